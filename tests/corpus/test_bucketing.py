@@ -1,0 +1,86 @@
+"""Properties of the epoch's plan, for any corpus."""
+
+from itertools import islice
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tformer_cli.corpus.bucketing import Bucketing, Position
+
+pair_lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=200)
+budgets = st.integers(1, 120)
+seeds = st.integers(0, 2**31)
+
+
+def bucketing(pairs, budget, seed=1, weights=None) -> Bucketing:
+    source, target = np.array(pairs).T
+    weights = np.ones(len(pairs)) if weights is None else np.array(weights)
+    return Bucketing(source, target, weights, budget, seed)
+
+
+@given(pair_lengths, budgets, seeds, st.integers(0, 5))
+def test_an_epoch_sees_every_example_once(pairs, budget, seed, epoch):
+    plan = bucketing(pairs, budget, seed).plan(epoch)
+    assert sorted(np.concatenate(plan)) == list(range(len(pairs)))
+
+
+@given(pair_lengths, budgets, seeds)
+def test_a_batch_stays_within_the_budget_on_both_sides(pairs, budget, seed):
+    for batch in bucketing(pairs, budget, seed).plan(0):
+        widest = max(max(pairs[i]) for i in batch)
+        assert len(batch) == 1 or len(batch) * widest <= budget
+
+
+@given(pair_lengths, budgets, seeds, st.integers(0, 5))
+def test_the_plan_is_a_function_of_seed_and_epoch(pairs, budget, seed, epoch):
+    once, again = (bucketing(pairs, budget, seed).plan(epoch) for _ in range(2))
+    assert [batch.tolist() for batch in once] == [batch.tolist() for batch in again]
+
+
+@given(pair_lengths, budgets, st.integers(0, 40))
+def test_going_on_from_a_position_continues_the_same_sequence(pairs, budget, done):
+    buckets = bucketing(pairs, budget)
+    unbroken = list(islice(buckets.batches_from(Position()), done + 10))
+    position = unbroken[done - 1][1] if done else Position()
+    resumed = list(islice(buckets.batches_from(position), 10))
+    for (batch, following), (expected, expected_following) in zip(
+        resumed, unbroken[done:], strict=True
+    ):
+        assert batch.tolist() == expected.tolist()
+        assert following == expected_following
+
+
+@given(st.lists(st.floats(0.1, 4.0), min_size=1, max_size=50), seeds)
+def test_a_weight_is_rounded_up_or_down_in_each_epoch(weights, seed):
+    pairs = [(3, 3)] * len(weights)
+    plan = bucketing(pairs, 12, seed, weights).plan(0) if sum(weights) >= len(weights) else []
+    times = np.bincount(np.concatenate(plan), minlength=len(weights)) if plan else None
+    for place, weight in enumerate(weights if plan else []):
+        assert times[place] in (np.floor(weight), np.ceil(weight))
+
+
+def test_weights_hold_on_average_over_epochs():
+    weights = [0.5, 1.0, 2.25]
+    buckets = bucketing([(3, 3)] * 3, 12, 1, weights)
+    times = sum(
+        np.bincount(np.concatenate(buckets.plan(epoch)), minlength=3) for epoch in range(2000)
+    )
+    np.testing.assert_allclose(times / 2000, weights, atol=0.05)
+
+
+def test_epochs_differ_in_order_and_company():
+    lengths = [(n % 7 + 1, n % 5 + 1) for n in range(200)]
+    buckets = bucketing(lengths, 40)
+    companies = [{frozenset(batch.tolist()) for batch in buckets.plan(epoch)} for epoch in (0, 1)]
+    assert len(companies[0] & companies[1]) < len(companies[0]) / 4
+
+
+def test_batches_hold_sentences_of_similar_length():
+    random = np.random.default_rng(0)
+    lengths = random.integers(1, 60, size=3000)
+    pairs = list(zip(lengths, np.maximum(1, lengths + random.integers(-3, 4, 3000)), strict=True))
+    plan = bucketing(pairs, 1000).plan(0)
+    real = sum(target for _, target in pairs)
+    padded = sum(len(batch) * max(pairs[i][1] for i in batch) for batch in plan)
+    assert real / padded > 0.9

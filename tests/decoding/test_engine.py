@@ -1,0 +1,112 @@
+"""The native engine with a small random model in float64."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tformer_cli.config.schema import BeamConfig, EncoderDecoderConfig, GreedyConfig
+from tformer_cli.decoding import engine as engine_room
+from tformer_cli.decoding.engine import NativeEngine, length_batches
+from tformer_cli.decoding.hypothesis import EMPTY
+from tformer_cli.decoding.processors import TokenRoles
+from tformer_cli.model.seq2seq import build_model
+
+V, START, END, SUPPRESSED = 31, 2, 3, (0, 1, 2, 4, 5)
+ROLES = TokenRoles(START, END, SUPPRESSED)
+SEARCHES = [GreedyConfig(max_length=12), BeamConfig(size=3, max_length=12)]
+
+
+def native_engine(seed: int = 11) -> NativeEngine:
+    config = EncoderDecoderConfig(
+        dim=12,
+        num_heads=3,
+        feedforward_dim=16,
+        num_encoder_layers=1,
+        num_decoder_layers=2,
+        tie="none",
+    )
+    model = build_model(config, source_size=V, target_size=V, seed=seed).double()
+    # Large matrices let sentences differ, and a long vector lets some end before the limit.
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            torch.nn.init.normal_(parameter)
+    model.output.weight.data[END] *= 2
+    return NativeEngine(model.eval(), ROLES, device=torch.device("cpu"), precision=torch.float32)
+
+
+def sentences(count: int = 9) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.randint(0, 9, (count,), generator=generator).tolist()
+    return [
+        [*torch.randint(6, V, (length,), generator=generator).tolist(), END] if length else []
+        for length in lengths
+    ]
+
+
+def greedy_without_cache(engine: NativeEngine, sentence: list[int], max_length: int) -> list[int]:
+    """Run the whole decoder again for every token."""
+    source = torch.tensor([sentence])
+    memory = engine.model.encode(source, torch.ones_like(source, dtype=torch.bool))
+    row = [START]
+    while len(row) <= max_length and row[-1] != END:
+        logits = engine.model.output(engine.model.decoder(torch.tensor([row]), memory))[0, -1]
+        logits[list(SUPPRESSED)] = -torch.inf
+        if len(row) == 1:
+            logits[END] = -torch.inf
+        row.append(int(logits.argmax()))
+    return row[1:-1] if row[-1] == END else row[1:]
+
+
+def test_greedy_with_cache_equals_greedy_without():
+    engine, inputs = native_engine(), [sentence for sentence in sentences(80) if sentence]
+    with torch.inference_mode():
+        expected = [greedy_without_cache(engine, sentence, 12) for sentence in inputs]
+    found = engine.translate(inputs, GreedyConfig(max_length=12))
+    assert [list(best.token_ids) for (best,) in found] == expected
+    assert len({len(row) for row in expected}) > 2, "a test in which no row ends early says little"
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])
+def test_the_size_of_batches_changes_nothing(search, monkeypatch):
+    engine, inputs = native_engine(), sentences(30)
+    expected = engine.translate(inputs, search)
+    for batch_tokens in (1, 20, 50):
+        monkeypatch.setattr(engine_room, "BATCH_TOKENS", batch_tokens)
+        found = engine.translate(inputs, search)
+        assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])
+def test_an_empty_sentence_gives_an_empty_hypothesis_in_its_place(search):
+    found = native_engine().translate([[7, END], [], [8, 9, END], []], search)
+    assert found[1] == found[3] == [EMPTY]
+    assert found[0][0].token_ids
+    assert found[2][0].token_ids
+
+
+def test_progress_counts_every_sentence_once():
+    counts: list[int] = []
+    inputs = sentences(25)
+    native_engine().translate(inputs, SEARCHES[0], on_done=counts.append)
+    assert sum(counts) == len(inputs)
+
+
+def test_nbest_is_sorted_and_has_no_suppressed_token():
+    found = native_engine().translate(sentences(), BeamConfig(size=4, max_length=9), nbest=4)
+    for hypotheses in found:
+        scores = [hypothesis.score for hypothesis in hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        assert len(hypotheses) == 4
+        for hypothesis in hypotheses:
+            assert not set(hypothesis.token_ids) & {*SUPPRESSED, END}
+
+
+@given(st.lists(st.integers(0, 40), max_size=50), st.integers(1, 8))
+def test_length_batches_hold_every_non_empty_sentence_once_within_the_budget(lengths, rows):
+    batches = list(length_batches(lengths, rows))
+    held = sorted(index for batch in batches for index in batch)
+    assert held == [index for index, length in enumerate(lengths) if length]
+    for batch in batches:
+        widest = max(lengths[index] for index in batch)
+        assert len(batch) == 1 or len(batch) * rows * widest <= engine_room.BATCH_TOKENS

@@ -1,0 +1,36 @@
+import pytest
+from decoding.tables import CPU, END, ROLES, START, TableStepper, next_log_probs, random_tables
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tformer_cli.config.schema import GreedyConfig
+from tformer_cli.decoding.greedy import greedy_search
+
+
+def by_hand(table, max_length):
+    """The greedy path of one sentence, one token after the other."""
+    row, total = [START], 0.0
+    while len(row) <= max_length and row[-1] != END:
+        log_probs = next_log_probs(table, row[-1], is_first=len(row) == 1)
+        best = max(range(len(log_probs)), key=log_probs.__getitem__)
+        total += log_probs[best]
+        row.append(best)
+    finished = row[-1] == END
+    return tuple(row[1:-1] if finished else row[1:]), total, finished
+
+
+@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 9))
+def test_greedy_takes_the_best_token_at_each_step(seed, sentences, max_length):
+    tables = random_tables(seed, sentences=sentences, vocab_size=6)
+    found = greedy_search(
+        TableStepper(tables),
+        [[number] for number in range(sentences)],
+        GreedyConfig(max_length=max_length),
+        ROLES,
+        CPU,
+    )
+    for hypothesis, table in zip(found, tables, strict=True):
+        ids, log_prob, finished = by_hand(table, max_length)
+        assert hypothesis.token_ids == ids
+        assert hypothesis.log_prob == pytest.approx(log_prob, rel=1e-5)
+        assert hypothesis.finished == finished

@@ -1,0 +1,105 @@
+"""The import ladder of CONTRIBUTING.md, and what importing costs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tformer_cli
+
+PACKAGE = Path(tformer_cli.__file__).parent
+
+# Each rung may import from itself and from the rungs above it.
+LADDER = [
+    ["errors", "version"],
+    ["config.schema", "device", "run_directory"],
+    ["config"],
+    ["text"],
+    ["model"],
+    ["corpus"],
+    ["decoding"],
+    ["checkpoint"],
+    ["decoding.translator"],
+    ["evaluation"],
+    ["training"],
+    ["__init__"],
+    ["cli", "__main__"],
+]
+# What a rung may not import although it stands below.
+APART = {
+    "text": ("model",),
+    "model": ("text", "config.load", "config.parse"),
+    "decoding": ("text", "corpus"),
+    "corpus": ("model",),
+    "checkpoint": ("corpus", "decoding"),
+}
+
+
+def modules() -> dict[str, Path]:
+    return {
+        ".".join(file.relative_to(PACKAGE).with_suffix("").parts): file
+        for file in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+def rung(module: str) -> tuple[int, str]:
+    """The longest name on the ladder that the module begins with."""
+    names = [
+        (len(name), number, name)
+        for number, rungs in enumerate(LADDER)
+        for name in rungs
+        if module == name or module.startswith(f"{name}.")
+    ]
+    assert names, f"{module} stands on no rung of the ladder"
+    _, number, name = max(names)
+    return number, name
+
+
+def imports(file: Path) -> list[str]:
+    """The modules of the package that a file imports, wherever in it."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inside = f"{node.module.replace('.', '/')}"
+            for alias in node.names:
+                is_module = (PACKAGE.parent / inside / f"{alias.name}.py").exists()
+                found.append(f"{node.module}.{alias.name}" if is_module else node.module)
+    prefix = "tformer_cli."
+    return [name.removeprefix(prefix) for name in found if name.startswith(prefix)]
+
+
+@pytest.mark.parametrize("module", modules())
+def test_modules_import_only_from_above(module):
+    if module == "__init__":
+        assert imports(PACKAGE / "__init__.py") == ["version"]
+        return
+    number, name = rung(module.removesuffix(".__init__"))
+    for imported in imports(modules()[module]):
+        above, other = rung(imported)
+        assert above <= number, f"{module} imports {imported}, which stands below it"
+        for forbidden in APART.get(name, ()):
+            assert not f"{imported}.".startswith(f"{forbidden}."), f"{module} imports {imported}"
+        assert other != "cli" or name in ("cli", "__main__")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import tformer_cli", "from tformer_cli.cli.app import app", "import tformer_cli.config.load"],
+)
+def test_light_imports_leave_torch_alone(statement):
+    heavy = ("torch", "sentencepiece", "sacrebleu", "numpy", "torchtext")
+    code = f"{statement}\nimport sys\nprint([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_public_names_are_sorted_and_all_there():
+    assert sorted(tformer_cli.__all__) == tformer_cli.__all__
+    for name in tformer_cli.__all__:
+        assert getattr(tformer_cli, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = tformer_cli.nothing

@@ -1,0 +1,45 @@
+import torch
+
+from tformer_cli.config.schema import AdamConfig, AdamWConfig, EncoderDecoderConfig
+from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.training.optim import build_optimizer, set_learning_rate
+
+
+def model(tie: str = "all") -> Seq2Seq:
+    config = EncoderDecoderConfig(
+        dim=12, num_heads=3, feedforward_dim=16, num_encoder_layers=1, num_decoder_layers=1, tie=tie
+    )
+    return build_model(config, source_size=20, target_size=20, seed=1)
+
+
+def test_only_matrices_of_linear_layers_are_decayed():
+    network = model()
+    optimizer = build_optimizer(AdamWConfig(weight_decay=0.25), network)
+    decays = {
+        id(parameter): group["weight_decay"]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    for name, parameter in network.named_parameters():
+        is_matrix = name.endswith(".weight") and "norm" not in name and "embeddings" not in name
+        assert decays.pop(id(parameter)) == (0.25 if is_matrix else 0.0), name
+    assert not decays
+
+
+def test_an_untied_output_is_decayed_as_a_matrix():
+    network = model(tie="none")
+    optimizer = build_optimizer(AdamWConfig(weight_decay=0.25), network)
+    decayed = {id(p) for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]}
+    assert id(network.output.weight) in decayed
+
+
+def test_first_adam_step_moves_each_weight_by_the_learning_rate():
+    network = model()
+    optimizer = build_optimizer(AdamConfig(epsilon=1e-12), network)
+    set_learning_rate(optimizer, 0.125)
+    before = [parameter.detach().clone() for parameter in network.parameters()]
+    for parameter in network.parameters():
+        parameter.grad = torch.where(torch.rand_like(parameter) < 0.5, 1.0, -1.0) * 0.7
+    optimizer.step()
+    for parameter, old in zip(network.parameters(), before, strict=True):
+        torch.testing.assert_close(parameter.detach(), old - 0.125 * parameter.grad.sign())

@@ -1,0 +1,1 @@
+"""The command line: one file a command, each parsing, calling one library function, printing."""

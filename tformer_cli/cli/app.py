@@ -1,0 +1,59 @@
+"""The `tformer` command and its sub-commands."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from tformer_cli.cli import config as config_command
+from tformer_cli.cli.eval import evaluate
+from tformer_cli.cli.train import train
+from tformer_cli.cli.translate import translate
+from tformer_cli.cli.vocab import vocab
+from tformer_cli.errors import TformerError
+from tformer_cli.version import __version__
+
+app = typer.Typer(
+    name="tformer",
+    help="Train and run Transformer translation models from a YAML file.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+)
+app.command("train")(train)
+app.command("translate")(translate)
+app.command("eval")(evaluate)
+app.command("vocab")(vocab)
+app.add_typer(config_command.app, name="config")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tformer {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Train and run Transformer translation models from a YAML file.
+
+    Example: tformer train configs/demo.yaml && tformer eval --bleu
+    """
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line on stderr and an exit code."""
+    try:
+        app()
+    except TformerError as error:
+        if "--debug" in sys.argv:
+            raise
+        typer.echo(str(error), err=True)
+        sys.exit(error.exit_code)

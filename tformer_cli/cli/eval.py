@@ -1,0 +1,145 @@
+"""`tformer eval`."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tformer_cli.cli.options import (
+    BeamOption,
+    CheckpointOption,
+    DeviceOption,
+    LengthPenaltyOption,
+    PrecisionOption,
+    RunArgument,
+    chosen_decoding,
+    chosen_run,
+)
+from tformer_cli.config.schema import Config, ParallelText
+from tformer_cli.errors import UsageError
+
+
+def evaluate(
+    run: RunArgument = None,
+    bleu: Annotated[bool, typer.Option("--bleu", help="BLEU; the default.")] = False,
+    chrf: Annotated[bool, typer.Option("--chrf", help="chrF.")] = False,
+    ter: Annotated[bool, typer.Option("--ter", help="Translation edit rate.")] = False,
+    split: Annotated[
+        str | None,
+        typer.Option(help="valid, test (all test sets), or the name of one. Default: test."),
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="Another text to translate, with --reference.")
+    ] = None,
+    reference: Annotated[Path | None, typer.Option(help="Its references.")] = None,
+    beam: BeamOption = None,
+    length_penalty: LengthPenaltyOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    checkpoint: CheckpointOption = "best",
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "float32",
+) -> None:
+    """Translate a test set and score it against its raw references, by sacrebleu.
+
+    The translations stay in the run folder under eval/, and the command line by which sacrebleu
+    itself gives the same numbers is printed with them.
+
+    Examples:
+      tformer eval --bleu
+      tformer eval runs/demo --bleu --chrf --split valid --json
+    """
+    run_directory = chosen_run(run)
+
+    from tqdm import tqdm
+
+    from tformer_cli.checkpoint import load_trained_model
+    from tformer_cli.decoding.translator import Translator
+    from tformer_cli.device import resolve_device, resolve_precision
+    from tformer_cli.evaluation import evaluate as evaluation_room
+    from tformer_cli.evaluation.metrics import MetricName, build_metric
+
+    trained = load_trained_model(run_directory, checkpoint)
+    config = trained.config
+    texts = _chosen_texts(config, split, source, reference)
+    names: list[MetricName] = []
+    for name, wanted in (("bleu", bleu or not (chrf or ter)), ("chrf", chrf), ("ter", ter)):
+        if wanted:
+            names.append(name)  # type: ignore[arg-type]
+    metrics = [build_metric(name, config.evaluation, config.data.target_language) for name in names]
+    place = resolve_device(device)
+    number_format = resolve_precision(precision, place)
+    translator = Translator.of_model(
+        trained.model, trained.tokenizers, config, place, number_format
+    )
+    decoding = chosen_decoding(config.decoding, beam, length_penalty)
+    results = {}
+    for name, text in texts.items():
+        with tqdm(unit="line", disable=not sys.stderr.isatty(), leave=False) as bar:
+            evaluation = evaluation_room.evaluate(
+                trained.model,
+                translator,
+                text,
+                metrics,
+                decoding=decoding,
+                device=place,
+                precision=number_format,
+                on_done=bar.update,
+            )
+        hypothesis_file = evaluation_room.save_evaluation(evaluation, run_directory.eval, name)
+        commands = [
+            evaluation_room.sacrebleu_command(metric, text.target, hypothesis_file)
+            for metric in metrics
+        ]
+        results[name] = {
+            **evaluation_room.as_json(evaluation),
+            "hypotheses": str(hypothesis_file),
+            "sacrebleu": commands,
+        }
+        if not as_json:
+            typer.echo(f"{name}: {len(evaluation.hypotheses)} sentences, step {trained.step}")
+            for score in evaluation.scores:
+                typer.echo(str(score))
+            likelihood = evaluation.likelihood
+            typer.echo(
+                f"references: loss {likelihood.loss:.4f}, perplexity {likelihood.perplexity:.3f}, "
+                f"token accuracy {likelihood.accuracy:.2%}"
+            )
+            typer.echo(f"translations: {hypothesis_file}")
+            for command in commands:
+                typer.echo(f"the same by: {command}")
+    if as_json:
+        typer.echo(json.dumps(results, indent=2, ensure_ascii=False))
+
+
+def _chosen_texts(
+    config: Config, split: str | None, source: Path | None, reference: Path | None
+) -> dict[str, ParallelText]:
+    """Return the texts to evaluate, by name.
+
+    Raises:
+        UsageError: the options contradict each other, or there is no such split.
+    """
+    if (source is None) != (reference is None):
+        missing = "--reference" if reference is None else "--source"
+        raise UsageError(missing, "--source and --reference go together", remedy=f"add {missing}")
+    if source is not None and reference is not None:
+        if split is not None:
+            raise UsageError(
+                "--split", "contradicts --source", got=split, remedy="leave one of them out"
+            )
+        return {source.name: ParallelText(source=source, target=reference)}
+    if split == "valid":
+        return {"valid": config.data.valid}
+    if split in config.data.test:
+        return {split: config.data.test[split]}
+    if split in (None, "test") and config.data.test:
+        return dict(config.data.test)
+    there = ", ".join(["valid", *config.data.test])
+    raise UsageError(
+        "--split",
+        "the config has no such split" if split else "the config has no test set",
+        got=split,
+        remedy=f"choose from: {there}",
+    )

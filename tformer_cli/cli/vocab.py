@@ -1,0 +1,117 @@
+"""`tformer vocab`."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tformer_cli.cli.options import SetOption
+from tformer_cli.config.load import load_config
+from tformer_cli.errors import UsageError
+from tformer_cli.run_directory import RunDirectory, run_of_config
+
+if TYPE_CHECKING:
+    from tformer_cli.corpus.vocabulary_report import VocabularyReport
+
+
+def vocab(
+    config: Annotated[Path, typer.Argument(help="A YAML file, such as configs/demo.yaml.")],
+    run: Annotated[
+        Path | None,
+        typer.Option(help="The run folder. Default: runs/NAME for NAME.yaml.", show_default=False),
+    ] = None,
+    settings: SetOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a vocabulary that is there already.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Build the vocabulary of a run and show how well it fits the training and validation text.
+
+    `tformer train` builds it too when it is missing; this command is for looking first.
+
+    Example: tformer vocab configs/demo.yaml --set tokenizer.vocab_size=4000 --force
+    """
+    parsed = load_config(config, settings or [])
+    run_directory = run_of_config(config, run)
+    _check_replaceable(run_directory, force=force)
+
+    # torch takes a second to import: only those who build wait for it.
+    from tformer_cli.corpus.pipeline import training_pairs
+    from tformer_cli.corpus.reader import read_pairs
+    from tformer_cli.corpus.vocabulary_report import report_sides
+    from tformer_cli.text.tokenizer import build_tokenizers
+
+    data = parsed.data
+    tokenizers = build_tokenizers(parsed.tokenizer, lambda: training_pairs(data), parsed.seed)
+    tokenizers.save(run_directory.tokenizer)
+    reports = {
+        "train": report_sides(tokenizers, lambda: training_pairs(data)),
+        "valid": report_sides(tokenizers, lambda: read_pairs(data.valid.source, data.valid.target)),
+    }
+    if as_json:
+        content = {
+            text: {side: dataclasses.asdict(report) for side, report in sides.items()}
+            for text, sides in reports.items()
+        }
+        typer.echo(json.dumps({"tokenizer": str(run_directory.tokenizer), **content}, indent=2))
+        return
+    languages = {"source": data.source_language, "target": data.target_language}
+    columns = {
+        f"{text} {languages[side]}": report
+        for text, sides in reports.items()
+        for side, report in sides.items()
+    }
+    typer.echo(_table(columns))
+    typer.echo(f"vocabulary: {run_directory.tokenizer}")
+
+
+def _check_replaceable(run: RunDirectory, *, force: bool) -> None:
+    """Refuse to take away a vocabulary that somebody may need.
+
+    Raises:
+        UsageError: there is one, and no leave to replace it, or a model that goes with it.
+    """
+    if not run.tokenizer.exists():
+        return
+    if run.pointed("last") is not None:
+        raise UsageError(
+            str(run.tokenizer),
+            "belongs to the model that this run has trained",
+            remedy="name another folder with --run",
+        )
+    if not force:
+        raise UsageError(
+            str(run.tokenizer),
+            "is there already",
+            remedy="add --force to replace it, or name another folder with --run",
+        )
+
+
+def _table(reports: dict[str, "VocabularyReport"]) -> str:
+    """Return one column a report, numbers flush right."""
+    columns = [_cells(report) for report in reports.values()]
+    rows = [["", *reports]]
+    rows += [[label, *(cells[label] for cells in columns)] for label in columns[0]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    )
+
+
+def _cells(report: "VocabularyReport") -> dict[str, str]:
+    return {
+        "vocabulary size": f"{report.vocabulary_size:,}",
+        "sentences": f"{report.num_sentences:,}",
+        "tokens": f"{report.num_tokens:,}",
+        "characters covered": f"{report.coverage:.3%}",
+        "unknown tokens": f"{report.unknown_rate:.3%}",
+        "byte tokens": f"{report.byte_rate:.3%}",
+        "tokens per sentence": f"{report.mean_tokens:.1f}",
+        "  median": f"{report.median_tokens:,}",
+        "  99th percentile": f"{report.p99_tokens:,}",
+        "  longest": f"{report.max_tokens:,}",
+        "characters per token": f"{report.characters_per_token:.2f}",
+    }

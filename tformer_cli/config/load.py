@@ -1,0 +1,193 @@
+"""Reading a configuration from its file and from `--set` overrides, and writing it in full."""
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from tformer_cli.config.parse import OVERRIDE, compose, parse_config
+from tformer_cli.config.schema import Config, DataConfig, ParallelText
+from tformer_cli.errors import ConfigError, Problem
+
+_Text = TypeVar("_Text", bound=ParallelText)
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a configuration.
+
+    Paths in the file are relative to `data.root`, and that to the folder of the file; paths in an
+    override are relative to the current folder. In the configuration they are all absolute.
+
+    Args:
+        path: a YAML file.
+        overrides: `training.max_steps=100`: a key path and its value in YAML. An item of a list
+            goes by its number from 0 (`data.train.0.weight=2`).
+
+    Raises:
+        ConfigError: everything that is wrong with the file and the overrides.
+    """
+    root = compose(_read(path), str(path))
+    if root is None:
+        raise ConfigError([Problem(str(path), "must be a mapping (key: value)", "an empty file")])
+    problems: list[Problem] = []
+    for override in overrides:
+        try:
+            root = _overridden(root, override)
+        except ConfigError as error:
+            problems.extend(error.problems)
+    try:
+        config = parse_config(root, str(path))
+    except ConfigError as error:
+        raise ConfigError([*error.problems, *problems]) from None
+    if problems:
+        raise ConfigError(problems)
+    return dataclasses.replace(config, data=_with_absolute_paths(config.data, path.parent))
+
+
+def dump_config(config: Config) -> str:
+    """Return the configuration as YAML with every default written out, in the schema's order."""
+    return yaml.dump(
+        as_plain(config),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=float("inf"),
+    )
+
+
+def as_plain(value: object) -> Any:
+    """Return a configuration as dicts, lists and scalars, for YAML or JSON."""
+    if dataclasses.is_dataclass(value):
+        return {
+            part.name: as_plain(getattr(value, part.name)) for part in dataclasses.fields(value)
+        }
+    if isinstance(value, dict):
+        return {key: as_plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [as_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def data_files(data: DataConfig) -> Iterator[tuple[str, Path]]:
+    """Yield the key path of every text file, and the file."""
+    texts: dict[str, ParallelText] = {
+        **{f"data.train.{index}": text for index, text in enumerate(data.train)},
+        "data.valid": data.valid,
+        **{f"data.test.{name}": text for name, text in data.test.items()},
+    }
+    for key, text in texts.items():
+        yield f"{key}.source", text.source
+        yield f"{key}.target", text.target
+
+
+def check_data_files(data: DataConfig) -> None:
+    """Make sure that every text file is there.
+
+    Raises:
+        ConfigError: some are not; all of those.
+    """
+    missing = [
+        Problem(key, "no such file", str(path))
+        for key, path in data_files(data)
+        if not path.is_file()
+    ]
+    if missing:
+        raise ConfigError(missing)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Mappings in block style, lists of scalars on one line, no anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _represent_list(dumper: _Dumper, items: list[object]) -> yaml.Node:
+    inline = not any(isinstance(item, dict | list) for item in items)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=inline)
+
+
+_Dumper.add_representer(list, _represent_list)
+
+
+def _read(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError([Problem(str(path), "no such file")]) from None
+    except OSError as error:
+        raise ConfigError([Problem(str(path), f"cannot be read: {error.strerror}")]) from None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        got = f"byte 0x{data[error.start]:02X}"
+        raise ConfigError([Problem(f"{path}:{line}", "is not UTF-8", got)]) from None
+
+
+def _overridden(root: yaml.Node, override: str) -> yaml.Node:
+    """Return the tree with one key changed.
+
+    Raises:
+        ConfigError: the override is not KEY=VALUE, or its key is not there.
+    """
+    key, equals, text = override.partition("=")
+    name = f"{OVERRIDE}{key}"
+    if not equals or not all(key.split(".")):
+        raise ConfigError([Problem(name, "must be KEY=VALUE", override)])
+    value = compose(text or "null", name)
+    if value is None:
+        raise ConfigError([Problem(name, "has no value", text)])
+    return _with_value(root, key.split("."), value)
+
+
+def _with_value(node: yaml.Node | None, keys: Sequence[str], value: yaml.Node) -> yaml.Node:
+    """Return `node` with another value at the end of a key path, making mappings on the way.
+
+    Nodes are copied, not changed: an alias may share them with another key.
+    """
+    if not keys:
+        return value
+    key, *rest = keys
+    mark = value.start_mark
+    if isinstance(node, yaml.SequenceNode):
+        items = list(node.value)
+        if not key.isdecimal() or int(key) >= len(items):
+            what = f"{key} is no item of a list of {len(items)}; they are numbered from 0"
+            raise ConfigError([Problem(mark.name, what)])
+        items[int(key)] = _with_value(items[int(key)], rest, value)
+        return yaml.SequenceNode(node.tag, items, node.start_mark, node.end_mark)
+    is_mapping = isinstance(node, yaml.MappingNode)
+    entries = list(node.value) if node is not None and is_mapping else []
+    index = next((i for i, (name, _) in enumerate(entries) if name.value == key), len(entries))
+    written, old = entries[index] if index < len(entries) else (None, None)
+    if written is None or not rest:
+        written = yaml.ScalarNode("tag:yaml.org,2002:str", key, mark)
+    entries[index : index + 1] = [(written, _with_value(old, rest, value))]
+    tag = node.tag if node is not None and is_mapping else "tag:yaml.org,2002:map"
+    return yaml.MappingNode(tag, entries, mark)
+
+
+def _with_absolute_paths(data: DataConfig, folder: Path) -> DataConfig:
+    root = None if data.root is None else _absolute(folder, data.root)
+    base = folder if root is None else root
+
+    def resolved(text: _Text) -> _Text:
+        source, target = _absolute(base, text.source), _absolute(base, text.target)
+        return dataclasses.replace(text, source=source, target=target)
+
+    return dataclasses.replace(
+        data,
+        root=root,
+        train=tuple(resolved(text) for text in data.train),
+        valid=resolved(data.valid),
+        test={name: resolved(text) for name, text in data.test.items()},
+    )
+
+
+def _absolute(folder: Path, path: Path) -> Path:
+    """Return the path without `..`, links left as they are: their names mean something."""
+    return Path(os.path.abspath(folder / path))

@@ -1,0 +1,118 @@
+"""From text files to stores of token ids, and from stores to batches."""
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from tformer_cli.config.schema import DataConfig, ParallelText
+from tformer_cli.corpus.batch import Batch, collate
+from tformer_cli.corpus.bucketing import Bucketing, Position
+from tformer_cli.corpus.filters import FilterReport, PairFilter
+from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.corpus.store import TokenStore, build_store
+from tformer_cli.errors import DataError
+from tformer_cli.text.tokenizer import Tokenizers
+
+# Lines handed to the tokenizers at once.
+CHUNK_LINES = 4096
+
+
+def training_pairs(data: DataConfig) -> Iterator[tuple[str, str]]:
+    """Yield all training pairs as text, corpus after corpus."""
+    for text in data.train:
+        yield from read_pairs(text.source, text.target)
+
+
+def training_store(data: DataConfig, tokenizers: Tokenizers) -> tuple[TokenStore, FilterReport]:
+    """Encode and filter the training text.
+
+    Returns:
+        The pairs that were kept, and how many were dropped for which reason.
+
+    Raises:
+        DataError: a file cannot be read, or no pair is left.
+    """
+    keeps = PairFilter(data.filters)
+    report = keeps.report
+
+    def kept() -> Iterator[tuple[list[int], list[int], float]]:
+        for text in data.train:
+            for lines, source, target in _encoded(text, tokenizers):
+                if keeps(source, target, *lines):
+                    yield source, target, text.weight
+
+    store = build_store(kept())
+    if len(store) == 0:
+        files = ", ".join(str(text.source) for text in data.train)
+        raise DataError(
+            "data.train",
+            "no lines" if report.seen == 0 else "no pair is left after the filters",
+            got=files if report.seen == 0 else str(report),
+            remedy="name files with text" if report.seen == 0 else "loosen data.filters",
+        )
+    return store, report
+
+
+def evaluation_store(text: ParallelText, tokenizers: Tokenizers) -> TokenStore:
+    """Encode every pair of a text; none is filtered, so pair i is line i.
+
+    Raises:
+        DataError: a file cannot be read, or there are no lines.
+    """
+    store = build_store((source, target, 1.0) for _, source, target in _encoded(text, tokenizers))
+    if len(store) == 0:
+        raise DataError(str(text.source), "no lines", remedy="name a file with text")
+    return store
+
+
+def training_groups(
+    store: TokenStore, *, batch_tokens: int, accumulate: int, seed: int, position: Position
+) -> Iterator[tuple[list[Batch], Position]]:
+    """Yield the batch of each optimiser step for ever, cut into micro-batches by rows.
+
+    Args:
+        store: the examples.
+        batch_tokens: padded tokens of one optimiser step on either side.
+        accumulate: micro-batches a batch is cut into, where it has that many rows.
+        seed: decides the order with the epoch.
+        position: the first batch.
+
+    Yields:
+        The micro-batches of a step, and the position that follows it.
+    """
+    for indices, following in _bucketing(store, batch_tokens, seed).batches_from(position):
+        parts = np.array_split(indices, min(accumulate, len(indices)))
+        yield [collate([store[int(i)] for i in part]) for part in parts], following
+
+
+def batches_in_order(store: TokenStore, *, batch_tokens: int) -> Iterator[Batch]:
+    """Yield every example once, in batches of similar length."""
+    for indices in _bucketing(store, batch_tokens, seed=0).plan(epoch=0):
+        yield collate([store[int(i)] for i in indices])
+
+
+def batches_per_epoch(store: TokenStore, *, batch_tokens: int, seed: int) -> int:
+    """Count the optimiser steps of the first epoch; later ones differ by a few."""
+    return len(_bucketing(store, batch_tokens, seed).plan(epoch=0))
+
+
+def _bucketing(store: TokenStore, batch_tokens: int, seed: int) -> Bucketing:
+    return Bucketing(
+        source_lengths=store.source_lengths + 1,  # </s>
+        target_lengths=store.target_lengths + 1,  # <s> going in, </s> coming out
+        weights=store.weights,
+        batch_tokens=batch_tokens,
+        seed=seed,
+    )
+
+
+def _encoded(
+    text: ParallelText, tokenizers: Tokenizers
+) -> Iterator[tuple[tuple[str, str], list[int], list[int]]]:
+    """Yield each pair as text and as ids."""
+    pairs = read_pairs(text.source, text.target)
+    while chunk := list(itertools.islice(pairs, CHUNK_LINES)):
+        sources = tokenizers.source.encode_batch([source for source, _ in chunk])
+        targets = tokenizers.target.encode_batch([target for _, target in chunk])
+        yield from zip(chunk, sources, targets, strict=True)

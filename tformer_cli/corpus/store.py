@@ -1,0 +1,82 @@
+"""All pairs of a corpus as token ids, in flat arrays rather than objects."""
+
+import hashlib
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tformer_cli.corpus.batch import Example
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStore:
+    """Token ids of n pairs, side by side in two flat arrays.
+
+    Attributes:
+        source_ids: all source tokens, one pair after the other.
+        source_offsets: (n + 1,) pair i is source_ids[source_offsets[i] : source_offsets[i + 1]].
+        target_ids: likewise.
+        target_offsets: likewise.
+        weights: (n,) how many times an epoch sees each pair.
+    """
+
+    source_ids: np.ndarray
+    source_offsets: np.ndarray
+    target_ids: np.ndarray
+    target_offsets: np.ndarray
+    weights: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def __getitem__(self, index: int) -> Example:
+        return Example(
+            index=index,
+            source=self.source_ids[self.source_offsets[index] : self.source_offsets[index + 1]],
+            target=self.target_ids[self.target_offsets[index] : self.target_offsets[index + 1]],
+        )
+
+    @property
+    def source_lengths(self) -> np.ndarray:
+        """(n,) tokens of each source."""
+        return np.diff(self.source_offsets)
+
+    @property
+    def target_lengths(self) -> np.ndarray:
+        """(n,) tokens of each target."""
+        return np.diff(self.target_offsets)
+
+    def fingerprint(self) -> str:
+        """Return a hash of everything that training sees of these pairs."""
+        digest = hashlib.sha256()
+        for part in (
+            self.source_ids,
+            self.source_offsets,
+            self.target_ids,
+            self.target_offsets,
+            self.weights,
+        ):
+            digest.update(part.tobytes())
+        return digest.hexdigest()
+
+
+def build_store(pairs: Iterable[tuple[list[int], list[int], float]]) -> TokenStore:
+    """Gather (source ids, target ids, weight) triples, in their order."""
+    source_ids, target_ids = array("I"), array("I")
+    source_offsets, target_offsets = array("q", [0]), array("q", [0])
+    weights = array("d")
+    for source, target, weight in pairs:
+        source_ids.extend(source)
+        target_ids.extend(target)
+        source_offsets.append(len(source_ids))
+        target_offsets.append(len(target_ids))
+        weights.append(weight)
+    return TokenStore(
+        source_ids=np.asarray(source_ids, dtype=np.uint32),
+        source_offsets=np.asarray(source_offsets, dtype=np.int64),
+        target_ids=np.asarray(target_ids, dtype=np.uint32),
+        target_offsets=np.asarray(target_offsets, dtype=np.int64),
+        weights=np.asarray(weights, dtype=np.float64),
+    )

@@ -1,0 +1,116 @@
+"""How well a vocabulary fits a text."""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+
+import numpy as np
+
+from tformer_cli.text.tokenizer import Pairs, Tokenizer, Tokenizers
+from tformer_cli.text.vocabulary import UNK_ID
+
+# Lines handed to the tokenizer at once.
+CHUNK_LINES = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VocabularyReport:
+    """What a tokenizer makes of one side of a text.
+
+    Attributes:
+        vocabulary_size: number of ids, special ones included.
+        num_sentences: lines of the text.
+        num_tokens: tokens of the text, special ones not counted.
+        coverage: share of the text's characters, blanks aside, that lie in tokens of the
+            vocabulary: neither in unknown tokens, nor spelled as bytes, nor dropped.
+        unknown_rate: share of the tokens that are unknown.
+        byte_rate: share of the tokens that are single bytes.
+        mean_tokens: tokens of a sentence, on average.
+        median_tokens: half of the sentences have no more.
+        p99_tokens: 99 of 100 sentences have no more.
+        max_tokens: the longest sentence has these.
+        characters_per_token: characters of the text, blanks included, per token.
+    """
+
+    vocabulary_size: int
+    num_sentences: int
+    num_tokens: int
+    coverage: float
+    unknown_rate: float
+    byte_rate: float
+    mean_tokens: float
+    median_tokens: int
+    p99_tokens: int
+    max_tokens: int
+    characters_per_token: float
+
+
+def report_vocabulary(tokenizer: Tokenizer, lines: Iterable[str]) -> VocabularyReport:
+    """Encode a text, and count.
+
+    An empty text is covered: its coverage is 1, its other rates are 0.
+    """
+    counts = np.zeros(tokenizer.size, dtype=np.int64)
+    lengths = array("q")
+    num_characters, num_visible = 0, 0
+    for chunk in _chunks(lines):
+        for text in map(tokenizer.normalizer, chunk):
+            num_characters += len(text)
+            num_visible += _visible(text)
+        rows = tokenizer.encode_batch(chunk)
+        lengths.extend(map(len, rows))
+        ids = np.fromiter(chain.from_iterable(rows), dtype=np.int64)
+        counts += np.bincount(ids, minlength=tokenizer.size)
+    num_tokens = int(counts.sum())
+    covered = sum(
+        int(counts[i]) * _visible(tokenizer.decode([i]))
+        for i in map(int, np.flatnonzero(counts))
+        if i not in tokenizer.byte_ids
+    )
+    return VocabularyReport(
+        vocabulary_size=tokenizer.size,
+        num_sentences=len(lengths),
+        num_tokens=num_tokens,
+        coverage=covered / num_visible if num_visible else 1.0,
+        unknown_rate=_share(int(counts[UNK_ID]), num_tokens),
+        byte_rate=_share(int(counts[list(tokenizer.byte_ids)].sum()), num_tokens),
+        mean_tokens=_share(num_tokens, len(lengths)),
+        median_tokens=_quantile(lengths, 0.5),
+        p99_tokens=_quantile(lengths, 0.99),
+        max_tokens=max(lengths, default=0),
+        characters_per_token=_share(num_characters, num_tokens),
+    )
+
+
+def report_sides(tokenizers: Tokenizers, pairs: Pairs) -> dict[str, VocabularyReport]:
+    """Report on both sides of a parallel text, as `source` and `target`.
+
+    Args:
+        tokenizers: of both sides.
+        pairs: returns the (source, target) lines from their beginning; called twice.
+    """
+    return {
+        "source": report_vocabulary(tokenizers.source, (source for source, _ in pairs())),
+        "target": report_vocabulary(tokenizers.target, (target for _, target in pairs())),
+    }
+
+
+def _chunks(lines: Iterable[str]) -> Iterator[list[str]]:
+    remaining = iter(lines)
+    while chunk := list(islice(remaining, CHUNK_LINES)):
+        yield chunk
+
+
+def _visible(text: str) -> int:
+    """Count the characters that are no white space."""
+    return sum(map(len, text.split()))
+
+
+def _quantile(lengths: Sequence[int], share: float) -> int:
+    """Return the smallest length that this share of all lengths does not exceed."""
+    return int(np.quantile(lengths, share, method="inverted_cdf")) if lengths else 0
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

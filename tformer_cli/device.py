@@ -1,0 +1,94 @@
+"""Where and how precisely to compute, and where randomness comes from."""
+
+import contextlib
+import ctypes
+import hashlib
+import sys
+
+import torch
+
+from tformer_cli.errors import DeviceError
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device called `name`: auto, cpu, cuda, cuda:N or mps.
+
+    `auto` is the first CUDA device, else Apple's GPU, else the CPU.
+
+    Raises:
+        DeviceError: this machine or this build of torch does not have it.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        if torch.backends.mps.is_available():
+            return torch.device("mps")
+        return torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise DeviceError(
+            "--device", "no device has this name", got=name, remedy="use auto, cpu, cuda or mps"
+        ) from None
+    is_there = (
+        device.type == "cpu"
+        or (device.type == "cuda" and (device.index or 0) < torch.cuda.device_count())
+        or (device.type == "mps" and torch.backends.mps.is_available())
+    )
+    if not is_there:
+        raise DeviceError(
+            "--device",
+            "this machine, or this build of torch, does not have it",
+            got=name,
+            remedy="use --device auto",
+        )
+    return device
+
+
+def resolve_precision(name: str, device: torch.device) -> torch.dtype:
+    """Return the number format of matrix products for `training.precision`.
+
+    Raises:
+        DeviceError: bfloat16 was asked for and this GPU does not have it.
+    """
+    has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+    if name == "auto":
+        # CPUs with native bfloat16 gain from it on wide models only; there it is asked for.
+        return torch.bfloat16 if device.type == "cuda" and has_bfloat16 else torch.float32
+    if name == "bfloat16" and not has_bfloat16:
+        raise DeviceError(
+            "training.precision",
+            "this GPU has no bfloat16",
+            got=torch.cuda.get_device_name(device),
+            remedy="write precision: auto",
+        )
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which matrix products are computed in `dtype`."""
+    if dtype == torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype)
+
+
+def derive_seed(*parts: int | str) -> int:
+    """Return a 63-bit seed that is a function of `parts` and of nothing else."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep the memory that tensors give back, for the next ones.
+
+    By default glibc returns every large buffer to the system when it is freed, and the next step
+    pays for fresh pages again: a fifth of the time of a small model's training step.
+    """
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        return
+    trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
+    libc.mallopt(mmap_max, 0)
+    libc.mallopt(trim_threshold, ctypes.c_int(2**31 - 1))

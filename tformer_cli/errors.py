@@ -1,0 +1,93 @@
+"""The errors a user can meet, and the shape of their messages.
+
+    TformerError
+    ├── ConfigError       a YAML file or a --set override (several problems in one error)
+    ├── DataError         a text file: missing, not UTF-8, unequal line counts, nothing left
+    ├── CheckpointError   a run folder or a checkpoint that cannot be used
+    ├── DeviceError       a device or precision that is not there
+    ├── UsageError        a command line that contradicts itself
+    ├── TrainingError     a training that cannot go on
+    └── Interrupted       a signal; what was done so far is saved
+
+Every message reads `where: what; got ...; remedy`. The command line prints it without a
+traceback and exits with the error's `exit_code`. Inside the library a programmer's mistake raises
+ValueError instead, and a broken invariant is an assert.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        where: a file and line, a key path, a command: what the user has to look at.
+        what: the rule that was broken.
+        got: the offending value as text, or None where it says nothing.
+        remedy: what to do now, or None where the rule says it already.
+    """
+
+    where: str
+    what: str
+    got: str | None = None
+    remedy: str | None = None
+
+    def __str__(self) -> str:
+        parts = [f"{self.where}: {self.what}"]
+        if self.got is not None:
+            parts.append(f"got {self.got}")
+        if self.remedy is not None:
+            parts.append(self.remedy)
+        return "; ".join(parts)
+
+
+class TformerError(Exception):
+    """A mistake that the user can mend; the root of the tree above."""
+
+    exit_code = 2
+
+    def __init__(
+        self, where: str, what: str, *, got: str | None = None, remedy: str | None = None
+    ) -> None:
+        self.problems: tuple[Problem, ...] = (Problem(where, what, got, remedy),)
+        super().__init__(str(self.problems[0]))
+
+
+class ConfigError(TformerError):
+    """Everything that is wrong with a configuration, one line a problem."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        first = problems[0]
+        super().__init__(first.where, first.what, got=first.got, remedy=first.remedy)
+        self.problems = tuple(problems)
+        self.args = ("\n".join(map(str, problems)),)
+
+
+class DataError(TformerError):
+    """Text that cannot be read as the parallel lines it should be."""
+
+
+class CheckpointError(TformerError):
+    """A run folder or checkpoint that is missing, broken or of another kind."""
+
+
+class DeviceError(TformerError):
+    """A device or a precision that this machine does not offer."""
+
+
+class UsageError(TformerError):
+    """Command-line arguments that contradict each other or name nothing."""
+
+
+class TrainingError(TformerError):
+    """A training that cannot go on: it diverged, or the machine gave out."""
+
+
+class Interrupted(TformerError):
+    """The user or the system asked the program to stop; it saved its work and did."""
+
+    def __init__(self, where: str, what: str, *, signal: int, remedy: str) -> None:
+        super().__init__(where, what, remedy=remedy)
+        self.exit_code = 128 + signal

@@ -1,0 +1,102 @@
+"""Translate a text and score it: the one road to every number, in training and in `eval`."""
+
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from tformer_cli.config.schema import DecodingConfig, ParallelText
+from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
+from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.decoding.translator import Translator
+from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
+from tformer_cli.evaluation.metrics import Metric, Score
+from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.run_directory import write_text
+
+LIKELIHOOD_BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What came of evaluating a model on a text.
+
+    Attributes:
+        scores: one for each metric asked for.
+        likelihood: of the references.
+        hypotheses: the translations, line by line.
+    """
+
+    scores: tuple[Score, ...]
+    likelihood: Likelihood
+    hypotheses: tuple[str, ...]
+
+
+def evaluate(
+    model: Seq2Seq,
+    translator: Translator,
+    text: ParallelText,
+    metrics: Sequence[Metric],
+    *,
+    decoding: DecodingConfig | None = None,
+    device: torch.device,
+    precision: torch.dtype = torch.float32,
+    on_done: Callable[[int], object] = lambda count: None,
+) -> Evaluation:
+    """Translate the source of a text, and compare with its target as it stands in the file.
+
+    Args:
+        model: gives the likelihood of the references.
+        translator: over the same model.
+        text: source and references.
+        metrics: what to score by.
+        decoding: the search; the run's own where it is None.
+        device: where the model is.
+        precision: of the likelihood; the translator has its own.
+        on_done: called with the number of lines whenever some are translated.
+
+    Raises:
+        DataError: a file cannot be read, the line counts differ, or there are no lines.
+    """
+    store = evaluation_store(text, translator.tokenizers)
+    likelihood = reference_likelihood(
+        model,
+        batches_in_order(store, batch_tokens=LIKELIHOOD_BATCH_TOKENS),
+        device=device,
+        precision=precision,
+    )
+    sources, references = zip(*read_pairs(text.source, text.target), strict=True)
+    translations = translator.nbest(sources, 1, decoding=decoding, on_done=on_done)
+    hypotheses = tuple(best.text for best, *_ in translations)
+    scores = tuple(metric.score(hypotheses, references) for metric in metrics)
+    return Evaluation(scores, likelihood, hypotheses)
+
+
+def save_evaluation(evaluation: Evaluation, folder: Path, name: str) -> Path:
+    """Write NAME.hyp.txt and NAME.json into a folder; return the path of the translations."""
+    hypothesis_file = folder / f"{name}.hyp.txt"
+    write_text(hypothesis_file, "".join(f"{line}\n" for line in evaluation.hypotheses))
+    write_text(folder / f"{name}.json", json.dumps(as_json(evaluation), indent=2) + "\n")
+    return hypothesis_file
+
+
+def as_json(evaluation: Evaluation) -> dict[str, object]:
+    """Return the numbers of an evaluation as plain data."""
+    likelihood = evaluation.likelihood
+    return {
+        "scores": [asdict(score) for score in evaluation.scores],
+        "loss": likelihood.loss,
+        "perplexity": likelihood.perplexity,
+        "accuracy": likelihood.accuracy,
+        "num_tokens": likelihood.num_tokens,
+        "num_sentences": len(evaluation.hypotheses),
+    }
+
+
+def sacrebleu_command(metric: Metric, reference_file: Path, hypothesis_file: Path) -> str:
+    """Return the command line by which sacrebleu itself prints the same score."""
+    words = [str(reference_file), "-i", str(hypothesis_file), "-m", metric.name, *metric.options]
+    return shlex.join(["sacrebleu", *words])

@@ -1,0 +1,49 @@
+"""How probable a model finds the references."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from tformer_cli.corpus.batch import Batch
+from tformer_cli.device import autocast
+from tformer_cli.model.seq2seq import Seq2Seq
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """What a model says of given translations.
+
+    Attributes:
+        loss: cross-entropy a target token, not smoothed, in nats.
+        accuracy: share of target tokens that the model ranks first, given those before.
+        num_tokens: target tokens, `</s>` included.
+    """
+
+    loss: float
+    accuracy: float
+    num_tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss)."""
+        return math.exp(self.loss)
+
+
+@torch.inference_mode()
+def reference_likelihood(
+    model: Seq2Seq, batches: Iterable[Batch], *, device: torch.device, precision: torch.dtype
+) -> Likelihood:
+    """Run a model over references, with dropout off."""
+    model.eval()
+    nll, num_correct, num_tokens = 0.0, 0, 0
+    for batch in (batch.to(device) for batch in batches):
+        targets = batch.target_out[batch.target_mask]
+        with autocast(device, precision):
+            logits = model(batch.source, batch.source_mask, batch.target_in, batch.target_mask)
+        nll += functional.cross_entropy(logits.float(), targets, reduction="sum").item()
+        num_correct += int((logits.argmax(dim=-1) == targets).sum())
+        num_tokens += batch.num_target_tokens
+    return Likelihood(nll / num_tokens, num_correct / num_tokens, num_tokens)

@@ -1,0 +1,75 @@
+"""The stack that writes the target."""
+
+import torch
+from torch import Tensor, nn
+
+from tformer_cli.config.schema import EncoderDecoderConfig
+from tformer_cli.model import masks
+from tformer_cli.model.attention import KeyValue, View
+from tformer_cli.model.cache import DecoderCache, empty_cache
+from tformer_cli.model.embeddings import Embeddings
+from tformer_cli.model.encoder import Memory
+from tformer_cli.model.layers import DecoderLayer
+from tformer_cli.model.norms import build_norm
+from tformer_cli.model.positions import build_positions
+
+
+class Decoder(nn.Module):
+    """Embeddings, layers, and with pre-norm a final norm."""
+
+    def __init__(self, config: EncoderDecoderConfig, vocab_size: int) -> None:
+        super().__init__()
+        positions = build_positions(config.positions, config.dim)
+        dropout = config.dropout if config.embedding_dropout is None else config.embedding_dropout
+        self.embeddings = Embeddings(vocab_size, config.dim, positions, dropout)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, positions.rotary) for _ in range(config.num_decoder_layers)
+        )
+        self.norm = (
+            build_norm(config.norm, config.dim, config.norm_epsilon)
+            if config.norm_position == "pre"
+            else nn.Identity()
+        )
+        self.bias = positions.bias
+        self.max_length = positions.max_length
+
+    def forward(self, target: Tensor, memory: Memory) -> Tensor:
+        """Return states (B, T, D) of whole targets (B, T); position t sees 0..t.
+
+        Rows are padded on the right, where no real position looks.
+        """
+        positions = torch.arange(target.shape[1], device=target.device)
+        bias = None if self.bias is None else self.bias(positions, positions)
+        self_view = View(bias=bias, causal=True)
+        source_view = View(mask=masks.padding(memory.mask))
+        states = self.embeddings(target, positions)
+        for layer, source in zip(self.layers, self._sources(memory), strict=True):
+            states = layer(states, self_view, source, source_view, positions)
+        normed: Tensor = self.norm(states)
+        return normed
+
+    def start(self, memory: Memory, beam_size: int = 1) -> DecoderCache:
+        """Return an empty cache for `beam_size` rows of each sentence of the memory."""
+        return empty_cache(self._sources(memory), memory.mask, beam_size)
+
+    def step(self, target: Tensor, cache: DecoderCache) -> Tensor:
+        """Return states (N, T, D) of each row's next T tokens (N, T); the cache grows by them."""
+        positions = cache.advance(target.shape[1])  # (N, T)
+        mask = masks.cached(positions, cache.longest)
+        bias = None
+        if self.bias is not None:
+            bias = self.bias(positions, torch.arange(cache.longest, device=target.device))
+        self_view = View(mask=mask, bias=bias)
+        source_view = View(mask=masks.padding(cache.source_mask))
+        states = self.embeddings(target, positions)
+        for layer, remembered in zip(self.layers, cache.layers, strict=True):
+            states = layer(states, self_view, remembered.source, source_view, positions, remembered)
+        normed: Tensor = self.norm(states)
+        return normed
+
+    def _sources(self, memory: Memory) -> list[KeyValue]:
+        sources: list[KeyValue] = []
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            sources.append(layer.cross_attention.key_value(memory.states))
+        return sources

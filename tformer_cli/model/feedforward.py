@@ -1,0 +1,27 @@
+"""The block that treats each position by itself (Vaswani et al. 2017, section 3.3)."""
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from tformer_cli.model.dropout import Dropout
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
+
+
+class FeedForward(nn.Module):
+    """outer(activation(inner(x))), with dropout between the two."""
+
+    def __init__(
+        self, dim: int, inner_dim: int, activation: Literal["relu", "gelu"], dropout: float
+    ) -> None:
+        super().__init__()
+        self.inner = nn.Linear(dim, inner_dim)
+        self.outer = nn.Linear(inner_dim, dim)
+        self.activation = ACTIVATIONS[activation]()
+        self.dropout = Dropout(dropout)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return (..., D) for states (..., D)."""
+        outer: Tensor = self.outer(self.dropout(self.activation(self.inner(states))))
+        return outer

@@ -1,0 +1,135 @@
+"""One layer of the encoder, one layer of the decoder."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from tformer_cli.config.schema import EncoderDecoderConfig
+from tformer_cli.model.attention import Attention, KeyValue, View
+from tformer_cli.model.cache import LayerCache
+from tformer_cli.model.dropout import Dropout
+from tformer_cli.model.feedforward import FeedForward
+from tformer_cli.model.norms import build_norm
+from tformer_cli.model.positions import Rotary
+
+Residual = Callable[[Tensor, nn.Module, Callable[[Tensor], Tensor], nn.Module], Tensor]
+
+
+def pre_norm(
+    states: Tensor, norm: nn.Module, block: Callable[[Tensor], Tensor], dropout: nn.Module
+) -> Tensor:
+    """Return x + dropout(block(norm(x))) (Xiong et al. 2020)."""
+    residual: Tensor = states + dropout(block(norm(states)))
+    return residual
+
+
+def post_norm(
+    states: Tensor, norm: nn.Module, block: Callable[[Tensor], Tensor], dropout: nn.Module
+) -> Tensor:
+    """Return norm(x + dropout(block(x))) (Vaswani et al. 2017, section 3.1)."""
+    residual: Tensor = norm(states + dropout(block(states)))
+    return residual
+
+
+RESIDUALS: dict[str, Residual] = {"pre": pre_norm, "post": post_norm}
+
+
+def _attention(config: EncoderDecoderConfig) -> Attention:
+    dropout = config.dropout if config.attention_dropout is None else config.attention_dropout
+    return Attention(config.dim, config.num_heads, dropout)
+
+
+def _feedforward(config: EncoderDecoderConfig) -> FeedForward:
+    dropout = config.dropout if config.feedforward_dropout is None else config.feedforward_dropout
+    return FeedForward(config.dim, config.feedforward_dim, config.activation, dropout)
+
+
+def _norm(config: EncoderDecoderConfig) -> nn.Module:
+    return build_norm(config.norm, config.dim, config.norm_epsilon)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then feed-forward."""
+
+    def __init__(self, config: EncoderDecoderConfig, rotary: Rotary | None) -> None:
+        super().__init__()
+        self.self_attention = _attention(config)
+        self.self_attention_norm = _norm(config)
+        self.feedforward = _feedforward(config)
+        self.feedforward_norm = _norm(config)
+        self.dropout = Dropout(config.dropout)
+        self.residual = RESIDUALS[config.norm_position]
+        self.rotary = rotary
+
+    def forward(self, states: Tensor, view: View, positions: Tensor) -> Tensor:
+        """Return (B, S, D).
+
+        Args:
+            states: (B, S, D).
+            view: which source tokens may be seen.
+            positions: (S,) place of each token.
+        """
+
+        def look_around(states: Tensor) -> Tensor:
+            attention = self.self_attention
+            key_value = attention.key_value(states, self.rotary, positions)
+            around: Tensor = attention(states, key_value, view, self.rotary, positions)
+            return around
+
+        states = self.residual(states, self.self_attention_norm, look_around, self.dropout)
+        return self.residual(states, self.feedforward_norm, self.feedforward, self.dropout)
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention over the target so far, cross-attention to the source, feed-forward."""
+
+    def __init__(self, config: EncoderDecoderConfig, rotary: Rotary | None) -> None:
+        super().__init__()
+        self.self_attention = _attention(config)
+        self.self_attention_norm = _norm(config)
+        self.cross_attention = _attention(config)
+        self.cross_attention_norm = _norm(config)
+        self.feedforward = _feedforward(config)
+        self.feedforward_norm = _norm(config)
+        self.dropout = Dropout(config.dropout)
+        self.residual = RESIDUALS[config.norm_position]
+        self.rotary = rotary
+
+    def forward(
+        self,
+        states: Tensor,
+        self_view: View,
+        source: KeyValue,
+        source_view: View,
+        positions: Tensor,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Return (N, T, D).
+
+        Args:
+            states: (N, T, D).
+            self_view: which target tokens each row sees, those in the cache included.
+            source: keys and values of the source, (B, H, S, Dh); N is a multiple of B, and row
+                n belongs to sentence n * B // N.
+            source_view: which source tokens may be seen.
+            positions: (T,) or (N, T) place of each token in its row.
+            cache: keys and values of the target so far; the new ones are added to it.
+        """
+
+        def look_back(states: Tensor) -> Tensor:
+            attention = self.self_attention
+            key_value = attention.key_value(states, self.rotary, positions)
+            if cache is not None:
+                key_value = cache.append(key_value, positions)
+            back: Tensor = attention(states, key_value, self_view, self.rotary, positions)
+            return back
+
+        def look_across(states: Tensor) -> Tensor:
+            # The rows of a sentence become more queries on one copy of its keys and values.
+            queries = states.reshape(len(source.keys), -1, states.shape[-1])
+            across: Tensor = self.cross_attention(queries, source, source_view)
+            return across.reshape(states.shape)
+
+        states = self.residual(states, self.self_attention_norm, look_back, self.dropout)
+        states = self.residual(states, self.cross_attention_norm, look_across, self.dropout)
+        return self.residual(states, self.feedforward_norm, self.feedforward, self.dropout)

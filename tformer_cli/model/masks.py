@@ -1,0 +1,33 @@
+"""Who may attend to whom, as bool masks that broadcast to (B, H, T, S)."""
+
+import torch
+from torch import Tensor
+
+
+def padding(mask: Tensor) -> Tensor:
+    """Return (B, 1, 1, S) from (B, S): every query sees the real tokens."""
+    return mask[:, None, None, :]
+
+
+def causal(length: int, device: torch.device | None = None) -> Tensor:
+    """Return (T, T): position t sees positions 0..t."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()
+
+
+def combined(mask: Tensor) -> Tensor:
+    """Return (B, 1, T, T) from (B, T): position t sees the real tokens among 0..t.
+
+    The decoder itself never builds this: real tokens stand before padding, so the causal mask
+    alone hides it from them.
+    """
+    return padding(mask) & causal(mask.shape[1], mask.device)
+
+
+def cached(positions: Tensor, length: int) -> Tensor:
+    """Return (N, 1, T, length): a query at position p sees the cache up to slot p.
+
+    Args:
+        positions: (N, T) place of each new token in its row.
+        length: number of cache slots in use.
+    """
+    return torch.arange(length, device=positions.device) <= positions[:, None, :, None]

@@ -1,0 +1,141 @@
+"""What a run folder holds, where each file is, and how files are written whole."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tformer_cli.errors import CheckpointError
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """The folder of one training run.
+
+    config.yaml (resolved)   tokenizer/   checkpoints/step-000400/
+    best, last (text files naming a checkpoint)   metrics.jsonl   samples/   eval/   train.log
+    """
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.path / "tokenizer"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples"
+
+    @property
+    def eval(self) -> Path:
+        return self.path / "eval"
+
+    @property
+    def log_file(self) -> Path:
+        return self.path / "train.log"
+
+    def checkpoint(self, step: int) -> Path:
+        """Return the folder of the checkpoint taken after `step` optimiser steps."""
+        return self.checkpoints / f"step-{step:06d}"
+
+    def point(self, name: str, checkpoint: Path) -> None:
+        """Let `name` (`best` or `last`) stand for `checkpoint` from now on."""
+        write_text(self.path / name, f"{checkpoint.name}\n")
+
+    def pointed(self, name: str) -> Path | None:
+        """Return the checkpoint that `name` stands for, or None if there is none yet."""
+        try:
+            target = (self.path / name).read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return None
+        return self.checkpoints / target
+
+
+def run_of_config(config_file: Path, run: Path | None) -> RunDirectory:
+    """Return the run folder that a config trains into.
+
+    That is `run` where it is given, the folder around a run's own resolved config.yaml, and
+    otherwise runs/NAME for NAME.yaml.
+    """
+    if run is not None:
+        return RunDirectory(run)
+    around = RunDirectory(config_file.parent)
+    if config_file == around.config_file and around.tokenizer.is_dir():
+        return around
+    return RunDirectory(RUNS / config_file.stem)
+
+
+def newest_run(runs: Path = RUNS) -> RunDirectory:
+    """Return the run under `runs` whose last checkpoint is the newest.
+
+    Raises:
+        CheckpointError: no folder there has a checkpoint.
+    """
+    pointers = [pointer for pointer in runs.glob("*/last") if pointer.is_file()]
+    if not pointers:
+        raise CheckpointError(
+            f"{runs}/",
+            "no run with a checkpoint in it",
+            remedy="train one with `tformer train CONFIG`, or name a run folder",
+        )
+    return RunDirectory(max(pointers, key=lambda pointer: pointer.stat().st_mtime).parent)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success it replaces `path`, else it goes.
+
+    A reader sees the old file or the new one, never a part, whenever the machine stops.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text file whole."""
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a folder survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    # The umask can only be read by setting it.
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

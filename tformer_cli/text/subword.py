@@ -1,0 +1,177 @@
+"""Pieces of words: byte-pair encoding and the unigram model, by sentencepiece."""
+
+import io
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar, TypeVar
+
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+
+from tformer_cli.config.schema import SubwordConfig
+from tformer_cli.errors import CheckpointError, DataError
+from tformer_cli.text.normalizer import LINE_BREAKS_TO_BLANKS, Normalizer
+from tformer_cli.text.vocabulary import (
+    END_ID,
+    NUM_SPECIAL,
+    PAD_ID,
+    SPECIAL_TOKENS,
+    START_ID,
+    UNEMITTED_IDS,
+    UNK_ID,
+)
+
+# The unigram trainer takes quadratic time on a sentence without blanks, and sentencepiece drops
+# sentences above its limit, so longer lines are learnt from in parts.
+SENTENCE_CHARACTERS = 1000
+
+# sentencepiece drops every training sentence with this character, which it uses for itself.
+RESERVED_CHARACTER = "\u2585"
+
+# The number of threads shows in the model, so it is the same on every machine.
+TRAINING_THREADS = 8
+
+Item = TypeVar("Item")
+
+
+class SubwordTokenizer:
+    """One side of a sentencepiece model.
+
+    `decode(encode(line))` is the normalised line, except that runs of blanks (U+0020) become one,
+    blanks at both ends go, and U+2581, which stands for a blank inside sentencepiece, becomes a
+    blank. Any other character comes back, with byte fallback; without it an unseen one is lost.
+    """
+
+    kind: ClassVar = "subword"
+
+    def __init__(self, model: bytes, normalizer: Normalizer, *, name: str) -> None:
+        """Read a model.
+
+        Args:
+            model: a serialised sentencepiece model.
+            normalizer: of this side.
+            name: of the model's file, for messages.
+
+        Raises:
+            CheckpointError: the bytes are no model, or one with other special tokens.
+        """
+        self.content = model
+        self.normalizer = normalizer
+        self._processor = _processor(model, name)
+        self.size: int = self._processor.get_piece_size()
+        has_bytes = self.size > NUM_SPECIAL and self._processor.is_byte(NUM_SPECIAL)
+        self.byte_ids = range(NUM_SPECIAL, NUM_SPECIAL + 256) if has_bytes else range(0)
+        line_breaks = [self.byte_ids[ord(c)] for c in "\n\r"] if has_bytes else []
+        self.suppressed_ids: tuple[int, ...] = (*UNEMITTED_IDS, *line_breaks)
+
+    def encode(self, line: str) -> list[int]:
+        """Return the ids of a line, in time linear in its length."""
+        ids: list[int] = self._processor.encode(self.normalizer(line))
+        return ids
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each line, with all cores."""
+        ids: list[list[int]] = self._processor.encode([self.normalizer(line) for line in lines])
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids; bytes that are no UTF-8 become U+FFFD."""
+        text: str = self._processor.decode([int(i) for i in ids if i >= NUM_SPECIAL])
+        return text.translate(LINE_BREAKS_TO_BLANKS)
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """Return the pieces of ids, special ones included."""
+        return [self._processor.id_to_piece(int(i)) for i in ids]
+
+
+def learn_subwords(lines: Iterable[str], config: SubwordConfig) -> bytes:
+    """Return the serialised sentencepiece model of the lines; the same lines give the same bytes.
+
+    Raises:
+        DataError: there is no text, or the vocabulary size does not suit it.
+    """
+    model = io.BytesIO()
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=_sentences(lines),
+            model_writer=model,
+            model_type=config.algorithm,
+            vocab_size=config.vocab_size,
+            character_coverage=config.character_coverage,
+            byte_fallback=config.byte_fallback,
+            normalization_rule_name="identity",
+            max_sentence_length=4 * SENTENCE_CHARACTERS,  # in bytes
+            pad_id=PAD_ID,
+            unk_id=UNK_ID,
+            bos_id=START_ID,
+            eos_id=END_ID,
+            pad_piece=SPECIAL_TOKENS[PAD_ID],
+            unk_piece=SPECIAL_TOKENS[UNK_ID],
+            bos_piece=SPECIAL_TOKENS[START_ID],
+            eos_piece=SPECIAL_TOKENS[END_ID],
+            control_symbols=list(SPECIAL_TOKENS[END_ID + 1 :]),
+            num_threads=TRAINING_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise _explained(str(error), config) from None
+    return model.getvalue()
+
+
+def reservoir_sample(items: Iterable[Item], size: int, seed: int) -> list[Item]:
+    """Draw `size` items evenly from a stream, or keep all where there are fewer.
+
+    Vitter 1985, algorithm R: item n enters with probability size / n.
+    """
+    generator = random.Random(seed)
+    sample: list[Item] = []
+    for place, item in enumerate(items):
+        if place < size:
+            sample.append(item)
+        elif (slot := generator.randrange(place + 1)) < size:
+            sample[slot] = item
+    return sample
+
+
+def _sentences(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        text = line.replace(RESERVED_CHARACTER, " ")
+        for start in range(0, len(text), SENTENCE_CHARACTERS):
+            yield text[start : start + SENTENCE_CHARACTERS]
+
+
+def _processor(model: bytes, name: str) -> SentencePieceProcessor:
+    remedy = "restore the file, or train again"
+    if not model:
+        raise CheckpointError(name, "is not a sentencepiece model", got="no bytes", remedy=remedy)
+    try:
+        processor = SentencePieceProcessor(model_proto=model)
+    except RuntimeError:
+        raise CheckpointError(
+            name, "is not a sentencepiece model", got=f"{len(model):,} bytes", remedy=remedy
+        ) from None
+    found = [processor.id_to_piece(i) for i in range(min(NUM_SPECIAL, processor.get_piece_size()))]
+    if found != list(SPECIAL_TOKENS):
+        raise CheckpointError(
+            name, "has other special tokens than tformer's", got=", ".join(found), remedy=remedy
+        )
+    return processor
+
+
+def _explained(message: str, config: SubwordConfig) -> DataError:
+    """Say what sentencepiece's complaint means in our terms."""
+    if found := re.search(r"size too high \(\d+\)\. Please set it to a value <= (\d+)", message):
+        return DataError(
+            "tokenizer.vocab_size",
+            f"is larger than the text allows (at most {found[1]})",
+            got=str(config.vocab_size),
+            remedy="make it smaller, or give more text",
+        )
+    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return DataError(
+            "tokenizer.vocab_size",
+            f"is smaller than the characters of the text need (at least {found[1]})",
+            got=str(config.vocab_size),
+            remedy="enlarge it, or lower tokenizer.character_coverage",
+        )
+    return DataError("tokenizer", "sentencepiece found no vocabulary", got=message)

@@ -1,0 +1,228 @@
+"""What every tokenizer offers, and the pair of them that belongs to a run."""
+
+import hashlib
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tformer_cli.config.schema import CharConfig, SubwordConfig, TokenizerConfig, WordConfig
+from tformer_cli.errors import CheckpointError, DataError
+from tformer_cli.run_directory import sync_directory, whole_file
+from tformer_cli.text.char import CharTokenizer, learn_characters
+from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.subword import SubwordTokenizer, learn_subwords, reservoir_sample
+from tformer_cli.text.word import WordTokenizer, learn_words
+
+FORMAT_VERSION = 1
+HEADER_FILE = "tokenizer.json"
+
+_TOKENIZERS: dict[str, type[SubwordTokenizer] | type[WordTokenizer] | type[CharTokenizer]] = {
+    "subword": SubwordTokenizer,
+    "word": WordTokenizer,
+    "char": CharTokenizer,
+}
+_SUFFIXES = {"subword": ".model", "word": ".json", "char": ".json"}
+
+Pairs = Callable[[], Iterable[tuple[str, str]]]
+
+
+class Tokenizer(Protocol):
+    """Text of one language to ids and back.
+
+    Attributes:
+        kind: the `kind` of its configuration.
+        content: of the file that it is saved as.
+        normalizer: what is done to a line first.
+        size: number of ids.
+        byte_ids: ids of single bytes, by byte; empty where there are none.
+        suppressed_ids: ids that no translation contains: all special ones but `</s>`, and the
+            bytes of the line breaks.
+    """
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def content(self) -> bytes: ...
+    @property
+    def normalizer(self) -> Normalizer: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def byte_ids(self) -> range: ...
+    @property
+    def suppressed_ids(self) -> tuple[int, ...]: ...
+
+    def encode(self, line: str) -> list[int]:
+        """Return the ids of a line, no special ones among them but that of the unknown."""
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each line, as `encode` does."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids without the special ones; never a line break in it."""
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """Return each id's token as it is shown to people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizers:
+    """The tokenizers of both languages of a run.
+
+    Attributes:
+        source: of the language that is read.
+        target: of the language that is written.
+        shared: whether both have the same vocabulary; their normalizers may still differ.
+    """
+
+    source: Tokenizer
+    target: Tokenizer
+    shared: bool
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all that decides which ids a text becomes."""
+        digest = hashlib.sha256()
+        for name, content in self._files().items():
+            digest.update(f"{name} {len(content)}\n".encode())
+            digest.update(content)
+        return digest.hexdigest()
+
+    def save(self, directory: Path) -> None:
+        """Write a tokenizer folder in the place of what was there: as a whole, or not at all."""
+        temporary = directory.with_name(f".{directory.name}.partial")
+        shutil.rmtree(temporary, ignore_errors=True)
+        for name, content in self._files().items():
+            with whole_file(temporary / name) as file:
+                file.write_bytes(content)
+        shutil.rmtree(directory, ignore_errors=True)
+        temporary.rename(directory)
+        sync_directory(directory.parent)
+
+    def _files(self) -> dict[str, bytes]:
+        """Return the content of each file of a tokenizer folder."""
+        header = {
+            "format_version": FORMAT_VERSION,
+            "kind": self.source.kind,
+            "shared": self.shared,
+            "source": asdict(self.source.normalizer),
+            "target": asdict(self.target.normalizer),
+        }
+        names = _file_names(self.source.kind, self.shared)
+        return {
+            HEADER_FILE: (json.dumps(header, indent=2) + "\n").encode(),
+            names[0]: self.source.content,
+            names[1]: self.target.content,
+        }
+
+
+def build_tokenizers(config: TokenizerConfig, pairs: Pairs, seed: int) -> Tokenizers:
+    """Learn the tokenizers of both sides from parallel text.
+
+    Args:
+        config: what kind of tokens.
+        pairs: returns the (source, target) lines from their beginning; called once or twice.
+            Only the sample that subwords are learnt from is held in memory.
+        seed: decides that sample.
+
+    Raises:
+        DataError: there is no text, or the configured sizes do not suit it.
+    """
+    if config.kind == "subword":
+        sample = reservoir_sample(pairs(), config.sample_lines, seed)
+        return _learnt(config, lambda: sample)
+    return _learnt(config, pairs)
+
+
+def load_tokenizers(directory: Path) -> Tokenizers:
+    """Read a tokenizer folder.
+
+    Raises:
+        CheckpointError: a file is missing, damaged or of a newer version.
+    """
+    file = directory / HEADER_FILE
+    try:
+        header = json.loads(_read(file))
+        if header["format_version"] > FORMAT_VERSION:
+            raise CheckpointError(
+                str(file),
+                f"was written by a newer tformer; this one reads format {FORMAT_VERSION}",
+                got=f"format {header['format_version']}",
+                remedy="upgrade tformer",
+            )
+        kind, shared = header["kind"], header["shared"]
+        normalizers = Normalizer(**header["source"]), Normalizer(**header["target"])
+        names = _file_names(kind, shared)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            str(file), "is damaged", got=repr(error), remedy="restore the file, or train again"
+        ) from None
+    source, target = (
+        _tokenizer(kind, _read(directory / name), normalizer, name=str(directory / name))
+        for name, normalizer in zip(names, normalizers, strict=True)
+    )
+    return Tokenizers(source, target, shared)
+
+
+def _learnt(config: TokenizerConfig, pairs: Pairs) -> Tokenizers:
+    source_normalizer = Normalizer.of_side(config, "source")
+    target_normalizer = Normalizer.of_side(config, "target")
+    sources = (source_normalizer(source) for source, _ in pairs())
+    targets = (target_normalizer(target) for _, target in pairs())
+    if config.shared:
+        source_content = target_content = _learn(config, itertools.chain(sources, targets))
+    else:
+        source_content, target_content = _learn(config, sources), _learn(config, targets)
+    names = _file_names(config.kind, config.shared)
+    return Tokenizers(
+        _tokenizer(config.kind, source_content, source_normalizer, name=names[0]),
+        _tokenizer(config.kind, target_content, target_normalizer, name=names[1]),
+        config.shared,
+    )
+
+
+def _learn(config: TokenizerConfig, lines: Iterator[str]) -> bytes:
+    """Return the content of the file that holds the vocabulary of some normalised lines."""
+    first = next(filter(None, lines), None)
+    if first is None:
+        raise DataError(
+            "data.train",
+            "no lines with text to learn a vocabulary from",
+            remedy="name files with text",
+        )
+    text = itertools.chain([first], lines)
+    match config:
+        case SubwordConfig():
+            return learn_subwords(text, config)
+        case WordConfig():
+            return learn_words(text, config)
+        case CharConfig():
+            return learn_characters(text, config)
+
+
+def _tokenizer(kind: str, content: bytes, normalizer: Normalizer, *, name: str) -> Tokenizer:
+    return _TOKENIZERS[kind](content, normalizer, name=name)
+
+
+def _file_names(kind: str, shared: bool) -> tuple[str, str]:
+    """Return the files of the source and the target side; one and the same if they share it."""
+    suffix = _SUFFIXES[kind]
+    if shared:
+        return f"shared{suffix}", f"shared{suffix}"
+    return f"source{suffix}", f"target{suffix}"
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise CheckpointError(
+            str(file),
+            "cannot be read",
+            got=error.strerror,
+            remedy="restore the file, or train again",
+        ) from None

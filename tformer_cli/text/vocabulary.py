@@ -1,0 +1,87 @@
+"""Which token has which id."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tformer_cli.errors import CheckpointError
+
+PAD_ID, UNK_ID, START_ID, END_ID, MASK_ID, SEPARATOR_ID = range(6)
+NUM_SPECIAL = 16
+SPECIAL_TOKENS = (
+    "<pad>",
+    "<unk>",
+    "<s>",
+    "</s>",
+    "<mask>",
+    "<sep>",
+    *(f"<tag_{i}>" for i in range(6, NUM_SPECIAL)),
+)
+UNEMITTED_IDS = tuple(i for i in range(NUM_SPECIAL) if i != END_ID)
+"""The special ids that no translation contains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a word or character tokenizer; the special ones come first.
+
+    Text never reaches a special id: a word that is spelled like a special token is unknown.
+
+    Attributes:
+        tokens: all tokens by id, no two alike.
+    """
+
+    tokens: tuple[str, ...]
+    _ids: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.tokens[:NUM_SPECIAL] != SPECIAL_TOKENS:
+            raise ValueError("the special tokens must come first")
+        ids = {token: i for i, token in enumerate(self.tokens)}
+        if len(ids) < len(self.tokens):
+            twice = next(token for i, token in enumerate(self.tokens) if ids[token] != i)
+            raise ValueError(f"the token {twice!r} is there twice")
+        for token in SPECIAL_TOKENS:
+            del ids[token]
+        object.__setattr__(self, "_ids", ids)
+
+    @classmethod
+    def of(cls, words: Iterable[str]) -> "Vocabulary":
+        """Return the vocabulary of the special tokens and of `words`, in their order."""
+        return cls(SPECIAL_TOKENS + tuple(word for word in words if word not in SPECIAL_TOKENS))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def id_of(self, word: str) -> int:
+        """Return the id of a word of text, `UNK_ID` if it has none."""
+        return self._ids.get(word, UNK_ID)
+
+    def to_bytes(self) -> bytes:
+        """Return the content of a vocabulary file: a JSON list in UTF-8, one token a line."""
+        lines = ",\n".join(json.dumps(token, ensure_ascii=False) for token in self.tokens)
+        return f"[\n{lines}\n]\n".encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes, name: str) -> "Vocabulary":
+        """Read the content of a vocabulary file.
+
+        Args:
+            content: what `to_bytes` returned.
+            name: of the file, for messages.
+
+        Raises:
+            CheckpointError: the file is damaged, or its tokens are no vocabulary.
+        """
+        try:
+            tokens = json.loads(content.decode("utf-8"))
+            if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+                raise ValueError("something other than a list of strings")
+            return cls(tuple(tokens))
+        except ValueError as error:
+            raise CheckpointError(
+                name,
+                "is not a vocabulary",
+                got=str(error),
+                remedy="restore the file, or train again",
+            ) from None

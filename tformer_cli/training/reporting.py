@@ -1,0 +1,161 @@
+"""What a training tells: a bar or lines on the screen, train.log, and metrics.jsonl."""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from tformer_cli.evaluation.evaluate import Evaluation
+from tformer_cli.run_directory import RunDirectory, write_text
+from tformer_cli.training.loop import StepReport
+
+
+class Reporter:
+    """Follows one sitting of a run.
+
+    A terminal gets a progress bar; anything else gets a line every `report_every` steps. The same
+    lines go into train.log, and their numbers into metrics.jsonl, one JSON object a line.
+    """
+
+    def __init__(self, run: RunDirectory, *, max_steps: int, report_every: int) -> None:
+        self.run = run
+        self.max_steps = max_steps
+        self.report_every = report_every
+        self._recent: list[StepReport] = []
+        self._bar: tqdm[Any] | None = None
+
+    def __enter__(self) -> Self:
+        self.run.path.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def say(self, line: str) -> None:
+        """Print a line, and keep it in train.log."""
+        tqdm.write(line, file=sys.stderr)
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        with self.run.log_file.open("a", encoding="utf-8") as log:
+            log.write(f"{stamp} {line}\n")
+
+    def cut_back(self, step: int) -> None:
+        """Forget what was reported after `step`: those steps will be taken again."""
+        if self.run.metrics_file.exists():
+            lines = self.run.metrics_file.read_text(encoding="utf-8").split("\n")
+            write_text(self.run.metrics_file, "".join(_lines_until(lines, step)))
+        for sample in self.run.samples.glob("step-*.txt"):
+            if int(sample.stem.removeprefix("step-")) > step:
+                sample.unlink()
+
+    def begin(self, step: int) -> None:
+        """Start the bar behind `step`."""
+        if sys.stderr.isatty():
+            self._bar = tqdm(
+                total=self.max_steps, initial=step, unit="step", dynamic_ncols=True, smoothing=0.1
+            )
+
+    def stepped(self, report: StepReport) -> None:
+        """Take note of an optimiser step."""
+        self._recent.append(report)
+        if self._bar is not None:
+            self._bar.update()
+        if report.step % self.report_every == 0:
+            self.flush()
+
+    def flush(self) -> None:
+        """Report the steps since the last report, if there are any."""
+        if not self._recent:
+            return
+        reports, self._recent = self._recent, []
+        num_tokens = sum(report.num_tokens for report in reports)
+        seconds = sum(report.seconds for report in reports)
+        last = reports[-1]
+        speed = num_tokens / seconds
+        nll = sum(report.nll * report.num_tokens for report in reports) / num_tokens
+        numbers = {
+            "kind": "train",
+            "step": last.step,
+            "epoch": last.position.epoch,
+            "loss": sum(report.loss * report.num_tokens for report in reports) / num_tokens,
+            "perplexity": _exp(nll),
+            "accuracy": sum(report.accuracy * report.num_tokens for report in reports) / num_tokens,
+            "learning_rate": last.learning_rate,
+            "grad_norm": last.grad_norm,
+            "tokens_per_second": speed,
+            "seconds": seconds,
+        }
+        self._record(numbers)
+        summary = (
+            f"loss {numbers['loss']:.3f}  ppl {numbers['perplexity']:.2f}  "
+            f"acc {numbers['accuracy']:.1%}  lr {last.learning_rate:.2e}  {speed:,.0f} tok/s"
+        )
+        if self._bar is not None:
+            self._bar.set_postfix_str(summary)
+        else:
+            left = (self.max_steps - last.step) * seconds / len(reports)
+            self.say(f"step {last.step}/{self.max_steps}  {summary}  ETA {_duration(left)}")
+
+    def validated(
+        self, step: int, evaluation: Evaluation, samples: Iterable[tuple[str, str, str]], best: bool
+    ) -> None:
+        """Report a validation, and keep its sample translations in samples/."""
+        likelihood = evaluation.likelihood
+        self._record(
+            {
+                "kind": "valid",
+                "step": step,
+                "loss": likelihood.loss,
+                "perplexity": likelihood.perplexity,
+                "accuracy": likelihood.accuracy,
+                **{score.name.lower(): score.score for score in evaluation.scores},
+                "signature": evaluation.scores[0].signature,
+                "is_best": best,
+            }
+        )
+        scores = "  ".join(f"{score.name} {score.score:.2f}" for score in evaluation.scores)
+        self.say(
+            f"valid {step}  loss {likelihood.loss:.3f}  ppl {likelihood.perplexity:.2f}  "
+            f"acc {likelihood.accuracy:.1%}  {scores}{'  (best so far)' if best else ''}"
+        )
+        lines = []
+        for source, reference, hypothesis in samples:
+            lines += [f"  source      {source}", f"  reference   {reference}"]
+            lines += [f"  translation {hypothesis}", ""]
+        if lines:
+            self.say("\n".join(lines).rstrip())
+            write_text(self.run.samples / f"step-{step:06d}.txt", "\n".join(lines))
+
+    def _record(self, numbers: dict[str, object]) -> None:
+        with self.run.metrics_file.open("a", encoding="utf-8") as metrics:
+            metrics.write(json.dumps(numbers) + "\n")
+
+
+def _lines_until(lines: list[str], step: int) -> Iterable[str]:
+    """Yield the lines of metrics.jsonl up to a step, less one that a kill cut short."""
+    for line in lines:
+        try:
+            if json.loads(line)["step"] <= step:
+                yield f"{line}\n"
+        except ValueError:
+            continue
+
+
+def _exp(nats: float) -> float:
+    return math.exp(min(nats, 700.0))
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,67 @@
+"""Whether a run may go on with a config that is no longer the one it began with."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from tformer_cli.config.schema import Config
+from tformer_cli.errors import CheckpointError
+from tformer_cli.run_directory import RunDirectory
+
+# Keys that do not change what the training steps compute. The training text is not compared by
+# its path: the examples made from it are, by their hash.
+FREE_KEYS = (
+    "data.source_language",
+    "data.target_language",
+    "data.root",
+    "data.train",
+    "data.valid",
+    "data.test",
+    "training.accumulate",
+    "training.validate_every",
+    "training.validation_decoding",
+    "training.sample_translations",
+    "training.save_every",
+    "training.keep_checkpoints",
+    "training.select",
+    "training.report_every",
+    "decoding",
+    "evaluation",
+)
+
+
+def accepted_changes(run: RunDirectory, before: Config, now: Config) -> list[str]:
+    """Return a line for each changed key that does not matter to the course of the training.
+
+    Raises:
+        CheckpointError: a key changed that does.
+    """
+    old, new = dict(_leaves(before)), dict(_leaves(now))
+    accepted = []
+    for key in sorted(old.keys() | new.keys()):
+        was, is_now = old.get(key, "nothing"), new.get(key, "nothing")
+        if was == is_now:
+            continue
+        if not any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS):
+            raise CheckpointError(
+                str(run.path),
+                f"{key} has changed since this run began (it was {was})",
+                got=str(is_now),
+                remedy="change it back, or train elsewhere with --run, or anew with --fresh",
+            )
+        accepted.append(f"{key}: {was} -> {is_now}")
+    return accepted
+
+
+def _leaves(node: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield every setting with its key path."""
+    if dataclasses.is_dataclass(node):
+        parts = [(part.name, getattr(node, part.name)) for part in dataclasses.fields(node)]
+    elif isinstance(node, dict):
+        parts = list(node.items())
+    elif isinstance(node, tuple):
+        parts = [(str(index), item) for index, item in enumerate(node)]
+    else:
+        yield path, node
+        return
+    for name, value in parts:
+        yield from _leaves(value, f"{path}.{name}" if path else name)

@@ -1,0 +1,316 @@
+"""A training run, from its config to its best checkpoint: begin or go on, step, validate, save."""
+
+import hashlib
+import shutil
+from dataclasses import replace
+
+import torch
+
+from tformer_cli.checkpoint import (
+    TrainingState,
+    load_optimizer,
+    load_state,
+    load_weights,
+    save_checkpoint,
+)
+from tformer_cli.config.load import dump_config, load_config
+from tformer_cli.config.schema import Config
+from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.pipeline import (
+    batches_per_epoch,
+    training_groups,
+    training_pairs,
+    training_store,
+)
+from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.corpus.store import TokenStore
+from tformer_cli.decoding.translator import Translator
+from tformer_cli.device import keep_freed_memory, resolve_precision
+from tformer_cli.errors import CheckpointError, Interrupted
+from tformer_cli.evaluation.evaluate import Evaluation, evaluate
+from tformer_cli.evaluation.metrics import build_metric
+from tformer_cli.model.seq2seq import build_model
+from tformer_cli.run_directory import RunDirectory, write_text
+from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
+from tformer_cli.training.interruption import Interruption
+from tformer_cli.training.loop import Learner, StepReport, train_steps
+from tformer_cli.training.optim import build_optimizer
+from tformer_cli.training.reporting import Reporter
+from tformer_cli.training.resume import accepted_changes
+from tformer_cli.training.schedules import build_schedule
+
+
+def train(
+    config: Config, run: RunDirectory, *, device: torch.device, fresh: bool = False
+) -> TrainingState:
+    """Train until `max_steps`, in a new run folder or from the last checkpoint of a begun one.
+
+    Args:
+        config: everything that decides the run.
+        run: its folder.
+        device: where to train.
+        fresh: forget what the folder holds and begin again.
+
+    Returns:
+        Where the run stands at the end.
+
+    Raises:
+        TformerError: a file cannot be used, the config changed since the run began, or the
+            training diverged.
+        Interrupted: SIGINT or SIGTERM came; the run is saved and can go on.
+    """
+    keep_freed_memory()
+    if fresh:
+        clear(run)
+    training = config.training
+    with (
+        Interruption() as interruption,
+        Reporter(run, max_steps=training.max_steps, report_every=training.report_every) as reporter,
+    ):
+        sitting = _Sitting(config, run, device, reporter)
+        if sitting.state.step >= training.max_steps:
+            reporter.say(f"{run.path}: finished at step {sitting.state.step}")
+            return sitting.state
+        sitting.train(interruption)
+        return sitting.state
+
+
+def clear(run: RunDirectory) -> None:
+    """Remove what a training wrote into a run folder, and nothing else."""
+    for folder in (run.checkpoints, run.tokenizer, run.samples, run.eval):
+        shutil.rmtree(folder, ignore_errors=True)
+    for file in (run.path / "best", run.path / "last", run.config_file):
+        file.unlink(missing_ok=True)
+    run.metrics_file.unlink(missing_ok=True)
+    run.log_file.unlink(missing_ok=True)
+
+
+class _Sitting:
+    """One sitting of a run: from where it stands to its end or to an interruption."""
+
+    def __init__(
+        self, config: Config, run: RunDirectory, device: torch.device, reporter: Reporter
+    ) -> None:
+        self.config = config
+        self.run = run
+        self.device = device
+        self.reporter = reporter
+        self.precision = resolve_precision(config.training.precision, device)
+        checkpoint = run.pointed("last")
+        if checkpoint is not None:
+            for change in accepted_changes(run, load_config(run.config_file), config):
+                reporter.say(f"{run.path}: accepted a changed setting: {change}")
+        self.tokenizers = self._tokenizers()
+        self.store = self._store()
+        self.model = build_model(
+            config.model,
+            source_size=self.tokenizers.source.size,
+            target_size=self.tokenizers.target.size,
+            seed=config.seed,
+        )
+        self.model.to(device)
+        self.optimizer = build_optimizer(config.training.optimizer, self.model)
+        self.state = TrainingState(
+            step=0,
+            epoch=0,
+            batch=0,
+            best_step=None,
+            best_score=None,
+            num_tokens=0,
+            seconds=0.0,
+            data_fingerprint=_fingerprint(self.store, self.tokenizers),
+            environment=_environment(device),
+        )
+        if checkpoint is None:
+            self.tokenizers.save(run.tokenizer)
+        else:
+            self._go_on(load_state(checkpoint))
+        write_text(run.config_file, dump_config(config))
+        self._describe()
+
+    def train(self, interruption: Interruption) -> None:
+        """Take steps, validate and save when it is time, until the end or a signal."""
+        training = self.config.training
+        learner = Learner(
+            model=self.model,
+            optimizer=self.optimizer,
+            schedule=build_schedule(
+                training.schedule,
+                peak=training.optimizer.learning_rate,
+                max_steps=training.max_steps,
+            ),
+            config=training,
+            device=self.device,
+            precision=self.precision,
+            seed=self.config.seed,
+        )
+        groups = training_groups(
+            self.store,
+            batch_tokens=training.batch_tokens,
+            accumulate=training.accumulate,
+            seed=self.config.seed,
+            position=Position(self.state.epoch, self.state.batch),
+        )
+        self.reporter.begin(self.state.step)
+        for report in train_steps(learner, groups, first_step=self.state.step + 1):
+            self._count(report)
+            self.reporter.stepped(report)
+            is_end = report.step == training.max_steps
+            is_validation = is_end or report.step % training.validate_every == 0
+            if interruption.signal is None and is_validation:
+                self.reporter.flush()
+                self._validate()
+            if interruption.signal or is_validation or report.step % training.save_every == 0:
+                self.reporter.flush()
+                self._save()
+            if interruption.signal is not None:
+                raise Interrupted(
+                    str(self.run.path),
+                    f"interrupted; saved at step {report.step}",
+                    signal=interruption.signal,
+                    remedy="the same command goes on from there",
+                )
+            if is_end:
+                break
+        self.reporter.say(
+            f"{self.run.path}: finished; the best checkpoint is step {self.state.best_step}"
+        )
+
+    def _tokenizers(self) -> Tokenizers:
+        if self._has_vocabulary():
+            return load_tokenizers(self.run.tokenizer)
+        self.reporter.say("building the vocabulary")
+        data = self.config.data
+        return build_tokenizers(
+            self.config.tokenizer, lambda: training_pairs(data), self.config.seed
+        )
+
+    def _has_vocabulary(self) -> bool:
+        """Whether the run folder has a vocabulary, and it is the one that this config builds."""
+        if not (self.run.tokenizer.is_dir() and self.run.config_file.is_file()):
+            return False
+        saved = load_config(self.run.config_file)
+        return (saved.tokenizer, saved.data.train, saved.seed) == (
+            self.config.tokenizer,
+            self.config.data.train,
+            self.config.seed,
+        ) or self.run.pointed("last") is not None
+
+    def _store(self) -> TokenStore:
+        store, report = training_store(self.config.data, self.tokenizers)
+        self.reporter.say(f"training text: {report}")
+        return store
+
+    def _go_on(self, saved: TrainingState) -> None:
+        """Take up the weights, the optimiser and the position of a saved state."""
+        if saved.data_fingerprint != self.state.data_fingerprint:
+            raise CheckpointError(
+                str(self.run.path),
+                "the training text or its tokenizer has changed since this run began",
+                remedy="restore it, or train elsewhere with --run, or anew with --fresh",
+            )
+        for name, value in self.state.environment.items():
+            was = saved.environment.get(name)
+            if was != value:
+                self.reporter.say(
+                    f"{self.run.path}: {name} was {was} and is {value} now, "
+                    "so the numbers may differ in their last digits"
+                )
+        checkpoint = self.run.checkpoint(saved.step)
+        load_weights(checkpoint, self.model)
+        load_optimizer(checkpoint, self.model, self.optimizer)
+        self.reporter.cut_back(saved.step)
+        self.state = replace(saved, environment=self.state.environment)
+        self.reporter.say(f"{self.run.path}: going on after step {saved.step}")
+
+    def _describe(self) -> None:
+        data, training = self.config.data, self.config.training
+        steps = batches_per_epoch(
+            self.store, batch_tokens=training.batch_tokens, seed=self.config.seed
+        )
+        sizes = {self.tokenizers.source.size, self.tokenizers.target.size}
+        self.reporter.say(
+            f"{data.source_language} -> {data.target_language}: "
+            f"{self.model.num_parameters():,} parameters, "
+            f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}, "
+            f"{steps:,} steps an epoch, {training.max_steps:,} steps in all, "
+            f"on {self.device} in {str(self.precision).removeprefix('torch.')}"
+        )
+
+    def _count(self, report: StepReport) -> None:
+        self.state = replace(
+            self.state,
+            step=report.step,
+            epoch=report.position.epoch,
+            batch=report.position.batch,
+            num_tokens=self.state.num_tokens + report.num_tokens,
+            seconds=self.state.seconds + report.seconds,
+        )
+
+    def _validate(self) -> None:
+        config = self.config
+        translator = Translator.of_model(
+            self.model, self.tokenizers, config, self.device, self.precision
+        )
+        evaluation = evaluate(
+            self.model,
+            translator,
+            config.data.valid,
+            [build_metric("bleu", config.evaluation, config.data.target_language)],
+            decoding=config.training.validation_decoding,
+            device=self.device,
+            precision=self.precision,
+        )
+        score = _selection_score(evaluation, config)
+        is_best = self.state.best_score is None or score >= self.state.best_score
+        if is_best:
+            self.state = replace(self.state, best_step=self.state.step, best_score=score)
+        self.reporter.validated(
+            self.state.step, evaluation, self._samples(evaluation), best=is_best
+        )
+
+    def _samples(self, evaluation: Evaluation) -> list[tuple[str, str, str]]:
+        """Pick a few validation sentences, spread evenly and always the same."""
+        valid = self.config.data.valid
+        pairs = list(read_pairs(valid.source, valid.target))
+        count = min(self.config.training.sample_translations, len(pairs))
+        places = [i * len(pairs) // count for i in range(count)]
+        return [(*pairs[place], evaluation.hypotheses[place]) for place in places]
+
+    def _save(self) -> None:
+        checkpoint = self.run.checkpoint(self.state.step)
+        save_checkpoint(checkpoint, self.model, self.optimizer, self.state)
+        if self.state.best_step == self.state.step:
+            self.run.point("best", checkpoint)
+        self.run.point("last", checkpoint)
+        self._drop_old_checkpoints()
+
+    def _drop_old_checkpoints(self) -> None:
+        """Keep the newest checkpoints, and the best one."""
+        by_step = sorted(self.run.checkpoints.glob("step-*"), key=lambda folder: folder.name)
+        kept = set(by_step[-self.config.training.keep_checkpoints :])
+        kept.add(self.run.checkpoint(self.state.best_step or self.state.step))
+        for folder in by_step:
+            if folder not in kept:
+                shutil.rmtree(folder)
+
+
+def _selection_score(evaluation: Evaluation, config: Config) -> float:
+    """Return what a better checkpoint has more of."""
+    if config.training.select == "loss":
+        return -evaluation.likelihood.loss
+    return evaluation.scores[0].score
+
+
+def _fingerprint(store: TokenStore, tokenizers: Tokenizers) -> str:
+    return hashlib.sha256(f"{store.fingerprint()} {tokenizers.fingerprint}".encode()).hexdigest()
+
+
+def _environment(device: torch.device) -> dict[str, str]:
+    """Return what bit-identical numbers depend on besides the code."""
+    return {
+        "torch": torch.__version__,
+        "threads": str(torch.get_num_threads()),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+    }
