@@ -1,6 +1,7 @@
 """Settings that all tests share."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,25 @@ def corpora() -> Path:
     if folder is None:
         pytest.skip("TFORMER_CORPORA names no folder of real corpora")
     return Path(folder)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="Renew tests/golden.")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Hold a text to a file in tests/golden, or renew the file where that is asked."""
+
+    def hold(name: str, text: str) -> None:
+        file = Path(__file__).parent / "golden" / name
+        if request.config.getoption("--update-golden"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        expected = file.read_text(encoding="utf-8")
+        assert text == expected, f"{name} has changed; if that is meant: pytest --update-golden"
+
+    return hold
 
 
 @pytest.fixture(autouse=True)

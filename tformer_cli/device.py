@@ -46,21 +46,23 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
-    """Return the number format of matrix products for `training.precision`.
+    """Return the number format of matrix products called `name`: auto, float32 or bfloat16.
 
     Raises:
-        DeviceError: bfloat16 was asked for and this GPU does not have it.
+        DeviceError: there is no such format, or this GPU does not have it.
     """
+    if name not in ("auto", "float32", "bfloat16"):
+        raise DeviceError("--precision", "must be auto, float32 or bfloat16", got=name)
     has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     if name == "auto":
         # CPUs with native bfloat16 gain from it on wide models only; there it is asked for.
         return torch.bfloat16 if device.type == "cuda" and has_bfloat16 else torch.float32
     if name == "bfloat16" and not has_bfloat16:
         raise DeviceError(
-            "training.precision",
+            "precision",
             "this GPU has no bfloat16",
             got=torch.cuda.get_device_name(device),
-            remedy="write precision: auto",
+            remedy="use precision auto",
         )
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 

@@ -46,9 +46,9 @@ def evaluate(
     The translations stay in the run folder under eval/, and the command line by which sacrebleu
     itself gives the same numbers is printed with them.
 
-    Examples:
-      tformer eval --bleu
-      tformer eval runs/demo --bleu --chrf --split valid --json
+    Example: tformer eval --bleu
+
+    Example: tformer eval runs/demo --bleu --chrf --split valid --json
     """
     run_directory = chosen_run(run)
 

@@ -1,6 +1,7 @@
 """`tformer translate`."""
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -53,9 +54,9 @@ def translate(
 
     Without --input, lines are read from stdin and answered as they come.
 
-    Examples:
-      echo "The old dog sleeps." | tformer translate
-      tformer translate runs/demo --input test.en --output test.de --beam 5
+    Example: echo "The old dog sleeps." | tformer translate
+
+    Example: tformer translate runs/demo --input test.en --output test.de --beam 5
     """
     run_directory = chosen_run(run)
 
@@ -107,13 +108,12 @@ def translate(
 def _output(file: Path | None) -> Iterator[TextIO]:
     """Open stdout, or a file that appears when it is complete."""
     if file is None:
-        # Python would end lines as the platform does, and write as the locale wishes.
-        output = open(  # noqa: SIM115 - stdout stays open
-            sys.stdout.fileno(), "w", encoding="utf-8", newline="\n", closefd=False
-        )
+        # Whatever the platform and the locale: UTF-8, and LF at the end of a line.
+        assert isinstance(sys.stdout, io.TextIOWrapper)
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
         try:
-            yield output
-            output.flush()
+            yield sys.stdout
+            sys.stdout.flush()
         except BrokenPipeError:
             # The reader has seen enough. What is still buffered must not be tried again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,47 @@
+"""The whole command: help, version, errors of the process."""
+
+import subprocess
+import sys
+
+import pytest
+
+COMMANDS = ["", "train", "translate", "eval", "vocab", "config", "config check", "config show"]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tformer_cli", *words], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_the_text_that_was_agreed_on(tformer, golden, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "100")
+    output = tformer(*command.split(), "--help").stdout
+    golden(f"help/{command.replace(' ', '-') or 'tformer'}.txt", output)
+
+
+def test_help_loads_no_torch():
+    code = (
+        "import sys; sys.argv = ['tformer', '--help']\n"
+        "from tformer_cli.cli.app import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_a_mistake_is_one_line_without_a_traceback():
+    done = run("translate", "no/such/run")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        "no/such/run: no such run folder; name the folder of a run, such as runs/demo\n"
+    )
+
+
+def test_debug_shows_the_traceback():
+    done = run("--debug", "translate", "no/such/run")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback (most recent call last):")

@@ -1,0 +1,105 @@
+import json
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+
+def reported(run, step):
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return next(line for line in lines if line["kind"] == "valid" and line["step"] == step)
+
+
+def test_eval_prints_scores_signature_and_where_things_are(toy_run, tformer):
+    result = tformer("eval", toy_run, "--bleu", "--chrf", "--ter")
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("toy: 10 sentences, step ")
+    assert [line.split(" = ")[0] for line in lines[1:4]] == ["BLEU", "chrF2", "TER"]
+    assert "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:" in lines[1]
+    assert lines[4].startswith("references: loss ")
+    hypotheses = toy_run / "eval" / "toy.hyp.txt"
+    assert lines[5] == f"translations: {hypotheses}"
+    assert hypotheses.read_text().count("\n") == 10
+
+
+def test_the_printed_commands_give_the_same_scores(toy_run, tformer):
+    content = json.loads(tformer("eval", toy_run, "--bleu", "--chrf", "--ter", "--json").stdout)
+    for score, command in zip(content["toy"]["scores"], content["toy"]["sacrebleu"], strict=True):
+        words = shlex.split(command)
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", *words, "-w", "8"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        printed = json.loads(done.stdout)
+        assert printed["score"] == pytest.approx(score["score"], abs=1e-6)
+        assert printed["signature"] == score["signature"]
+
+
+def test_json_on_stdout_and_in_the_run_folder_agree(toy_run, tformer):
+    content = json.loads(tformer("eval", toy_run, "--json").stdout)["toy"]
+    kept = json.loads((toy_run / "eval" / "toy.json").read_text())
+    assert {key: content[key] for key in kept} == kept
+    assert [score["name"] for score in kept["scores"]] == ["BLEU"]
+
+
+@pytest.mark.parametrize("checkpoint", ["best", "last"])
+def test_training_and_eval_give_the_same_numbers(toy_run, tformer, checkpoint):
+    step = int((toy_run / checkpoint).read_text().removeprefix("step-"))
+    content = json.loads(
+        tformer(
+            "eval", toy_run, "--split", "valid", "--beam", 1, "--checkpoint", checkpoint, "--json"
+        ).stdout
+    )["valid"]
+    training = reported(toy_run, step)
+    assert content["scores"][0]["score"] == training["bleu"]
+    assert content["scores"][0]["signature"] == training["signature"]
+    for key in ("loss", "perplexity", "accuracy"):
+        assert content[key] == training[key]
+
+
+def test_another_text_is_scored_by_source_and_reference(toy_run, tformer):
+    data = toy_run.parent / "data"
+    files = ("--source", data / "valid.src", "--reference", data / "valid.tgt")
+    own = json.loads(tformer("eval", toy_run, "--split", "valid", "--json").stdout)["valid"]
+    other = json.loads(tformer("eval", toy_run, *files, "--json").stdout)["valid.src"]
+    assert other["scores"] == own["scores"]
+    assert other["loss"] == own["loss"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--split", "tset"),
+            "--split: the config has no such split; got tset; choose from: valid, toy",
+        ),
+        (("--source", "x"), "--reference: --source and --reference go together; add --reference"),
+        (
+            ("--source", "x", "--reference", "y", "--split", "toy"),
+            "--split: contradicts --source; got toy; leave one of them out",
+        ),
+        (
+            ("--device", "tpu9000"),
+            "--device: no device has this name; got tpu9000; use auto, cpu, cuda or mps",
+        ),
+        (("--precision", "float8"), "--precision: must be auto, float32 or bfloat16; got float8"),
+    ],
+)
+def test_contradictions_are_one_clear_line(toy_run, tformer, arguments, message):
+    result = tformer("eval", toy_run, *arguments)
+    assert (result.exit_code, result.stderr) == (2, f"{message}\n")
+
+
+def test_unequal_files_are_refused_with_both_counts(toy_run, tformer, tmp_path):
+    source, reference = tmp_path / "s", tmp_path / "r"
+    source.write_text("a\nb\nc\n")
+    reference.write_text("A\n")
+    result = tformer("eval", toy_run, "--source", source, "--reference", reference)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"{source}:2: has no counterpart in {reference}; got 3 and 1 lines; "
+        "line n of one file must translate line n of the other\n"
+    )

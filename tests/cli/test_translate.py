@@ -1,0 +1,175 @@
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tformer_cli import Translator
+from tformer_cli.config.schema import GreedyConfig
+
+LINES = ["ab cd", "", "feg", "   ", "a", "bcd ef ag", "ab cd"]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    file = tmp_path / "input.txt"
+    file.write_text("".join(f"{line}\n" for line in LINES))
+    return file
+
+
+def test_python_and_command_line_translate_alike(toy_run, tformer, source):
+    expected = Translator.load(toy_run).translate(LINES)
+    output = tformer("translate", toy_run, "--input", source).stdout
+    assert output == "".join(f"{line}\n" for line in expected)
+    assert len(set(expected)) > 3, "a model that says the same to all shows little"
+
+
+def test_stdin_and_file_translate_alike(toy_run, tformer, source):
+    from_file = tformer("translate", toy_run, "--input", source).stdout
+    from_stdin = tformer("translate", toy_run, stdin=source.read_bytes()).stdout
+    assert from_stdin == from_file
+    assert from_file.count("\n") == len(LINES)
+
+
+def test_an_empty_line_gives_an_empty_line_in_its_place(toy_run, tformer):
+    output = tformer("translate", toy_run, stdin="\nab\n\n").stdout.split("\n")
+    assert len(output) == 4
+    assert output[0] == output[2] == output[3] == ""
+    assert output[1] != ""
+
+
+def test_no_line_gives_no_line(toy_run, tformer):
+    result = tformer("translate", toy_run, stdin="")
+    assert (result.exit_code, result.stdout) == (0, "")
+
+
+def test_output_file_equals_stdout(toy_run, tformer, source, tmp_path):
+    target = tmp_path / "new folder" / "output.txt"
+    assert tformer("translate", toy_run, "-i", source, "-o", target).stdout == ""
+    assert target.read_text() == tformer("translate", toy_run, "-i", source).stdout
+
+
+def test_a_bad_line_is_named_and_nothing_is_translated(toy_run, tformer, tmp_path):
+    file, target = tmp_path / "bad.txt", tmp_path / "output.txt"
+    file.write_bytes(b"ab\ncd\n\xff\xfe\n")
+    result = tformer("translate", toy_run, "-i", file, "-o", target)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{file}:3: not UTF-8")
+    assert not list(tmp_path.glob("*output.txt*"))
+
+
+def test_beam_of_one_is_greedy(toy_run, tformer, source):
+    expected = Translator.load(toy_run).translate(LINES, decoding=GreedyConfig(max_length=20))
+    output = tformer("translate", toy_run, "-i", source, "--beam", 1).stdout
+    assert output.split("\n")[:-1] == expected
+
+
+def test_nbest_lists_each_line_under_its_number(toy_run, tformer):
+    output = tformer("translate", toy_run, "--nbest", 2, stdin="ab\n\nfeg\n").stdout
+    rows = [row.split(" ||| ") for row in output.splitlines()]
+    assert [row[0] for row in rows] == ["1", "1", "2", "2", "3", "3"]
+    assert float(rows[0][2]) > float(rows[1][2])
+    assert rows[0][1] == tformer("translate", toy_run, stdin="ab\n").stdout.rstrip("\n")
+
+
+def test_json_holds_text_tokens_and_scores(toy_run, tformer):
+    output = tformer("translate", toy_run, "--json", "--length-penalty", 0.5, stdin="ab c\n").stdout
+    (line,) = map(json.loads, output.splitlines())
+    assert (line["line"], line["source"]) == (1, "ab c")
+    (best,) = line["translations"]
+    assert "".join(best["tokens"]) == best["text"]
+    length = len(best["tokens"]) + 1
+    assert best["score"] == pytest.approx(best["log_prob"] / length**0.5)
+
+
+def test_without_a_run_the_newest_is_taken(toy_run, tformer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(toy_run, "runs/old")
+    shutil.copytree(toy_run, "runs/new")
+    os.utime("runs/old/last", (1, 1))
+    shutil.rmtree("runs/old/checkpoints")
+    assert tformer("translate", stdin="ab\n").stdout
+
+
+def test_without_any_run_there_is_a_remedy(tformer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = tformer("translate", stdin="ab\n")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "runs/: no run with a checkpoint in it; "
+        "train one with `tformer train CONFIG`, or name a run folder\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("runs/nothing", "name the folder of a run, such as runs/demo"),
+        (
+            "The dog sleeps.",
+            "to translate a sentence, pipe it in: echo 'The dog sleeps.' | tformer translate",
+        ),
+    ],
+)
+def test_what_is_no_run_gets_a_hint(tformer, name, remedy):
+    result = tformer("translate", name)
+    assert result.exit_code == 2
+    assert result.stderr == f"{name}: no such run folder; {remedy}\n"
+
+
+def test_a_checkpoint_that_is_not_there_is_named(toy_run, tformer):
+    result = tformer("translate", toy_run, "--checkpoint", "step-000001")
+    assert result.stderr == (
+        f"{toy_run}: has no such checkpoint; got step-000001; "
+        "train first, or look into its folder checkpoints/\n"
+    )
+
+
+def test_more_translations_than_the_beam_holds_are_refused(toy_run, tformer):
+    result = tformer("translate", toy_run, "--nbest", 3, stdin="ab\n")
+    assert result.exit_code == 2
+    assert result.stderr == "--nbest: must be at most the beam size (2); got 3; use --beam 3\n"
+
+
+def test_a_length_penalty_for_greedy_search_is_refused(toy_run, tformer):
+    result = tformer("translate", toy_run, "--beam", 1, "--length-penalty", 2, stdin="ab\n")
+    assert result.stderr == (
+        "--length-penalty: has no effect on greedy search; got 2; add --beam 5\n"
+    )
+
+
+def test_a_line_is_answered_while_the_pipe_stays_open(toy_run):
+    with subprocess.Popen(
+        [sys.executable, "-m", "tformer_cli", "translate", str(toy_run)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    ) as process:
+        answers = []
+        for line in ("ab cd", "feg"):
+            process.stdin.write(f"{line}\n")
+            process.stdin.flush()
+            answers.append(process.stdout.readline().rstrip("\n"))
+        process.stdin.close()
+        assert process.wait(timeout=30) == 0
+    assert answers == Translator.load(toy_run).translate(["ab cd", "feg"])
+
+
+def test_a_reader_that_leaves_early_ends_the_command_quietly(toy_run, tmp_path):
+    many = tmp_path / "many.txt"
+    many.write_text("ab\n" * 30_000)
+    with subprocess.Popen(
+        [sys.executable, "-m", "tformer_cli", "translate", str(toy_run), "-i", str(many)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(timeout=60) in (0, -signal.SIGPIPE)

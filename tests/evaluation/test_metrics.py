@@ -1,0 +1,81 @@
+"""Scores against sacrebleu's own command line."""
+
+import gzip
+import json
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from tformer_cli.config.schema import BleuConfig, ChrfConfig, EvaluationConfig, ParallelText
+from tformer_cli.evaluation.evaluate import sacrebleu_command
+from tformer_cli.evaluation.metrics import build_metric
+
+HYPOTHESES = [
+    "Der Hund schläft .",
+    "Eine Katze trinkt Milch.",
+    "",
+    "Zwei Kinder spielen im Garten!",
+]
+REFERENCES = ["Der Hund schläft.", "Die Katze trinkt die Milch.", "Nichts.", "Zwei kinder spielen."]
+SETTINGS = [
+    EvaluationConfig(),
+    EvaluationConfig(
+        bleu=BleuConfig(tokenize="intl", lowercase=True), chrf=ChrfConfig(word_order=2)
+    ),
+    EvaluationConfig(bleu=BleuConfig(tokenize="char")),
+]
+
+
+def run_sacrebleu(command: str) -> dict:
+    words = shlex.split(command)
+    assert words[0] == "sacrebleu"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "sacrebleu", *words[1:], "-w", "8"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", ["bleu", "chrf", "ter"])
+@pytest.mark.parametrize("config", SETTINGS, ids=["default", "changed", "characters"])
+def test_score_equals_the_command_line_printed_beside_it(name, config, tmp_path):
+    hypothesis_file, reference_file = tmp_path / "a hyp.txt", tmp_path / "ref.txt"
+    hypothesis_file.write_text("".join(f"{line}\n" for line in HYPOTHESES), encoding="utf-8")
+    reference_file.write_text("".join(f"{line}\n" for line in REFERENCES), encoding="utf-8")
+    metric = build_metric(name, config, "de")
+    score = metric.score(HYPOTHESES, REFERENCES)
+    printed = run_sacrebleu(sacrebleu_command(metric, reference_file, hypothesis_file))
+    assert score.score == pytest.approx(printed["score"], abs=1e-6)
+    assert score.name == printed["name"]
+    assert score.signature == printed["signature"]
+    assert score.num_sentences == 4
+
+
+@pytest.mark.parametrize(
+    ("language", "tokenizer"), [("de", "13a"), ("zh", "zh"), ("zh_CN", "zh"), ("source", "13a")]
+)
+def test_auto_tokenizer_goes_by_the_target_language(language, tokenizer):
+    metric = build_metric("bleu", EvaluationConfig(), language)
+    assert f"|tok:{tokenizer}|" in metric.score(["a"], ["a"]).signature
+    assert metric.options == ("-tok", tokenizer)
+
+
+def test_score_reads_as_one_line():
+    score = build_metric("bleu", EvaluationConfig(), "de").score(REFERENCES, REFERENCES)
+    assert str(score) == f"BLEU = 100.00  ({score.signature})"
+
+
+def test_gzip_references_work_in_the_printed_command(tmp_path):
+
+    reference_file, hypothesis_file = tmp_path / "ref.gz", tmp_path / "hyp.txt"
+    with gzip.open(reference_file, "wt", encoding="utf-8") as references:
+        references.writelines(f"{line}\n" for line in REFERENCES)
+    hypothesis_file.write_text("".join(f"{line}\n" for line in HYPOTHESES), encoding="utf-8")
+    text = ParallelText(source=tmp_path / "source", target=reference_file)
+    metric = build_metric("bleu", EvaluationConfig(), "de")
+    printed = run_sacrebleu(sacrebleu_command(metric, text.target, hypothesis_file))
+    assert printed["score"] == pytest.approx(metric.score(HYPOTHESES, REFERENCES).score, abs=1e-6)
