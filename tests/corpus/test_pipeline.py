@@ -1,0 +1,85 @@
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tformer_cli.config.schema import (
+    CharConfig,
+    DataConfig,
+    FilterConfig,
+    ParallelText,
+    TrainingText,
+)
+from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.pipeline import (
+    batches_in_order,
+    evaluation_store,
+    training_groups,
+    training_pairs,
+    training_store,
+)
+from tformer_cli.errors import DataError
+from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataConfig:
+    texts = {"a": [("ab", "AB"), ("", "X"), ("abc" * 5, "ABC")], "b": [("c", "C"), ("ba", "")]}
+    for name, pairs in texts.items():
+        for suffix, lines in zip(("src", "tgt"), zip(*pairs, strict=True), strict=True):
+            (tmp_path / f"{name}.{suffix}").write_text("".join(f"{line}\n" for line in lines))
+    files = [
+        {"source": tmp_path / f"{name}.src", "target": tmp_path / f"{name}.tgt"} for name in texts
+    ]
+    return DataConfig(
+        train=(TrainingText(**files[0]), TrainingText(**files[1], weight=2.5)),
+        valid=ParallelText(**files[0]),
+        filters=FilterConfig(max_length=9),
+    )
+
+
+@pytest.fixture
+def tokenizers(data: DataConfig) -> Tokenizers:
+    return build_tokenizers(CharConfig(), lambda: training_pairs(data), 1)
+
+
+def test_training_store_holds_the_pairs_that_the_filters_keep(data, tokenizers):
+    store, report = training_store(data, tokenizers)
+    decoded = [
+        (tokenizers.source.decode(store[i].source), tokenizers.target.decode(store[i].target))
+        for i in range(len(store))
+    ]
+    assert decoded == [("ab", "AB"), ("c", "C")]
+    assert store.weights.tolist() == [1.0, 2.5]
+    assert str(report) == "5 pairs: 2 kept; dropped 2 empty, 1 too long"
+
+
+def test_evaluation_store_holds_every_line(data, tokenizers):
+    store = evaluation_store(data.valid, tokenizers)
+    assert [tokenizers.target.decode(store[i].target) for i in range(3)] == ["AB", "X", "ABC"]
+    held = [i for batch in batches_in_order(store, batch_tokens=20) for i in batch.indices.tolist()]
+    assert sorted(held) == [0, 1, 2]
+
+
+def test_an_empty_evaluation_text_is_refused(tokenizers, tmp_path):
+    (tmp_path / "empty").write_text("")
+    text = ParallelText(source=tmp_path / "empty", target=tmp_path / "empty")
+    with pytest.raises(DataError) as caught:
+        evaluation_store(text, tokenizers)
+    assert str(caught.value) == f"{tmp_path / 'empty'}: no lines; name a file with text"
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3, 100])
+def test_accumulation_cuts_a_batch_and_changes_nothing_in_it(data, tokenizers, accumulate):
+    store, _ = training_store(data, tokenizers)
+
+    def steps(pieces: int) -> list[tuple[list[int], Position]]:
+        groups = training_groups(
+            store, batch_tokens=12, accumulate=pieces, seed=1, position=Position()
+        )
+        return [
+            ([i for batch in group for i in batch.indices.tolist()], position)
+            for group, position in islice(groups, 7)
+        ]
+
+    assert steps(accumulate) == steps(1)

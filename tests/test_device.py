@@ -1,0 +1,60 @@
+import pytest
+import torch
+
+from tformer_cli.device import derive_seed, resolve_device, resolve_precision
+from tformer_cli.errors import DeviceError
+
+CPU = torch.device("cpu")
+
+
+def test_auto_device_is_one_that_works():
+    device = resolve_device("auto")
+    assert torch.ones(3, device=device).sum().item() == 3
+
+
+@pytest.mark.parametrize("name", ["tpu9000", ""])
+def test_a_name_that_is_no_device_is_refused(name):
+    with pytest.raises(DeviceError) as caught:
+        resolve_device(name)
+    assert str(caught.value) == (
+        f"--device: no device has this name; got {name}; use auto, cpu, cuda or mps"
+    )
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(DeviceError) as caught:
+        resolve_device("cuda:1")
+    assert str(caught.value) == (
+        "--device: this machine, or this build of torch, does not have it; got cuda:1; "
+        "use --device auto"
+    )
+
+
+def test_precision_on_a_cpu_is_float32_unless_asked():
+    assert resolve_precision("auto", CPU) == torch.float32
+    assert resolve_precision("bfloat16", CPU) == torch.bfloat16
+
+
+def test_bfloat16_on_a_gpu_that_lacks_it_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "an old card")
+    device = torch.device("cuda")
+    assert resolve_precision("auto", device) == torch.float32
+    with pytest.raises(DeviceError) as caught:
+        resolve_precision("bfloat16", device)
+    assert str(caught.value) == (
+        "precision: this GPU has no bfloat16; got an old card; use precision auto"
+    )
+
+
+def test_derived_seeds_depend_on_every_part():
+    seeds = {
+        derive_seed(1, "a", 2),
+        derive_seed(1, "a", 3),
+        derive_seed(2, "a", 2),
+        derive_seed(1, "b", 2),
+    }
+    assert len(seeds) == 4
+    assert derive_seed(1, "a", 2) == derive_seed(1, "a", 2)
+    torch.manual_seed(max(seeds))

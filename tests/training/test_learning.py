@@ -1,0 +1,60 @@
+"""Small models must learn small tasks: the whole road, from text to BLEU."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from tformer_cli.checkpoint import load_trained_model
+from tformer_cli.config.load import load_config
+from tformer_cli.decoding.translator import Translator
+from tformer_cli.evaluation.evaluate import evaluate
+from tformer_cli.evaluation.metrics import build_metric
+from tformer_cli.run_directory import RunDirectory
+from tformer_cli.training.run import train
+
+CPU = torch.device("cpu")
+TASKS = {"copy": lambda words: words, "reverse": lambda words: words[::-1]}
+
+CONFIG = """\
+data:
+  train: [{source: train.src, target: train.tgt}]
+  valid: {source: valid.src, target: valid.tgt}
+tokenizer: {kind: word, min_frequency: 1, shared: true}
+model: {dim: 64, num_encoder_layers: 2, num_decoder_layers: 2, num_heads: 4, feedforward_dim: 128}
+training:
+  optimizer: {kind: adamw, learning_rate: 3e-3}
+  schedule: {kind: cosine, warmup_steps: 100}
+  batch_tokens: 1500
+  max_steps: 1200
+  validate_every: 400
+evaluation: {bleu: {lowercase: true}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_a_small_model_learns_the_task(task, tmp_path: Path):
+    chooser = random.Random(1)
+    words = [f"w{number}" for number in range(30)]
+    for split, count in (("train", 4000), ("valid", 100)):
+        sources = [chooser.choices(words, k=chooser.randint(3, 12)) for _ in range(count)]
+        for suffix, lines in (("src", sources), ("tgt", map(TASKS[task], sources))):
+            text = "".join(f"{' '.join(line)}\n" for line in lines)
+            (tmp_path / f"{split}.{suffix}").write_text(text)
+    file = tmp_path / "task.yaml"
+    file.write_text(CONFIG)
+    config, run = load_config(file), RunDirectory(tmp_path / "run")
+    torch.set_num_threads(2)
+    train(config, run, device=CPU)
+    trained = load_trained_model(run)
+    evaluation = evaluate(
+        trained.model,
+        Translator.of_model(trained.model, trained.tokenizers, config, CPU),
+        config.data.valid,
+        [build_metric("bleu", config.evaluation, "source")],
+        device=CPU,
+    )
+    assert evaluation.scores[0].score > 98
+    assert evaluation.likelihood.accuracy > 0.99
