@@ -61,9 +61,10 @@ def compose(text: str, name: str) -> yaml.Node | None:
         raise ConfigError([Problem(where, "has a control character", got)]) from None
     except RecursionError:
         raise ConfigError([Problem(name, "is nested too deeply")]) from None
-    except ValueError as error:
-        # An escape such as "\\UFFFFFFFF", which is beyond Unicode.
-        raise ConfigError([Problem(name, f"is not valid YAML: {error}")]) from None
+    except (ValueError, OverflowError):
+        # Only chr() raises these, and PyYAML lets them pass.
+        what = "is not valid YAML: an escape names no character of Unicode"
+        raise ConfigError([Problem(name, what)]) from None
 
 
 def parse_config(root: yaml.Node, file: str) -> Config:

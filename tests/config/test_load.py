@@ -1,0 +1,297 @@
+"""Files, overrides, paths, and the full dump that reads back."""
+
+import dataclasses
+import math
+import types
+import typing
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tformer_cli.config.load import as_plain, check_data_files, dump_config, load_config
+from tformer_cli.config.schema import Bounds, CharConfig, Config, check
+from tformer_cli.errors import ConfigError
+
+ROOT = Path(__file__).parent.parent.parent
+GOLDEN = ROOT / "tests" / "golden"
+DATA = """\
+data:
+  train: [{source: a, target: b}]
+  valid: {source: ../c, target: d}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "x.yaml"
+    path.write_text(DATA, encoding="utf-8")
+    return path
+
+
+def complaints(path: Path, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        load_config(path, overrides)
+    return str(raised.value).replace(str(path), "x.yaml").split("\n")
+
+
+def test_paths_are_relative_to_the_folder_of_the_file(file: Path) -> None:
+    config = load_config(file)
+    assert config.data.root is None
+    assert config.data.train[0].source == file.parent / "a"
+    assert config.data.valid.source == file.parent.parent / "c"
+
+
+def test_paths_are_relative_to_root_and_root_to_the_file(file: Path) -> None:
+    file.write_text(DATA + "  root: texts/en\n  test: {x: {source: /abs, target: ~/home}}\n")
+    data = load_config(file).data
+    assert data.root == file.parent / "texts" / "en"
+    assert data.train[0].target == file.parent / "texts" / "en" / "b"
+    assert data.valid.source == file.parent / "texts" / "c"
+    assert data.test["x"].source == Path("/abs")
+    assert data.test["x"].target == Path.home() / "home"
+
+
+def test_paths_of_overrides_are_relative_to_the_current_folder(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    data = load_config(file, ["data.root=texts", "data.train.0.source=../z"]).data
+    assert data.root == here / "texts"
+    assert data.train[0].source == tmp_path / "z"
+    assert data.train[0].target == here / "texts" / "b"
+
+
+def test_links_in_paths_are_kept(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    data = load_config(file, [f"data.root={tmp_path}/link"]).data
+    assert data.train[0].source == tmp_path / "link" / "a"
+
+
+def test_override_reaches_every_kind_of_key(file: Path) -> None:
+    config = load_config(
+        file,
+        [
+            "seed=7",
+            "training.optimizer.learning_rate=1e-4",
+            "training.clip_norm=",
+            "data.source_language=no",
+            "data.train.0.weight=2",
+            "data.test.news.source=/s",
+            "data.test.news.target=/t",
+            "tokenizer={kind: char, min_frequency: 3}",
+            "training.schedule.kind=step",
+            "training.schedule.step_size=5",
+            "training.optimizer.betas=[0.5, 0.75]",
+            "training.optimizer.betas.1=0.8",
+        ],
+    )
+    assert config.seed == 7
+    assert config.training.optimizer.learning_rate == 1e-4
+    assert config.training.clip_norm is None
+    assert config.data.source_language == "no"
+    assert config.data.train[0].weight == 2.0
+    assert config.data.train[0].source == file.parent / "a"
+    assert config.data.test["news"].target == Path("/t")
+    assert config.tokenizer == CharConfig(min_frequency=3)
+    assert config.training.schedule.kind == "step"
+    assert config.training.schedule.step_size == 5
+    assert config.training.optimizer.betas == (0.5, 0.8)
+
+
+def test_override_leaves_what_an_alias_shares(file: Path) -> None:
+    file.write_text("data: {train: [&t {source: /a, target: /b}], valid: *t, test: {x: *t}}\n")
+    data = load_config(file, ["data.valid.source=/c"]).data
+    assert data.valid.source == Path("/c")
+    assert data.train[0].source == data.test["x"].source == Path("/a")
+
+
+def test_override_keeps_the_order_of_the_file(file: Path) -> None:
+    file.write_text(f"{DATA}  test: {{m: {{source: a, target: b}}, c: {{source: a, target: b}}}}\n")
+    assert list(load_config(file, ["data.test.m.source=/z"]).data.test) == ["m", "c"]
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("seed", "--set seed: must be KEY=VALUE; got seed"),
+        ("=5", "--set : must be KEY=VALUE; got =5"),
+        ("training..x=5", "--set training..x: must be KEY=VALUE; got training..x=5"),
+        ("seed=x", "--set seed: must be a whole number; got x"),
+        ("seed=-1", "--set seed: must be at least 0; got -1"),
+        ("seed=# 5", "--set seed: has no value; got # 5"),
+        ("seed=[1", "--set seed: is not valid YAML: while parsing a flow sequence, "
+         "expected ',' or ']', but got '<stream end>'"),
+        ("seed.x=1", "--set seed.x: seed: must be a whole number; got a mapping"),
+        ("training.max_step=5", "--set training.max_step: no such key; did you mean max_steps?"),
+        ("data.train.1.source=x",
+         "--set data.train.1.source: 1 is no item of a list of 1; they are numbered from 0"),
+        ("data.train.one.source=x",
+         "--set data.train.one.source: one is no item of a list of 1; they are numbered from 0"),
+        ("tokenizer={kind: char, algorithm: bpe}",
+         "--set tokenizer: tokenizer.algorithm: belongs to kind: subword; this one is kind: char"),
+        ("model.num_heads=3", "--set model.num_heads: must divide dim (256); got 3"),
+        ("model.dim=258",
+         "--set model.dim: model.num_heads: must divide dim (258); got 4"),
+        ("data.valid={source: x}", "--set data.valid: data.valid.target: is required"),
+    ],
+)  # fmt: skip
+def test_override_that_is_wrong_is_named(file: Path, override: str, complaint: str) -> None:
+    assert complaints(file, override) == [complaint]
+
+
+def test_override_of_kind_leaves_the_keys_of_the_old_kind_to_be_refused(file: Path) -> None:
+    file.write_text(DATA + "tokenizer: {vocab_size: 500}\n")
+    assert complaints(file, "tokenizer.kind=char") == [
+        "x.yaml:4: tokenizer.vocab_size: belongs to kind: subword; this one is kind: char"
+    ]
+
+
+def test_problems_of_file_and_overrides_come_together(file: Path) -> None:
+    file.write_text(DATA + "seed: x\n")
+    assert complaints(file, "model.dim=y", "z") == [
+        "x.yaml:4: seed: must be a whole number; got x",
+        "--set model.dim: must be a whole number; got y",
+        "--set z: must be KEY=VALUE; got z",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "x.yaml: must be a mapping (key: value); got an empty file"),
+        (b"# only a comment\n", "x.yaml: must be a mapping (key: value); got an empty file"),
+        (b"- a\n- b\n", "x.yaml: must be a mapping (key: value); got a list"),
+        (b"just text\n", "x.yaml: must be a mapping (key: value); got just text"),
+        (b"seed: 1\n# M\xfcller\n", "x.yaml:2: is not UTF-8; got byte 0xFC"),
+    ],
+)
+def test_file_without_a_configuration_is_refused(
+    file: Path, content: bytes, complaint: str
+) -> None:
+    file.write_bytes(content)
+    assert complaints(file) == [complaint]
+
+
+def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    assert complaints(tmp_path / "none.yaml") == ["x.yaml: no such file"]
+    assert complaints(tmp_path) == ["x.yaml: cannot be read: Is a directory"]
+
+
+def test_check_data_files_lists_all_that_are_missing(file: Path) -> None:
+    for name in ("a", "d"):
+        (file.parent / name).touch()
+    with pytest.raises(ConfigError) as raised:
+        check_data_files(load_config(file, ["data.test.x={source: /, target: /no/t}"]).data)
+    assert str(raised.value).split("\n") == [
+        f"data.train.0.target: no such file; got {file.parent}/b",
+        f"data.valid.source: no such file; got {file.parent.parent}/c",
+        "data.test.x.source: no such file; got /",
+        "data.test.x.target: no such file; got /no/t",
+    ]
+
+
+def test_dump_of_the_defaults_is_the_golden_one(file: Path) -> None:
+    file.write_text(DATA.replace("../c", "c").replace("data:", "data:\n  root: /texts"))
+    golden = (GOLDEN / "default_config.yaml").read_text(encoding="utf-8")
+    assert dump_config(load_config(file)) == golden
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.stem)
+def test_shipped_config_loads_and_its_dump_reads_back(path: Path, tmp_path: Path) -> None:
+    config = load_config(path)
+    dump = tmp_path / "config.yaml"
+    dump.write_text(dump_config(config), encoding="utf-8")
+    assert load_config(dump) == config
+
+
+# Values that keep the rules between fields, whatever the others are.
+_RULED = {
+    "dim": st.sampled_from([8, 64]),
+    "num_heads": st.sampled_from([1, 2, 4]),
+    "tie": st.sampled_from(["none", "output"]),
+    "max_steps": st.integers(1000, 10**12),
+    "warmup_steps": st.integers(1, 1000),
+    "validate_every": st.integers(1, 1000),
+    "max_length": st.integers(600, 700),
+    "batch_tokens": st.integers(701, 10**6),
+    "vocab_size": st.integers(273, 10**6),
+}
+
+
+def values_of(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
+    """Values of a field of the schema, by its annotation and its name."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint, include_extras=True)
+        return st.builds(hint, **{name: values_of(part, name) for name, part in hints.items()})
+    if name in _RULED:
+        return _RULED[name]
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of([values_of(member) for member in arguments])
+    if origin is Literal:
+        return st.sampled_from(arguments)
+    if origin is Annotated:
+        return st.one_of(_numbers(arguments[0], arguments[1]))
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return st.lists(values_of(arguments[0]), min_size=1, max_size=2).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values_of, arguments))
+    if origin is dict:
+        names = st.text(max_size=9).filter(lambda text: text != "valid")
+        return st.dictionaries(names, values_of(arguments[1]), max_size=2)
+    names = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), max_size=9)
+    return {
+        types.NoneType: st.none(),
+        bool: st.booleans(),
+        str: st.text(max_size=9),
+        Path: names.filter(lambda text: text not in (".", "..")).map(lambda text: Path("/", text)),
+    }[hint]
+
+
+def _numbers(kind: type, bounds: Bounds) -> st.SearchStrategy[Any]:
+    low = bounds.minimum if bounds.above is None else bounds.above
+    high = bounds.maximum if bounds.below is None else bounds.below
+    if kind is int:
+        return st.integers(int(low or 0), int(high or 10**18))
+    return st.floats(
+        low,
+        math.inf if high is None else high,
+        exclude_min=bounds.above is not None,
+        exclude_max=bounds.below is not None,
+        allow_infinity=False,
+    )
+
+
+@settings(max_examples=20)
+@given(values_of(Config))
+def test_dump_reads_back_to_an_equal_config(
+    tmp_path_factory: pytest.TempPathFactory, config: Config
+) -> None:
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(
+            config.data, filters=dataclasses.replace(config.data.filters, max_length=599)
+        ),
+        evaluation=dataclasses.replace(
+            config.evaluation, bleu=dataclasses.replace(config.evaluation.bleu, lowercase=True)
+        ),
+    )
+    assert not list(check(config))
+    file = tmp_path_factory.getbasetemp() / "dump.yaml"
+    file.write_text(dump_config(config), encoding="utf-8", newline="")
+    assert load_config(file) == config
+
+
+def test_as_plain_holds_only_what_json_knows(file: Path) -> None:
+    plain = as_plain(load_config(file))
+    assert plain["data"]["train"] == [
+        {"source": str(file.parent / "a"), "target": str(file.parent / "b"), "weight": 1.0}
+    ]
+    assert plain["data"]["root"] is None
+    assert plain["training"]["optimizer"]["betas"] == [0.9, 0.98]

@@ -1,0 +1,331 @@
+"""What the parser makes of YAML text, and the exact words of all that it refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from tformer_cli.config.parse import compose, parse_config
+from tformer_cli.config.schema import (
+    AdamConfig,
+    CharConfig,
+    Config,
+    CosineSchedule,
+    LearnedPositions,
+    StepSchedule,
+    SubwordConfig,
+)
+from tformer_cli.errors import ConfigError
+
+DATA = """\
+data:
+  train: [{source: a, target: b}]
+  valid: {source: c, target: d}
+"""
+
+
+def parsed(text: str) -> Config:
+    root = compose(text, "x.yaml")
+    assert root is not None
+    return parse_config(root, "x.yaml")
+
+
+def complaints(text: str) -> list[str]:
+    """The messages about a text that has its data (lines 1 to 3) in front of it."""
+    with pytest.raises(ConfigError) as raised:
+        parsed(DATA + text)
+    return str(raised.value).split("\n")
+
+
+def test_config_of_data_alone_has_the_defaults() -> None:
+    config = parsed(DATA)
+    assert config == Config(data=config.data)
+    assert config.data.train[0].source == Path("a")
+    assert config.data.valid.target == Path("d")
+
+
+def test_float_field_reads_every_way_to_write_a_number() -> None:
+    for text, value in [("1e-4", 1e-4), ("3", 3.0), (".5", 0.5), ("2.", 2.0), ("+1E2", 100.0)]:
+        config = parsed(f"{DATA}training: {{optimizer: {{learning_rate: {text}}}}}")
+        assert config.training.optimizer.learning_rate == value
+        assert isinstance(config.training.optimizer.learning_rate, float)
+
+
+def test_int_field_is_decimal_and_never_octal_or_sexagesimal() -> None:
+    assert parsed(f"{DATA}seed: 010").seed == 10
+    assert parsed(f"{DATA}seed: 1_000").seed == 1000
+    assert complaints("seed: 12:30") == ["x.yaml:4: seed: must be a whole number; got 12:30"]
+
+
+def test_text_field_keeps_what_yaml_would_take_for_something_else() -> None:
+    for text in ("no", "on", "true", "010", "1e-4", "12:30", "'null'", '""'):
+        config = parsed(DATA.replace("data:", f"data:\n  source_language: {text}"))
+        assert config.data.source_language == text.strip("'\"")
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("seed: 1.0", "seed: must be a whole number; got 1.0"),
+        ("seed: 1e3", "seed: must be a whole number; got 1e3"),
+        ("seed: true", "seed: must be a whole number; got true"),
+        ("seed: 0x1F", "seed: must be a whole number; got 0x1F"),
+        ("seed: '1'", 'seed: must be a whole number; got "1"'),
+        ("seed: ١", "seed: must be a whole number; got ١"),
+        ("seed: null", "seed: must be a whole number; got null"),
+        ("seed:", "seed: must be a whole number; got nothing"),
+        ("seed: [1]", "seed: must be a whole number; got a list"),
+        ("seed: {a: 1}", "seed: must be a whole number; got a mapping"),
+        ("seed: " + "9" * 5000, f"seed: must be a whole number; got {'9' * 60}..."),
+        ("seed: -1", "seed: must be at least 0; got -1"),
+        ("model: {dropout: nan}", "model.dropout: must be a number; got nan"),
+        ("model: {dropout: .inf}", "model.dropout: must be a number; got .inf"),
+        ("model: {dropout: 1e999}", "model.dropout: must be a number; got 1e999"),
+        ("model: {dropout: '0.1'}", 'model.dropout: must be a number; got "0.1"'),
+        ("model: {dropout: 1.0}", "model.dropout: must be below 1; got 1.0"),
+        ("model: {norm_epsilon: 0}", "model.norm_epsilon: must be above 0; got 0.0"),
+        (
+            "tokenizer: {vocab_size: 1_000_001}",
+            "tokenizer.vocab_size: must be at most 1000000; got 1000001",
+        ),
+        (
+            "tokenizer: {shared: no}",
+            "tokenizer.shared: must be true or false; got no",
+        ),
+        (
+            "tokenizer: {shared: 'true'}",
+            'tokenizer.shared: must be true or false; got "true"',
+        ),
+        (
+            "tokenizer: {shared: null}",
+            "tokenizer.shared: must be true or false; got null",
+        ),
+        (
+            "tokenizer: {algorithm: bpee}",
+            "tokenizer.algorithm: must be one of bpe, unigram; got bpee; did you mean bpe?",
+        ),
+        (
+            "tokenizer: {algorithm: wordpiece}",
+            "tokenizer.algorithm: must be one of bpe, unigram; got wordpiece",
+        ),
+        ("model: {kind: rnn}", "model.kind: must be encoder_decoder; got rnn"),
+        ("model: 5", "model: must be a mapping (key: value); got 5"),
+        ("model:", "model: must be a mapping (key: value); got nothing"),
+        ("model: []", "model: must be a mapping (key: value); got a list"),
+        (
+            "tokenizer: char",
+            "tokenizer: must be a mapping (key: value); got char; write {kind: char}",
+        ),
+        (
+            "tokenizer: {kind: caracter}",
+            "tokenizer.kind: must be one of subword, word, char; got caracter",
+        ),
+        (
+            "training: {optimizer: {betas: 0.9}}",
+            "training.optimizer.betas: must be a list; got 0.9",
+        ),
+        (
+            "training: {optimizer: {betas: [0.9]}}",
+            "training.optimizer.betas: must be a list of 2; got a list of 1",
+        ),
+        (
+            "training: {optimizer: {betas: [0.9, x]}}",
+            "training.optimizer.betas.1: must be a number; got x",
+        ),
+        (
+            "training: {optimizer: {betas: [0.9, 1]}}",
+            "training.optimizer.betas.1: must be below 1; got 1.0",
+        ),
+        ("sead: 3", "sead: no such key; did you mean seed?"),
+        (
+            "evaluation: {rouge: {}}",
+            "evaluation.rouge: no such key; the keys here are bleu, chrf",
+        ),
+        (
+            "training: {schedule: {step_size: 5}}",
+            "training.schedule.step_size: belongs to kind: step; this one is kind: cosine",
+        ),
+        (
+            "training: {schedule: {kind: step, final_ratio: 0}}",
+            "training.schedule.final_ratio: belongs to kind: cosine or linear; "
+            "this one is kind: step",
+        ),
+        ("seed: !!int 5", "seed: must have no tag; got !!int"),
+        ("seed: !shout 5", "seed: must have no tag; got !shout"),
+        (
+            "seed: !!python/object/apply:os.getcwd []",
+            "seed: must have no tag; got !!python/object/apply:os.getcwd",
+        ),
+        ("? [a]\n: 1", "has a key that is not a word; got a list"),
+        ("<<: {seed: 1}", "<<: no such key; the keys here are seed, data, tokenizer, model, "
+         "training, decoding, evaluation"),
+    ],
+)  # fmt: skip
+def test_parse_refuses_with_line_key_rule_and_value(line: str, complaint: str) -> None:
+    assert complaints(line) == [f"x.yaml:4: {complaint}"]
+
+
+def test_text_field_refuses_null() -> None:
+    with pytest.raises(ConfigError) as raised:
+        parsed(DATA.replace("data:", "data:\n  source_language: ~"))
+    assert str(raised.value) == "x.yaml:2: data.source_language: must be text; got ~"
+
+
+@pytest.mark.parametrize("text", ["''", "null", '"a\\0b"'])
+def test_path_field_refuses_what_names_no_file(text: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parsed(DATA.replace("source: c", f"source: {text}"))
+    assert str(raised.value).startswith("x.yaml:3: data.valid.source: must be a path; got ")
+
+
+def test_path_field_expands_the_home_of_known_users_only() -> None:
+    train = parsed("data: {train: [{source: ~/a, target: ~nobody-of-that-name/b}], valid: "
+                   "{source: a, target: b}}").data.train[0]  # fmt: skip
+    assert train.source == Path.home() / "a"
+    assert train.target == Path("~nobody-of-that-name/b")
+
+
+def test_optional_field_takes_null_in_each_spelling() -> None:
+    for text in ("null", "~", "", "Null", "NULL"):
+        assert parsed(f"{DATA}training:\n  clip_norm: {text}").training.clip_norm is None
+    message = "x.yaml:4: training.clip_norm: must be a number; got none"
+    assert complaints("training: {clip_norm: none}") == [message]
+
+
+def test_union_is_chosen_by_kind_and_without_it_is_the_default_member() -> None:
+    config = parsed(
+        f"{DATA}tokenizer: {{vocab_size: 500}}\n"
+        "model: {positions: {kind: learned}}\n"
+        "training: {optimizer: {kind: adam}, schedule: {kind: 'step', step_size: 3}}\n"
+    )
+    assert config.tokenizer == SubwordConfig(vocab_size=500)
+    assert config.model.positions == LearnedPositions()
+    assert config.training.optimizer == AdamConfig()
+    assert config.training.schedule == StepSchedule(step_size=3)
+    assert parsed(f"{DATA}training: {{schedule: {{}}}}").training.schedule == CosineSchedule()
+    assert parsed(f"{DATA}tokenizer: {{kind: char}}").tokenizer == CharConfig()
+
+
+def test_named_texts_are_a_mapping_and_each_is_read() -> None:
+    assert list(parsed(DATA + "  test: {no: {source: a, target: b}}\n").data.test) == ["no"]
+    assert complaints("  test: [x]") == [
+        "x.yaml:4: data.test: must be a mapping (key: value); got a list"
+    ]
+    assert complaints("  test:\n    x: {source: a, target: []}\n    y: {source: a}") == [
+        "x.yaml:5: data.test.x.target: must be a path; got a list",
+        "x.yaml:6: data.test.y.target: is required",
+    ]
+
+
+def test_alias_stands_for_what_it_names() -> None:
+    config = parsed(
+        "data:\n  train: [&text {source: a, target: b}]\n  valid: *text\n  test: {again: *text}\n"
+    )
+    assert config.data.valid.source == config.data.train[0].source
+    assert config.data.test["again"] == config.data.valid
+
+
+def test_alias_inside_itself_is_refused_like_any_wrong_value() -> None:
+    assert complaints("model: &m {positions: *m}") == [
+        "x.yaml:4: model.positions.positions: no such key; the keys here are kind"
+    ]
+
+
+def test_key_written_twice_is_refused() -> None:
+    assert complaints("seed: 1\nmodel: {}\nseed: 2") == [
+        "x.yaml:6: seed: is written twice, first at x.yaml:4"
+    ]
+
+
+def test_missing_key_names_the_line_of_its_mapping() -> None:
+    with pytest.raises(ConfigError) as raised:
+        parsed("seed: 1\ndata:\n  train:\n    - target: b\n")
+    assert str(raised.value).split("\n") == [
+        "x.yaml:2: data.valid: is required",
+        "x.yaml:4: data.train.0.source: is required",
+    ]
+    with pytest.raises(ConfigError) as raised:
+        parsed("seed: 1\n")
+    assert str(raised.value) == "x.yaml: data: is required"
+
+
+def test_root_that_is_no_mapping_is_refused() -> None:
+    with pytest.raises(ConfigError) as raised:
+        parsed("- seed\n")
+    assert str(raised.value) == "x.yaml: must be a mapping (key: value); got a list"
+
+
+def test_conflict_stands_at_the_line_of_its_key() -> None:
+    assert complaints("model:\n  dim: 256\n  num_heads: 3\n") == [
+        "x.yaml:6: model.num_heads: must divide dim (256); got 3"
+    ]
+
+
+def test_conflict_of_an_unwritten_key_stands_at_the_nearest_written_one() -> None:
+    assert complaints("model:\n  dim: 258\n") == [
+        "x.yaml:4: model.num_heads: must divide dim (258); got 4"
+    ]
+    with pytest.raises(ConfigError) as raised:
+        parsed(DATA + "  filters: {max_length: 5000}\n")
+    assert str(raised.value) == (
+        "x.yaml: training.batch_tokens: must be above data.filters.max_length (5000), "
+        "or a long sentence fits no batch; got 4096"
+    )
+
+
+def test_all_problems_come_at_once_in_the_order_of_the_file() -> None:
+    assert complaints(
+        "evaluation: {blue: {}}\n"
+        "decoding: {size: 0}\n"
+        "training: {max_steps: 10, report_every: often}\n"
+        "model: {num_heads: 3}\n"
+        "tokenizer: {vocab_size: 100, shared: false}\n"
+    ) == [
+        "x.yaml:4: evaluation.blue: no such key; did you mean bleu?",
+        "x.yaml:5: decoding.size: must be at least 1; got 0",
+        "x.yaml:6: training.report_every: must be a whole number; got often",
+        "x.yaml:7: model.num_heads: must divide dim (256); got 3",
+        "x.yaml:8: tokenizer.vocab_size: must be at least 273 with byte_fallback "
+        "(16 special pieces, 256 bytes); got 100; enlarge it or set byte_fallback: false",
+    ]
+
+
+def test_consequence_of_a_broken_value_is_not_reported() -> None:
+    assert complaints("model: {num_heads: 0}") == [
+        "x.yaml:4: model.num_heads: must be at least 1; got 0"
+    ]
+    assert complaints("model: {dim: 6, num_head: 3}") == [
+        "x.yaml:4: model.num_head: no such key; did you mean num_heads?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("a: b: c", "x.yaml:1: is not valid YAML: mapping values are not allowed here"),
+        (
+            "a: 1\nb: [1, 2\n",
+            "x.yaml:3: is not valid YAML: while parsing a flow sequence, "
+            "expected ',' or ']', but got '<stream end>'",
+        ),
+        ("a: *b", "x.yaml:1: is not valid YAML: found undefined alias 'b'"),
+        (
+            "a: 1\n---\nb: 2\n",
+            "x.yaml:2: is not valid YAML: expected a single document in the stream, "
+            "but found another document",
+        ),
+        ("a: 1\nb: \x07\n", "x.yaml:2: has a control character; got U+0007"),
+        *(
+            (f'"{escape}": 1', "x.yaml: is not valid YAML: an escape names no character of Unicode")
+            for escape in ("\\UFFFFFFFF", "\\U00110000")
+        ),
+        ("[" * 600, "x.yaml: is nested too deeply"),
+    ],
+)
+def test_compose_says_where_the_text_is_not_yaml(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        compose(text, "x.yaml")
+    assert str(raised.value) == complaint
+
+
+def test_compose_finds_nothing_in_comments() -> None:
+    assert compose("# nothing yet\n", "x.yaml") is None

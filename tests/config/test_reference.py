@@ -1,0 +1,103 @@
+"""The option table: complete, and the one that stands in the README."""
+
+import dataclasses
+import inspect
+from pathlib import Path
+
+import pytest
+
+from tformer_cli.config import schema
+from tformer_cli.config.load import as_plain
+from tformer_cli.config.reference import Row, docstrings, option_table, rows, with_option_table
+from tformer_cli.config.schema import Config, TrainingText
+
+README = Path(__file__).parent.parent.parent / "README.md"
+
+
+def keys_of(plain: object, path: str = "") -> set[str]:
+    if not isinstance(plain, dict):
+        return {path}
+    return set().union(*(keys_of(v, f"{path}.{k}".removeprefix(".")) for k, v in plain.items()))
+
+
+def test_readme_holds_the_option_table() -> None:
+    readme = README.read_text(encoding="utf-8")
+    assert with_option_table(readme) == readme, "run `python scripts/make_option_table.py`"
+
+
+def test_with_option_table_replaces_what_is_between_the_markers() -> None:
+    before, after = "# Title\n\n<!-- options:begin -->\n", "<!-- options:end -->\nThe end.\n"
+    fresh = before + option_table() + after
+    assert with_option_table(before + "an old table\n" + after) == fresh
+    assert with_option_table(fresh) == fresh
+
+
+def test_every_field_of_the_schema_is_documented() -> None:
+    classes = [
+        cls
+        for _, cls in inspect.getmembers(schema, dataclasses.is_dataclass)
+        if cls not in (schema.Bounds, schema.Conflict)
+    ]
+    assert Config in classes
+    for cls in classes:
+        assert docstrings(cls).keys() == {part.name for part in dataclasses.fields(cls)}, cls
+
+
+def test_docstrings_include_inherited_fields() -> None:
+    assert list(docstrings(TrainingText)) == ["source", "target", "weight"]
+    assert (
+        docstrings(TrainingText)["target"] == "Target side: line n translates line n of the source."
+    )
+
+
+def test_table_has_every_key_of_a_default_config() -> None:
+    text = schema.ParallelText(source=Path("a"), target=Path("b"))
+    training_text = TrainingText(source=Path("a"), target=Path("b"))
+    config = Config(data=schema.DataConfig(train=(training_text,), valid=text))
+    in_table = {row.key.split("`")[1] for row in rows(Config)}
+    assert keys_of(as_plain(config)) <= in_table
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        Row(
+            "`training.clip_norm`",
+            "`1.0`",
+            "number > 0, or `null`",
+            "Largest norm of the gradient; larger ones are scaled down. Null leaves them.",
+        ),
+        Row("`data.train`", "*required*", "list", "Parallel texts to train on."),
+        Row("**`evaluation`**", "", "", "The scores."),
+        Row(
+            "`training.schedule.factor` (`step`)",
+            "`0.5`",
+            "number > 0, < 1",
+            "What each reduction multiplies by.",
+        ),
+        Row(
+            "`tokenizer.lowercase` (`subword`, `char`)",
+            "`none`",
+            "`none`, `source`, `target`, `both`",
+            "Sides to lower-case.",
+        ),
+        Row(
+            "**`model.positions.kind`**",
+            "`sinusoidal`",
+            "`sinusoidal`, `learned`",
+            "How the model knows the order of tokens. "
+            "`sinusoidal`: Fixed sine and cosine waves; sentences may be longer than those in "
+            "training. `learned`: A trained vector for each position; longer sentences are "
+            "refused.",
+        ),
+    ],
+    ids=lambda row: row.key,
+)
+def test_rows_tell_default_values_and_meaning(row: Row) -> None:
+    found = {other.key: other for other in rows(Config)}
+    # The README's keys change with the schema; these stand for the shapes a key can have.
+    assert found[row.key] == row
+
+
+def test_row_escapes_what_would_end_a_cell() -> None:
+    assert str(Row("a", "b", "c|d", "e")) == "| a | b | c\\|d | e |"

@@ -1,0 +1,173 @@
+"""Limits and rules of the configuration tree."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tformer_cli.config.schema import (
+    AdamWConfig,
+    Bounds,
+    CharConfig,
+    Config,
+    Conflict,
+    DataConfig,
+    EncoderDecoderConfig,
+    EvaluationConfig,
+    FilterConfig,
+    LearnedPositions,
+    ParallelText,
+    SubwordConfig,
+    TrainingConfig,
+    TrainingText,
+    WordConfig,
+    check,
+)
+
+TEXT = ParallelText(source=Path("a"), target=Path("b"))
+DATA = DataConfig(
+    train=(TrainingText(source=Path("a"), target=Path("b")),), valid=TEXT, test={"x": TEXT}
+)
+CONFIG = Config(data=DATA)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside", "rule"),
+    [
+        (Bounds(minimum=1), 1, 0, "must be at least 1"),
+        (Bounds(maximum=1_000_000), 1_000_000, 1_000_001, "must be at most 1000000"),
+        (Bounds(above=0), 0.001, 0, "must be above 0"),
+        (Bounds(below=0.5), 0.499, 0.5, "must be below 0.5"),
+    ],
+)
+def test_bounds_rule_names_the_bound_that_is_broken(
+    bounds: Bounds, inside: float, outside: float, rule: str
+) -> None:
+    assert bounds.rule(inside) is None
+    assert bounds.rule(outside) == rule
+
+
+def test_check_finds_nothing_wrong_with_the_defaults() -> None:
+    assert list(check(CONFIG)) == []
+
+
+def test_check_looks_into_lists_and_names() -> None:
+    heavy = dataclasses.replace(DATA.train[0], weight=0.0)
+    data = dataclasses.replace(DATA, train=(DATA.train[0], heavy))
+    assert list(check(data, "data")) == [Conflict("data.train.1.weight", "must be above 0", "0.0")]
+    optimizer = AdamWConfig(betas=(0.9, 1.0))
+    assert list(check(optimizer)) == [Conflict("betas.1", "must be below 1", "1.0")]
+
+
+def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
+    model = EncoderDecoderConfig(num_heads=0)
+    assert list(check(model)) == [Conflict("num_heads", "must be at least 1", "0")]
+    assert list(check(dataclasses.replace(CONFIG, model=model))) == [
+        Conflict("model.num_heads", "must be at least 1", "0")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        (
+            dataclasses.replace(CONFIG, data=dataclasses.replace(DATA, train=())),
+            Conflict("data.train", "needs at least one pair of files", "an empty list"),
+        ),
+        (
+            dataclasses.replace(CONFIG, data=dataclasses.replace(DATA, test={"valid": TEXT})),
+            Conflict("data.test.valid", "this name belongs to data.valid", remedy="rename it"),
+        ),
+        (
+            dataclasses.replace(CONFIG, tokenizer=SubwordConfig(vocab_size=272)),
+            Conflict(
+                "tokenizer.vocab_size",
+                "must be at least 273 with byte_fallback (16 special pieces, 256 bytes)",
+                "272",
+                "enlarge it or set byte_fallback: false",
+            ),
+        ),
+        (
+            dataclasses.replace(CONFIG, model=EncoderDecoderConfig(num_heads=3)),
+            Conflict("model.num_heads", "must divide dim (256)", "3"),
+        ),
+        (
+            dataclasses.replace(CONFIG, model=EncoderDecoderConfig(dim=3, num_heads=3)),
+            Conflict("model.dim", "must be even with sinusoidal positions", "3"),
+        ),
+        (
+            dataclasses.replace(CONFIG, training=TrainingConfig(max_steps=399, validate_every=3)),
+            Conflict(
+                "training.schedule.warmup_steps", "must be at most training.max_steps (399)", "400"
+            ),
+        ),
+        (
+            dataclasses.replace(CONFIG, training=TrainingConfig(max_steps=999)),
+            Conflict(
+                "training.validate_every",
+                "must be at most training.max_steps (999), or nothing is validated",
+                "1000",
+            ),
+        ),
+        (
+            dataclasses.replace(CONFIG, tokenizer=CharConfig(shared=False)),
+            Conflict(
+                "model.tie",
+                "source and target embeddings can be tied only with tokenizer.shared: true",
+                "all",
+                "write tie: output, or share the vocabulary",
+            ),
+        ),
+        (
+            dataclasses.replace(
+                CONFIG, model=EncoderDecoderConfig(positions=LearnedPositions(max_length=256))
+            ),
+            Conflict(
+                "model.positions.max_length",
+                "must be at least data.filters.max_length + 1 (257)",
+                "256",
+            ),
+        ),
+        (
+            dataclasses.replace(CONFIG, training=TrainingConfig(batch_tokens=256)),
+            Conflict(
+                "training.batch_tokens",
+                "must be above data.filters.max_length (256), or a long sentence fits no batch",
+                "256",
+            ),
+        ),
+        (
+            dataclasses.replace(CONFIG, tokenizer=WordConfig(shared=True)),
+            Conflict(
+                "evaluation.bleu.lowercase",
+                "must be true, for this tokenizer lower-cases what the model writes",
+                "false",
+            ),
+        ),
+        (
+            dataclasses.replace(CONFIG, tokenizer=SubwordConfig(lowercase="both")),
+            Conflict(
+                "evaluation.bleu.lowercase",
+                "must be true, for this tokenizer lower-cases what the model writes",
+                "false",
+            ),
+        ),
+    ],
+)
+def test_check_reports_each_rule_between_fields(config: Config, complaint: Conflict) -> None:
+    assert list(check(config)) == [complaint]
+
+
+def test_rules_hold_at_their_edges() -> None:
+    assert not list(
+        check(
+            dataclasses.replace(
+                CONFIG,
+                data=dataclasses.replace(DATA, filters=FilterConfig(max_length=255)),
+                tokenizer=SubwordConfig(vocab_size=273, lowercase="source"),
+                model=EncoderDecoderConfig(positions=LearnedPositions(max_length=256)),
+                training=TrainingConfig(max_steps=1000, validate_every=1000, batch_tokens=256),
+                evaluation=EvaluationConfig(),
+            )
+        )
+    )
