@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import hashlib
+import resource
 import sys
 
 import torch
@@ -94,3 +95,9 @@ def keep_freed_memory() -> None:
     trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
     libc.mallopt(mmap_max, 0)
     libc.mallopt(trim_threshold, ctypes.c_int(2**31 - 1))
+
+
+def peak_memory_mib() -> float:
+    """Return the most memory this process has held in RAM so far, in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

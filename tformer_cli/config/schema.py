@@ -255,6 +255,10 @@ class EncoderDecoderConfig:
     tie: Literal["none", "output", "all"] = "all"
     """Share the target embedding with the output (`output`), and with the source too (`all`)."""
 
+    def own_dropout(self, own: float | None) -> float:
+        """Return the dropout of a place that has its own, or else `dropout`."""
+        return self.dropout if own is None else own
+
     def conflicts(self) -> Iterator[Conflict]:
         if self.dim % self.num_heads:
             yield Conflict("num_heads", f"must divide dim ({self.dim})", str(self.num_heads))

@@ -9,8 +9,7 @@ from tformer_cli.model.attention import KeyValue, View
 from tformer_cli.model.cache import DecoderCache, empty_cache
 from tformer_cli.model.embeddings import Embeddings
 from tformer_cli.model.encoder import Memory
-from tformer_cli.model.layers import DecoderLayer
-from tformer_cli.model.norms import build_norm
+from tformer_cli.model.layers import DecoderLayer, final_norm
 from tformer_cli.model.positions import build_positions
 
 
@@ -20,16 +19,12 @@ class Decoder(nn.Module):
     def __init__(self, config: EncoderDecoderConfig, vocab_size: int) -> None:
         super().__init__()
         positions = build_positions(config.positions, config.dim)
-        dropout = config.dropout if config.embedding_dropout is None else config.embedding_dropout
+        dropout = config.own_dropout(config.embedding_dropout)
         self.embeddings = Embeddings(vocab_size, config.dim, positions, dropout)
         self.layers = nn.ModuleList(
             DecoderLayer(config, positions.rotary) for _ in range(config.num_decoder_layers)
         )
-        self.norm = (
-            build_norm(config.norm, config.dim, config.norm_epsilon)
-            if config.norm_position == "pre"
-            else nn.Identity()
-        )
+        self.norm = final_norm(config)
         self.bias = positions.bias
         self.max_length = positions.max_length
 

@@ -9,8 +9,7 @@ from tformer_cli.config.schema import EncoderDecoderConfig
 from tformer_cli.model import masks
 from tformer_cli.model.attention import View
 from tformer_cli.model.embeddings import Embeddings
-from tformer_cli.model.layers import EncoderLayer
-from tformer_cli.model.norms import build_norm
+from tformer_cli.model.layers import EncoderLayer, final_norm
 from tformer_cli.model.positions import build_positions
 
 
@@ -32,16 +31,12 @@ class Encoder(nn.Module):
     def __init__(self, config: EncoderDecoderConfig, vocab_size: int) -> None:
         super().__init__()
         positions = build_positions(config.positions, config.dim)
-        dropout = config.dropout if config.embedding_dropout is None else config.embedding_dropout
+        dropout = config.own_dropout(config.embedding_dropout)
         self.embeddings = Embeddings(vocab_size, config.dim, positions, dropout)
         self.layers = nn.ModuleList(
             EncoderLayer(config, positions.rotary) for _ in range(config.num_encoder_layers)
         )
-        self.norm = (
-            build_norm(config.norm, config.dim, config.norm_epsilon)
-            if config.norm_position == "pre"
-            else nn.Identity()
-        )
+        self.norm = final_norm(config)
         self.bias = positions.bias
         self.max_length = positions.max_length
 

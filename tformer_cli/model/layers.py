@@ -35,17 +35,22 @@ RESIDUALS: dict[str, Residual] = {"pre": pre_norm, "post": post_norm}
 
 
 def _attention(config: EncoderDecoderConfig) -> Attention:
-    dropout = config.dropout if config.attention_dropout is None else config.attention_dropout
+    dropout = config.own_dropout(config.attention_dropout)
     return Attention(config.dim, config.num_heads, dropout)
 
 
 def _feedforward(config: EncoderDecoderConfig) -> FeedForward:
-    dropout = config.dropout if config.feedforward_dropout is None else config.feedforward_dropout
+    dropout = config.own_dropout(config.feedforward_dropout)
     return FeedForward(config.dim, config.feedforward_dim, config.activation, dropout)
 
 
 def _norm(config: EncoderDecoderConfig) -> nn.Module:
     return build_norm(config.norm, config.dim, config.norm_epsilon)
+
+
+def final_norm(config: EncoderDecoderConfig) -> nn.Module:
+    """Return what stands behind the last layer: a norm where layers normalise first, or nothing."""
+    return _norm(config) if config.norm_position == "pre" else nn.Identity()
 
 
 class EncoderLayer(nn.Module):

@@ -25,7 +25,7 @@ from tformer_cli.corpus.pipeline import (
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.decoding.translator import Translator
-from tformer_cli.device import keep_freed_memory, resolve_precision
+from tformer_cli.device import keep_freed_memory, peak_memory_mib, resolve_precision
 from tformer_cli.errors import CheckpointError, Interrupted
 from tformer_cli.evaluation.evaluate import Evaluation, evaluate
 from tformer_cli.evaluation.metrics import build_metric
@@ -172,9 +172,7 @@ class _Sitting:
                 )
             if is_end:
                 break
-        self.reporter.say(
-            f"{self.run.path}: finished; the best checkpoint is step {self.state.best_step}"
-        )
+        self._conclude()
 
     def _tokenizers(self) -> Tokenizers:
         if self._has_vocabulary():
@@ -235,6 +233,15 @@ class _Sitting:
             f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}, "
             f"{steps:,} steps an epoch, {training.max_steps:,} steps in all, "
             f"on {self.device} in {str(self.precision).removeprefix('torch.')}"
+        )
+
+    def _conclude(self) -> None:
+        state = self.state
+        speed = state.num_tokens / state.seconds
+        self.reporter.say(
+            f"{self.run.path}: finished; the best checkpoint is step {state.best_step}\n"
+            f"{state.step:,} steps in {state.seconds / 60:.1f} minutes, "
+            f"{speed:,.0f} target tokens/s, peak memory {peak_memory_mib():,.0f} MiB"
         )
 
     def _count(self, report: StepReport) -> None:

@@ -1,0 +1,124 @@
+"""`tformer vocab`: what it prints, where it writes, and when it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tformer_cli.cli.app import app
+from tformer_cli.config.load import load_config
+from tformer_cli.errors import UsageError
+from tformer_cli.run_directory import RunDirectory
+from tformer_cli.text.tokenizer import load_tokenizers
+
+CONFIG = """\
+data:
+  source_language: en
+  target_language: de
+  train: [{source: train.en, target: train.de}]
+  valid: {source: valid.en, target: valid.de}
+tokenizer: {kind: char}
+"""
+TABLE = """\
+                      train en  train de  valid en  valid de
+vocabulary size             22        22        22        22
+sentences                    2         2         1         1
+tokens                       6         4         2         3
+characters covered    100.000%  100.000%  100.000%   66.667%
+unknown tokens          0.000%    0.000%    0.000%   33.333%
+byte tokens             0.000%    0.000%    0.000%    0.000%
+tokens per sentence        3.0       2.0       2.0       3.0
+  median                     2         1         2         3
+  99th percentile            4         3         2         3
+  longest                    4         3         2         3
+characters per token      1.00      1.00      1.00      1.00
+vocabulary: runs/tiny/tokenizer
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    files = {
+        "tiny.yaml": CONFIG,
+        "train.en": "ab\nabba\n",
+        "train.de": "xyz\nw\n",
+        "valid.en": "aa\n",
+        "valid.de": "x?y\n",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def output(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["vocab", "tiny.yaml", *arguments])
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def test_vocab_prints_a_table() -> None:
+    assert output() == TABLE
+
+
+def test_vocab_writes_the_tokenizer_of_the_run(folder: Path) -> None:
+    output("--run", "elsewhere/run")
+    tokenizers = load_tokenizers(folder / "elsewhere" / "run" / "tokenizer")
+    assert tokenizers.source.decode(tokenizers.source.encode("abwx")) == "abwx"
+
+
+def test_vocab_leaves_the_config_that_it_was_built_from(folder: Path) -> None:
+    output("--set", "tokenizer.min_frequency=3")
+    built_from = load_config(folder / "tiny.yaml", ["tokenizer.min_frequency=3"])
+    assert load_config(folder / "runs" / "tiny" / "config.yaml") == built_from
+
+
+def test_vocab_prints_the_same_numbers_as_json() -> None:
+    printed = json.loads(output("--json"))
+    assert printed["tokenizer"] == "runs/tiny/tokenizer"
+    assert set(printed) == {"tokenizer", "train", "valid"}
+    assert printed["train"]["source"]["num_tokens"] == 6
+    assert printed["valid"]["target"] == {
+        "vocabulary_size": 22,
+        "num_sentences": 1,
+        "num_tokens": 3,
+        "coverage": 2 / 3,
+        "unknown_rate": 1 / 3,
+        "byte_rate": 0.0,
+        "mean_tokens": 3.0,
+        "median_tokens": 3,
+        "p99_tokens": 3,
+        "max_tokens": 3,
+        "characters_per_token": 1.0,
+    }
+
+
+def test_vocab_follows_set() -> None:
+    printed = json.loads(output("--json", "--set", "tokenizer.min_frequency=3"))
+    assert printed["train"]["source"]["vocabulary_size"] == 16 + 2
+
+
+def test_vocab_replaces_only_when_forced(folder: Path) -> None:
+    output()
+    with pytest.raises(UsageError) as caught:
+        output()
+    assert str(caught.value) == (
+        "runs/tiny/tokenizer: is there already; "
+        "add --force to replace it, or name another folder with --run"
+    )
+    output("--force", "--set", "tokenizer.min_frequency=3")
+    assert load_tokenizers(folder / "runs" / "tiny" / "tokenizer").source.size == 16 + 2
+
+
+def test_vocab_never_replaces_that_of_a_trained_model(folder: Path) -> None:
+    output()
+    run = RunDirectory(folder / "runs" / "tiny")
+    run.point("last", run.checkpoint(7))
+    with pytest.raises(UsageError) as caught:
+        output("--force")
+    assert str(caught.value) == (
+        "runs/tiny/tokenizer: belongs to the model that this run has trained; "
+        "name another folder with --run"
+    )
