@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tformer_cli.cli.options import SetOption
-from tformer_cli.config.load import load_config
+from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.errors import UsageError
-from tformer_cli.run_directory import RunDirectory, run_of_config
+from tformer_cli.run_directory import RunDirectory, run_of_config, write_text
 
 if TYPE_CHECKING:
     from tformer_cli.corpus.vocabulary_report import VocabularyReport
@@ -47,6 +47,9 @@ def vocab(
     data = parsed.data
     tokenizers = build_tokenizers(parsed.tokenizer, lambda: training_pairs(data), parsed.seed)
     tokenizers.save(run_directory.tokenizer)
+    # The config beside it says what the vocabulary was built from: a training that asks for the
+    # same takes it, any other builds its own.
+    write_text(run_directory.config_file, dump_config(parsed))
     reports = {
         "train": report_sides(tokenizers, lambda: training_pairs(data)),
         "valid": report_sides(tokenizers, lambda: read_pairs(data.valid.source, data.valid.target)),

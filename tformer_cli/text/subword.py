@@ -25,8 +25,10 @@ from tformer_cli.text.vocabulary import (
 # sentences above its limit, so longer lines are learnt from in parts.
 SENTENCE_CHARACTERS = 1000
 
-# sentencepiece drops every training sentence with this character, which it uses for itself.
-RESERVED_CHARACTER = "\u2585"
+# Characters that sentencepiece uses for itself: it writes a blank as the first, and drops every
+# training sentence with the second.
+BLANK_MARK = "\u2581"
+UNKNOWN_MARK = "\u2585"
 
 # The number of threads shows in the model, so it is the same on every machine.
 TRAINING_THREADS = 8
@@ -38,8 +40,8 @@ class SubwordTokenizer:
     """One side of a sentencepiece model.
 
     `decode(encode(line))` is the normalised line, except that runs of blanks (U+0020) become one,
-    blanks at both ends go, and U+2581, which stands for a blank inside sentencepiece, becomes a
-    blank. Any other character comes back, with byte fallback; without it an unseen one is lost.
+    blanks at both ends go, and U+2581 counts as a blank, because sentencepiece writes blanks so.
+    Any other character comes back, with byte fallback; without it an unseen one is lost.
     """
 
     kind: ClassVar = "subword"
@@ -66,12 +68,12 @@ class SubwordTokenizer:
 
     def encode(self, line: str) -> list[int]:
         """Return the ids of a line, in time linear in its length."""
-        ids: list[int] = self._processor.encode(self.normalizer(line))
+        ids: list[int] = self._processor.encode(self._text(line))
         return ids
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of each line, with all cores."""
-        ids: list[list[int]] = self._processor.encode([self.normalizer(line) for line in lines])
+        ids: list[list[int]] = self._processor.encode([self._text(line) for line in lines])
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -82,6 +84,9 @@ class SubwordTokenizer:
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Return the pieces of ids, special ones included."""
         return [self._processor.id_to_piece(int(i)) for i in ids]
+
+    def _text(self, line: str) -> str:
+        return self.normalizer(line).replace(BLANK_MARK, " ")
 
 
 def learn_subwords(lines: Iterable[str], config: SubwordConfig) -> bytes:
@@ -135,7 +140,7 @@ def reservoir_sample(items: Iterable[Item], size: int, seed: int) -> list[Item]:
 
 def _sentences(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
-        text = line.replace(RESERVED_CHARACTER, " ")
+        text = line.replace(BLANK_MARK, " ").replace(UNKNOWN_MARK, " ")
         for start in range(0, len(text), SENTENCE_CHARACTERS):
             yield text[start : start + SENTENCE_CHARACTERS]
 

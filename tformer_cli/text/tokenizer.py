@@ -162,7 +162,7 @@ def load_tokenizers(directory: Path) -> Tokenizers:
             str(file), "is damaged", got=repr(error), remedy="restore the file, or train again"
         ) from None
     source, target = (
-        _tokenizer(kind, _read(directory / name), normalizer, name=str(directory / name))
+        _TOKENIZERS[kind](_read(directory / name), normalizer, name=str(directory / name))
         for name, normalizer in zip(names, normalizers, strict=True)
     )
     return Tokenizers(source, target, shared)
@@ -177,10 +177,11 @@ def _learnt(config: TokenizerConfig, pairs: Pairs) -> Tokenizers:
         source_content = target_content = _learn(config, itertools.chain(sources, targets))
     else:
         source_content, target_content = _learn(config, sources), _learn(config, targets)
+    make = _TOKENIZERS[config.kind]
     names = _file_names(config.kind, config.shared)
     return Tokenizers(
-        _tokenizer(config.kind, source_content, source_normalizer, name=names[0]),
-        _tokenizer(config.kind, target_content, target_normalizer, name=names[1]),
+        make(source_content, source_normalizer, name=names[0]),
+        make(target_content, target_normalizer, name=names[1]),
         config.shared,
     )
 
@@ -202,10 +203,6 @@ def _learn(config: TokenizerConfig, lines: Iterator[str]) -> bytes:
             return learn_words(text, config)
         case CharConfig():
             return learn_characters(text, config)
-
-
-def _tokenizer(kind: str, content: bytes, normalizer: Normalizer, *, name: str) -> Tokenizer:
-    return _TOKENIZERS[kind](content, normalizer, name=name)
 
 
 def _file_names(kind: str, shared: bool) -> tuple[str, str]:

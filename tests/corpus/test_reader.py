@@ -1,0 +1,285 @@
+"""Reading lines: what ends one, what is refused, and that none is lost or shifted."""
+
+import gzip
+import io
+import os
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tformer_cli.corpus.reader import decode_lines, read_lines, read_pairs
+from tformer_cli.errors import DataError
+
+FIVE = b"one\ntwo\nthree\nfour\nfive\n"
+LATIN_REMEDY = "convert it, from Latin-1 for instance with `iconv -f LATIN1 -t UTF-8`"
+
+
+def lines_of(content: bytes) -> list[str]:
+    return list(decode_lines(io.BytesIO(content), "<stdin>"))
+
+
+def written(folder: Path, name: str, content: bytes) -> Path:
+    file = folder / name
+    file.write_bytes(content)
+    return file
+
+
+def refusal(file: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        list(read_lines(file))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b"", []),
+        (b"\n", [""]),
+        (b"\n\n\n\n", ["", "", "", ""]),
+        (b"a", ["a"]),
+        (b"a\nb", ["a", "b"]),
+        (b"a\nb\n", ["a", "b"]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"a\r\nb\nc\r\n", ["a", "b", "c"]),
+        (b"\r\n\r\n", ["", ""]),
+        (b"a\rb\nc\n", ["a\rb", "c"]),
+        (b"a\r\r\nb\r", ["a\r", "b\r"]),
+        (b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n", ["a", "\ufeffb"]),
+        (b"\xef\xbb\xbf", []),
+        (b"\xef\xbb\xbf\n", [""]),
+        (b"a\0b\n\0\n", ["a\0b", "\0"]),
+        (b" a \n\t\n\xc2\xa0\n", [" a ", "\t", "\u00a0"]),
+        ("\u200b\n\u2060\n".encode(), ["\u200b", "\u2060"]),
+    ],
+)
+def test_lines_end_at_line_feeds(content: bytes, lines: list[str]) -> None:
+    assert lines_of(content) == lines
+
+
+@pytest.mark.parametrize("separator", list("\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\r"))
+def test_lines_end_nowhere_else(separator: str) -> None:
+    assert lines_of(f"a{separator}b\nc\n".encode()) == [f"a{separator}b", "c"]
+
+
+@given(st.lists(st.text(alphabet=st.characters(exclude_characters="\n\r\ufeff"))))
+def test_lines_written_are_the_lines_read(lines: list[str]) -> None:
+    content = "".join(f"{line}\n" for line in lines).encode()
+    assert lines_of(content) == lines
+    assert lines_of(content.replace(b"\n", b"\r\n")) == lines
+
+
+def test_lines_come_while_the_pipe_is_open() -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb") as stream, open(writing, "wb", buffering=0) as pipe:
+        lines = decode_lines(stream, "<stdin>")
+        for text in ("one", "two"):
+            pipe.write(f"{text}\n".encode())
+            assert next(lines) == text
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "byte", "column"),
+    [
+        (b"a\nb\nok \xff\xfe\x80\n", 3, "0xff", 4),
+        ("a\nä müde\n".encode("latin-1"), 2, "0xe4", 1),
+        ("ä漢".encode() + b"\xfc\n", 1, "0xfc", 3),
+        (b"a\nb \xc0\xaf\n", 2, "0xc0", 3),
+        (b"a\n\xed\xa0\x80\xed\xb0\x80\n", 2, "0xed", 1),
+        (b"a\nb\ncut \xc3", 3, "0xc3", 5),
+        (b"fine\n" * 10_000 + b"late \xfe\n", 10_001, "0xfe", 6),
+        (b"\xef\xbb\xbfa\xff\n", 1, "0xff", 2),
+    ],
+)
+def test_line_that_is_not_utf8_is_named(content: bytes, line: int, byte: str, column: int) -> None:
+    with pytest.raises(DataError) as caught:
+        lines_of(content)
+    assert str(caught.value) == (
+        f"<stdin>:{line}: not UTF-8 (byte {byte} at column {column}); {LATIN_REMEDY}"
+    )
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf16_is_recognised(encoding: str, tmp_path: Path) -> None:
+    file = written(tmp_path, "a.en", "\ufeffhello\n".encode(encoding))
+    byte = file.read_bytes()[0]
+    assert refusal(file) == (
+        f"{file}:1: not UTF-8 (byte 0x{byte:02x} at column 1); "
+        "it begins like UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`"
+    )
+
+
+def test_gzip_reads_like_the_plain_file(tmp_path: Path) -> None:
+    plain = written(tmp_path, "a.en", b"\xef\xbb\xbf" + FIVE + b"last")
+    packed = written(tmp_path, "a.en.gz", gzip.compress(plain.read_bytes()))
+    assert list(read_lines(packed)) == list(read_lines(plain))
+    assert len(list(read_lines(packed))) == 6
+
+
+def test_gzip_members_are_one_text(tmp_path: Path) -> None:
+    content = gzip.compress(b"one\ntw") + gzip.compress(b"o\nthree\n")
+    assert list(read_lines(written(tmp_path, "a.gz", content))) == ["one", "two", "three"]
+
+
+def test_gzip_of_nothing_has_no_lines(tmp_path: Path) -> None:
+    assert list(read_lines(written(tmp_path, "a.gz", gzip.compress(b"")))) == []
+
+
+PACKED = gzip.compress(FIVE, mtime=0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            PACKED[:-9],
+            "is damaged gzip; got Compressed file ended before the end-of-stream marker was "
+            "reached; compress or download it again",
+        ),
+        (
+            PACKED[:-8] + b"\0\0\0\0" + PACKED[-4:],
+            f"is damaged gzip; got CRC check failed 0x0 != {zlib.crc32(FIVE):#x}; "
+            "compress or download it again",
+        ),
+        (
+            PACKED[:10] + b"\xff" + PACKED[11:],
+            "is damaged gzip; got Error -3 while decompressing data: invalid block type; "
+            "compress or download it again",
+        ),
+        (
+            PACKED + b"garbage",
+            "is damaged gzip; got Not a gzipped file (b'ga'); compress or download it again",
+        ),
+        (FIVE, "is named .gz but is not gzip; compress it, or drop .gz from its name"),
+        (b"", "is empty, which no gzip is; compress it, or drop .gz from its name"),
+    ],
+    ids=["cut", "checksum", "block", "garbage", "plain", "empty"],
+)
+def test_gzip_that_is_damaged_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    file = written(tmp_path, "a.en.gz", content)
+    assert refusal(file) == f"{file}: {message}"
+
+
+def test_gzip_without_its_suffix_is_recognised(tmp_path: Path) -> None:
+    file = written(tmp_path, "a.en", PACKED)
+    assert refusal(file) == f"{file}: is gzip; let its name end in .gz, or decompress it"
+
+
+def test_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "no.en"
+    assert refusal(file) == f"{file}: no such file"
+    packed = tmp_path / "no.en.gz"
+    assert refusal(packed) == f"{packed}: no such file"
+
+
+def test_folder_is_no_file(tmp_path: Path) -> None:
+    assert refusal(tmp_path) == f"{tmp_path}: is a folder; name a file in it"
+
+
+def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    loop = tmp_path / "loop.en"
+    loop.symlink_to(loop)
+    assert refusal(loop) == f"{loop}: cannot be read; got Too many levels of symbolic links"
+
+
+@pytest.mark.parametrize("name", ["with space ü 漢.en", "-71.en", "a.en"])
+def test_file_may_have_any_name(name: str, tmp_path: Path) -> None:
+    assert len(list(read_lines(written(tmp_path, name, FIVE)))) == 5
+
+
+def test_message_moves_no_cursor(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "a\x1b[31m\nü.en") == f"{tmp_path}/a\\x1b[31m\\nü.en: no such file"
+
+
+@given(st.lists(st.text(alphabet="ab \r\u2028"), max_size=9))
+def test_pairs_are_lines_side_by_side(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str]
+) -> None:
+    content = "".join(f"{line}\n" for line in lines)
+    folder = tmp_path_factory.mktemp("pairs")
+    source = written(folder, "a.en", content.encode())
+    target = written(folder, "a.de.gz", gzip.compress(content.upper().encode()))
+    pairs = list(read_pairs(source, target))
+    assert [source for source, _ in pairs] == list(read_lines(source))
+    assert [target for _, target in pairs] == list(read_lines(target))
+
+
+@pytest.mark.parametrize(("num_source", "num_target"), [(10, 9), (5, 1), (1, 5), (0, 3), (2, 0)])
+def test_pairs_of_unequal_files_are_refused_at_the_end_of_the_shorter(
+    num_source: int, num_target: int, tmp_path: Path
+) -> None:
+    source = written(tmp_path, "a.en", b"x\n" * num_source)
+    target = written(tmp_path, "a.de", b"y\n" * num_target)
+    shortest, longest = sorted((num_source, num_target))
+    longer, shorter = (source, target) if num_source > num_target else (target, source)
+    pairs = read_pairs(source, target)
+    assert [next(pairs) for _ in range(shortest)] == [("x", "y")] * shortest
+    with pytest.raises(DataError) as caught:
+        next(pairs)
+    assert str(caught.value) == (
+        f"{longer}:{shortest + 1}: has no counterpart in {shorter}; "
+        f"got {longest} and {shortest} lines; "
+        "line n of one file must translate line n of the other"
+    )
+
+
+def test_pairs_need_no_final_line_feed(tmp_path: Path) -> None:
+    source, target = written(tmp_path, "a.en", b"a\nb"), written(tmp_path, "a.de", b"c\nd\n")
+    assert list(read_pairs(source, target)) == [("a", "c"), ("b", "d")]
+
+
+def verdicts() -> list[Any]:
+    """The rows of the table of hostile files: name, lines, verdict, line of the fault."""
+    folder = os.environ.get("TFORMER_CORPORA")
+    if folder is None:
+        reason = "TFORMER_CORPORA names no folder of real corpora"
+        return [pytest.param("", "", "", "", marks=pytest.mark.skip(reason=reason))]
+    table = (Path(folder) / "hostile" / "expected.tsv").read_text(encoding="utf-8")
+    return [
+        pytest.param(*row.split("\t")[:4], id=row.split("\t")[0])
+        for row in table.strip("\n").split("\n")[1:]
+    ]
+
+
+# These are faulty only beside their other side; each is text by itself.
+PARTNERS = {
+    "30_unequal.en": "30_unequal.de",
+    "30_unequal.de": "30_unequal.en",
+    "31_unequal_by_much.de": "00_plain.en",
+}
+
+
+@pytest.mark.parametrize(("name", "num_lines", "verdict", "fault_line"), verdicts())
+def test_hostile_file_gets_its_verdict(
+    corpora: Path, name: str, num_lines: str, verdict: str, fault_line: str
+) -> None:
+    file = corpora / "hostile" / name
+    partner = PARTNERS.get(name)
+    try:
+        read = list(
+            read_pairs(file, corpora / "hostile" / partner) if partner else read_lines(file)
+        )
+    except DataError as error:
+        where = str(error).removeprefix(str(file.parent) + "/")
+        assert verdict in ("error", "ok-or-error")
+        assert re.match(rf"({re.escape(name)}|{partner})(:\d+)?: ", where)
+        if verdict == "error" and fault_line:
+            assert f":{fault_line}: " in where
+    else:
+        assert verdict in ("ok", "ok-or-error")
+        assert len(read) == int(num_lines)
+
+
+def test_hostile_pairs_stay_parallel(corpora: Path) -> None:
+    folder = corpora / "hostile"
+    for source, target, num_pairs in (
+        ("08_no_final_newline_one_side.en", "00_plain.de", 5),
+        ("51_u2028.en", "51_u2028.de", 6),
+        ("01_crlf.en", "01_crlf.de", 5),
+        ("22_empty_lines.en", "22_empty_lines.de", 7),
+    ):
+        assert len(list(read_pairs(folder / source, folder / target))) == num_pairs

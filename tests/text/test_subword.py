@@ -1,0 +1,258 @@
+"""Subwords: what comes back, what never comes out, and what the trainer refuses."""
+
+import random
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tformer_cli.config.schema import SubwordConfig
+from tformer_cli.errors import CheckpointError, DataError
+from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.subword import SubwordTokenizer, learn_subwords, reservoir_sample
+from tformer_cli.text.vocabulary import END_ID, NUM_SPECIAL, SPECIAL_TOKENS, UNK_ID
+
+WORDS = ["the", "a", "big", "green", "dog", "cat", "house", "über", "Straße", ".", ",", "!"]
+LINES = [" ".join(random.Random(i).choices(WORDS, k=7)) for i in range(300)]
+CONFIG = SubwordConfig(vocab_size=305)
+Algorithm = Literal["bpe", "unigram"]
+ALGORITHMS: tuple[Algorithm, ...] = ("bpe", "unigram")
+MODELS = {name: learn_subwords(LINES, replace(CONFIG, algorithm=name)) for name in ALGORITHMS}
+PLAIN = {
+    name: SubwordTokenizer(model, Normalizer(), name="model") for name, model in MODELS.items()
+}
+
+
+@pytest.fixture(params=ALGORITHMS)
+def tokenizer(request: pytest.FixtureRequest) -> SubwordTokenizer:
+    return PLAIN[request.param]
+
+
+def restored(line: str) -> str:
+    """What decode(encode(line)) promises."""
+    normalized = Normalizer()(line).replace("\u2581", " ")
+    return " ".join(part for part in normalized.split(" ") if part)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@given(line=st.text() | st.text(alphabet=" a\u2581\u2585\u3000\t"))
+def test_subwords_restore_any_text_but_runs_of_blanks(algorithm: Algorithm, line: str) -> None:
+    tokenizer = PLAIN[algorithm]
+    ids = tokenizer.encode(line)
+    assert tokenizer.decode(ids) == restored(line)
+    assert all(NUM_SPECIAL <= i < tokenizer.size for i in ids)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nul \0 inside",
+        "bell \a and \x1b[31mcolour\x1b[0m",
+        "tab\there",
+        "no-break\u00a0space",
+        "\ufeffmark",
+        "\ufffe \uffff \U0010ffff",
+        "line separator \u2028 and \x85 and \x0b",
+        "e\u0301 stays decomposed",
+        "漢字 👩‍👩‍👧 \u202eright to left",
+        "</s> <s> <pad> <unk> <mask> <sep> <tag_7>",
+        "<0x0A> <0xFF> @@ &lt; |||",
+    ],
+)
+def test_subwords_restore_odd_characters(tokenizer: SubwordTokenizer, line: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(line)) == line
+
+
+@pytest.mark.parametrize("line", ["", " ", "   ", "\t", "\u3000"])
+def test_subwords_of_a_blank_line_are_none(tokenizer: SubwordTokenizer, line: str) -> None:
+    assert tokenizer.encode(line) == []
+    assert tokenizer.decode([]) == ""
+
+
+@pytest.mark.parametrize("token", SPECIAL_TOKENS)
+def test_subwords_of_text_are_never_special(tokenizer: SubwordTokenizer, token: str) -> None:
+    for line in (token, f"dog {token} cat", f"{token}{token}"):
+        assert min(tokenizer.encode(line)) >= NUM_SPECIAL
+
+
+def test_subwords_batch_is_each_line_alone(tokenizer: SubwordTokenizer) -> None:
+    lines = [*LINES[:20], "", "unseen 漢字"]
+    assert tokenizer.encode_batch(lines) == [tokenizer.encode(line) for line in lines]
+    assert tokenizer.encode_batch([]) == []
+
+
+def test_subwords_are_normalized_first() -> None:
+    lower = SubwordTokenizer(MODELS["bpe"], Normalizer(lowercase=True), name="model")
+    assert lower.encode("The DOG") == PLAIN["bpe"].encode("the dog")
+    assert lower.encode_batch(["The DOG"]) == [PLAIN["bpe"].encode("the dog")]
+
+
+def test_subwords_decode_skips_special_ids(tokenizer: SubwordTokenizer) -> None:
+    ids = tokenizer.encode("the dog")
+    assert tokenizer.decode([*range(NUM_SPECIAL), *ids, END_ID]) == "the dog"
+
+
+def test_subwords_decode_never_breaks_a_line(tokenizer: SubwordTokenizer) -> None:
+    line_breaks = [tokenizer.byte_ids[ord(c)] for c in "\n\r"]
+    assert tokenizer.tokens(line_breaks) == ["<0x0A>", "<0x0D>"]
+    dog = tokenizer.encode("dog")
+    assert tokenizer.decode([*dog, *line_breaks, *dog]) == "dog" + "  " + " dog"
+
+
+def test_subwords_decode_replaces_stray_bytes(tokenizer: SubwordTokenizer) -> None:
+    assert tokenizer.decode([tokenizer.byte_ids[0xFF]]) == "\ufffd"
+
+
+def test_subwords_suppress_what_no_translation_contains(tokenizer: SubwordTokenizer) -> None:
+    suppressed = tokenizer.tokens(tokenizer.suppressed_ids)
+    assert set(suppressed) == {*SPECIAL_TOKENS, "<0x0A>", "<0x0D>"} - {"</s>"}
+
+
+def test_subwords_tokens_joined_are_the_line(tokenizer: SubwordTokenizer) -> None:
+    tokens = tokenizer.tokens(tokenizer.encode("the big house"))
+    assert "".join(tokens) == "▁the▁big▁house"
+    assert tokenizer.tokens([END_ID]) == ["</s>"]
+
+
+def test_subwords_take_linear_time(tokenizer: SubwordTokenizer) -> None:
+    letters = random.Random(1).choices("thedogcatu", k=100_000)
+    started = time.perf_counter()
+    for line in ("a" * 100_000, "".join(letters)):
+        assert tokenizer.decode(tokenizer.encode(line)) == line
+    # 0.1 s is usual; in quadratic time it would be minutes.
+    assert time.perf_counter() - started < 5
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_subwords_learnt_twice_are_the_same_bytes(algorithm: Algorithm) -> None:
+    assert learn_subwords(LINES, replace(CONFIG, algorithm=algorithm)) == MODELS[algorithm]
+
+
+def test_subwords_have_the_configured_size(tokenizer: SubwordTokenizer) -> None:
+    assert tokenizer.size == CONFIG.vocab_size
+
+
+def test_subwords_without_byte_fallback_know_the_unknown() -> None:
+    config = replace(CONFIG, vocab_size=80, byte_fallback=False)
+    tokenizer = SubwordTokenizer(learn_subwords(LINES, config), Normalizer(), name="model")
+    assert list(tokenizer.byte_ids) == []
+    assert UNK_ID in tokenizer.encode("dog 漢")
+    assert tokenizer.decode(tokenizer.encode("dog 漢 dog")) == "dog  dog"
+    assert set(tokenizer.tokens(tokenizer.suppressed_ids)) == {*SPECIAL_TOKENS} - {"</s>"}
+
+
+def test_subwords_coverage_decides_which_characters_have_a_piece() -> None:
+    lines = [*LINES, "ж"]
+    for coverage, has_piece in ((1.0, True), (0.999, False)):
+        model = learn_subwords(lines, replace(CONFIG, character_coverage=coverage))
+        tokenizer = SubwordTokenizer(model, Normalizer(), name="model")
+        assert ("ж" in tokenizer.tokens(tokenizer.encode("ж"))[-1]) is has_piece
+
+
+def test_subwords_learn_all_of_a_long_line() -> None:
+    line = "a" * 3500 + "ж" + "b" * 3500 + "щ"
+    tokenizer = SubwordTokenizer(learn_subwords([*LINES, line], CONFIG), Normalizer(), name="model")
+    for letter in "жщ":
+        assert letter in tokenizer.tokens(tokenizer.encode(letter))[-1]
+
+
+def test_subwords_learn_from_a_line_with_the_reserved_character() -> None:
+    model = learn_subwords([*LINES, "ж\u2585щ"], CONFIG)
+    tokenizer = SubwordTokenizer(model, Normalizer(), name="model")
+    for letter in "жщ":
+        assert letter in tokenizer.tokens(tokenizer.encode(letter))[-1]
+    assert tokenizer.decode(tokenizer.encode("ж\u2585щ")) == "ж\u2585щ"
+
+
+def test_subwords_learn_in_silence(capfd: pytest.CaptureFixture[str]) -> None:
+    learn_subwords(LINES, CONFIG)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_subwords_refuse_a_vocabulary_larger_than_the_text(algorithm: Algorithm) -> None:
+    config = replace(CONFIG, algorithm=algorithm, vocab_size=9000)
+    with pytest.raises(DataError) as caught:
+        learn_subwords(LINES, config)
+    start = "tokenizer.vocab_size: is larger than the text allows (at most "
+    end = "); got 9000; make it smaller, or give more text"
+    message = str(caught.value)
+    assert message.startswith(start)
+    assert message.endswith(end)
+    largest = int(message.removeprefix(start).removesuffix(end))
+    model = learn_subwords(LINES, replace(config, vocab_size=largest))
+    assert SubwordTokenizer(model, Normalizer(), name="model").size == largest
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_subwords_refuse_a_vocabulary_smaller_than_the_alphabet(algorithm: Algorithm) -> None:
+    # Special pieces, bytes, the characters and the mark of a blank.
+    smallest = 16 + 256 + len(set("".join(LINES)) - {" "}) + 1
+    config = replace(CONFIG, algorithm=algorithm, vocab_size=smallest - 1)
+    with pytest.raises(DataError) as caught:
+        learn_subwords(LINES, config)
+    assert str(caught.value) == (
+        f"tokenizer.vocab_size: is smaller than the characters of the text need (at least "
+        f"{smallest}); got {smallest - 1}; enlarge it, or lower tokenizer.character_coverage"
+    )
+
+
+def test_subwords_of_a_text_without_any_say_so() -> None:
+    with pytest.raises(DataError, match=r"^tokenizer: sentencepiece found no vocabulary; got "):
+        learn_subwords(["\u2581"], CONFIG)
+
+
+def test_subword_model_that_is_damaged_is_refused() -> None:
+    model = MODELS["bpe"]
+    for content in (b"junk", model[:100], model[:-1]):
+        with pytest.raises(CheckpointError) as caught:
+            SubwordTokenizer(content, Normalizer(), name="run/shared.model")
+        assert str(caught.value) == (
+            f"run/shared.model: is not a sentencepiece model; got {len(content):,} bytes; "
+            "restore the file, or train again"
+        )
+
+
+def test_subword_model_that_is_empty_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        SubwordTokenizer(b"", Normalizer(), name="run/shared.model")
+    assert str(caught.value) == (
+        "run/shared.model: is not a sentencepiece model; got no bytes; "
+        "restore the file, or train again"
+    )
+    assert capfd.readouterr() == ("", "")
+
+
+def test_subword_model_of_somebody_else_is_refused() -> None:
+    model = MODELS["bpe"].replace(b"<tag_9>", b"<tug_9>")
+    found = ", ".join(SPECIAL_TOKENS).replace("<tag_9>", "<tug_9>")
+    with pytest.raises(CheckpointError) as caught:
+        SubwordTokenizer(model, Normalizer(), name="run/shared.model")
+    assert str(caught.value) == (
+        f"run/shared.model: has other special tokens than tformer's; got {found}; "
+        "restore the file, or train again"
+    )
+
+
+def test_reservoir_keeps_a_short_stream_in_order() -> None:
+    assert reservoir_sample(iter(range(7)), 7, seed=3) == list(range(7))
+    assert reservoir_sample(iter([]), 7, seed=3) == []
+
+
+def test_reservoir_is_decided_by_its_seed() -> None:
+    first = reservoir_sample(range(1000), 11, seed=3)
+    assert reservoir_sample(range(1000), 11, seed=3) == first
+    assert reservoir_sample(range(1000), 11, seed=4) != first
+    assert len(set(first)) == 11
+
+
+def test_reservoir_draws_every_item_alike() -> None:
+    drawn = Counter(
+        item for seed in range(3000) for item in reservoir_sample(range(13), 5, seed=seed)
+    )
+    # 3000 draws with probability 5/13: mean 1154, standard deviation 27; six of them are 160.
+    assert all(abs(drawn[item] - 3000 * 5 / 13) < 160 for item in range(13))

@@ -1,0 +1,98 @@
+"""Words as torchtext's basic_english splits them."""
+
+import functools
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tformer_cli.config.schema import WordConfig
+from tformer_cli.errors import DataError
+from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.vocabulary import END_ID, NUM_SPECIAL, SPECIAL_TOKENS, UNK_ID, Vocabulary
+from tformer_cli.text.word import WordTokenizer, learn_words
+
+LINES = ["The dog sees a cat.", "A cat; the dog's cat!", "b b b c c"]
+
+
+def learnt(config: WordConfig) -> tuple[str, ...]:
+    return Vocabulary.from_bytes(learn_words(LINES, config), "words").tokens[NUM_SPECIAL:]
+
+
+@functools.cache
+def tokenizer() -> WordTokenizer:
+    content = learn_words(LINES, WordConfig(min_frequency=1))
+    return WordTokenizer(content, Normalizer(), name="words")
+
+
+def test_words_are_learnt_by_frequency_then_alphabet() -> None:
+    assert learnt(WordConfig(min_frequency=1)) == (
+        *("b", "cat"),
+        *("a", "c", "dog", "the"),
+        *("!", "'", ".", "s", "sees"),
+    )
+
+
+def test_words_below_the_frequency_are_left_out() -> None:
+    assert learnt(WordConfig(min_frequency=2)) == ("b", "cat", "a", "c", "dog", "the")
+    assert learnt(WordConfig(min_frequency=3)) == ("b", "cat")
+
+
+def test_words_beyond_the_size_are_left_out() -> None:
+    lines = [f"w{i:03}" for i in range(100)]
+    content = learn_words(lines, WordConfig(min_frequency=1, max_size=32))
+    assert Vocabulary.from_bytes(content, "words").tokens == (*SPECIAL_TOKENS, *lines[:16])
+
+
+def test_words_are_split_as_basic_english_does() -> None:
+    words = tokenizer()
+    ids = words.encode('The DOG\'s cat, "the" bird')
+    assert words.tokens(ids) == ["the", "dog", "'", "s", "cat", "<unk>", "the", "<unk>"]
+    assert words.decode(ids) == "the dog ' s cat the"
+
+
+def test_words_of_text_are_never_special_but_unknown() -> None:
+    words = tokenizer()
+    for token in SPECIAL_TOKENS:
+        assert set(words.encode(f"cat {token} cat")) == {UNK_ID, *words.encode("cat")}
+
+
+def test_words_that_look_special_are_not_learnt() -> None:
+    content = learn_words(["</s> </s> cat cat"], WordConfig())
+    assert Vocabulary.from_bytes(content, "words").tokens == (*SPECIAL_TOKENS, "cat")
+
+
+@given(st.text())
+def test_words_of_any_text_are_ids_and_one_line(line: str) -> None:
+    words = tokenizer()
+    ids = words.encode(line)
+    assert all(i == UNK_ID or NUM_SPECIAL <= i < words.size for i in ids)
+    assert len(words.decode(ids).splitlines()) <= 1
+    assert words.encode_batch([line, line]) == [ids, ids]
+
+
+def test_words_suppress_all_special_ids_but_the_end() -> None:
+    assert set(tokenizer().suppressed_ids) == set(range(NUM_SPECIAL)) - {END_ID}
+
+
+def test_words_that_are_all_rare_are_refused() -> None:
+    with pytest.raises(DataError) as caught:
+        learn_words(LINES, WordConfig(min_frequency=5))
+    assert str(caught.value) == (
+        "tokenizer.min_frequency: no word of the text is that frequent; got 5; lower it"
+    )
+
+
+def test_torchtext_is_imported_for_words_only() -> None:
+    script = """if True:
+        import sys
+        from tformer_cli.config.schema import CharConfig, SubwordConfig, WordConfig
+        from tformer_cli.text.tokenizer import build_tokenizers
+        pairs = lambda: [("the dog", "der Hund")] * 2
+        for config in (CharConfig(), SubwordConfig(vocab_size=290)):
+            build_tokenizers(config, pairs, 1).source.encode("the dog")
+        assert not {"torch", "torchtext"} & set(sys.modules), "imported too early"
+    """
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
