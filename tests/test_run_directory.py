@@ -8,6 +8,7 @@ from tformer_cli.run_directory import (
     RunDirectory,
     newest_run,
     run_of_config,
+    whole_directory,
     whole_file,
     write_text,
 )
@@ -26,6 +27,20 @@ def test_a_file_is_replaced_only_when_its_writer_succeeds(tmp_path):
         assert file.read_text() == "old\n"
     assert file.read_text() == "new\n"
     assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_folder_is_replaced_only_when_its_writer_succeeds(tmp_path):
+    folder = tmp_path / "folder"
+    with whole_directory(folder) as temporary:
+        (temporary / "old").write_text("1")
+    with pytest.raises(KeyError), whole_directory(folder) as temporary:  # noqa: PT012
+        (temporary / "new").write_text("2")
+        raise KeyError
+    assert [file.name for file in folder.iterdir()] == ["old"]
+    with whole_directory(folder) as temporary:
+        (temporary / "new").write_text("3")
+    assert [file.name for file in folder.iterdir()] == ["new"]
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_whole_file_has_the_permissions_of_any_other(tmp_path):

@@ -5,8 +5,6 @@ A checkpoint is a folder of safetensors and JSON; nothing in it is ever unpickle
 
 import dataclasses
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema import Config
 from tformer_cli.errors import CheckpointError
 from tformer_cli.model.seq2seq import Seq2Seq, build_model
-from tformer_cli.run_directory import RunDirectory, sync_directory
+from tformer_cli.run_directory import RunDirectory, whole_directory
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 
 FORMAT_VERSION = 1
@@ -62,22 +60,11 @@ def save_checkpoint(
     directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState
 ) -> None:
     """Write a checkpoint folder: it is there as a whole, or not at all."""
-    temporary = directory.with_name(f".{directory.name}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    save_file(_weights(model), temporary / MODEL_FILE)
-    save_file(_optimizer_tensors(model, optimizer), temporary / OPTIMIZER_FILE)
-    (temporary / STATE_FILE).write_text(
-        json.dumps(dataclasses.asdict(state), indent=2) + "\n", encoding="utf-8"
-    )
-    for file in temporary.iterdir():
-        with file.open("rb") as written:
-            os.fsync(written.fileno())
-    sync_directory(temporary)
-    if directory.exists():
-        shutil.rmtree(directory)
-    temporary.rename(directory)
-    sync_directory(directory.parent)
+    with whole_directory(directory) as folder:
+        save_file(_weights(model), folder / MODEL_FILE)
+        save_file(_optimizer_tensors(model, optimizer), folder / OPTIMIZER_FILE)
+        content = json.dumps(dataclasses.asdict(state), indent=2) + "\n"
+        (folder / STATE_FILE).write_text(content, encoding="utf-8")
 
 
 def load_state(directory: Path) -> TrainingState:

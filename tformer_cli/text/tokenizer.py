@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Protocol
 
 from tformer_cli.config.schema import CharConfig, SubwordConfig, TokenizerConfig, WordConfig
 from tformer_cli.errors import CheckpointError, DataError
-from tformer_cli.run_directory import sync_directory, whole_file
+from tformer_cli.run_directory import whole_directory
 from tformer_cli.text.char import CharTokenizer, learn_characters
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import SubwordTokenizer, learn_subwords, reservoir_sample
@@ -94,14 +93,9 @@ class Tokenizers:
 
     def save(self, directory: Path) -> None:
         """Write a tokenizer folder in the place of what was there: as a whole, or not at all."""
-        temporary = directory.with_name(f".{directory.name}.partial")
-        shutil.rmtree(temporary, ignore_errors=True)
-        for name, content in self._files().items():
-            with whole_file(temporary / name) as file:
-                file.write_bytes(content)
-        shutil.rmtree(directory, ignore_errors=True)
-        temporary.rename(directory)
-        sync_directory(directory.parent)
+        with whole_directory(directory) as temporary:
+            for name, content in self._files().items():
+                (temporary / name).write_bytes(content)
 
     def _files(self) -> dict[str, bytes]:
         """Return the content of each file of a tokenizer folder."""
