@@ -1,5 +1,6 @@
 """The `tformer` command and its sub-commands."""
 
+import os
 import sys
 from typing import Annotated
 
@@ -50,6 +51,10 @@ def options(
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on stderr and an exit code."""
+    # torch's threads wait for each other in a loop. Where another program wants the processor too,
+    # a long wait costs four fifths of the speed; this one ends after some microseconds. GNU's
+    # OpenMP reads it when torch is imported.
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     try:
         app()
     except TformerError as error:

@@ -63,6 +63,7 @@ def translate(
     from tqdm import tqdm
 
     from tformer_cli.checkpoint import load_trained_model
+    from tformer_cli.corpus.chunks import chunks
     from tformer_cli.corpus.read_ahead import arriving
     from tformer_cli.corpus.reader import decode_lines, read_lines
     from tformer_cli.decoding.translator import WINDOW_LINES, Translator
@@ -85,12 +86,12 @@ def translate(
         _output(output_file) as output,
         tqdm(total=total, unit="line", disable=total is None or not sys.stderr.isatty()) as bar,
     ):
-        lines = (
-            decode_lines(sys.stdin.buffer, "<stdin>")
+        windows = (
+            arriving(decode_lines(sys.stdin.buffer, "<stdin>"), WINDOW_LINES)
             if input_file is None
-            else read_lines(input_file)
+            else chunks(read_lines(input_file), WINDOW_LINES)
         )
-        for window in arriving(lines, WINDOW_LINES):
+        for window in windows:
             results = translator.nbest(window, nbest, decoding=decoding, on_done=bar.update)
             for line, translations in zip(window, results, strict=True):
                 number += 1

@@ -519,6 +519,16 @@ class Config:
                     f"must be at least data.filters.max_length + 1 ({longest})",
                     str(positions.max_length),
                 )
+            for key, search in (
+                ("decoding", self.decoding),
+                ("training.validation_decoding", self.training.validation_decoding),
+            ):
+                if search.max_length > positions.max_length:
+                    yield Conflict(
+                        f"{key}.max_length",
+                        f"must be at most model.positions.max_length ({positions.max_length})",
+                        str(search.max_length),
+                    )
         if self.training.batch_tokens <= self.data.filters.max_length:
             yield Conflict(
                 "training.batch_tokens",

@@ -1,6 +1,5 @@
 """From text files to stores of token ids, and from stores to batches."""
 
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -8,6 +7,7 @@ import numpy as np
 from tformer_cli.config.schema import DataConfig, ParallelText
 from tformer_cli.corpus.batch import Batch, collate
 from tformer_cli.corpus.bucketing import Bucketing, Position
+from tformer_cli.corpus.chunks import chunks
 from tformer_cli.corpus.filters import FilterReport, PairFilter
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.corpus.store import TokenStore, build_store
@@ -54,16 +54,40 @@ def training_store(data: DataConfig, tokenizers: Tokenizers) -> tuple[TokenStore
     return store, report
 
 
-def evaluation_store(text: ParallelText, tokenizers: Tokenizers) -> TokenStore:
-    """Encode every pair of a text; none is filtered, so pair i is line i.
+def evaluation_store(
+    text: ParallelText, tokenizers: Tokenizers, *, max_length: int | None = None
+) -> TokenStore:
+    """Encode every pair of a text; none is filtered, so pair i is line i + 1.
+
+    Args:
+        text: source and references.
+        tokenizers: of both sides.
+        max_length: tokens that the model takes, `</s>` included, or None for any number.
 
     Raises:
-        DataError: a file cannot be read, or there are no lines.
+        DataError: a file cannot be read, there are no lines, or one is too long for the model.
     """
     store = build_store((source, target, 1.0) for _, source, target in _encoded(text, tokenizers))
     if len(store) == 0:
         raise DataError(str(text.source), "no lines", remedy="name a file with text")
+    if max_length is not None:
+        for file, lengths in (
+            (text.source, store.source_lengths + 1),
+            (text.target, store.target_lengths + 1),
+        ):
+            for place in np.flatnonzero(lengths > max_length):
+                raise too_long(f"{file}:{place + 1}", int(lengths[place]), max_length)
     return store
+
+
+def too_long(where: str, length: int, max_length: int) -> DataError:
+    """Return the error of a sentence that is longer than the model's positions."""
+    return DataError(
+        where,
+        f"is longer than the positions that the model has learnt ({max_length} tokens)",
+        got=f"{length} tokens",
+        remedy="split it, or train with model.positions: {kind: sinusoidal}",
+    )
 
 
 def training_groups(
@@ -111,8 +135,7 @@ def _encoded(
     text: ParallelText, tokenizers: Tokenizers
 ) -> Iterator[tuple[tuple[str, str], list[int], list[int]]]:
     """Yield each pair as text and as ids."""
-    pairs = read_pairs(text.source, text.target)
-    while chunk := list(itertools.islice(pairs, CHUNK_LINES)):
+    for chunk in chunks(read_pairs(text.source, text.target), CHUNK_LINES):
         sources = tokenizers.source.encode_batch([source for source, _ in chunk])
         targets = tokenizers.target.encode_batch([target for _, target in chunk])
         yield from zip(chunk, sources, targets, strict=True)

@@ -1,12 +1,13 @@
 """How well a vocabulary fits a text."""
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 
 import numpy as np
 
+from tformer_cli.corpus.chunks import chunks
 from tformer_cli.text.tokenizer import Pairs, Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import UNK_ID
 
@@ -54,7 +55,7 @@ def report_vocabulary(tokenizer: Tokenizer, lines: Iterable[str]) -> VocabularyR
     counts = np.zeros(tokenizer.size, dtype=np.int64)
     lengths = array("q")
     num_characters, num_visible = 0, 0
-    for chunk in _chunks(lines):
+    for chunk in chunks(lines, CHUNK_LINES):
         for text in map(tokenizer.normalizer, chunk):
             num_characters += len(text)
             num_visible += _visible(text)
@@ -94,12 +95,6 @@ def report_sides(tokenizers: Tokenizers, pairs: Pairs) -> dict[str, VocabularyRe
         "source": report_vocabulary(tokenizers.source, (source for source, _ in pairs())),
         "target": report_vocabulary(tokenizers.target, (target for _, target in pairs())),
     }
-
-
-def _chunks(lines: Iterable[str]) -> Iterator[list[str]]:
-    remaining = iter(lines)
-    while chunk := list(islice(remaining, CHUNK_LINES)):
-        yield chunk
 
 
 def _visible(text: str) -> int:

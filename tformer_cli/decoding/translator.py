@@ -1,6 +1,5 @@
 """Strings in, strings out, in the order given, over any engine."""
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,8 @@ import torch
 
 from tformer_cli.checkpoint import load_trained_model
 from tformer_cli.config.schema import Config, DecodingConfig
+from tformer_cli.corpus.chunks import chunks
+from tformer_cli.corpus.pipeline import too_long
 from tformer_cli.decoding.engine import Engine, NativeEngine
 from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.decoding.processors import TokenRoles
@@ -50,15 +51,25 @@ class Translator:
         ['Der alte Hund schläft.']
     """
 
-    def __init__(self, engine: Engine, tokenizers: Tokenizers, decoding: DecodingConfig) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizers: Tokenizers,
+        decoding: DecodingConfig,
+        *,
+        max_length: int | None = None,
+    ) -> None:
         """Join an engine and the tokenizers of its model.
 
         Args:
             engine: translates token ids.
             tokenizers: of the model behind the engine.
             decoding: the search where a call asks for no other.
+            max_length: source tokens that the model takes, `</s>` included, or None for any
+                number.
         """
         self.engine = engine
+        self.max_length = max_length
         self.tokenizers = tokenizers
         self.decoding = decoding
 
@@ -95,7 +106,7 @@ class Translator:
         engine = NativeEngine(
             model.to(device), token_roles(tokenizers.target), device=device, precision=precision
         )
-        return cls(engine, tokenizers, config.decoding)
+        return cls(engine, tokenizers, config.decoding, max_length=model.max_length)
 
     def translate(
         self, lines: Iterable[str], *, decoding: DecodingConfig | None = None
@@ -121,6 +132,7 @@ class Translator:
 
         Raises:
             UsageError: the search keeps fewer than `count` translations.
+            DataError: a line is longer than the model takes.
         """
         search = self.decoding if decoding is None else decoding
         beam_size = 1 if search.kind == "greedy" else search.size
@@ -131,15 +143,18 @@ class Translator:
                 got=str(count),
                 remedy=f"use --beam {count}",
             )
-        remaining = iter(lines)
-        while window := list(itertools.islice(remaining, WINDOW_LINES)):
+        numbered = enumerate(lines, start=1)
+        for window in chunks(numbered, WINDOW_LINES):
+            sentences = [self._encode(number, line) for number, line in window]
             for hypotheses in self.engine.translate(
-                [self._encode(line) for line in window], search, nbest=count, on_done=on_done
+                sentences, search, nbest=count, on_done=on_done
             ):
                 yield [self._translation(hypothesis) for hypothesis in hypotheses]
 
-    def _encode(self, line: str) -> Sequence[int]:
+    def _encode(self, number: int, line: str) -> Sequence[int]:
         ids = self.tokenizers.source.encode(line)
+        if self.max_length is not None and len(ids) >= self.max_length:
+            raise too_long(f"line {number}", len(ids) + 1, self.max_length)
         return [*ids, END_ID] if ids else []
 
     def _translation(self, hypothesis: Hypothesis) -> Translation:

@@ -61,7 +61,7 @@ def evaluate(
     Raises:
         DataError: a file cannot be read, the line counts differ, or there are no lines.
     """
-    store = evaluation_store(text, translator.tokenizers)
+    store = evaluation_store(text, translator.tokenizers, max_length=model.max_length)
     likelihood = reference_likelihood(
         model,
         batches_in_order(store, batch_tokens=LIKELIHOOD_BATCH_TOKENS),

@@ -13,11 +13,12 @@ from tformer_cli.checkpoint import (
     load_weights,
     save_checkpoint,
 )
-from tformer_cli.config.load import dump_config, load_config
+from tformer_cli.config.load import check_data_files, dump_config, load_config
 from tformer_cli.config.schema import Config
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import (
     batches_per_epoch,
+    evaluation_store,
     training_groups,
     training_pairs,
     training_store,
@@ -59,48 +60,52 @@ def train(
             training diverged.
         Interrupted: SIGINT or SIGTERM came; the run is saved and can go on.
     """
+    check_data_files(config.data)
     keep_freed_memory()
-    if fresh:
-        clear(run)
     training = config.training
-    with (
-        Interruption() as interruption,
-        Reporter(run, max_steps=training.max_steps, report_every=training.report_every) as reporter,
-    ):
-        sitting = _Sitting(config, run, device, reporter)
+    with Reporter(
+        run, max_steps=training.max_steps, report_every=training.report_every
+    ) as reporter:
+        sitting = _Sitting(config, run, device, reporter, fresh=fresh)
         if sitting.state.step >= training.max_steps:
             reporter.say(f"{run.path}: finished at step {sitting.state.step}")
-            return sitting.state
-        sitting.train(interruption)
+        else:
+            with Interruption() as interruption:
+                sitting.train(interruption)
         return sitting.state
 
 
 def clear(run: RunDirectory) -> None:
-    """Remove what a training wrote into a run folder, and nothing else."""
+    """Remove what a training wrote into a run folder but for its log, and nothing else."""
     for folder in (run.checkpoints, run.tokenizer, run.samples, run.eval):
         shutil.rmtree(folder, ignore_errors=True)
     for file in (run.path / "best", run.path / "last", run.config_file):
         file.unlink(missing_ok=True)
     run.metrics_file.unlink(missing_ok=True)
-    run.log_file.unlink(missing_ok=True)
 
 
 class _Sitting:
     """One sitting of a run: from where it stands to its end or to an interruption."""
 
     def __init__(
-        self, config: Config, run: RunDirectory, device: torch.device, reporter: Reporter
+        self,
+        config: Config,
+        run: RunDirectory,
+        device: torch.device,
+        reporter: Reporter,
+        *,
+        fresh: bool,
     ) -> None:
         self.config = config
         self.run = run
         self.device = device
         self.reporter = reporter
         self.precision = resolve_precision(config.training.precision, device)
-        checkpoint = run.pointed("last")
+        checkpoint = None if fresh else run.pointed("last")
         if checkpoint is not None:
             for change in accepted_changes(run, load_config(run.config_file), config):
                 reporter.say(f"{run.path}: accepted a changed setting: {change}")
-        self.tokenizers = self._tokenizers()
+        self.tokenizers = self._build_tokenizers() if fresh else self._tokenizers()
         self.store = self._store()
         self.model = build_model(
             config.model,
@@ -121,7 +126,10 @@ class _Sitting:
             data_fingerprint=_fingerprint(self.store, self.tokenizers),
             environment=_environment(device),
         )
+        evaluation_store(config.data.valid, self.tokenizers, max_length=self.model.max_length)
+        # Everything that can be wrong with config and text has shown by now.
         if checkpoint is None:
+            clear(run)
             self.tokenizers.save(run.tokenizer)
         else:
             self._go_on(load_state(checkpoint))
@@ -177,6 +185,9 @@ class _Sitting:
     def _tokenizers(self) -> Tokenizers:
         if self._has_vocabulary():
             return load_tokenizers(self.run.tokenizer)
+        return self._build_tokenizers()
+
+    def _build_tokenizers(self) -> Tokenizers:
         self.reporter.say("building the vocabulary")
         data = self.config.data
         return build_tokenizers(
