@@ -1,0 +1,66 @@
+"""The adjectives."""
+
+from demo_corpus.lexicon import Adjective, Kind
+
+_GROWN = Kind.ADULT | Kind.PROFESSION | Kind.ROYAL
+_GOODS = Kind.THING | Kind.CLOTHING | Kind.VEHICLE | Kind.FURNITURE
+_COLOURED = Kind.THING | Kind.CLOTHING | Kind.VEHICLE | Kind.DOOR
+
+# A table reads better one entry a line or two.
+# fmt: off
+ADJECTIVES = (
+    Adjective("old", "alt", _GROWN | Kind.ANIMAL | _GOODS | Kind.PLACE | Kind.TRANSPORT,
+              comparative=("older", "älter"), fault=True, inner=True),
+    Adjective("young", "jung", _GROWN | Kind.ANIMAL, comparative=("younger", "jünger"), inner=True),
+    Adjective("rich", "reich", _GROWN, comparative=("richer", "reicher")),
+    Adjective("poor", "arm", _GROWN),
+    Adjective("famous", "berühmt", Kind.PROFESSION | Kind.ROYAL | Kind.SIGHT),
+    Adjective("strong", "stark", Kind.ADULT | Kind.CHILD | Kind.ANIMAL,
+              comparative=("stronger", "stärker")),
+    Adjective("good", "gut", Kind.PROFESSION | Kind.TEXT),
+    Adjective("friendly", "freundlich", Kind.PERSON),
+    Adjective("polite", "höflich", Kind.PERSON),
+    Adjective("clever", "klug", Kind.PERSON | Kind.ANIMAL),
+    Adjective("lazy", "faul", Kind.PERSON | Kind.SMALL_ANIMAL),
+    Adjective("brave", "mutig", Kind.PERSON),
+    Adjective("happy", "glücklich", Kind.PERSON, state=True),
+    Adjective("tired", "müde", Kind.PERSON | Kind.ANIMAL, state=True),
+    Adjective("hungry", "hungrig", Kind.PERSON | Kind.ANIMAL, state=True),
+    Adjective("sick", "krank", Kind.PERSON | Kind.ANIMAL, state=True),
+    Adjective("sad", "traurig", Kind.PERSON, state=True),
+    Adjective("nervous", "nervös", Kind.PERSON, state=True),
+    Adjective("small", "klein", Kind.CHILD | Kind.ANIMAL | _GOODS | Kind.PLACE | Kind.DOOR,
+              comparative=("smaller", "kleiner"), fault=True),
+    Adjective("big", "groß", Kind.ANIMAL | _GOODS | Kind.PLACE | Kind.DOOR | Kind.FRUIT,
+              comparative=("bigger", "größer"), fault=True),
+    Adjective("wild", "wild", Kind.ANIMAL),
+    Adjective("dangerous", "gefährlich", Kind.ANIMAL,
+              comparative=("more dangerous", "gefährlicher"), fault=True),
+    Adjective("black", "schwarz", Kind.ANIMAL | _COLOURED, gradable=False, inner=True),
+    Adjective("white", "weiß", Kind.ANIMAL | _COLOURED, gradable=False, inner=True),
+    Adjective("red", "rot", _COLOURED, gradable=False, inner=True),
+    Adjective("blue", "blau", _COLOURED, gradable=False, inner=True),
+    Adjective("green", "grün", _COLOURED, gradable=False, inner=True),
+    Adjective("new", "neu", _GOODS | Kind.TEXT | Kind.DOOR | Kind.TRANSPORT,
+              comparative=("newer", "neuer"), inner=True),
+    Adjective("expensive", "teuer", _GOODS | Kind.FOOD | Kind.DRINK, stem="teur",
+              comparative=("more expensive", "teurer"), fault=True),
+    Adjective("cheap", "billig", _GOODS | Kind.FOOD | Kind.DRINK,
+              comparative=("cheaper", "billiger")),
+    Adjective("beautiful", "schön", _GOODS | Kind.PLACE | Kind.MANUSCRIPT,
+              comparative=("more beautiful", "schöner")),
+    Adjective("heavy", "schwer", Kind.UPRIGHT | Kind.FURNITURE, fault=True),
+    Adjective("dirty", "schmutzig", _GOODS | Kind.DOOR | Kind.ROOM | Kind.TRANSPORT, fault=True),
+    Adjective("fresh", "frisch", Kind.FOOD),
+    Adjective("sweet", "süß", Kind.FRUIT, comparative=("sweeter", "süßer"), fault=True),
+    Adjective("sour", "sauer", Kind.FRUIT, stem="saur", fault=True),
+    Adjective("cold", "kalt", Kind.DRINK | Kind.MEAL, fault=True),
+    Adjective("hot", "heiß", Kind.DRINK | Kind.MEAL, fault=True),
+    Adjective("long", "lang", Kind.TEXT, comparative=("longer", "länger"), fault=True),
+    Adjective("short", "kurz", Kind.TEXT, comparative=("shorter", "kürzer"), fault=True),
+    Adjective("interesting", "interessant", Kind.TEXT,
+              comparative=("more interesting", "interessanter")),
+    Adjective("boring", "langweilig", Kind.TEXT, fault=True),
+    Adjective("dark", "dunkel", Kind.ROOM, stem="dunkl", fault=True),
+    Adjective("modern", "modern", Kind.ROOM | Kind.MACHINE),
+)
