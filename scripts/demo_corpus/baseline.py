@@ -115,8 +115,9 @@ def _joined(forward: set[tuple[int, int]], backward: set[tuple[int, int]]) -> se
 def _phrases(
     source: Words, target: Words, links: set[tuple[int, int]]
 ) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """The phrase pairs that no link leaves, unaligned words at the target's edges left out."""
+    """The phrase pairs that no link leaves, with and without unlinked words at their edges."""
     found = []
+    linked = {j for _, j in links}
     for start in range(len(source)):
         for end in range(start + 1, min(start + _MAX_PHRASE_WORDS, len(source)) + 1):
             inside = [j for i, j in links if start <= i < end]
@@ -125,5 +126,14 @@ def _phrases(
             low, high = min(inside), max(inside) + 1
             if any(low <= j < high and not start <= i < end for i, j in links):
                 continue
-            found.append((tuple(source[start:end]), tuple(target[low:high])))
+            first, last = low, high
+            while first > 0 and first - 1 not in linked:
+                first -= 1
+            while last < len(target) and last not in linked:
+                last += 1
+            found += [
+                (tuple(source[start:end]), tuple(target[i:j]))
+                for i in range(first, low + 1)
+                for j in range(high, last + 1)
+            ]
     return found

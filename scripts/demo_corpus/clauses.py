@@ -32,7 +32,7 @@ TOO = Adverb("too", "zu")
 
 # fmt: off
 _MODES = {
-    Mode.PRESENT: 26, Mode.PERFECT: 32, Mode.FUTURE: 11, Mode.CAN: 7, Mode.MUST: 7,
+    Mode.PRESENT: 22, Mode.PERFECT: 36, Mode.FUTURE: 11, Mode.CAN: 7, Mode.MUST: 7,
     Mode.SHOULD: 6, Mode.WANT: 7, Mode.ALLOWED: 4,
 }
 _TENSES = (Mode.PRESENT, Mode.PERFECT, Mode.FUTURE)
@@ -70,7 +70,10 @@ class Clauses:
             return Mode.PRESENT
         noun = noun_of(subject)
         free = (noun is None or noun.kinds & Kind.PERSON) and verb.english.base not in UNWILLED
-        modes = _MODES if free else {mode: _MODES[mode] for mode in _TENSES}
+        modes = dict(_MODES) if free else {mode: _MODES[mode] for mode in _TENSES}
+        # `No boy must cry` forbids it; `kein Junge muss weinen` leaves it open.
+        if isinstance(subject, NounPhrase) and subject.determiner is Determiner.NO:
+            modes.pop(Mode.MUST, None)
         return self._dice.weighted(modes)
 
     def _verb(self, *, animals_too: bool = True) -> Verb:
@@ -147,8 +150,10 @@ class Clauses:
                 Kind.PERSON, "definite", besides=noun_of(clause.subject)
             )
             return replace(clause, adjunct=PrepositionalPhrase(prep.FOR, receiver))
-        # A verb with a preposition of its own has no room for another.
-        if base in _PLACES_OF_ACTION and not isinstance(clause.verb.government, Preposition):
+        # A verb with a preposition of its own has no room for another, and an indefinite object
+        # would rather follow the place in German (im Hotel Milch trinken).
+        plain = not isinstance(clause.verb.government, Preposition) and is_definite(clause.object)
+        if base in _PLACES_OF_ACTION and plain:
             return replace(clause, adjunct=self._place(_PLACES_OF_ACTION[base]))
         return clause
 
@@ -213,6 +218,9 @@ class Clauses:
                 times = adverbials.FUTURE_TIMES
             case _:
                 times = adverbials.MODAL_TIMES
+        if clause.verb in verbs.EVENTS and clause.mode is not Mode.PRESENT:
+            # Nobody wakes up next year.
+            times = times[:1]
         front = Front.TIME if self._dice.chance(first) else Front.SUBJECT
         return replace(clause, time=self._dice.pick(times), front=front)
 
@@ -264,14 +272,7 @@ class Clauses:
 
     def described(self, subject: NounPhrase) -> Clause:
         """The subject is (not) (very, too) so."""
-        # The happy queen is not said to be happy.
-        adjective = self._dice.pick(
-            [
-                one
-                for one in adjectives_for(subject.noun.kinds)
-                if one not in subject.adjectives and not (one.inner and subject.adjectives)
-            ]
-        )
+        adjective = self._dice.pick(adjectives_for(subject.noun.kinds))
         degree = None
         if adjective.gradable:
             living = subject.noun.kinds & (Kind.PERSON | Kind.ANIMAL)
@@ -305,8 +306,14 @@ class Clauses:
     def deed(self, person: Nominal) -> Clause:
         """Something that a person does on purpose to something or somebody."""
         groups = (*verbs.OBJECT, *verbs.OBJECT, *verbs.DATIVE, *verbs.TWO_OBJECTS)
-        verb = self._dice.pick([one for one in groups if one.english.base not in UNWILLED])
+        excluded = UNWILLED | {"wear", "trust"}
+        verb = self._dice.pick([one for one in groups if one.english.base not in excluded])
         return self.complete(Clause(subject=person, verb=verb))
+
+    def pastime(self, person: Nominal) -> Clause:
+        """Something that a person does for its own sake, in any weather."""
+        verb = self._dice.pick(verbs.ALONE)
+        return self.complete(Clause(subject=person, verb=verb, mode=self.mode(verb, person)))
 
     def whereabouts(self) -> Clause:
         """A clause that only lacks its place."""

@@ -46,11 +46,6 @@ def combinations(sentence: Sentence) -> frozenset[Combination]:
     return frozenset(_within(sentence))
 
 
-def held_out(sentence: Sentence) -> frozenset[Combination]:
-    """The combinations that training never sees."""
-    return frozenset(pair for pair in combinations(sentence) if pair.is_held_out())
-
-
 def _within(part: object) -> Iterator[Combination]:
     match part:
         case NounPhrase():

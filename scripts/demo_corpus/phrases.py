@@ -59,6 +59,11 @@ def nouns_of(kinds: Kind) -> tuple[Noun, ...]:
 
 
 @cache
+def _nouns_besides(kinds: Kind, besides: Noun | None) -> tuple[Noun, ...]:
+    return tuple(noun for noun in nouns_of(kinds) if noun is not besides)
+
+
+@cache
 def adjectives_for(kinds: Kind) -> tuple[Adjective, ...]:
     """The adjectives for nouns of these kinds."""
     return tuple(adjective for adjective in ADJECTIVES if adjective.kinds & kinds)
@@ -113,11 +118,11 @@ class Phrases:
         adjective: float = 0.5,
     ) -> NounPhrase:
         """A phrase around some noun of these kinds, described as often as `adjective` says."""
-        noun = self._dice.pick([noun for noun in nouns_of(kinds) if noun is not besides])
+        noun = self._dice.pick(_nouns_besides(kinds, besides))
         phrase = self.phrase_of(noun, role, adjective=adjective)
         ownable = not noun.kinds & (Kind.UNOWNED | Kind.PLACE | Kind.WEATHER)
-        if ownable and is_definite(phrase) and self._dice.chance(0.25):
-            owner = self._dice.pick([one for one in nouns_of(Kind.PERSON) if one is not besides])
+        if ownable and is_definite(phrase) and self._dice.chance(0.35):
+            owner = self._dice.pick(_nouns_besides(Kind.PERSON, besides))
             phrase = replace(phrase, determiner=Determiner.THE, owner=self._owner(owner))
         return phrase
 

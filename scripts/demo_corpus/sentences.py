@@ -60,7 +60,7 @@ class Author:
         self._phrases = Phrases(self._dice)
         self._clauses = Clauses(self._dice, self._phrases)
         self._patterns: dict[Callable[[], Sentence], float] = {
-            self._event: 42,
+            self._event: 46,
             self._quality: 1,
             self._comparison: 1,
             self._identity: 1,
@@ -224,10 +224,7 @@ class Author:
         person = self._phrases.person()
         echo = self._phrases.echo(person)
         if echo is None or self._dice.chance(0.15):
-            verb = self._dice.pick(verbs.ALONE)
-            main = self._clauses.complete(
-                Clause(subject=person, verb=verb, mode=self._clauses.mode(verb, person))
-            )
+            main = self._clauses.pastime(person)
             reason = self._clauses.weather()
         else:
             main = self._clauses.action(person)
@@ -235,7 +232,10 @@ class Author:
             reason = think(echo)
         if self._dice.chance(0.4):
             main = self._clauses.timed(main, first=1)
-        conjunction = self._dice.pick((Conjunction.BECAUSE, Conjunction.ALTHOUGH))
+        # Nobody can or may because of how they feel.
+        free = main.mode not in (Mode.CAN, Mode.ALLOWED)
+        because = free and self._dice.chance(0.55)
+        conjunction = Conjunction.BECAUSE if because else Conjunction.ALTHOUGH
         return Sentence(clause=main, after=Subordinate(conjunction, reason))
 
     def _condition(self) -> Sentence:
@@ -254,15 +254,16 @@ class Author:
         same = conjunction is Conjunction.ALTHOUGH or self._dice.chance(0.5)
         mode = self._dice.pick((Mode.PRESENT, Mode.PRESENT, Mode.SHOULD, Mode.MUST, Mode.CAN))
         doer: Nominal
-        if condition.subject is not person:
-            doer = person
-        elif echo is not None and same:
+        if echo is not None and same:
             doer = echo
         elif self._dice.chance(0.5):
             doer = self._dice.pick((Pronoun.I, Pronoun.WE))
         else:
             doer = self._phrases.phrase(Kind.PERSON, "definite", besides=person.noun)
-        clause = self._clauses.action(doer)
+        if condition.subject is person:
+            clause = self._clauses.action(doer)
+        else:
+            clause = self._clauses.pastime(person)
         if not clause.verb.only_present and clause.verb.english.base not in UNWILLED:
             clause = replace(clause, mode=mode)
         else:
@@ -339,7 +340,8 @@ class Author:
         head, gap = self._head()
         subject = self._with_relative(head, gap=gap)
         if not head.noun.kinds & Kind.PERSON or self._dice.chance(0.45):
-            return Sentence(clause=self._clauses.described(subject))
+            # Without adjectives of its own, or the happy queen could be sad.
+            return Sentence(clause=self._clauses.described(replace(subject, adjectives=())))
         assert subject.relative is not None
         groups = (*verbs.ALONE, *verbs.EVENTS, *verbs.OBJECT)
         verb = self._dice.pick([one for one in groups if one is not subject.relative.verb])
@@ -386,8 +388,6 @@ class Author:
     def _coordination(self) -> Sentence:
         link = self._dice.pick((Link.AND, Link.BUT))
         first = self._clauses.action(role="definite")
-        if self._dice.chance(0.5):
-            first = self._clauses.timed(first, first=1)
         person = self._phrases.somebody("definite", besides=noun_of(first.subject))
         second = self._clauses.action(person)
         if link is Link.BUT:
