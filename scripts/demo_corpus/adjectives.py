@@ -62,5 +62,5 @@ ADJECTIVES = (
               comparative=("more interesting", "interessanter")),
     Adjective("boring", "langweilig", Kind.TEXT, fault=True),
     Adjective("dark", "dunkel", Kind.ROOM, stem="dunkl", fault=True),
-    Adjective("modern", "modern", Kind.ROOM | Kind.MACHINE),
+    Adjective("modern", "modern", Kind.ROOM | Kind.MACHINE, inner=True),
 )

@@ -43,7 +43,6 @@ class Kind(Flag):
     KIN = auto()
     ANIMAL = auto()
     SMALL_ANIMAL = auto()
-    FARM_ANIMAL = auto()
     FRUIT = auto()
     FOOD = auto()
     MEAL = auto()

@@ -60,7 +60,7 @@ KIN = (
 )
 
 _PET = Kind.ANIMAL | Kind.SMALL_ANIMAL
-_FARM = Kind.ANIMAL | Kind.FARM_ANIMAL
+_FARM = Kind.ANIMAL
 _WILD = Kind.ANIMAL | Kind.UNOWNED
 
 ANIMALS = (
