@@ -95,6 +95,6 @@ def test_searches_beyond_learned_positions_are_refused(tformer, tmp_path):
     file = write_toy(tmp_path / "data", config=LEARNED)
     result = tformer("config", "check", file)
     assert result.stderr == (
-        f"{file}: training.validation_decoding.max_length: "
+        f"{file}:17: training.validation_decoding.max_length: "
         "must be at most model.positions.max_length (20); got 256\n"
     )
