@@ -171,11 +171,13 @@ def start_and_wait_for(config_file: Path, run: Path, line: str) -> subprocess.Po
     raise AssertionError(f"the training ended without printing {line!r}")
 
 
-@pytest.mark.parametrize("step", [10, 20])
+@pytest.mark.parametrize("step", [10, 35])
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, step):
-    config_file = write_toy(
-        tmp_path / "data", config=CONFIG.replace("dropout: 0.1", "dropout: 0.3")
+    # Enough steps behind the last of these that the kill comes before the end.
+    config = CONFIG.replace("dropout: 0.1", "dropout: 0.3").replace(
+        "max_steps: 24", "max_steps: 72"
     )
+    config_file = write_toy(tmp_path / "data", config=config)
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command(config_file, unbroken), check=True, capture_output=True, env=environment)
