@@ -1,12 +1,24 @@
-"""Settings that all tests share."""
+"""Settings that all tests share, a trained toy run, and the command line in this process."""
 
+import contextlib
 import os
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+from toy import CONFIG, write_toy
+from typer.testing import CliRunner, Result
+
+from tformer_cli.cli.app import app, refusal
+from tformer_cli.config.load import load_config
+from tformer_cli.errors import TformerError
+from tformer_cli.run_directory import RunDirectory
+from tformer_cli.training.run import train
+
+Tformer = Callable[..., Result]
 
 settings.register_profile("tformer", derandomize=True, deadline=None, max_examples=30)
 settings.load_profile("tformer")
@@ -41,6 +53,52 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     return hold
 
 
+@pytest.fixture
+def small_files() -> Callable[[int], contextlib.AbstractContextManager[None]]:
+    """Let no file grow beyond some bytes for a while, as on a disk that is nearly full."""
+
+    @contextlib.contextmanager
+    def limit(size: int) -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limit
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has learnt a little: its translations differ from line to line."""
+    folder = tmp_path_factory.mktemp("toy")
+    config = CONFIG.replace("max_steps: 24", "max_steps: 150")
+    config = config.replace("validate_every: 12", "validate_every: 75")
+    file = write_toy(folder / "data", config=config)
+    run = RunDirectory(folder / "run")
+    train(load_config(file), run, device=torch.device("cpu"))
+    return run.path
+
+
+@pytest.fixture
+def tformer() -> Tformer:
+    """Run `tformer ...`; a user's mistake becomes its message on stderr and its exit code."""
+
+    def call(*arguments: object, stdin: str | bytes = "") -> Result:
+        result = CliRunner().invoke(app, [str(word) for word in arguments], input=stdin)
+        if isinstance(result.exception, TformerError | OSError):
+            error = result.exception
+            mistake = error if isinstance(error, TformerError) else refusal(error)
+            result.exit_code = mistake.exit_code
+            result.stderr_bytes = f"{mistake}\n".encode()
+        elif result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return call

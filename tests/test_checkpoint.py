@@ -1,8 +1,10 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from tformer_cli.checkpoint import (
     MODEL_FILE,
@@ -14,7 +16,7 @@ from tformer_cli.checkpoint import (
     save_checkpoint,
 )
 from tformer_cli.config.schema import AdamWConfig, EncoderDecoderConfig
-from tformer_cli.errors import CheckpointError
+from tformer_cli.errors import CheckpointError, StorageError
 from tformer_cli.model.seq2seq import Seq2Seq, build_model
 from tformer_cli.training.optim import build_optimizer
 
@@ -46,6 +48,19 @@ def stepped_optimizer(network: Seq2Seq) -> torch.optim.Optimizer:
     return optimizer
 
 
+def test_the_optimizer_of_another_model_is_refused(saved):
+    network = model(1, num_decoder_layers=1)
+    with pytest.raises(CheckpointError) as caught:
+        load_optimizer(saved, network, build_optimizer(AdamWConfig(), network))
+    file, what, got, remedy = re.fullmatch(
+        r"(.*): (.*); got (.*); (.*)", str(caught.value)
+    ).groups()
+    assert file == str(saved / "optimizer.safetensors")
+    assert what == "belongs to another model than config.yaml describes"
+    assert got.startswith("decoder.layers.1.")
+    assert remedy == "restore the config.yaml that the run was trained with"
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     network = model(1)
@@ -70,17 +85,36 @@ def test_what_is_saved_comes_back_to_the_bit(tmp_path, tie):
             assert torch.equal(moment, other_optimizer.state[two][key])
 
 
-def test_a_checkpoint_is_there_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+@pytest.mark.parametrize("room", [0, 100, 1000, 20_000], ids="{} bytes".format)
+def test_a_checkpoint_is_there_as_a_whole_or_not_at_all(tmp_path, small_files, room):
     network = model(1)
     optimizer = stepped_optimizer(network)
-
-    def full_disk(*arguments: object) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr("tformer_cli.checkpoint.save_file", full_disk)
-    with pytest.raises(OSError, match="no space left"):
-        save_checkpoint(tmp_path / "step-000007", network, optimizer, STATE)
+    folder = tmp_path / "step-000007"
+    with small_files(room), pytest.raises(StorageError) as caught:
+        save_checkpoint(folder, network, optimizer, STATE)
+    assert str(caught.value) == (
+        f"{folder}: cannot be written; got File too large; "
+        "raise the limit on the size of a file; what was saved before is intact"
+    )
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_the_older_checkpoint_whole(saved, monkeypatch):
+    def full_disk(*arguments: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    before = {file.name: file.read_bytes() for file in saved.iterdir()}
+    network = model(2)
+    monkeypatch.setattr("tformer_cli.checkpoint.save_file", full_disk)
+    for folder in (saved, saved.with_name("step-000008")):
+        with pytest.raises(StorageError) as caught:
+            save_checkpoint(folder, network, stepped_optimizer(network), STATE)
+        assert str(caught.value) == (
+            f"{folder}: cannot be written; got No space left on device; "
+            "free space and run the same command again; what was saved before is intact"
+        )
+    assert {file.name: file.read_bytes() for file in saved.iterdir()} == before
+    assert list(saved.parent.iterdir()) == [saved]
 
 
 def message(action, *arguments) -> str:
@@ -102,8 +136,9 @@ def test_weights_of_another_shape_are_refused(saved):
 def test_a_cut_file_is_refused(saved):
     file = saved / MODEL_FILE
     file.write_bytes(file.read_bytes()[:-10])
-    assert message(load_weights, saved, model(1)).startswith(
-        f"{file}: is damaged or cut short; got "
+    assert message(load_weights, saved, model(1)) == (
+        f"{file}: is damaged or cut short; got Error while deserializing header: "
+        "incomplete metadata, file not fully covered; use another checkpoint"
     )
 
 

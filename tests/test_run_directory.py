@@ -1,9 +1,11 @@
+import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from tformer_cli.errors import CheckpointError
+from tformer_cli.errors import CheckpointError, StorageError
 from tformer_cli.run_directory import (
     RunDirectory,
     newest_run,
@@ -48,6 +50,85 @@ def test_a_whole_file_has_the_permissions_of_any_other(tmp_path):
     (tmp_path / "other").write_text("")
     modes = {(tmp_path / name).stat().st_mode for name in ("whole", "other")}
     assert len(modes) == 1
+
+
+def test_a_link_stays_and_what_it_points_at_is_replaced(tmp_path):
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.write_text("old\n")
+    link.symlink_to(real)
+    write_text(link, "new\n")
+    assert link.is_symlink()
+    assert real.read_text() == "new\n"
+
+
+def test_a_pipe_takes_the_bytes_as_they_come(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=write_text, args=(pipe, "text\n"))
+    writer.start()
+    assert pipe.read_text() == "text\n"
+    writer.join()
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(StorageError) as caught:
+        write_text(path, "text\n")
+    return str(caught.value)
+
+
+SYSTEM_ERRORS = {
+    errno.ENOSPC: "No space left on device; free space and run the same command again; "
+    "what was saved before is intact",
+    errno.EDQUOT: "Disk quota exceeded; free space and run the same command again; "
+    "what was saved before is intact",
+    errno.EIO: "Input/output error; see whether the disk is sound; what was saved before is intact",
+}
+
+
+@pytest.mark.parametrize("number", SYSTEM_ERRORS)
+def test_what_a_disk_refuses_is_said_of_the_file_and_leaves_the_old_one(
+    tmp_path, monkeypatch, number
+):
+    def refuse(handle: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    write_text(file, "old\n")
+    write_text(folder / "part", "old\n")
+    monkeypatch.setattr(os, "fsync", refuse)
+    assert refusal(file) == f"{file}: cannot be written; got {SYSTEM_ERRORS[number]}"
+    with pytest.raises(StorageError) as caught, whole_directory(folder) as temporary:
+        (temporary / "part").write_text("new\n")
+    assert str(caught.value) == f"{folder}: cannot be written; got {SYSTEM_ERRORS[number]}"
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}
+    assert file.read_text() == (folder / "part").read_text() == "old\n"
+
+
+def test_a_file_beyond_the_limit_is_refused_and_leaves_the_old_one(tmp_path, small_files):
+    file = tmp_path / "file"
+    write_text(file, "old\n")
+    with small_files(100), pytest.raises(StorageError) as caught:
+        write_text(file, "new\n" * 100)
+    assert str(caught.value) == (
+        f"{file}: cannot be written; got File too large; "
+        "raise the limit on the size of a file; what was saved before is intact"
+    )
+    assert file.read_text() == "old\n"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_path_through_a_file_is_refused(tmp_path):
+    write_text(tmp_path / "file", "old\n")
+    assert refusal(tmp_path / "file" / "new") == (
+        f"{tmp_path}/file/new: cannot be written; got File exists; "
+        "there is a file where a folder must be: name another place"
+    )
+
+
+def test_a_folder_is_not_replaced_by_a_file(tmp_path):
+    assert refusal(tmp_path) == f"{tmp_path}: cannot be written; got Is a directory; name a file"
 
 
 def test_a_pointer_names_a_checkpoint(tmp_path):

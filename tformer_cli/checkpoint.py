@@ -1,11 +1,16 @@
 """Checkpoints: the weights, the optimiser, and where the run stood, written whole.
 
-A checkpoint is a folder of safetensors and JSON; nothing in it is ever unpickled.
+A checkpoint is a folder of safetensors and JSON; nothing in it is ever unpickled. Its
+model.safetensors are the weights to translate with. Where those are a moving average, the weights
+that the optimiser moves stand beside them in trained.safetensors. An average of checkpoints is
+one too, without an optimiser: it translates, but no training goes on from it.
 """
 
 import dataclasses
 import json
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +28,7 @@ from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 
 FORMAT_VERSION = 1
 MODEL_FILE = "model.safetensors"
+TRAINED_FILE = "trained.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
 
@@ -36,11 +42,13 @@ class TrainingState:
         epoch: epoch of the next batch.
         batch: place of the next batch in that epoch.
         best_step: step of the best checkpoint so far, or None before the first validation.
-        best_score: its validation BLEU or negative validation loss.
+        best_score: its score.
         num_tokens: target tokens trained on.
         seconds: time spent in optimiser steps.
         data_fingerprint: hash of the training examples and of the tokenizers that made them.
         environment: torch version, threads and device; a resumed run is exact when they agree.
+        score: of the validation at this very step, BLEU or negative loss; None if there was none.
+        num_stale: validations since the best one.
         format_version: of these files.
     """
 
@@ -53,16 +61,35 @@ class TrainingState:
     seconds: float
     data_fingerprint: str
     environment: dict[str, str]
+    score: float | None = None
+    num_stale: int = 0
     format_version: int = FORMAT_VERSION
 
 
 def save_checkpoint(
-    directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState
+    directory: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: TrainingState,
+    *,
+    average: nn.Module | None = None,
 ) -> None:
-    """Write a checkpoint folder: it is there as a whole, or not at all."""
+    """Write a checkpoint folder: it is there as a whole, or not at all.
+
+    Args:
+        directory: the folder.
+        model: what the optimiser moves.
+        optimizer: its moments.
+        state: where the run stands.
+        average: the moving average of the model, if there is one, to translate with.
+    """
     with whole_directory(directory) as folder:
-        save_file(_weights(model), folder / MODEL_FILE)
-        save_file(_optimizer_tensors(model, optimizer), folder / OPTIMIZER_FILE)
+        if average is None:
+            _save_tensors(_weights(model), folder / MODEL_FILE)
+        else:
+            _save_tensors(_weights(average), folder / MODEL_FILE)
+            _save_tensors(_weights(model), folder / TRAINED_FILE)
+        _save_tensors(_optimizer_tensors(model, optimizer), folder / OPTIMIZER_FILE)
         content = json.dumps(dataclasses.asdict(state), indent=2) + "\n"
         (folder / STATE_FILE).write_text(content, encoding="utf-8")
 
@@ -88,19 +115,59 @@ def load_state(directory: Path) -> TrainingState:
         raise CheckpointError(
             str(file), "no such file", remedy="name another checkpoint, or train with --fresh"
         ) from None
-    except (ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(
             str(file), "is damaged", got=str(error), remedy="use an earlier checkpoint"
         ) from None
 
 
-def load_weights(directory: Path, model: nn.Module) -> None:
+def save_average(directory: Path, model: nn.Module, state: TrainingState) -> None:
+    """Write a checkpoint to translate with, that no training goes on from."""
+    with whole_directory(directory) as folder:
+        _save_tensors(_weights(model), folder / MODEL_FILE)
+        content = json.dumps(dataclasses.asdict(state), indent=2) + "\n"
+        (folder / STATE_FILE).write_text(content, encoding="utf-8")
+
+
+def load_average(directories: Sequence[Path], model: nn.Module) -> None:
+    """Let every weight of a model be its mean over several checkpoints.
+
+    Raises:
+        CheckpointError: one of them is missing, damaged or of another model.
+    """
+    sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in model.parameters()]
+    with torch.no_grad():
+        for directory in directories:
+            load_weights(directory, model)
+            for total, weight in zip(sums, model.parameters(), strict=True):
+                total += weight
+        for total, weight in zip(sums, model.parameters(), strict=True):
+            weight.copy_(total / len(directories))
+
+
+def best_checkpoints(checkpoints: Sequence[Path]) -> list[Path]:
+    """Return the validated ones among some checkpoints, the best first; of equal ones the later.
+
+    Raises:
+        CheckpointError: one of them is damaged.
+    """
+    states = [(load_state(checkpoint), checkpoint) for checkpoint in checkpoints]
+    scored = [(s.score, s.step, checkpoint) for s, checkpoint in states if s.score is not None]
+    return [checkpoint for *_, checkpoint in sorted(scored, reverse=True)]
+
+
+def load_weights(directory: Path, model: nn.Module, file_name: str = MODEL_FILE) -> None:
     """Read the weights of a checkpoint into a model of the same shape.
+
+    Args:
+        directory: the checkpoint.
+        model: what is to have them.
+        file_name: of the weights to translate with, or those that a training goes on from.
 
     Raises:
         CheckpointError: the file is missing or cut short, or holds another model.
     """
-    file = directory / MODEL_FILE
+    file = directory / file_name
     parameters = dict(model.named_parameters())
     stored = dict(_read_tensors(file))
     differing = parameters.keys() ^ stored.keys() or [
@@ -122,12 +189,20 @@ def load_optimizer(directory: Path, model: nn.Module, optimizer: torch.optim.Opt
     """Read the optimiser's moments.
 
     Raises:
-        CheckpointError: the file is missing or cut short.
+        CheckpointError: the file is missing or cut short, or belongs to another model.
     """
+    file = directory / OPTIMIZER_FILE
     parameters = dict(model.named_parameters())
-    for name, tensor in _read_tensors(directory / OPTIMIZER_FILE):
+    for name, tensor in _read_tensors(file):
         parameter_name, _, key = name.rpartition("/")
-        parameter = parameters[parameter_name]
+        parameter = parameters.get(parameter_name)
+        if parameter is None:
+            raise CheckpointError(
+                str(file),
+                "belongs to another model than config.yaml describes",
+                got=name,
+                remedy="restore the config.yaml that the run was trained with",
+            )
         optimizer.state[parameter][key] = tensor.to(parameter.device)
 
 
@@ -196,6 +271,17 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state[parameter].items()
     }
+
+
+def _save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    try:
+        save_file(tensors, file)
+    except SafetensorError as error:
+        # The library keeps the system's error as words alone: "... (os error 28)".
+        found = re.search(r"os error (\d+)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(file)) from error
 
 
 def _read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:

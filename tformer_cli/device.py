@@ -3,8 +3,10 @@
 import contextlib
 import ctypes
 import hashlib
+import platform
 import resource
 import sys
+from pathlib import Path
 
 import torch
 
@@ -95,6 +97,17 @@ def keep_freed_memory() -> None:
     trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
     libc.mallopt(mmap_max, 0)
     libc.mallopt(trim_threshold, ctypes.c_int(2**31 - 1))
+
+
+def hardware_name(device: torch.device) -> str:
+    """Return what a device calls itself, such as `Intel(R) Xeon(R) CPU @ 2.50GHz`."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n"):
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def peak_memory_mib() -> float:

@@ -6,6 +6,7 @@
     ├── CheckpointError   a run folder or a checkpoint that cannot be used
     ├── DeviceError       a device or precision that is not there
     ├── UsageError        a command line that contradicts itself
+    ├── StorageError      a file that the system will not write: a full disk, no permission
     ├── TrainingError     a training that cannot go on
     └── Interrupted       a signal; what was done so far is saved
 
@@ -14,6 +15,7 @@ traceback and exits with the error's `exit_code`. Inside the library a programme
 ValueError instead, and a broken invariant is an assert.
 """
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,7 +42,7 @@ class Problem:
             parts.append(f"got {self.got}")
         if self.remedy is not None:
             parts.append(self.remedy)
-        return "; ".join(parts)
+        return _printable("; ".join(parts))
 
 
 class TformerError(Exception):
@@ -81,6 +83,16 @@ class UsageError(TformerError):
     """Command-line arguments that contradict each other or name nothing."""
 
 
+class StorageError(TformerError):
+    """A file or folder that the system does not let the program write or read."""
+
+    @classmethod
+    def of(cls, error: OSError, where: str, what: str = "cannot be written") -> "StorageError":
+        """Return what the system said of `where`, and what to do about it."""
+        got = error.strerror or str(error)
+        return cls(where, what, got=got, remedy=_REMEDIES.get(error.errno))
+
+
 class TrainingError(TformerError):
     """A training that cannot go on: it diverged, or the machine gave out."""
 
@@ -91,3 +103,28 @@ class Interrupted(TformerError):
     def __init__(self, where: str, what: str, *, signal: int, remedy: str) -> None:
         super().__init__(where, what, remedy=remedy)
         self.exit_code = 128 + signal
+
+
+_FULL_DISK = "free space and run the same command again; what was saved before is intact"
+_NO_PERMISSION = "change its permissions, or name another place"
+_NO_FOLDER = "there is a file where a folder must be: name another place"
+_REMEDIES: dict[int | None, str] = {
+    errno.ENOSPC: _FULL_DISK,
+    errno.EDQUOT: _FULL_DISK,
+    errno.EFBIG: "raise the limit on the size of a file; what was saved before is intact",
+    errno.EIO: "see whether the disk is sound; what was saved before is intact",
+    errno.EACCES: _NO_PERMISSION,
+    errno.EPERM: _NO_PERMISSION,
+    errno.EROFS: "name a place that can be written",
+    errno.ENOENT: "its folder has gone: bring it back, or begin elsewhere",
+    errno.ENOTDIR: _NO_FOLDER,
+    errno.EEXIST: _NO_FOLDER,
+    errno.EISDIR: "name a file",
+}
+
+
+def _printable(text: str) -> str:
+    """Escape what could move the cursor of a terminal, or be no character at all."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )

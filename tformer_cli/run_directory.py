@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tformer_cli.errors import CheckpointError
+from tformer_cli.errors import CheckpointError, StorageError
 
 RUNS = Path("runs")
 
@@ -55,6 +55,10 @@ class RunDirectory:
         """Return the folder of the checkpoint taken after `step` optimiser steps."""
         return self.checkpoints / f"step-{step:06d}"
 
+    def step_checkpoints(self) -> list[Path]:
+        """Return the checkpoints that training took, the newest last."""
+        return sorted(self.checkpoints.glob("step-*"), key=lambda folder: int(folder.name[5:]))
+
     def point(self, name: str, checkpoint: Path) -> None:
         """Let `name` (`best` or `last`) stand for `checkpoint` from now on."""
         write_text(self.path / name, f"{checkpoint.name}\n")
@@ -99,49 +103,80 @@ def newest_run(runs: Path = RUNS) -> RunDirectory:
 
 
 @contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Let whatever the system refuses in the meantime be said of `path`.
+
+    Raises:
+        StorageError: the disk is full or broken, the folder has gone, permission is lacking.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StorageError.of(error, str(path)) from error
+
+
+@contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it replaces `path`, else it goes.
 
-    A reader sees the old file or the new one, never a part, whenever the machine stops.
+    A reader sees the old file or the new one, never a part, whenever the machine stops. A link
+    stays, and what it points at is replaced. A pipe or a device takes the bytes as they come.
+
+    Raises:
+        StorageError: the system does not let it be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
+    with writing(path):
+        if path.exists() and not path.is_file():
+            yield path
+            return
+        place = Path(os.path.realpath(path))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())
+            temporary.chmod(0o666 & ~_umask())
+            temporary.replace(place)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_directory(place.parent)
 
 
 @contextlib.contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`; on success it replaces `path`, else it goes."""
+    """Yield a temporary folder beside `path`; on success it replaces `path`, else it goes.
+
+    Raises:
+        StorageError: the system does not let it be written.
+    """
     temporary = path.with_name(f".{path.name}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        for file in temporary.iterdir():
-            with file.open("rb") as written:
-                os.fsync(written.fileno())
-        sync_directory(temporary)
-        shutil.rmtree(path, ignore_errors=True)
-        temporary.rename(path)
-    except BaseException:
+    with writing(path):
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    sync_directory(path.parent)
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            for file in temporary.iterdir():
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())
+            sync_directory(temporary)
+            shutil.rmtree(path, ignore_errors=True)
+            temporary.rename(path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync_directory(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file whole."""
+    """Write a UTF-8 text file whole.
+
+    Raises:
+        StorageError: the system does not let it be written.
+    """
     with whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 

@@ -1,11 +1,26 @@
 """The whole command: help, version, errors of the process."""
 
+import errno
+import os
 import subprocess
 import sys
 
 import pytest
 
-COMMANDS = ["", "train", "translate", "eval", "vocab", "config", "config check", "config show"]
+from tformer_cli.cli.app import refusal
+
+COMMANDS = [
+    "",
+    "train",
+    "translate",
+    "eval",
+    "vocab",
+    "average",
+    "config",
+    "config check",
+    "config new",
+    "config show",
+]
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -45,3 +60,22 @@ def test_debug_shows_the_traceback():
     done = run("--debug", "translate", "no/such/run")
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback (most recent call last):")
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        (
+            "runs/x/last",
+            "runs/x/last: cannot be read or written; got Permission denied; "
+            "change its permissions, or name another place",
+        ),
+        (
+            None,
+            "tformer: a file or stream cannot be read or written; got Permission denied; "
+            "change its permissions, or name another place",
+        ),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(file, message):
+    assert str(refusal(OSError(errno.EACCES, os.strerror(errno.EACCES), file))) == message

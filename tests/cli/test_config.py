@@ -10,6 +10,7 @@ from tformer_cli.cli.config import app
 from tformer_cli.config.load import as_plain, dump_config, load_config
 from tformer_cli.errors import ConfigError, DataError, TformerError, UsageError
 
+ROOT = Path(__file__).parent.parent.parent
 CONFIG = """\
 data:
   train: [{source: train.en, target: train.de}]
@@ -41,6 +42,18 @@ def complaint(error: type[TformerError], *arguments: str) -> str:
         printed(*arguments)
     assert raised.value.exit_code == 2
     return str(raised.value)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.stem)
+def test_shipped_config_checks(path: Path, request: pytest.FixtureRequest) -> None:
+    root = load_config(path).data.root
+    if root.is_dir():
+        assert printed("check", str(path)) == f"{path}: ok\n"
+        return
+    root = request.getfixturevalue("corpora") / root.name
+    if not root.is_dir():
+        pytest.skip(f"there is no corpus {root.name} here")
+    assert printed("check", str(path), "--set", f"data.root={root}") == f"{path}: ok\n"
 
 
 def test_check_says_ok(folder: Path) -> None:

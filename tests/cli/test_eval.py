@@ -1,4 +1,5 @@
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -93,6 +94,14 @@ def test_contradictions_are_one_clear_line(toy_run, tformer, arguments, message)
     assert (result.exit_code, result.stderr) == (2, f"{message}\n")
 
 
+def test_a_metric_that_is_misspelt_is_corrected(toy_run, tformer, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    result = tformer("eval", toy_run, "--bluu")
+    assert result.exit_code == 2
+    # The words around the two are the parser's own.
+    assert re.search(r"No such option: --bluu .*--bleu\b", result.stderr)
+
+
 def test_unequal_files_are_refused_with_both_counts(toy_run, tformer, tmp_path):
     source, reference = tmp_path / "s", tmp_path / "r"
     source.write_text("a\nb\nc\n")
@@ -102,4 +111,15 @@ def test_unequal_files_are_refused_with_both_counts(toy_run, tformer, tmp_path):
     assert result.stderr == (
         f"{source}:2: has no counterpart in {reference}; got 3 and 1 lines; "
         "line n of one file must translate line n of the other\n"
+    )
+
+
+def test_a_long_line_is_named(toy_run, tformer, tmp_path):
+    source, reference = tmp_path / "s", tmp_path / "r"
+    source.write_text(f"ab\n{'ab cd. ' * 60}\n")
+    reference.write_text("BA\nBA\n")
+    files = ("--source", source, "--reference", reference)
+    result = tformer("eval", toy_run, *files, "--beam", 1)
+    assert (
+        result.stderr == f"{source}:2: is longer than 256 tokens; got 420; translated in 2 pieces\n"
     )

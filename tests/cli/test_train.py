@@ -1,4 +1,13 @@
+import errno
+import os
+import re
+import shutil
+from pathlib import Path
+
+from torch import nn
 from toy import CONFIG, write_toy
+
+from tformer_cli.training import run as training
 
 
 def test_train_names_every_mistake_of_a_config_and_writes_nothing(tformer, tmp_path):
@@ -31,6 +40,119 @@ def test_train_says_when_there_are_no_lines(tformer, tmp_path):
     assert result.stderr.splitlines()[-1] == (
         "data.train: no lines with text to learn a vocabulary from; name files with text"
     )
+
+
+def test_train_refuses_files_of_unequal_length_with_both_counts(tformer, tmp_path):
+    file = write_toy(tmp_path / "data", pairs=30)
+    target = tmp_path / "data" / "train.tgt"
+    target.write_text("".join(target.read_text().splitlines(keepends=True)[:20]))
+    result = tformer("train", file, "--run", tmp_path / "run")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"{tmp_path}/data/train.src:21: has no counterpart in {target}; got 30 and 20 lines; "
+        "line n of one file must translate line n of the other\n",
+    )
+    assert not (tmp_path / "run" / "tokenizer").exists()
+
+
+def test_train_refuses_a_vocabulary_larger_than_the_text_allows(tformer, tmp_path):
+    tokenizer = "{kind: subword, vocab_size: 9000, byte_fallback: false}"
+    config = CONFIG.replace("tokenizer: {kind: char}", f"tokenizer: {tokenizer}")
+    file = write_toy(tmp_path / "data", config=config)
+    result = tformer("train", file, "--run", tmp_path / "run")
+    assert result.exit_code == 2
+    assert re.fullmatch(
+        r"tokenizer\.vocab_size: is larger than the text allows \(at most \d+\); got 9000; "
+        r"make it smaller, or give more text\n",
+        result.stderr,
+    )
+    assert not (tmp_path / "run" / "tokenizer").exists()
+
+
+def test_train_corrects_a_tokenizer_of_bleu_that_is_misspelt(tformer, tmp_path):
+    file = write_toy(tmp_path / "data", config=f"{CONFIG}evaluation: {{bleu: {{tokenize: 13b}}}}\n")
+    result = tformer("train", file, "--run", tmp_path / "run")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{file}:24: evaluation.bleu.tokenize: must be one of ")
+    assert result.stderr.endswith("; got 13b; did you mean 13a?\n")
+
+
+def test_train_says_where_a_file_stands_for_the_run_folder(tformer, tmp_path):
+    file = write_toy(tmp_path / "data")
+    (tmp_path / "run").write_text("")
+    for run, got in (
+        (tmp_path / "run", "File exists"),
+        (tmp_path / "run" / "x", "Not a directory"),
+    ):
+        result = tformer("train", file, "--run", run)
+        assert (result.exit_code, result.stderr) == (
+            2,
+            f"{run}: cannot be written; got {got}; "
+            "there is a file where a folder must be: name another place\n",
+        )
+
+
+def test_train_without_permission_for_the_run_folder_says_so(tformer, tmp_path, monkeypatch):
+    def refuse(path: Path, *arguments: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    file = write_toy(tmp_path / "data")
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    result = tformer("train", file, "--run", tmp_path / "run")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"{tmp_path}/run: cannot be written; got Permission denied; "
+        "change its permissions, or name another place\n",
+    )
+
+
+def test_a_run_folder_that_vanishes_ends_the_training_and_stays_away(
+    tformer, tmp_path, monkeypatch
+):
+    file, run = write_toy(tmp_path / "data"), tmp_path / "run"
+
+    def vanishing(*arguments: object, **options: object):
+        for report in train_steps(*arguments, **options):
+            if report.step == 8:
+                shutil.rmtree(run)
+            yield report
+
+    train_steps = training.train_steps
+    monkeypatch.setattr(training, "train_steps", vanishing)
+    result = tformer("train", file, "--run", run)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"{run}/metrics.jsonl: cannot be written; got No such file or directory; "
+        "its folder has gone: bring it back, or begin elsewhere\n",
+    )
+    assert not run.exists()
+
+
+def test_a_full_disk_ends_the_training_and_leaves_what_was_saved(tformer, tmp_path, monkeypatch):
+    file, run = write_toy(tmp_path / "data"), tmp_path / "run"
+
+    def filling(folder: Path, model: nn.Module, *rest: object, **options: object) -> None:
+        if folder.name == "step-000018":
+            monkeypatch.setattr(os, "fsync", refuse)
+        save_checkpoint(folder, model, *rest, **options)
+
+    def refuse(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    save_checkpoint = training.save_checkpoint
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "save_checkpoint", filling)
+        result = tformer("train", file, "--run", run)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"{run}/checkpoints/step-000018: cannot be written; got No space left on device; "
+        "free space and run the same command again; what was saved before is intact\n",
+    )
+    assert (run / "last").read_text() == "step-000012\n"
+    monkeypatch.undo()
+    again = tformer("train", file, "--run", run)
+    assert f"{run}: going on after step 12\n" in again.stderr
+    assert again.exit_code == 0
 
 
 def test_run_folder_is_named_after_the_config(tformer, tmp_path, monkeypatch):
@@ -80,7 +202,10 @@ def test_sentences_beyond_learned_positions_are_named(tformer, tmp_path):
     remedy = "split it, or train with model.positions: {kind: sinusoidal}"
     limit = "is longer than the positions that the model has learnt (20 tokens); got 21 tokens"
     result = tformer("translate", run, stdin=f"ab\n{'a' * 20}\n")
-    assert (result.exit_code, result.stderr) == (2, f"line 2: {limit}; {remedy}\n")
+    assert (result.exit_code, result.stderr) == (
+        0,
+        "line 2: is longer than 19 tokens; got 20; translated in 2 pieces\n",
+    )
     valid = tmp_path / "data" / "valid.tgt"
     lines = valid.read_text().splitlines()
     valid.write_text("\n".join([*lines[:-1], "A" * 20]) + "\n")

@@ -10,6 +10,7 @@ import pytest
 
 from tformer_cli import Translator
 from tformer_cli.config.schema import GreedyConfig
+from tformer_cli.decoding import translator as translator_room
 
 LINES = ["ab cd", "", "feg", "   ", "a", "bcd ef ag", "ab cd"]
 
@@ -105,6 +106,49 @@ def test_without_any_run_there_is_a_remedy(tformer, tmp_path, monkeypatch):
     )
 
 
+def test_a_checkpoint_cut_short_is_named(toy_run, tformer, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
+    weights = run / "checkpoints" / (run / "best").read_text().strip() / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    result = tformer("translate", run, stdin="ab\n")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"{weights}: is damaged or cut short; got Error while deserializing header: "
+        "incomplete metadata, file not fully covered; use another checkpoint\n"
+    )
+
+
+def test_a_folder_for_a_file_is_refused(toy_run, tformer, tmp_path, source):
+    result = tformer("translate", toy_run, "-i", tmp_path)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"{tmp_path}: is a folder; name a file in it\n",
+    )
+    result = tformer("translate", toy_run, "-i", source, "-o", tmp_path)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"{tmp_path}: cannot be written; got Is a directory; name a file\n",
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_stdout_is_one_line(toy_run, source):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tformer_cli", "translate", str(toy_run), "-i", str(source)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "<stdout>: cannot be written; got No space left on device; what came out is not whole\n",
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
@@ -173,3 +217,74 @@ def test_a_reader_that_leaves_early_ends_the_command_quietly(toy_run, tmp_path):
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(timeout=60) in (0, -signal.SIGPIPE)
+
+
+def test_a_reader_that_leaves_while_the_writer_waits_ends_the_command_quietly(toy_run):
+    with subprocess.Popen(
+        [sys.executable, "-m", "tformer_cli", "translate", str(toy_run)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        process.stdin.write("ab\n")
+        process.stdin.flush()
+        assert process.stdout.readline()
+        process.stdout.close()
+        process.stdin.write("cd\n")
+        process.stdin.flush()
+        assert process.wait(timeout=60) == 0
+        assert process.stderr.read() == ""
+
+
+def test_a_writer_that_leaves_within_a_line_gets_all_it_wrote_translated(toy_run, tformer):
+    result = tformer("translate", toy_run, stdin="ab cd\nfeg")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.split("\n")[:-1] == Translator.load(toy_run).translate(["ab cd", "feg"])
+
+
+def test_a_long_line_is_named_and_its_neighbours_are_translated_as_if_alone(
+    toy_run, tformer, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(translator_room, "WINDOW_LINES", 2)
+    file = tmp_path / "long.txt"
+    file.write_text("ab cd\nfeg\n\n" + "abc def gab. " * 3 + "\na\n")
+    result = tformer("translate", toy_run, "-i", file, "--max-source-length", 20)
+    assert (result.exit_code, result.stderr) == (
+        0,
+        f"{file}:4: is longer than 20 tokens; got 39; translated in 3 pieces\n",
+    )
+    first, second, empty, _, last, nothing = result.stdout.split("\n")
+    assert (empty, nothing) == ("", "")
+    alone = tformer("translate", toy_run, stdin="ab cd\nfeg\na\n").stdout
+    assert [first, second, last] == alone.split("\n")[:-1]
+
+
+def test_pieces_are_translated_as_lines_and_joined(toy_run, tformer):
+    result = tformer("translate", toy_run, "--max-source-length", 8, stdin="ab cd, feg. abcdefgabc")
+    assert result.stderr == "line 1: is longer than 8 tokens; got 22; translated in 4 pieces\n"
+    pieces = tformer("translate", toy_run, stdin="ab cd,\nfeg.\nabcdefga\nbc").stdout
+    assert result.stdout == pieces.rstrip("\n").replace("\n", " ") + "\n"
+
+
+@pytest.mark.parametrize(
+    ("long_lines", "exit_code", "message"),
+    [
+        ("truncate", 0, "only the first 4 are translated"),
+        ("error", 2, "split it, or use --long-lines split"),
+    ],
+)
+def test_a_long_line_is_cut_or_refused_by_choice(toy_run, tformer, long_lines, exit_code, message):
+    options = ("--long-lines", long_lines, "--max-source-length", 4)
+    result = tformer("translate", toy_run, *options, stdin="ab\nabcdefg\n")
+    assert (result.exit_code, result.stderr) == (
+        exit_code,
+        f"line 2: is longer than 4 tokens; got 7; {message}\n",
+    )
+    kept = tformer("translate", toy_run, stdin="ab\nabcd\n").stdout if exit_code == 0 else ""
+    assert result.stdout == kept
+
+
+def test_the_longest_pair_of_training_is_the_limit(toy_run, tformer):
+    result = tformer("translate", toy_run, "--beam", 1, stdin=f"{'a' * 256}\n{'a' * 257}\n")
+    assert result.stderr == "line 2: is longer than 256 tokens; got 257; translated in 2 pieces\n"

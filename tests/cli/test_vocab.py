@@ -87,10 +87,7 @@ def test_vocab_prints_the_same_numbers_as_json() -> None:
         "coverage": 2 / 3,
         "unknown_rate": 1 / 3,
         "byte_rate": 0.0,
-        "mean_tokens": 3.0,
-        "median_tokens": 3,
-        "p99_tokens": 3,
-        "max_tokens": 3,
+        "lengths": {"mean": 3.0, "median": 3, "p99": 3, "longest": 3},
         "characters_per_token": 1.0,
     }
 

@@ -191,7 +191,7 @@ def test_check_data_files_lists_all_that_are_missing(file: Path) -> None:
     assert str(raised.value).split("\n") == [
         f"data.train.0.target: no such file; got {file.parent}/b",
         f"data.valid.source: no such file; got {file.parent.parent}/c",
-        "data.test.x.source: no such file; got /",
+        "data.test.x.source: is a folder; got /",
         "data.test.x.target: no such file; got /no/t",
     ]
 

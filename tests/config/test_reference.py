@@ -87,8 +87,8 @@ def test_table_has_every_key_of_a_default_config() -> None:
             "`sinusoidal`, `learned`",
             "How the model knows the order of tokens. "
             "`sinusoidal`: Fixed sine and cosine waves; sentences may be longer than those in "
-            "training. `learned`: A trained vector for each position; longer sentences are "
-            "refused.",
+            "training. `learned`: A trained vector for each position; longer lines are "
+            "translated in pieces.",
         ),
     ],
     ids=lambda row: row.key,

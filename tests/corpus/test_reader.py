@@ -1,12 +1,11 @@
 """Reading lines: what ends one, what is refused, and that none is lost or shifted."""
 
+import errno
 import gzip
 import io
 import os
-import re
 import zlib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -186,6 +185,16 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert refusal(loop) == f"{loop}: cannot be read; got Too many levels of symbolic links"
 
 
+def test_stream_that_breaks_is_named() -> None:
+    class Broken(io.BytesIO):
+        def __next__(self) -> bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(DataError) as caught:
+        list(decode_lines(Broken(), "<stdin>"))
+    assert str(caught.value) == "<stdin>: cannot be read; got Input/output error"
+
+
 @pytest.mark.parametrize("name", ["with space ü 漢.en", "-71.en", "a.en"])
 def test_file_may_have_any_name(name: str, tmp_path: Path) -> None:
     assert len(list(read_lines(written(tmp_path, name, FIVE)))) == 5
@@ -230,56 +239,3 @@ def test_pairs_of_unequal_files_are_refused_at_the_end_of_the_shorter(
 def test_pairs_need_no_final_line_feed(tmp_path: Path) -> None:
     source, target = written(tmp_path, "a.en", b"a\nb"), written(tmp_path, "a.de", b"c\nd\n")
     assert list(read_pairs(source, target)) == [("a", "c"), ("b", "d")]
-
-
-def verdicts() -> list[Any]:
-    """The rows of the table of hostile files: name, lines, verdict, line of the fault."""
-    folder = os.environ.get("TFORMER_CORPORA")
-    if folder is None:
-        reason = "TFORMER_CORPORA names no folder of real corpora"
-        return [pytest.param("", "", "", "", marks=pytest.mark.skip(reason=reason))]
-    table = (Path(folder) / "hostile" / "expected.tsv").read_text(encoding="utf-8")
-    return [
-        pytest.param(*row.split("\t")[:4], id=row.split("\t")[0])
-        for row in table.strip("\n").split("\n")[1:]
-    ]
-
-
-# These are faulty only beside their other side; each is text by itself.
-PARTNERS = {
-    "30_unequal.en": "30_unequal.de",
-    "30_unequal.de": "30_unequal.en",
-    "31_unequal_by_much.de": "00_plain.en",
-}
-
-
-@pytest.mark.parametrize(("name", "num_lines", "verdict", "fault_line"), verdicts())
-def test_hostile_file_gets_its_verdict(
-    corpora: Path, name: str, num_lines: str, verdict: str, fault_line: str
-) -> None:
-    file = corpora / "hostile" / name
-    partner = PARTNERS.get(name)
-    try:
-        read = list(
-            read_pairs(file, corpora / "hostile" / partner) if partner else read_lines(file)
-        )
-    except DataError as error:
-        where = str(error).removeprefix(str(file.parent) + "/")
-        assert verdict in ("error", "ok-or-error")
-        assert re.match(rf"({re.escape(name)}|{partner})(:\d+)?: ", where)
-        if verdict == "error" and fault_line:
-            assert f":{fault_line}: " in where
-    else:
-        assert verdict in ("ok", "ok-or-error")
-        assert len(read) == int(num_lines)
-
-
-def test_hostile_pairs_stay_parallel(corpora: Path) -> None:
-    folder = corpora / "hostile"
-    for source, target, num_pairs in (
-        ("08_no_final_newline_one_side.en", "00_plain.de", 5),
-        ("51_u2028.en", "51_u2028.de", 6),
-        ("01_crlf.en", "01_crlf.de", 5),
-        ("22_empty_lines.en", "22_empty_lines.de", 7),
-    ):
-        assert len(list(read_pairs(folder / source, folder / target))) == num_pairs

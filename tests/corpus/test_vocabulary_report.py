@@ -3,6 +3,7 @@
 import pytest
 
 from tformer_cli.config.schema import CharConfig, SubwordConfig, WordConfig
+from tformer_cli.corpus.lengths import LengthReport
 from tformer_cli.corpus.vocabulary_report import (
     VocabularyReport,
     report_sides,
@@ -22,10 +23,7 @@ def test_report_on_characters_is_counted_by_hand() -> None:
         coverage=9 / 11,
         unknown_rate=2 / 14,
         byte_rate=0.0,
-        mean_tokens=14 / 4,
-        median_tokens=2,
-        p99_tokens=7,
-        max_tokens=7,
+        lengths=LengthReport(mean=14 / 4, median=2, p99=7, longest=7),
         characters_per_token=1.0,
     )
 
@@ -69,10 +67,7 @@ def test_report_on_no_text_divides_by_nothing() -> None:
             coverage=1.0,
             unknown_rate=0.0,
             byte_rate=0.0,
-            mean_tokens=0.0,
-            median_tokens=0,
-            p99_tokens=0,
-            max_tokens=0,
+            lengths=LengthReport(mean=0.0, median=0, p99=0, longest=0),
             characters_per_token=0.0,
         )
 

@@ -1,17 +1,22 @@
 """Scores against sacrebleu's own command line."""
 
 import gzip
+import importlib
 import json
 import shlex
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from tformer_cli.config.schema import BleuConfig, ChrfConfig, EvaluationConfig, ParallelText
+from tformer_cli.errors import ConfigError
 from tformer_cli.evaluation.evaluate import sacrebleu_command
 from tformer_cli.evaluation.metrics import build_metric
 
+ROOT = Path(__file__).parent.parent.parent
 HYPOTHESES = [
     "Der Hund schläft .",
     "Eine Katze trinkt Milch.",
@@ -62,6 +67,34 @@ def test_auto_tokenizer_goes_by_the_target_language(language, tokenizer):
     metric = build_metric("bleu", EvaluationConfig(), language)
     assert f"|tok:{tokenizer}|" in metric.score(["a"], ["a"]).signature
     assert metric.options == ("-tok", tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("language", "module", "split", "joined"),
+    [("ja", "MeCab", "私 は 猫 が 好き です 。", "私は猫が好きです。"),
+     ("ko", "mecab_ko", "나 는 고양이 를 좋아한다 .", "나는 고양이를 좋아한다.")],
+)  # fmt: skip
+def test_mecab_splits_words(language, module, split, joined):
+    pytest.importorskip(module)
+    metric = build_metric("bleu", EvaluationConfig(), language)
+    assert metric.options == ("-tok", f"{language}-mecab")
+    assert metric.scorer.tokenizer(joined) == split
+    assert f"|tok:{language}-mecab-" in metric.score([joined], [joined]).signature
+
+
+@pytest.mark.parametrize("language", ["ja", "ko"])
+def test_missing_mecab_is_named_with_its_extra(language, monkeypatch):
+    tokenizer = f"{language}-mecab"
+    module = importlib.import_module(f"sacrebleu.tokenizers.tokenizer_{language}_mecab")
+    monkeypatch.setattr(module, "MeCab", None)
+    with pytest.raises(ConfigError) as raised:
+        build_metric("bleu", EvaluationConfig(), language)
+    assert str(raised.value) == (
+        "evaluation.bleu.tokenize: needs MeCab and its dictionary, which are not installed; "
+        f"got {tokenizer}; pip install 'tformer[{language}]'"
+    )
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert extras["optional-dependencies"][language] == [f"sacrebleu[{language}]"]
 
 
 def test_score_reads_as_one_line():

@@ -27,8 +27,8 @@ training:
   optimizer: {kind: adamw, learning_rate: 3e-3}
   schedule: {kind: cosine, warmup_steps: 100}
   batch_tokens: 1500
-  max_steps: 1200
-  validate_every: 400
+  max_steps: 2400
+  validate_every: 800
 evaluation: {bleu: {lowercase: true}}
 """
 

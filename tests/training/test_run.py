@@ -12,10 +12,12 @@ import torch
 from safetensors.torch import load_file
 from toy import CONFIG, write_toy
 
+from tformer_cli.checkpoint import load_state, load_trained_model
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import CheckpointError, Interrupted
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.training.run import train
+from tformer_cli.training.validation import validate
 
 CPU = torch.device("cpu")
 
@@ -33,10 +35,9 @@ def trained(config_file: Path, folder: Path, *overrides: str, fresh: bool = Fals
 
 def assert_same_end(run: RunDirectory, other: RunDirectory) -> None:
     """The last checkpoints are equal to the bit, and so is what was reported."""
-    for name in ("model", "optimizer"):
-        one, two = (
-            load_file(folder.pointed("last") / f"{name}.safetensors") for folder in (run, other)
-        )
+    names = [file.name for file in run.pointed("last").glob("*.safetensors")]
+    for name in names:
+        one, two = (load_file(folder.pointed("last") / name) for folder in (run, other))
         assert one.keys() == two.keys()
         for key in one:
             assert torch.equal(one[key], two[key]), key
@@ -171,11 +172,68 @@ def start_and_wait_for(config_file: Path, run: Path, line: str) -> subprocess.Po
     raise AssertionError(f"the training ended without printing {line!r}")
 
 
+def test_training_stops_when_it_gets_no_better(toy, tmp_path, capsys):
+    # So high a learning rate ruins the model: the first validation stays the best.
+    settings = ("training.patience=2", "training.validate_every=3", "training.select=loss")
+    ruined = "training.optimizer.learning_rate=1.0"
+    run = trained(toy, tmp_path / "run", *settings, ruined)
+    losses = [line["loss"] for line in reported(run) if line["kind"] == "valid"]
+    assert losses.index(min(losses)) == len(losses) - 3
+    output = capsys.readouterr().err
+    assert "no better validation in the last 2: stopping early" in output
+    stopped_at = run.pointed("last").name
+    assert int(stopped_at.removeprefix("step-")) < 24
+    trained(toy, tmp_path / "run", *settings, ruined)
+    assert "finished at step" in capsys.readouterr().err
+    assert run.pointed("last").name == stopped_at
+
+
+def test_patience_counts_validations_since_the_best_one(toy, tmp_path):
+    run = trained(toy, tmp_path / "run", "training.validate_every=2", "training.keep_checkpoints=9")
+    best, stale = -1.0, 0
+    scores = {x["step"]: x["bleu"] for x in reported(run) if x["kind"] == "valid"}
+    for step, score in sorted(scores.items()):
+        best, stale = (score, 0) if score >= best else (best, stale + 1)
+        if run.checkpoint(step).exists():
+            state = load_state(run.checkpoint(step))
+            assert (state.score, state.best_score, state.num_stale) == (score, best, stale)
+
+
+def test_the_best_checkpoints_are_kept_beside_the_newest(toy, tmp_path):
+    run = trained(
+        toy,
+        tmp_path / "run",
+        "training.validate_every=4",
+        "training.keep_checkpoints=1",
+        "training.keep_best=3",
+    )
+    scores = [(x["bleu"], x["step"]) for x in reported(run) if x["kind"] == "valid"]
+    best = {run.checkpoint(step) for _, step in sorted(scores, reverse=True)[:3]}
+    assert set(run.step_checkpoints()) == best | {run.checkpoint(24)}
+
+
+def test_a_moving_average_is_validated_saved_and_translated_with(toy, tmp_path):
+    plain = trained(toy, tmp_path / "plain")
+    averaged = trained(toy, tmp_path / "averaged", "training.ema_decay=0.9")
+    last = averaged.pointed("last")
+    trained_weights = load_file(last / "trained.safetensors")
+    plain_weights = load_file(plain.pointed("last") / "model.safetensors")
+    for name, weight in plain_weights.items():
+        # The average follows the training without touching it.
+        assert torch.equal(trained_weights[name], weight)
+    config = load_config(averaged.config_file)
+    average = load_trained_model(averaged, "last")
+    evaluation = validate(average.model, average.tokenizers, config, CPU, torch.float32)
+    reports = [line for line in reported(averaged) if line["kind"] == "valid"]
+    assert reports[-1]["loss"] == pytest.approx(evaluation.likelihood.loss, rel=1e-6)
+    assert reports[-1]["loss"] != [x for x in reported(plain) if x["kind"] == "valid"][-1]["loss"]
+
+
 @pytest.mark.parametrize("step", [10, 35])
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, step):
     # Enough steps behind the last of these that the kill comes before the end.
     config = CONFIG.replace("dropout: 0.1", "dropout: 0.3").replace(
-        "max_steps: 24", "max_steps: 72"
+        "max_steps: 24", "max_steps: 72\n  ema_decay: 0.9"
     )
     config_file = write_toy(tmp_path / "data", config=config)
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"

@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from tformer_cli.cli import config as config_command
+from tformer_cli.cli.average import average
 from tformer_cli.cli.eval import evaluate
 from tformer_cli.cli.train import train
 from tformer_cli.cli.translate import translate
 from tformer_cli.cli.vocab import vocab
-from tformer_cli.errors import TformerError
+from tformer_cli.errors import StorageError, TformerError
 from tformer_cli.version import __version__
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app.command("train")(train)
 app.command("translate")(translate)
 app.command("eval")(evaluate)
 app.command("vocab")(vocab)
+app.command("average")(average)
 app.add_typer(config_command.app, name="config")
 
 
@@ -54,11 +56,27 @@ def main() -> None:
     # torch's threads wait for each other in a loop. Where another program wants the processor too,
     # a long wait costs four fifths of the speed; this one ends after some microseconds. GNU's
     # OpenMP reads it when torch is imported.
-    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    os.environ.setdefault("GOMP_SPINCOUNT", "30000")
     try:
         app()
-    except TformerError as error:
+    except (TformerError, OSError) as error:
         if "--debug" in sys.argv:
             raise
-        typer.echo(str(error), err=True)
-        sys.exit(error.exit_code)
+        mistake = error if isinstance(error, TformerError) else refusal(error)
+        typer.echo(str(mistake), err=True)
+        sys.exit(mistake.exit_code)
+
+
+def refusal(error: OSError) -> StorageError:
+    """Return what the system refused, where nobody nearer to it has said so."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # What is still buffered must not be tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return StorageError(
+            "<stdout>", "cannot be written", got=error.strerror, remedy="what came out is not whole"
+        )
+    if error.filename is None:
+        return StorageError.of(error, "tformer", "a file or stream cannot be read or written")
+    return StorageError.of(error, str(error.filename), "cannot be read or written")

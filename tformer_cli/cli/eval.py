@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tformer_cli.cli.messages import warn
 from tformer_cli.cli.options import (
     BeamOption,
     CheckpointOption,
@@ -86,6 +87,7 @@ def evaluate(
                 device=place,
                 precision=number_format,
                 on_done=bar.update,
+                on_long_line=warn,
             )
         hypothesis_file = evaluation_room.save_evaluation(evaluation, run_directory.eval, name)
         commands = [

@@ -7,10 +7,11 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, TextIO
 
 import typer
 
+from tformer_cli.cli.messages import warn
 from tformer_cli.cli.options import (
     BeamOption,
     CheckpointOption,
@@ -46,13 +47,24 @@ def translate(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a line, with tokens and scores.")
     ] = False,
+    long_lines: Annotated[
+        Literal["split", "truncate", "error"],
+        typer.Option(help="What becomes of a line that is longer than training has seen any."),
+    ] = "split",
+    max_source_length: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Tokens above which a line is long. Default: data.filters.max_length."
+        ),
+    ] = None,
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",
 ) -> None:
     """Translate text line by line: n lines in, n lines out, in their order.
 
-    Without --input, lines are read from stdin and answered as they come.
+    Without --input, lines are read from stdin and answered as they come. A long line is cut at
+    sentence ends, and its translated pieces are joined; stderr names it.
 
     Example: echo "The old dog sleeps." | tformer translate
 
@@ -79,6 +91,8 @@ def translate(
         trained.config,
         place,
         resolve_precision(precision, place),
+        long_lines=long_lines,
+        max_source_length=max_source_length,
     )
     decoding = chosen_decoding(trained.config.decoding, beam, length_penalty)
     number = 0
@@ -87,12 +101,20 @@ def translate(
         tqdm(total=total, unit="line", disable=total is None or not sys.stderr.isatty()) as bar,
     ):
         windows = (
-            arriving(decode_lines(sys.stdin.buffer, "<stdin>"), WINDOW_LINES)
+            arriving(decode_lines(_stdin(), "<stdin>"), WINDOW_LINES)
             if input_file is None
             else chunks(read_lines(input_file), WINDOW_LINES)
         )
         for window in windows:
-            results = translator.nbest(window, nbest, decoding=decoding, on_done=bar.update)
+            results = translator.nbest(
+                window,
+                nbest,
+                decoding=decoding,
+                name=None if input_file is None else str(input_file),
+                start=number + 1,
+                on_done=bar.update,
+                on_long_line=warn,
+            )
             for line, translations in zip(window, results, strict=True):
                 number += 1
                 if as_json:
@@ -103,6 +125,17 @@ def translate(
                     for found in translations:
                         output.write(f"{number} ||| {found.text} ||| {found.score:.6f}\n")
             output.flush()
+
+
+def _stdin() -> BinaryIO:
+    """Return the bytes of stdin, for the reading thread alone.
+
+    Where `sys.stdin` has them too, Python closes them at exit, and aborts if the thread still
+    waits for a line.
+    """
+    assert isinstance(sys.stdin, io.TextIOWrapper)
+    stream: BinaryIO = sys.stdin.detach()
+    return stream
 
 
 @contextlib.contextmanager

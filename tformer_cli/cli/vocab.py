@@ -112,9 +112,9 @@ def _cells(report: "VocabularyReport") -> dict[str, str]:
         "characters covered": f"{report.coverage:.3%}",
         "unknown tokens": f"{report.unknown_rate:.3%}",
         "byte tokens": f"{report.byte_rate:.3%}",
-        "tokens per sentence": f"{report.mean_tokens:.1f}",
-        "  median": f"{report.median_tokens:,}",
-        "  99th percentile": f"{report.p99_tokens:,}",
-        "  longest": f"{report.max_tokens:,}",
+        "tokens per sentence": f"{report.lengths.mean:.1f}",
+        "  median": f"{report.lengths.median:,}",
+        "  99th percentile": f"{report.lengths.p99:,}",
+        "  longest": f"{report.lengths.longest:,}",
         "characters per token": f"{report.characters_per_token:.2f}",
     }

@@ -90,7 +90,7 @@ def check_data_files(data: DataConfig) -> None:
         ConfigError: some are not; all of those.
     """
     missing = [
-        Problem(key, "no such file", str(path))
+        Problem(key, "is a folder" if path.is_dir() else "no such file", str(path))
         for key, path in data_files(data)
         if not path.is_file()
     ]

@@ -210,7 +210,7 @@ class LearnedPositions:
     """A trained vector for each position."""
 
     kind: Literal["learned"] = "learned"
-    """A trained vector for each position; longer sentences are refused."""
+    """A trained vector for each position; longer lines are translated in pieces."""
     max_length: Count = 512
     """Number of positions, in tokens."""
 
@@ -424,9 +424,15 @@ class TrainingConfig:
     save_every: Count = 1000
     """Steps between two checkpoints; a validation saves one too."""
     keep_checkpoints: Count = 3
-    """Newest checkpoints kept; the best one always is."""
+    """Newest checkpoints kept."""
+    keep_best: Count = 1
+    """Best checkpoints kept beside them; `tformer average --best` wants several."""
     select: Literal["bleu", "loss"] = "bleu"
-    """What makes a checkpoint the best: validation BLEU, or validation loss."""
+    """What makes a checkpoint better than another: validation BLEU, or validation loss."""
+    patience: Count | None = None
+    """Stop after this many validations in a row without a better one; null goes on to the end."""
+    ema_decay: Annotated[float, Bounds(above=0, below=1)] | None = None
+    """Validate and keep a moving average of the weights, this much of it old at each step."""
     report_every: Count = 50
     """Steps between two lines of progress in metrics.jsonl and on a screen without bars."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -4,6 +4,7 @@ A line ends at LF, with or without a CR before it, and nowhere else; a last line
 counts. So n lines are n lines to every reader, and parallel files stay parallel.
 """
 
+import contextlib
 import gzip
 import itertools
 import zlib
@@ -27,32 +28,19 @@ def read_lines(path: Path) -> Iterator[str]:
         DataError: the file is missing, unreadable, damaged, or not what its name says; a line
             is not UTF-8.
     """
-    name = _printable(str(path))
-    try:
-        with path.open("rb") as file:
-            if path.suffix != ".gz":
-                yield from decode_lines(file, name)
-            elif file.peek(2)[:2] != GZIP_MARK:
-                raise DataError(
-                    name,
-                    "is named .gz but is not gzip"
-                    if file.peek(1)
-                    else "is empty, which no gzip is",
-                    remedy="compress it, or drop .gz from its name",
-                )
-            else:
-                with gzip.open(file) as stream:
-                    yield from decode_lines(stream, name)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(
-            name, "is damaged gzip", got=str(error), remedy="compress or download it again"
-        ) from None
-    except FileNotFoundError:
-        raise DataError(name, "no such file") from None
-    except IsADirectoryError:
-        raise DataError(name, "is a folder", remedy="name a file in it") from None
-    except OSError as error:
-        raise DataError(name, "cannot be read", got=error.strerror) from None
+    name = str(path)
+    with _reading(name), path.open("rb") as file:
+        if path.suffix != ".gz":
+            yield from decode_lines(file, name)
+        elif file.peek(2)[:2] != GZIP_MARK:
+            raise DataError(
+                name,
+                "is named .gz but is not gzip" if file.peek(1) else "is empty, which no gzip is",
+                remedy="compress it, or drop .gz from its name",
+            )
+        else:
+            with gzip.open(file) as stream:
+                yield from decode_lines(stream, name)
 
 
 def decode_lines(stream: BinaryIO | gzip.GzipFile, name: str) -> Iterator[str]:
@@ -63,19 +51,20 @@ def decode_lines(stream: BinaryIO | gzip.GzipFile, name: str) -> Iterator[str]:
         name: of the stream, for messages.
 
     Raises:
-        DataError: a line is not UTF-8.
+        DataError: a line is not UTF-8, or the stream cannot be read.
     """
-    for number, line in enumerate(stream, start=1):
-        if number == 1 and line.startswith(BYTE_ORDER_MARK):
-            line = line.removeprefix(BYTE_ORDER_MARK)
-            if not line:
-                return
-        if line.endswith(b"\n"):
-            line = line[:-1].removesuffix(b"\r")
-        try:
-            yield line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise _not_utf8(line, number, error.start, name) from None
+    with _reading(name):
+        for number, line in enumerate(stream, start=1):
+            if number == 1 and line.startswith(BYTE_ORDER_MARK):
+                line = line.removeprefix(BYTE_ORDER_MARK)
+                if not line:
+                    return
+            if line.endswith(b"\n"):
+                line = line[:-1].removesuffix(b"\r")
+            try:
+                yield line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise _not_utf8(line, number, error.start, name) from None
 
 
 def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
@@ -96,11 +85,28 @@ def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
     longer, shorter = (target, source) if source_line is None else (source, target)
     num_lines = num_pairs + 1 + sum(1 for _ in (targets if source_line is None else sources))
     raise DataError(
-        f"{_printable(str(longer))}:{num_pairs + 1}",
-        f"has no counterpart in {_printable(str(shorter))}",
+        f"{longer}:{num_pairs + 1}",
+        f"has no counterpart in {shorter}",
         got=f"{num_lines:,} and {num_pairs:,} lines",
         remedy="line n of one file must translate line n of the other",
     )
+
+
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Say of `name` why it cannot be read."""
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(
+            name, "is damaged gzip", got=str(error), remedy="compress or download it again"
+        ) from None
+    except FileNotFoundError:
+        raise DataError(name, "no such file") from None
+    except IsADirectoryError:
+        raise DataError(name, "is a folder", remedy="name a file in it") from None
+    except OSError as error:
+        raise DataError(name, "cannot be read", got=error.strerror) from None
 
 
 def _not_utf8(line: bytes, number: int, fault: int, name: str) -> DataError:
@@ -116,11 +122,4 @@ def _not_utf8(line: bytes, number: int, fault: int, name: str) -> DataError:
         f"{name}:{number}",
         f"not UTF-8 (byte 0x{line[fault]:02x} at column {column})",
         remedy=remedy,
-    )
-
-
-def _printable(text: str) -> str:
-    """Escape what could move the cursor of a terminal, or be no character at all."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
     )

@@ -1,13 +1,14 @@
 """How well a vocabulary fits a text."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 
 from tformer_cli.corpus.chunks import chunks
+from tformer_cli.corpus.lengths import LengthReport, report_lengths
 from tformer_cli.text.tokenizer import Pairs, Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import UNK_ID
 
@@ -27,10 +28,7 @@ class VocabularyReport:
             vocabulary: neither in unknown tokens, nor spelled as bytes, nor dropped.
         unknown_rate: share of the tokens that are unknown.
         byte_rate: share of the tokens that are single bytes.
-        mean_tokens: tokens of a sentence, on average.
-        median_tokens: half of the sentences have no more.
-        p99_tokens: 99 of 100 sentences have no more.
-        max_tokens: the longest sentence has these.
+        lengths: how long the sentences are.
         characters_per_token: characters of the text, blanks included, per token.
     """
 
@@ -40,10 +38,7 @@ class VocabularyReport:
     coverage: float
     unknown_rate: float
     byte_rate: float
-    mean_tokens: float
-    median_tokens: int
-    p99_tokens: int
-    max_tokens: int
+    lengths: LengthReport
     characters_per_token: float
 
 
@@ -76,10 +71,7 @@ def report_vocabulary(tokenizer: Tokenizer, lines: Iterable[str]) -> VocabularyR
         coverage=covered / num_visible if num_visible else 1.0,
         unknown_rate=_share(int(counts[UNK_ID]), num_tokens),
         byte_rate=_share(int(counts[list(tokenizer.byte_ids)].sum()), num_tokens),
-        mean_tokens=_share(num_tokens, len(lengths)),
-        median_tokens=_quantile(lengths, 0.5),
-        p99_tokens=_quantile(lengths, 0.99),
-        max_tokens=max(lengths, default=0),
+        lengths=report_lengths(lengths),
         characters_per_token=_share(num_characters, num_tokens),
     )
 
@@ -100,11 +92,6 @@ def report_sides(tokenizers: Tokenizers, pairs: Pairs) -> dict[str, VocabularyRe
 def _visible(text: str) -> int:
     """Count the characters that are no white space."""
     return sum(map(len, text.split()))
-
-
-def _quantile(lengths: Sequence[int], share: float) -> int:
-    """Return the smallest length that this share of all lengths does not exceed."""
-    return int(np.quantile(lengths, share, method="inverted_cdf")) if lengths else 0
 
 
 def _share(part: int, whole: int) -> float:

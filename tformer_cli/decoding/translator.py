@@ -1,28 +1,32 @@
 """Strings in, strings out, in the order given, over any engine."""
 
+import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from tformer_cli.checkpoint import load_trained_model
 from tformer_cli.config.schema import Config, DecodingConfig
 from tformer_cli.corpus.chunks import chunks
-from tformer_cli.corpus.pipeline import too_long
 from tformer_cli.decoding.engine import Engine, NativeEngine
 from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.device import resolve_device
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import DataError, Problem, UsageError
 from tformer_cli.model.seq2seq import Seq2Seq
 from tformer_cli.run_directory import RunDirectory
+from tformer_cli.text.segments import blank_between, segments
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import END_ID, START_ID
 
 # Lines read before they are sorted by length and translated: enough for full batches of equal
 # length, little enough to hold in memory whatever the file.
 WINDOW_LINES = 8192
+
+LongLines = Literal["split", "truncate", "error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +36,8 @@ class Translation:
     Attributes:
         text: the translation.
         tokens: its tokens as the model wrote them.
-        score: what the search ranked it by.
-        log_prob: natural logarithm of its probability.
+        score: what the search ranked it by; of a line in pieces the mean over them.
+        log_prob: natural logarithm of its probability; of a line in pieces the sum over them.
     """
 
     text: str
@@ -44,6 +48,11 @@ class Translation:
 
 class Translator:
     """A trained model that translates lines of text.
+
+    A line of more than `max_source_length` tokens is long: training has seen none such. It is cut
+    into pieces at sentence ends, or where that does not do at lesser pauses; each piece is
+    translated as a line of its own, and the translations are joined. Or it loses what is beyond
+    that length (`truncate`), or is refused (`error`).
 
     Example:
         >>> translator = Translator.load("runs/demo")  # doctest: +SKIP
@@ -57,7 +66,9 @@ class Translator:
         tokenizers: Tokenizers,
         decoding: DecodingConfig,
         *,
-        max_length: int | None = None,
+        max_source_length: int,
+        long_lines: LongLines = "split",
+        blank: str = " ",
     ) -> None:
         """Join an engine and the tokenizers of its model.
 
@@ -65,17 +76,26 @@ class Translator:
             engine: translates token ids.
             tokenizers: of the model behind the engine.
             decoding: the search where a call asks for no other.
-            max_length: source tokens that the model takes, `</s>` included, or None for any
-                number.
+            max_source_length: tokens of a line, `</s>` not counted, above which it is long.
+            long_lines: what becomes of a long line.
+            blank: what joins the translations of its pieces.
         """
         self.engine = engine
-        self.max_length = max_length
         self.tokenizers = tokenizers
         self.decoding = decoding
+        self.max_source_length = max_source_length
+        self.long_lines = long_lines
+        self.blank = blank
 
     @classmethod
     def load(
-        cls, run: str | Path, *, checkpoint: str = "best", device: str = "auto"
+        cls,
+        run: str | Path,
+        *,
+        checkpoint: str = "best",
+        device: str = "auto",
+        long_lines: LongLines = "split",
+        max_source_length: int | None = None,
     ) -> "Translator":
         """Load the translator of a run folder.
 
@@ -83,14 +103,23 @@ class Translator:
             run: the folder.
             checkpoint: `best`, `last` or a name such as `step-000400`.
             device: auto, cpu, cuda or mps.
+            long_lines: what becomes of a long line.
+            max_source_length: tokens above which a line is long; the run's
+                `data.filters.max_length` where it is None.
 
         Raises:
             CheckpointError: there is no such run or checkpoint, or it is damaged.
             DeviceError: this machine does not have the device.
+            UsageError: the model has not learnt positions for so many tokens.
         """
         trained = load_trained_model(RunDirectory(Path(run)), checkpoint)
         return cls.of_model(
-            trained.model, trained.tokenizers, trained.config, resolve_device(device)
+            trained.model,
+            trained.tokenizers,
+            trained.config,
+            resolve_device(device),
+            long_lines=long_lines,
+            max_source_length=max_source_length,
         )
 
     @classmethod
@@ -101,18 +130,45 @@ class Translator:
         config: Config,
         device: torch.device,
         precision: torch.dtype = torch.float32,
+        *,
+        long_lines: LongLines = "split",
+        max_source_length: int | None = None,
     ) -> "Translator":
-        """Return the translator of a model in memory; the model moves to `device`."""
-        engine = NativeEngine(
-            model.to(device), token_roles(tokenizers.target), device=device, precision=precision
+        """Return the translator of a model in memory; the model moves to `device`.
+
+        Raises:
+            UsageError: the model has not learnt positions for `max_source_length` tokens.
+        """
+        if max_source_length is None:
+            max_source_length = config.data.filters.max_length
+        if model.max_length is not None and max_source_length >= model.max_length:
+            raise UsageError(
+                "--max-source-length",
+                f"must be below the positions that the model has learnt ({model.max_length})",
+                got=str(max_source_length),
+                remedy="leave it out, or train with model.positions: {kind: sinusoidal}",
+            )
+        return cls(
+            NativeEngine(
+                model.to(device), token_roles(tokenizers.target), device=device, precision=precision
+            ),
+            tokenizers,
+            config.decoding,
+            max_source_length=max_source_length,
+            long_lines=long_lines,
+            blank=blank_between(config.data.target_language),
         )
-        return cls(engine, tokenizers, config.decoding, max_length=model.max_length)
 
     def translate(
-        self, lines: Iterable[str], *, decoding: DecodingConfig | None = None
+        self,
+        lines: Iterable[str],
+        *,
+        decoding: DecodingConfig | None = None,
+        on_long_line: Callable[[Problem], object] = lambda problem: None,
     ) -> list[str]:
         """Return the best translation of each line; a blank line gives an empty one."""
-        return [best.text for best, *_ in self.nbest(lines, 1, decoding=decoding)]
+        found = self.nbest(lines, 1, decoding=decoding, on_long_line=on_long_line)
+        return [best.text for best, *_ in found]
 
     def nbest(
         self,
@@ -120,7 +176,10 @@ class Translator:
         count: int,
         *,
         decoding: DecodingConfig | None = None,
+        name: str | None = None,
+        start: int = 1,
         on_done: Callable[[int], object] = lambda count: None,
+        on_long_line: Callable[[Problem], object] = lambda problem: None,
     ) -> Iterator[list[Translation]]:
         """Yield the `count` best translations of each line, best first, in the order given.
 
@@ -128,11 +187,15 @@ class Translator:
             lines: source text, read ahead by a window of lines.
             count: translations of each line, at most the beam size.
             decoding: the search; the run's own where it is None.
-            on_done: called with the number of lines whenever some are translated.
+            name: of the file that the lines are from, for messages.
+            start: number of the first line, for messages.
+            on_done: called with the number of lines whenever some are translated; where long
+                ones are among them, in proportion to their pieces.
+            on_long_line: called with each long line that is split or truncated.
 
         Raises:
             UsageError: the search keeps fewer than `count` translations.
-            DataError: a line is longer than the model takes.
+            DataError: a line is long, and that is an error here.
         """
         search = self.decoding if decoding is None else decoding
         beam_size = 1 if search.kind == "greedy" else search.size
@@ -143,28 +206,95 @@ class Translator:
                 got=str(count),
                 remedy=f"use --beam {count}",
             )
-        numbered = enumerate(lines, start=1)
-        for window in chunks(numbered, WINDOW_LINES):
-            sentences = [self._encode(number, line) for number, line in window]
-            for hypotheses in self.engine.translate(
-                sentences, search, nbest=count, on_done=on_done
-            ):
-                yield [self._translation(hypothesis) for hypothesis in hypotheses]
+        for window in chunks(enumerate(lines, start), WINDOW_LINES):
+            lines_in_pieces = [
+                self._pieces(line, f"line {n}" if name is None else f"{name}:{n}", on_long_line)
+                for n, line in window
+            ]
+            pieces = [piece for pieces in lines_in_pieces for piece in pieces]
+            progress = _in_proportion(on_done, len(pieces), len(window))
+            found = iter(self.engine.translate(pieces, search, nbest=count, on_done=progress))
+            for line in lines_in_pieces:
+                hypotheses = [next(found) for _ in line]
+                yield [self._translation(parts) for parts in best_combinations(hypotheses, count)]
 
-    def _encode(self, number: int, line: str) -> Sequence[int]:
-        ids = self.tokenizers.source.encode(line)
-        if self.max_length is not None and len(ids) >= self.max_length:
-            raise too_long(f"line {number}", len(ids) + 1, self.max_length)
-        return [*ids, END_ID] if ids else []
+    def _pieces(
+        self, line: str, where: str, on_long_line: Callable[[Problem], object]
+    ) -> list[list[int]]:
+        """Return the source ids of a line, or of each piece of a long one."""
+        encode, most = self.tokenizers.source.encode, self.max_source_length
+        ids = encode(line)
+        if len(ids) <= most:
+            return [_ended(ids)]
+        what, got = f"is longer than {most:,} tokens", f"{len(ids):,}"
+        if self.long_lines == "error":
+            raise DataError(where, what, got=got, remedy="split it, or use --long-lines split")
+        if self.long_lines == "truncate":
+            pieces = [ids[:most]]
+            outcome = f"only the first {most:,} are translated"
+        else:
+            # No sentence of training ends in blanks; to some tokenizers they are tokens.
+            texts = segments(line, most, lambda text: len(encode(text.strip())))
+            # A single character may have more tokens than there is room for.
+            pieces = [encode(text.strip())[:most] for text in texts]
+            noun = "piece" if len(pieces) == 1 else "pieces"
+            outcome = f"translated in {len(pieces):,} {noun}"
+        on_long_line(Problem(where, what, got, outcome))
+        return [_ended(piece) for piece in pieces]
 
-    def _translation(self, hypothesis: Hypothesis) -> Translation:
+    def _translation(self, pieces: Sequence[Hypothesis]) -> Translation:
         target = self.tokenizers.target
+        texts = [target.decode(piece.token_ids) for piece in pieces]
         return Translation(
-            text=target.decode(hypothesis.token_ids),
-            tokens=tuple(target.tokens(hypothesis.token_ids)),
-            score=hypothesis.score,
-            log_prob=hypothesis.log_prob,
+            text=self.blank.join(text for text in texts if text),
+            tokens=tuple(token for piece in pieces for token in target.tokens(piece.token_ids)),
+            score=sum(piece.score for piece in pieces) / len(pieces),
+            log_prob=sum(piece.log_prob for piece in pieces),
         )
+
+
+def best_combinations(
+    pieces: Sequence[Sequence[Hypothesis]], count: int
+) -> list[tuple[Hypothesis, ...]]:
+    """Return the `count` ways to take a translation of each piece whose scores sum highest.
+
+    Args:
+        pieces: the translations of each piece, best first.
+        count: how many ways are wanted; fewer come where there are fewer.
+
+    Returns:
+        One translation a piece, the best way first.
+    """
+    best: list[tuple[float, tuple[Hypothesis, ...]]] = [(0.0, ())]
+    for hypotheses in pieces:
+        # Of ranks i and j, counted from one, i * j - 1 other pairs are no worse.
+        pairs = (
+            (total + hypothesis.score, (*chosen, hypothesis))
+            for rank, (total, chosen) in enumerate(best, start=1)
+            for hypothesis in hypotheses[: count // rank]
+        )
+        best = heapq.nlargest(count, pairs, key=lambda pair: pair[0])
+    return [chosen for _, chosen in best]
+
+
+def _in_proportion(
+    on_done: Callable[[int], object], num_pieces: int, num_lines: int
+) -> Callable[[int], object]:
+    """Return a listener to pieces that tells `on_done` of lines, all of them in the end."""
+    pieces_done = 0
+
+    def on_pieces(count: int) -> None:
+        nonlocal pieces_done
+        before = pieces_done * num_lines // num_pieces
+        pieces_done += count
+        on_done(pieces_done * num_lines // num_pieces - before)
+
+    return on_pieces
+
+
+def _ended(ids: Sequence[int]) -> list[int]:
+    """Put the end token after the ids of a sentence; an empty one stays empty."""
+    return [*ids, END_ID] if ids else []
 
 
 def token_roles(target: Tokenizer) -> TokenRoles:

@@ -12,6 +12,7 @@ from tformer_cli.config.schema import DecodingConfig, ParallelText
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.decoding.translator import Translator
+from tformer_cli.errors import Problem
 from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
 from tformer_cli.evaluation.metrics import Metric, Score
 from tformer_cli.model.seq2seq import Seq2Seq
@@ -28,11 +29,13 @@ class Evaluation:
         scores: one for each metric asked for.
         likelihood: of the references.
         hypotheses: the translations, line by line.
+        decoding: the search that found them.
     """
 
     scores: tuple[Score, ...]
     likelihood: Likelihood
     hypotheses: tuple[str, ...]
+    decoding: DecodingConfig
 
 
 def evaluate(
@@ -45,6 +48,7 @@ def evaluate(
     device: torch.device,
     precision: torch.dtype = torch.float32,
     on_done: Callable[[int], object] = lambda count: None,
+    on_long_line: Callable[[Problem], object] = lambda problem: None,
 ) -> Evaluation:
     """Translate the source of a text, and compare with its target as it stands in the file.
 
@@ -57,6 +61,7 @@ def evaluate(
         device: where the model is.
         precision: of the likelihood; the translator has its own.
         on_done: called with the number of lines whenever some are translated.
+        on_long_line: called with each source line that is split or truncated.
 
     Raises:
         DataError: a file cannot be read, the line counts differ, or there are no lines.
@@ -69,10 +74,18 @@ def evaluate(
         precision=precision,
     )
     sources, references = zip(*read_pairs(text.source, text.target), strict=True)
-    translations = translator.nbest(sources, 1, decoding=decoding, on_done=on_done)
+    search = translator.decoding if decoding is None else decoding
+    translations = translator.nbest(
+        sources,
+        1,
+        decoding=search,
+        name=str(text.source),
+        on_done=on_done,
+        on_long_line=on_long_line,
+    )
     hypotheses = tuple(best.text for best, *_ in translations)
     scores = tuple(metric.score(hypotheses, references) for metric in metrics)
-    return Evaluation(scores, likelihood, hypotheses)
+    return Evaluation(scores, likelihood, hypotheses, search)
 
 
 def save_evaluation(evaluation: Evaluation, folder: Path, name: str) -> Path:
@@ -93,6 +106,7 @@ def as_json(evaluation: Evaluation) -> dict[str, object]:
         "accuracy": likelihood.accuracy,
         "num_tokens": likelihood.num_tokens,
         "num_sentences": len(evaluation.hypotheses),
+        "decoding": asdict(evaluation.decoding),
     }
 
 

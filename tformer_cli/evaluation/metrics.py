@@ -9,11 +9,14 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from tformer_cli.config.schema import EvaluationConfig
+from tformer_cli.errors import ConfigError, Problem
 
 MetricName = Literal["bleu", "chrf", "ter"]
 
 # sacrebleu's own choice for languages that put no blanks between words.
 TOKENIZERS_BY_LANGUAGE = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+# Of ours, by the tokenizer that needs it.
+EXTRAS = {"ja-mecab": "ja", "ko-mecab": "ko"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +66,35 @@ class Metric:
 
 
 def build_metric(name: MetricName, config: EvaluationConfig, target_language: str) -> Metric:
-    """Return a metric with the settings of a config."""
+    """Return a metric with the settings of a config.
+
+    Raises:
+        ConfigError: its tokenizer is not installed.
+    """
     if name == "bleu":
         tokenize: str = config.bleu.tokenize
         if tokenize == "auto":
             language = target_language.lower().replace("_", "-").split("-")[0]
             tokenize = TOKENIZERS_BY_LANGUAGE.get(language, "13a")
         options = ["-tok", tokenize, *(["-lc"] if config.bleu.lowercase else [])]
-        scorer = BLEU(tokenize=tokenize, lowercase=config.bleu.lowercase)
-        return Metric("bleu", scorer, tuple(options))
+        return Metric("bleu", _bleu(tokenize, config.bleu.lowercase), tuple(options))
     if name == "chrf":
         word_order = config.chrf.word_order
         options = ["--chrf-word-order", str(word_order)]
         return Metric("chrf", CHRF(word_order=word_order), tuple(options))
     return Metric("ter", TER(), ())
+
+
+def _bleu(tokenize: str, lowercase: bool) -> BLEU:
+    try:
+        return BLEU(tokenize=tokenize, lowercase=lowercase)
+    except RuntimeError:
+        if tokenize not in EXTRAS:
+            raise
+        problem = Problem(
+            "evaluation.bleu.tokenize",
+            "needs MeCab and its dictionary, which are not installed",
+            tokenize,
+            f"pip install 'tformer[{EXTRAS[tokenize]}]'",
+        )
+        raise ConfigError([problem]) from None

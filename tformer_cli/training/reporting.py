@@ -11,7 +11,7 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from tformer_cli.evaluation.evaluate import Evaluation
-from tformer_cli.run_directory import RunDirectory, write_text
+from tformer_cli.run_directory import RunDirectory, write_text, writing
 from tformer_cli.training.loop import StepReport
 
 
@@ -30,7 +30,8 @@ class Reporter:
         self._bar: tqdm[Any] | None = None
 
     def __enter__(self) -> Self:
-        self.run.path.mkdir(parents=True, exist_ok=True)
+        with writing(self.run.path):
+            self.run.path.mkdir(parents=True, exist_ok=True)
         return self
 
     def __exit__(
@@ -46,7 +47,7 @@ class Reporter:
         """Print a line, and keep it in train.log."""
         tqdm.write(line, file=sys.stderr)
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        with self.run.log_file.open("a", encoding="utf-8") as log:
+        with writing(self.run.log_file), self.run.log_file.open("a", encoding="utf-8") as log:
             log.write(f"{stamp} {line}\n")
 
     def cut_back(self, step: int) -> None:
@@ -137,7 +138,8 @@ class Reporter:
             write_text(self.run.samples / f"step-{step:06d}.txt", "\n".join(lines))
 
     def _record(self, numbers: dict[str, object]) -> None:
-        with self.run.metrics_file.open("a", encoding="utf-8") as metrics:
+        file = self.run.metrics_file
+        with writing(file), file.open("a", encoding="utf-8") as metrics:
             metrics.write(json.dumps(numbers) + "\n")
 
 

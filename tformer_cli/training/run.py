@@ -7,15 +7,18 @@ from dataclasses import replace
 import torch
 
 from tformer_cli.checkpoint import (
+    TRAINED_FILE,
     TrainingState,
+    best_checkpoints,
     load_optimizer,
     load_state,
     load_weights,
     save_checkpoint,
 )
 from tformer_cli.config.load import check_data_files, dump_config, load_config
-from tformer_cli.config.schema import Config
+from tformer_cli.config.schema import Config, TrainingConfig
 from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.lengths import report_lengths
 from tformer_cli.corpus.pipeline import (
     batches_per_epoch,
     evaluation_store,
@@ -25,26 +28,34 @@ from tformer_cli.corpus.pipeline import (
 )
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.corpus.store import TokenStore
-from tformer_cli.decoding.translator import Translator
-from tformer_cli.device import keep_freed_memory, peak_memory_mib, resolve_precision
+from tformer_cli.device import (
+    hardware_name,
+    keep_freed_memory,
+    peak_memory_mib,
+    resolve_precision,
+)
 from tformer_cli.errors import CheckpointError, Interrupted
-from tformer_cli.evaluation.evaluate import Evaluation, evaluate
+from tformer_cli.evaluation.evaluate import Evaluation
 from tformer_cli.evaluation.metrics import build_metric
-from tformer_cli.model.seq2seq import build_model
+from tformer_cli.model.seq2seq import Seq2Seq, build_model
 from tformer_cli.run_directory import RunDirectory, write_text
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.interruption import Interruption
 from tformer_cli.training.loop import Learner, StepReport, train_steps
+from tformer_cli.training.moving_average import MovingAverage
 from tformer_cli.training.optim import build_optimizer
 from tformer_cli.training.reporting import Reporter
 from tformer_cli.training.resume import accepted_changes
 from tformer_cli.training.schedules import build_schedule
+from tformer_cli.training.validation import selection_score, validate
 
 
 def train(
     config: Config, run: RunDirectory, *, device: torch.device, fresh: bool = False
 ) -> TrainingState:
-    """Train until `max_steps`, in a new run folder or from the last checkpoint of a begun one.
+    """Train to the end, in a new run folder or from the last checkpoint of a begun one.
+
+    The end is `max_steps`, or `patience` validations without a better one.
 
     Args:
         config: everything that decides the run.
@@ -67,12 +78,18 @@ def train(
         run, max_steps=training.max_steps, report_every=training.report_every
     ) as reporter:
         sitting = _Sitting(config, run, device, reporter, fresh=fresh)
-        if sitting.state.step >= training.max_steps:
+        if is_finished(sitting.state, training):
             reporter.say(f"{run.path}: finished at step {sitting.state.step}")
         else:
             with Interruption() as interruption:
                 sitting.train(interruption)
         return sitting.state
+
+
+def is_finished(state: TrainingState, training: TrainingConfig) -> bool:
+    """Return whether a run has taken all its steps, or stopped getting better."""
+    out_of_patience = training.patience is not None and state.num_stale >= training.patience
+    return state.step >= training.max_steps or out_of_patience
 
 
 def clear(run: RunDirectory) -> None:
@@ -114,6 +131,8 @@ class _Sitting:
             seed=config.seed,
         )
         self.model.to(device)
+        decay = config.training.ema_decay
+        self.average = None if decay is None else MovingAverage(self.model, decay)
         self.optimizer = build_optimizer(config.training.optimizer, self.model)
         self.state = TrainingState(
             step=0,
@@ -127,6 +146,7 @@ class _Sitting:
             environment=_environment(device),
         )
         evaluation_store(config.data.valid, self.tokenizers, max_length=self.model.max_length)
+        build_metric("bleu", config.evaluation, config.data.target_language)
         # Everything that can be wrong with config and text has shown by now.
         if checkpoint is None:
             clear(run)
@@ -162,9 +182,11 @@ class _Sitting:
         self.reporter.begin(self.state.step)
         for report in train_steps(learner, groups, first_step=self.state.step + 1):
             self._count(report)
+            if self.average is not None:
+                self.average.update(self.model, report.step)
             self.reporter.stepped(report)
-            is_end = report.step == training.max_steps
-            is_validation = is_end or report.step % training.validate_every == 0
+            is_last = report.step == training.max_steps
+            is_validation = is_last or report.step % training.validate_every == 0
             if interruption.signal is None and is_validation:
                 self.reporter.flush()
                 self._validate()
@@ -178,9 +200,14 @@ class _Sitting:
                     signal=interruption.signal,
                     remedy="the same command goes on from there",
                 )
-            if is_end:
+            if is_finished(self.state, training):
                 break
         self._conclude()
+
+    @property
+    def _translating_model(self) -> Seq2Seq:
+        """The model to validate and to translate with."""
+        return self.model if self.average is None else self.average.model
 
     def _tokenizers(self) -> Tokenizers:
         if self._has_vocabulary():
@@ -208,6 +235,8 @@ class _Sitting:
     def _store(self) -> TokenStore:
         store, report = training_store(self.config.data, self.tokenizers)
         self.reporter.say(f"training text: {report}")
+        self.reporter.say(f"source: {report_lengths(store.source_lengths)}")
+        self.reporter.say(f"target: {report_lengths(store.target_lengths)}")
         return store
 
     def _go_on(self, saved: TrainingState) -> None:
@@ -226,7 +255,9 @@ class _Sitting:
                     "so the numbers may differ in their last digits"
                 )
         checkpoint = self.run.checkpoint(saved.step)
-        load_weights(checkpoint, self.model)
+        load_weights(checkpoint, self._translating_model)
+        if self.average is not None:
+            load_weights(checkpoint, self.model, TRAINED_FILE)
         load_optimizer(checkpoint, self.model, self.optimizer)
         self.reporter.cut_back(saved.step)
         self.state = replace(saved, environment=self.state.environment)
@@ -249,6 +280,8 @@ class _Sitting:
     def _conclude(self) -> None:
         state = self.state
         speed = state.num_tokens / state.seconds
+        if state.step < self.config.training.max_steps:
+            self.reporter.say(f"no better validation in the last {state.num_stale}: stopping early")
         self.reporter.say(
             f"{self.run.path}: finished; the best checkpoint is step {state.best_step}\n"
             f"{state.step:,} steps in {state.seconds / 60:.1f} minutes, "
@@ -258,6 +291,7 @@ class _Sitting:
     def _count(self, report: StepReport) -> None:
         self.state = replace(
             self.state,
+            score=None,
             step=report.step,
             epoch=report.position.epoch,
             batch=report.position.batch,
@@ -266,23 +300,17 @@ class _Sitting:
         )
 
     def _validate(self) -> None:
-        config = self.config
-        translator = Translator.of_model(
-            self.model, self.tokenizers, config, self.device, self.precision
+        evaluation = validate(
+            self._translating_model, self.tokenizers, self.config, self.device, self.precision
         )
-        evaluation = evaluate(
-            self.model,
-            translator,
-            config.data.valid,
-            [build_metric("bleu", config.evaluation, config.data.target_language)],
-            decoding=config.training.validation_decoding,
-            device=self.device,
-            precision=self.precision,
-        )
-        score = _selection_score(evaluation, config)
+        score = selection_score(evaluation, self.config)
         is_best = self.state.best_score is None or score >= self.state.best_score
         if is_best:
-            self.state = replace(self.state, best_step=self.state.step, best_score=score)
+            self.state = replace(
+                self.state, score=score, best_step=self.state.step, best_score=score, num_stale=0
+            )
+        else:
+            self.state = replace(self.state, score=score, num_stale=self.state.num_stale + 1)
         self.reporter.validated(
             self.state.step, evaluation, self._samples(evaluation), best=is_best
         )
@@ -297,27 +325,21 @@ class _Sitting:
 
     def _save(self) -> None:
         checkpoint = self.run.checkpoint(self.state.step)
-        save_checkpoint(checkpoint, self.model, self.optimizer, self.state)
+        average = None if self.average is None else self.average.model
+        save_checkpoint(checkpoint, self.model, self.optimizer, self.state, average=average)
         if self.state.best_step == self.state.step:
             self.run.point("best", checkpoint)
         self.run.point("last", checkpoint)
         self._drop_old_checkpoints()
 
     def _drop_old_checkpoints(self) -> None:
-        """Keep the newest checkpoints, and the best one."""
-        by_step = sorted(self.run.checkpoints.glob("step-*"), key=lambda folder: folder.name)
-        kept = set(by_step[-self.config.training.keep_checkpoints :])
-        kept.add(self.run.checkpoint(self.state.best_step or self.state.step))
-        for folder in by_step:
+        """Keep the newest checkpoints and the best ones."""
+        training = self.config.training
+        steps = self.run.step_checkpoints()
+        kept = steps[-training.keep_checkpoints :] + best_checkpoints(steps)[: training.keep_best]
+        for folder in steps:
             if folder not in kept:
                 shutil.rmtree(folder)
-
-
-def _selection_score(evaluation: Evaluation, config: Config) -> float:
-    """Return what a better checkpoint has more of."""
-    if config.training.select == "loss":
-        return -evaluation.likelihood.loss
-    return evaluation.scores[0].score
 
 
 def _fingerprint(store: TokenStore, tokenizers: Tokenizers) -> str:
@@ -329,6 +351,6 @@ def _environment(device: torch.device) -> dict[str, str]:
     return {
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "device": hardware_name(device),
         "cpu": torch.backends.cpu.get_cpu_capability(),
     }

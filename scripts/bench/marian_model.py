@@ -1,0 +1,169 @@
+"""transformers' Marian model in the sizes of a run: its loss, and its search."""
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tformer_cli.config.schema import BeamConfig, Config, DecodingConfig
+from tformer_cli.corpus.batch import Batch, pad_rows
+from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
+from tformer_cli.corpus.store import TokenStore
+from tformer_cli.decoding.engine import length_batches
+from tformer_cli.errors import UsageError
+from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS
+from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.vocabulary import END_ID, PAD_ID, START_ID
+
+if TYPE_CHECKING:
+    from transformers import MarianMTModel
+
+
+# transformers' own default, whatever the width.
+INIT_STD = 0.02
+
+
+def build_marian(
+    config: Config, tokenizers: Tokenizers, *, num_positions: int, init_std: float = INIT_STD
+) -> "MarianMTModel":
+    """Return Marian in the sizes of a run, with first weights that are a function of its seed.
+
+    Args:
+        config: of the run.
+        tokenizers: of the run.
+        num_positions: longest sentence, in tokens.
+        init_std: standard deviation of the first weights.
+
+    Raises:
+        UsageError: transformers is not installed.
+    """
+    try:
+        from transformers import MarianConfig, MarianMTModel
+    except ImportError:
+        raise UsageError(
+            "transformers", "is not installed", remedy="pip install transformers"
+        ) from None
+    model = config.model
+    torch.manual_seed(config.seed)
+    return MarianMTModel(
+        MarianConfig(
+            vocab_size=tokenizers.source.size,
+            decoder_vocab_size=tokenizers.target.size,
+            d_model=model.dim,
+            encoder_layers=model.num_encoder_layers,
+            decoder_layers=model.num_decoder_layers,
+            encoder_attention_heads=model.num_heads,
+            decoder_attention_heads=model.num_heads,
+            encoder_ffn_dim=model.feedforward_dim,
+            decoder_ffn_dim=model.feedforward_dim,
+            activation_function=model.activation,
+            dropout=model.dropout,
+            attention_dropout=model.own_dropout(model.attention_dropout),
+            activation_dropout=model.own_dropout(model.feedforward_dropout),
+            max_position_embeddings=num_positions,
+            init_std=init_std,
+            scale_embedding=True,
+            share_encoder_decoder_embeddings=model.tie == "all",
+            tie_word_embeddings=model.tie != "none",
+            pad_token_id=PAD_ID,
+            bos_token_id=START_ID,
+            decoder_start_token_id=START_ID,
+            eos_token_id=END_ID,
+            forced_eos_token_id=None,
+            attn_implementation="sdpa",
+        )
+    )
+
+
+def count_parameters(marian: "MarianMTModel") -> int:
+    """Count the weights that are trained; a shared one counts once."""
+    return sum(weight.numel() for weight in marian.parameters() if weight.requires_grad)
+
+
+def longest(config: Config, tokenizers: Tokenizers) -> int:
+    """Return the positions that training, validation and all test sets need."""
+    lengths = [config.data.filters.max_length, config.decoding.max_length]
+    for text in (config.data.valid, *config.data.test.values()):
+        store = evaluation_store(text, tokenizers)
+        lengths += [int(store.source_lengths.max()), int(store.target_lengths.max())]
+    return max(lengths) + 1
+
+
+def loss_sum(marian: "MarianMTModel", batch: Batch, smoothing: float) -> Tensor:
+    """Return the cross-entropy summed over the target tokens of a batch, in nats."""
+    output = marian(
+        input_ids=batch.source,
+        attention_mask=batch.source_mask.long(),
+        decoder_input_ids=batch.target_in,
+        use_cache=False,
+    )
+    return functional.cross_entropy(
+        output.logits.flatten(0, 1),
+        batch.target_out.flatten(),
+        ignore_index=PAD_ID,
+        label_smoothing=smoothing,
+        reduction="sum",
+    )
+
+
+@torch.inference_mode()
+def mean_nll(marian: "MarianMTModel", store: TokenStore, device: torch.device) -> float:
+    """Return the cross-entropy a target token, not smoothed, in nats."""
+    marian.eval()
+    nll, num_tokens = 0.0, 0
+    for batch in batches_in_order(store, batch_tokens=LIKELIHOOD_BATCH_TOKENS):
+        nll += loss_sum(marian, batch.to(device), smoothing=0.0).item()
+        num_tokens += batch.num_target_tokens
+    return nll / num_tokens
+
+
+@torch.inference_mode()
+def generate(
+    marian: "MarianMTModel",
+    sentences: Sequence[Sequence[int]],
+    search: DecodingConfig,
+    suppressed_ids: Sequence[int],
+    device: torch.device,
+) -> list[list[int]]:
+    """Translate by transformers' own search, in the batches of our engine.
+
+    Args:
+        marian: the model.
+        sentences: source ids, `</s>` included; an empty one has an empty translation.
+        search: beam size, length penalty and length limit. transformers knows no patience.
+        suppressed_ids: what no translation contains.
+        device: where the model is.
+
+    Returns:
+        Target ids, without start, end and padding.
+    """
+    from transformers import GenerationConfig
+
+    marian.eval()
+    beam = search if isinstance(search, BeamConfig) else BeamConfig(size=1)
+    settings = GenerationConfig(
+        do_sample=False,
+        num_beams=beam.size,
+        length_penalty=beam.length_penalty,
+        max_new_tokens=search.max_length,
+        min_new_tokens=1,
+        suppress_tokens=list(suppressed_ids),
+        decoder_start_token_id=START_ID,
+        bos_token_id=START_ID,
+        eos_token_id=END_ID,
+        pad_token_id=PAD_ID,
+    )
+    translations: list[list[int]] = [[] for _ in sentences]
+    for places in length_batches([len(sentence) for sentence in sentences], beam.size):
+        source, mask = pad_rows([sentences[place] for place in places])
+        written = marian.generate(
+            input_ids=source.to(device),
+            attention_mask=mask.long().to(device),
+            generation_config=settings,
+        )
+        for place, row in zip(places, written.tolist(), strict=True):
+            translations[place] = list(itertools.takewhile(lambda i: i != END_ID, row[1:]))
+    return translations

@@ -1,0 +1,193 @@
+"""A plain training loop for Marian that goes on where it was interrupted."""
+
+import json
+import math
+import shutil
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from marian_model import loss_sum
+from torch.nn.utils import clip_grad_norm_
+
+from tformer_cli.checkpoint import (
+    TrainingState,
+    load_optimizer,
+    load_state,
+    load_weights,
+    save_checkpoint,
+)
+from tformer_cli.config.load import as_plain
+from tformer_cli.config.schema import Config
+from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.pipeline import training_groups
+from tformer_cli.corpus.store import TokenStore
+from tformer_cli.device import derive_seed
+from tformer_cli.errors import CheckpointError, TrainingError, UsageError
+from tformer_cli.run_directory import RunDirectory, write_text
+from tformer_cli.training.optim import build_optimizer, set_learning_rate
+from tformer_cli.training.schedules import build_schedule
+
+if TYPE_CHECKING:
+    from transformers import MarianMTModel
+
+# Steps between two checkpoints, a minute or two apart.
+SAVE_EVERY = 200
+# Names the checkpoint in its folder. It is not called `last`, so that nothing takes the folder for
+# a run of tformer.
+POINTER = "marian"
+SETTINGS_FILE = "marian.json"
+
+
+def train_marian(
+    marian: "MarianMTModel",
+    config: Config,
+    store: TokenStore,
+    folder: RunDirectory,
+    *,
+    begin: TrainingState,
+    steps: int,
+    device: torch.device,
+) -> TrainingState:
+    """Take optimiser steps until there are `steps`, from the checkpoint in `folder` if it has one.
+
+    Args:
+        marian: what learns.
+        config: of the run, with Marian's learning rate.
+        store: the training examples.
+        folder: where the checkpoints are.
+        begin: the state before the first step.
+        steps: where to stop; the schedule is that of the run all the same.
+        device: where to train.
+
+    Returns:
+        Where Marian stands.
+
+    Raises:
+        CheckpointError: the folder holds another Marian.
+        UsageError: it has taken more steps already.
+        TrainingError: the loss is no longer finite.
+    """
+    training = config.training
+    optimizer = build_optimizer(training.optimizer, marian)
+    schedule = build_schedule(
+        training.schedule, peak=training.optimizer.learning_rate, max_steps=training.max_steps
+    )
+    state = _gone_on(marian, optimizer, config, folder, begin)
+    if state.step > steps:
+        raise UsageError(
+            "--steps",
+            f"{folder.path} has taken {state.step} steps already",
+            got=str(steps),
+            remedy="name another --folder",
+        )
+    groups = training_groups(
+        store,
+        batch_tokens=training.batch_tokens,
+        accumulate=training.accumulate,
+        seed=config.seed,
+        position=Position(state.epoch, state.batch),
+    )
+    marian.train()
+    while state.step < steps:
+        group, position = next(groups)
+        started = time.perf_counter()
+        step = state.step + 1
+        # As in our loop, dropout is a function of the step, so going on is exact.
+        torch.manual_seed(derive_seed(config.seed, "dropout", step))
+        num_tokens = sum(batch.num_target_tokens for batch in group)
+        loss = 0.0
+        for batch in group:
+            part = loss_sum(marian, batch.to(device), training.label_smoothing) / num_tokens
+            part.backward()
+            loss += part.item()
+        max_norm = math.inf if training.clip_norm is None else training.clip_norm
+        norm = clip_grad_norm_(marian.parameters(), max_norm).item()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise TrainingError(
+                f"step {step} of Marian",
+                "the training diverged",
+                got=f"loss {loss}, gradient norm {norm}",
+                remedy=f"remove {folder.path}, and give a lower --learning-rate",
+            )
+        set_learning_rate(optimizer, schedule(step))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        state = replace(
+            state,
+            step=step,
+            epoch=position.epoch,
+            batch=position.batch,
+            num_tokens=state.num_tokens + num_tokens,
+            seconds=state.seconds + time.perf_counter() - started,
+        )
+        if step % training.report_every == 0 or step == steps:
+            _report(state, steps, loss)
+        if step % SAVE_EVERY == 0 or step == steps:
+            _save(marian, optimizer, folder, state)
+    return state
+
+
+def _gone_on(
+    marian: "MarianMTModel",
+    optimizer: torch.optim.Optimizer,
+    config: Config,
+    folder: RunDirectory,
+    begin: TrainingState,
+) -> TrainingState:
+    """Take up the checkpoint of a folder, or else make the folder ready for the first one."""
+    checkpoint, settings_file = folder.pointed(POINTER), folder.path / SETTINGS_FILE
+    settings = _settings(marian, config, begin)
+    if checkpoint is None:
+        write_text(settings_file, json.dumps(settings, indent=2) + "\n")
+        return begin
+    before = json.loads(settings_file.read_text(encoding="utf-8"))
+    differing = [name for name, setting in settings.items() if before[name] != setting]
+    if differing:
+        raise CheckpointError(
+            str(folder.path),
+            "holds a Marian that was trained otherwise",
+            got=f"another {differing[0]}",
+            remedy="remove it, or name another --folder",
+        )
+    load_weights(checkpoint, marian)
+    load_optimizer(checkpoint, marian, optimizer)
+    return load_state(checkpoint)
+
+
+def _settings(marian: "MarianMTModel", config: Config, begin: TrainingState) -> dict[str, Any]:
+    """Return what decides the course of the training, as JSON reads it back."""
+    plain = as_plain(config)
+    settings = {
+        "data": begin.data_fingerprint,
+        "seed": plain["seed"],
+        "model": marian.config.to_dict(),
+        "training": plain["training"],
+    }
+    return json.loads(json.dumps(settings))
+
+
+def _save(
+    marian: "MarianMTModel",
+    optimizer: torch.optim.Optimizer,
+    folder: RunDirectory,
+    state: TrainingState,
+) -> None:
+    before, checkpoint = folder.pointed(POINTER), folder.checkpoint(state.step)
+    save_checkpoint(checkpoint, marian, optimizer, state)
+    folder.point(POINTER, checkpoint)
+    if before is not None and before != checkpoint:
+        shutil.rmtree(before)
+
+
+def _report(state: TrainingState, steps: int, loss: float) -> None:
+    speed = state.num_tokens / state.seconds
+    left = (steps - state.step) * state.seconds / state.step / 60
+    print(
+        f"marian step {state.step}/{steps}  loss {loss:.3f}  {speed:,.0f} tok/s  "
+        f"{left:.1f} min left",
+        file=sys.stderr,
+        flush=True,
+    )

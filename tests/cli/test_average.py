@@ -1,0 +1,34 @@
+import json
+import shutil
+
+import pytest
+
+
+@pytest.fixture
+def run(toy_run, tmp_path):
+    """A copy to change."""
+    return shutil.copytree(toy_run, tmp_path / "run")
+
+
+def test_average_says_what_it_is_the_mean_of_and_how_good_it_is(run, tformer):
+    lines = tformer("average", run, "--last", "2").stdout.splitlines()
+    checkpoint = run / "checkpoints" / "average-last-2"
+    assert lines[0] == f"{checkpoint}: the mean of step-000150, step-000144"
+    assert lines[1].startswith("valid: loss ")
+    assert "BLEU = " in lines[1]
+    assert lines[2].startswith(("better than the best", "not better than the best"))
+
+
+def test_its_score_is_what_eval_says_of_it(run, tformer):
+    found = json.loads(tformer("average", run, "--last", "2", "--json").stdout)
+    assert found["members"] == ["step-000150", "step-000144"]
+    result = tformer(
+        "eval", run, "--split", "valid", "--beam", "1", "--checkpoint", "average-last-2", "--json"
+    )
+    assert json.loads(result.stdout)["valid"]["scores"][0]["score"] == found["score"]
+
+
+def test_last_and_best_contradict_each_other(run, tformer):
+    result = tformer("average", run, "--last", "2", "--best", "2")
+    assert result.exit_code == 2
+    assert result.stderr == "--best: contradicts --last; leave one of them out\n"

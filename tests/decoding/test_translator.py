@@ -1,0 +1,221 @@
+"""Long lines, progress and numbers, over an engine that answers by a rule."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tformer_cli.config.schema import (
+    BeamConfig,
+    CharConfig,
+    Config,
+    DataConfig,
+    DecodingConfig,
+    EncoderDecoderConfig,
+    FilterConfig,
+    LearnedPositions,
+    ParallelText,
+    TrainingText,
+)
+from tformer_cli.decoding import translator as translator_room
+from tformer_cli.decoding.hypothesis import EMPTY, Hypothesis
+from tformer_cli.decoding.translator import Translator, best_combinations
+from tformer_cli.errors import DataError, UsageError
+from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
+from tformer_cli.text.vocabulary import END_ID
+
+BEAM = BeamConfig(size=3)
+CPU = torch.device("cpu")
+
+
+class Backwards:
+    """Says each sentence backwards; its second best leaves a token out, its third two."""
+
+    def __init__(self) -> None:
+        self.sentences: list[list[int]] = []
+
+    def translate(
+        self,
+        sentences: Sequence[Sequence[int]],
+        config: DecodingConfig,
+        *,
+        nbest: int = 1,
+        on_done: Callable[[int], object] = lambda count: None,
+    ) -> list[list[Hypothesis]]:
+        self.sentences += map(list, sentences)
+        for _ in sentences:
+            on_done(1)
+        return [[hypothesis(ids, rank) for rank in range(nbest)] for ids in sentences]
+
+
+def hypothesis(ids: Sequence[int], rank: int) -> Hypothesis:
+    if not ids:
+        return EMPTY
+    log_prob = -0.5 * len(ids) - rank
+    return Hypothesis(tuple(ids[:-1][::-1][rank:]), log_prob, log_prob / len(ids), True)
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> Tokenizers:
+    line = "abcdefg .,。"
+    return build_tokenizers(CharConfig(), lambda: [(line, line)] * 3, seed=1)
+
+
+@pytest.fixture
+def translator(tokenizers) -> Translator:
+    return Translator(Backwards(), tokenizers, BEAM, max_source_length=6)
+
+
+def said(translator: Translator) -> list[str]:
+    """The sentences that the engine was given, as text."""
+    assert all(not ids or ids[-1] == END_ID for ids in translator.engine.sentences)
+    return [translator.tokenizers.source.decode(ids) for ids in translator.engine.sentences]
+
+
+def test_a_line_as_long_as_training_has_seen_is_one_sentence(translator):
+    warnings = []
+    lines = ["abc ef", "", " ", "a"]
+    assert translator.translate(lines, on_long_line=warnings.append) == ["fe cba", "", "", "a"]
+    assert said(translator) == ["abc ef", "", "", "a"]
+    assert warnings == []
+
+
+def test_a_long_line_is_said_in_pieces_between_its_neighbours(translator):
+    warnings = []
+    lines = ["ab", "abc. de. fg, abcdefg", "cd"]
+    found = translator.translate(lines, on_long_line=warnings.append)
+    assert found == ["ba", ".cba .ed ,gf fedcba g", "dc"]
+    assert said(translator) == ["ab", "abc.", "de.", "fg,", "abcdef", "g", "cd"]
+    assert [str(warning) for warning in warnings] == [
+        "line 2: is longer than 6 tokens; got 20; translated in 5 pieces"
+    ]
+
+
+def test_a_language_without_blanks_gets_none(translator):
+    translator.blank = ""
+    assert translator.translate(["abc。defg。"]) == ["。cba。gfed"]
+
+
+def test_blanks_at_the_end_make_no_piece(translator):
+    warnings = []
+    found = translator.translate(["abc" + 9 * " ", 9 * " " + "abc"], on_long_line=warnings.append)
+    assert found == ["cba", "cba"]
+    assert str(warnings[0]) == "line 1: is longer than 6 tokens; got 12; translated in 1 piece"
+
+
+def test_scores_of_pieces_make_those_of_the_line(translator):
+    first, second, third = next(translator.nbest(["abc. defg."], 3))
+    best = [hypothesis([*range(4), END_ID], 0), hypothesis([*range(5), END_ID], 0)]
+    assert first.text == ".cba .gfed"
+    assert first.tokens == tuple(".cba.gfed")
+    assert first.log_prob == pytest.approx(sum(piece.log_prob for piece in best))
+    assert first.score == pytest.approx(sum(piece.score for piece in best) / 2)
+    # The longer piece loses less by a token, so its second best comes first.
+    assert (second.text, third.text) == (".cba gfed", "cba .gfed")
+    assert first.score > second.score > third.score
+
+
+HYPOTHESES = st.lists(
+    st.integers(-8, 0).map(lambda score: replace(EMPTY, score=float(score))), min_size=1, max_size=4
+).map(lambda found: sorted(found, key=lambda one: -one.score))
+
+
+@given(st.lists(HYPOTHESES, min_size=1, max_size=4), st.integers(1, 9))
+def test_best_combinations_are_the_best_of_all(pieces, count):
+    everything = sorted(
+        (sum(one.score for one in chosen) for chosen in itertools.product(*pieces)), reverse=True
+    )
+    found = best_combinations(pieces, count)
+    assert [sum(one.score for one in chosen) for chosen in found] == everything[:count]
+    assert found[0] == tuple(hypotheses[0] for hypotheses in pieces)
+
+
+def test_truncating_keeps_the_first_tokens(translator):
+    translator.long_lines = "truncate"
+    warnings = []
+    found = translator.translate(["abcdefg", "ab"], on_long_line=warnings.append)
+    assert found == ["fedcba", "ba"]
+    assert [str(warning) for warning in warnings] == [
+        "line 1: is longer than 6 tokens; got 7; only the first 6 are translated"
+    ]
+
+
+def test_a_long_line_as_an_error_is_named_before_any_is_translated(translator):
+    translator.long_lines = "error"
+    with pytest.raises(DataError) as caught:
+        translator.translate(["ab", "abcdefg"])
+    assert str(caught.value) == (
+        "line 2: is longer than 6 tokens; got 7; split it, or use --long-lines split"
+    )
+    assert translator.engine.sentences == []
+
+
+def test_messages_count_across_windows_and_name_the_file(translator, monkeypatch):
+    monkeypatch.setattr(translator_room, "WINDOW_LINES", 2)
+    warnings = []
+    lines = ["abcdefg", "ab", "cd", "abcd efg", "abcdefg"]
+    found = translator.nbest(lines, 1, name="x.en", start=11, on_long_line=warnings.append)
+    assert [best.text for (best,) in found] == ["fedcba g", "ba", "dc", "dcba gfe", "fedcba g"]
+    assert [warning.where for warning in warnings] == ["x.en:11", "x.en:14", "x.en:15"]
+
+
+def test_progress_counts_lines_not_pieces(translator):
+    counts: list[int] = []
+    lines = ["abc. defg. abcdefg", "", "ab", "abcdefgabcdefg", "c"]
+    list(translator.nbest(lines, 1, on_done=counts.append))
+    assert sum(counts) == len(lines)
+    assert min(counts) >= 0
+
+
+def test_a_character_with_more_tokens_than_the_limit_is_cut(tokenizers):
+    pairs = [("abcdefg", "abcdefg")]
+    source = build_tokenizers(CharConfig(nfkc="both"), lambda: pairs, seed=1).source
+    translator = Translator(
+        Backwards(), replace(tokenizers, source=source), BEAM, max_source_length=2
+    )
+    translator.translate(["\ufdfaa"])
+    assert [len(ids) for ids in translator.engine.sentences] == [2 + 1, 1 + 1]
+
+
+def learnt_positions(tokenizers: Tokenizers) -> tuple[Seq2Seq, Config]:
+    """A random model with learnt positions for nine tokens and `</s>`, and its config."""
+    nowhere = Path("nowhere")
+    data = DataConfig(
+        train=(TrainingText(source=nowhere, target=nowhere),),
+        valid=ParallelText(source=nowhere, target=nowhere),
+        target_language="ja",
+        filters=FilterConfig(max_length=9),
+    )
+    model = EncoderDecoderConfig(
+        dim=12, num_heads=3, feedforward_dim=16, positions=LearnedPositions(max_length=10)
+    )
+    size = tokenizers.source.size
+    config = Config(data=data, model=model, decoding=BeamConfig(size=2, max_length=7))
+    return build_model(model, source_size=size, target_size=size, seed=4), config
+
+
+def test_a_line_beyond_learnt_positions_is_translated_as_its_pieces(tokenizers):
+    model, config = learnt_positions(tokenizers)
+    translator = Translator.of_model(model, tokenizers, config, CPU)
+    line, pieces = "abcdefg abc. def, ga", ["abcdefg", "abc.", "def, ga"]
+    alone = translator.translate(pieces)
+    assert len(set(alone)) > 1
+    assert translator.translate([line]) == ["".join(alone)]
+
+
+def test_no_limit_goes_beyond_learnt_positions(tokenizers):
+    model, config = learnt_positions(tokenizers)
+    shorter = Translator.of_model(model, tokenizers, config, CPU, max_source_length=3)
+    assert shorter.max_source_length == 3
+    with pytest.raises(UsageError) as caught:
+        Translator.of_model(model, tokenizers, config, CPU, max_source_length=10)
+    assert str(caught.value) == (
+        "--max-source-length: must be below the positions that the model has learnt (10); got 10; "
+        "leave it out, or train with model.positions: {kind: sinusoidal}"
+    )

@@ -1,0 +1,74 @@
+"""The shape of messages, and what is said of the system's own errors."""
+
+import errno
+import os
+
+import pytest
+
+from tformer_cli.errors import ConfigError, Problem, StorageError, TformerError
+
+
+def test_message_has_place_rule_value_and_remedy() -> None:
+    error = TformerError("a.yaml:3", "must be even", got="7", remedy="write 8")
+    assert str(error) == "a.yaml:3: must be even; got 7; write 8"
+    assert str(TformerError("a", "is missing")) == "a: is missing"
+
+
+def test_config_error_has_a_line_for_each_problem() -> None:
+    problems = [Problem("a:1", "is odd", "7"), Problem("a:2", "is gone", remedy="bring it back")]
+    assert str(ConfigError(problems)) == "a:1: is odd; got 7\na:2: is gone; bring it back"
+
+
+def test_message_moves_no_cursor() -> None:
+    error = TformerError("a\x1b[31m", "is\nred", got="\udcff\u202e", remedy="ü 漢")
+    assert str(error) == "a\\x1b[31m: is\\nred; got \\udcff\\u202e; ü 漢"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (
+            errno.ENOSPC,
+            "No space left on device; free space and run the same command again; "
+            "what was saved before is intact",
+        ),
+        (
+            errno.EDQUOT,
+            "Disk quota exceeded; free space and run the same command again; "
+            "what was saved before is intact",
+        ),
+        (
+            errno.EFBIG,
+            "File too large; raise the limit on the size of a file; "
+            "what was saved before is intact",
+        ),
+        (
+            errno.EIO,
+            "Input/output error; see whether the disk is sound; what was saved before is intact",
+        ),
+        (errno.EACCES, "Permission denied; change its permissions, or name another place"),
+        (errno.EPERM, "Operation not permitted; change its permissions, or name another place"),
+        (errno.EROFS, "Read-only file system; name a place that can be written"),
+        (
+            errno.ENOENT,
+            "No such file or directory; its folder has gone: bring it back, or begin elsewhere",
+        ),
+        (
+            errno.ENOTDIR,
+            "Not a directory; there is a file where a folder must be: name another place",
+        ),
+        (
+            errno.EEXIST,
+            "File exists; there is a file where a folder must be: name another place",
+        ),
+        (errno.EISDIR, "Is a directory; name a file"),
+        (errno.ELOOP, "Too many levels of symbolic links"),
+    ],
+)
+def test_refusal_of_the_system_has_a_remedy(number: int, text: str) -> None:
+    error = StorageError.of(OSError(number, os.strerror(number)), "runs/x/last")
+    assert str(error) == f"runs/x/last: cannot be written; got {text}"
+
+
+def test_refusal_without_a_number_says_what_there_is() -> None:
+    assert str(StorageError.of(OSError("odd"), "x")) == "x: cannot be written; got odd"

@@ -1,0 +1,69 @@
+"""`tformer average`."""
+
+import json
+from typing import Annotated, Literal
+
+import typer
+
+from tformer_cli.cli.options import DeviceOption, RunArgument, chosen_run
+from tformer_cli.errors import UsageError
+
+DEFAULT_COUNT = 5
+
+
+def average(
+    run: RunArgument = None,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help=f"Average the newest N checkpoints. Default: {DEFAULT_COUNT}.", metavar="N"
+        ),
+    ] = None,
+    best: Annotated[
+        int | None, typer.Option(min=2, help="Average the best N checkpoints.", metavar="N")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    device: DeviceOption = "auto",
+) -> None:
+    """Average checkpoints of a run, and use the average if it is better.
+
+    It is scored on the validation text. When the run is finished and the average does better
+    than its best checkpoint, `best` is the average from then on.
+
+    Example: tformer average runs/multi30k --last 5
+    """
+    if last is not None and best is not None:
+        raise UsageError("--best", "contradicts --last", remedy="leave one of them out")
+    which: Literal["last", "best"] = "last" if best is None else "best"
+    count = best or last or DEFAULT_COUNT
+    run_directory = chosen_run(run)
+
+    from tformer_cli.device import resolve_device
+    from tformer_cli.training import averaging
+
+    found = averaging.average(run_directory, which, count, device=resolve_device(device))
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "checkpoint": str(found.checkpoint),
+                    "members": [member.name for member in found.members],
+                    "score": found.score,
+                    "best_score": found.best_score,
+                    "is_best": found.is_best,
+                }
+            )
+        )
+        return
+    typer.echo(f"{found.checkpoint}: the mean of {', '.join(m.name for m in found.members)}")
+    loss = found.evaluation.likelihood.loss
+    typer.echo(f"valid: loss {loss:.4f}, {found.evaluation.scores[0]}")
+    if found.is_best:
+        typer.echo("better than the best checkpoint before: best is the average now")
+    elif found.run_has_ended:
+        typer.echo("not better than the best checkpoint: best stays as it was")
+    else:
+        typer.echo(
+            f"the run is not finished: best stays as it was; "
+            f"use this one with --checkpoint {found.checkpoint.name}"
+        )

@@ -1,0 +1,83 @@
+"""The average of several checkpoints of a run, judged on the validation text like any other."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from tformer_cli.checkpoint import (
+    best_checkpoints,
+    load_average,
+    load_state,
+    load_trained_model,
+    save_average,
+)
+from tformer_cli.device import resolve_precision
+from tformer_cli.errors import CheckpointError
+from tformer_cli.evaluation.evaluate import Evaluation
+from tformer_cli.run_directory import RunDirectory
+from tformer_cli.training.run import is_finished
+from tformer_cli.training.validation import selection_score, validate
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """An averaged checkpoint.
+
+    Attributes:
+        checkpoint: its folder.
+        members: the checkpoints it is the mean of.
+        evaluation: on the validation text.
+        score: that chooses, BLEU or negative loss.
+        best_score: the same of the run's best checkpoint before; None if none was validated.
+        run_has_ended: whether the run is finished; before that, its own best may still come.
+        is_best: whether it is the run's best checkpoint now.
+    """
+
+    checkpoint: Path
+    members: tuple[Path, ...]
+    evaluation: Evaluation
+    score: float
+    best_score: float | None
+    run_has_ended: bool
+    is_best: bool
+
+
+def average(
+    run: RunDirectory, which: Literal["last", "best"], count: int, *, device: torch.device
+) -> Average:
+    """Average the last or the best checkpoints of a run, and let it be `best` if it is better.
+
+    While the run is not finished its own best may still come, so `best` stays as it is.
+
+    Raises:
+        CheckpointError: the run has fewer checkpoints, or one of them is damaged.
+    """
+    trained = load_trained_model(run, "last")
+    config, model = trained.config, trained.model.to(device)
+    steps = run.step_checkpoints()
+    candidates = best_checkpoints(steps) if which == "best" else steps[::-1]
+    if len(candidates) < count:
+        key = "keep_best" if which == "best" else "keep_checkpoints"
+        raise CheckpointError(
+            str(run.path),
+            f"has only {len(candidates)} {'validated ' if which == 'best' else ''}checkpoints",
+            got=f"--{which} {count}",
+            remedy=f"ask for fewer, or train with training.{key}: {count}",
+        )
+    members = candidates[:count]
+    load_average(members, model)
+    precision = resolve_precision(config.training.precision, device)
+    evaluation = validate(model, trained.tokenizers, config, device, precision)
+    score = selection_score(evaluation, config)
+    best = run.pointed("best")
+    best_score = None if best is None else load_state(best).score
+    newest = load_state(max(members))
+    checkpoint = run.checkpoints / f"average-{which}-{count}"
+    save_average(checkpoint, model, replace(newest, score=score))
+    has_ended = is_finished(load_state(steps[-1]), config.training)
+    is_best = has_ended and (best_score is None or score > best_score)
+    if is_best:
+        run.point("best", checkpoint)
+    return Average(checkpoint, tuple(members), evaluation, score, best_score, has_ended, is_best)

@@ -1,0 +1,40 @@
+"""How well a model does on the validation text, and the score that chooses between models."""
+
+import torch
+
+from tformer_cli.config.schema import Config
+from tformer_cli.decoding.translator import Translator
+from tformer_cli.evaluation.evaluate import Evaluation, evaluate
+from tformer_cli.evaluation.metrics import build_metric
+from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.text.tokenizer import Tokenizers
+
+
+def validate(
+    model: Seq2Seq,
+    tokenizers: Tokenizers,
+    config: Config,
+    device: torch.device,
+    precision: torch.dtype,
+) -> Evaluation:
+    """Translate and score the validation text as `training.validation_decoding` says.
+
+    Raises:
+        DataError: the text cannot be read.
+    """
+    return evaluate(
+        model,
+        Translator.of_model(model, tokenizers, config, device, precision),
+        config.data.valid,
+        [build_metric("bleu", config.evaluation, config.data.target_language)],
+        decoding=config.training.validation_decoding,
+        device=device,
+        precision=precision,
+    )
+
+
+def selection_score(evaluation: Evaluation, config: Config) -> float:
+    """Return what a better checkpoint has more of: BLEU, or negative loss."""
+    if config.training.select == "loss":
+        return -evaluation.likelihood.loss
+    return evaluation.scores[0].score
