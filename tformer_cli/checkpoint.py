@@ -90,8 +90,7 @@ def save_checkpoint(
             _save_tensors(_weights(average), folder / MODEL_FILE)
             _save_tensors(_weights(model), folder / TRAINED_FILE)
         _save_tensors(_optimizer_tensors(model, optimizer), folder / OPTIMIZER_FILE)
-        content = json.dumps(dataclasses.asdict(state), indent=2) + "\n"
-        (folder / STATE_FILE).write_text(content, encoding="utf-8")
+        _save_state(state, folder / STATE_FILE)
 
 
 def load_state(directory: Path) -> TrainingState:
@@ -125,8 +124,7 @@ def save_average(directory: Path, model: nn.Module, state: TrainingState) -> Non
     """Write a checkpoint to translate with, that no training goes on from."""
     with whole_directory(directory) as folder:
         _save_tensors(_weights(model), folder / MODEL_FILE)
-        content = json.dumps(dataclasses.asdict(state), indent=2) + "\n"
-        (folder / STATE_FILE).write_text(content, encoding="utf-8")
+        _save_state(state, folder / STATE_FILE)
 
 
 def load_average(directories: Sequence[Path], model: nn.Module) -> None:
@@ -271,6 +269,11 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state[parameter].items()
     }
+
+
+def _save_state(state: TrainingState, file: Path) -> None:
+    content = json.dumps(dataclasses.asdict(state), indent=2) + "\n"
+    file.write_text(content, encoding="utf-8")
 
 
 def _save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
