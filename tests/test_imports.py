@@ -15,6 +15,7 @@ PACKAGE = Path(tformer_cli.__file__).parent
 LADDER = [
     ["errors", "version"],
     ["config.schema", "device", "run_directory"],
+    ["plotting"],
     ["config"],
     ["text"],
     ["model"],
@@ -29,6 +30,7 @@ LADDER = [
 ]
 # What a rung may not import although it stands below.
 APART = {
+    "plotting": ("config", "device"),
     "text": ("model",),
     "model": ("text", "config.load", "config.parse"),
     "decoding": ("text", "corpus"),
@@ -88,10 +90,15 @@ def test_modules_import_only_from_above(module):
 
 @pytest.mark.parametrize(
     "statement",
-    ["import tformer_cli", "from tformer_cli.cli.app import app", "import tformer_cli.config.load"],
+    [
+        "import tformer_cli",
+        "from tformer_cli.cli.app import app",
+        "import tformer_cli.config.load",
+        "import tformer_cli.plotting.curves",
+    ],
 )
 def test_light_imports_leave_torch_alone(statement):
-    heavy = ("torch", "sentencepiece", "sacrebleu", "numpy", "torchtext")
+    heavy = ("torch", "sentencepiece", "sacrebleu", "numpy", "torchtext", "matplotlib")
     code = f"{statement}\nimport sys\nprint([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -9,6 +9,7 @@ from tformer_cli.errors import CheckpointError, StorageError
 from tformer_cli.run_directory import (
     RunDirectory,
     newest_run,
+    remove_directory,
     run_of_config,
     whole_directory,
     whole_file,
@@ -131,6 +132,11 @@ def test_a_folder_is_not_replaced_by_a_file(tmp_path):
     assert refusal(tmp_path) == f"{tmp_path}: cannot be written; got Is a directory; name a file"
 
 
+def test_runs_beside_each_other_share_their_stores():
+    assert RunDirectory(Path("runs/a")).stores == RunDirectory(Path("runs/b")).stores
+    assert RunDirectory(Path("runs/a")).stores == Path("runs/.store")
+
+
 def test_a_pointer_names_a_checkpoint(tmp_path):
     run = RunDirectory(tmp_path)
     assert run.pointed("best") is None
@@ -163,3 +169,24 @@ def test_the_run_of_a_config(tmp_path):
     (tmp_path / "tokenizer").mkdir()
     assert run_of_config(tmp_path / "config.yaml", None).path == tmp_path
     assert run_of_config(tmp_path / "other.yaml", None).path == Path("runs/other")
+
+
+def test_a_folder_that_cannot_be_emptied_is_gone_under_its_name(tmp_path, monkeypatch):
+    folder = tmp_path / "step-000003"
+    folder.mkdir()
+    (folder / "file").write_text("1")
+    monkeypatch.setattr("shutil.rmtree", lambda *arguments, **options: None)
+    remove_directory(folder)
+    assert [path.name for path in tmp_path.iterdir()] == [".step-000003.removed"]
+    monkeypatch.undo()
+    folder.mkdir()
+    remove_directory(folder)
+    remove_directory(folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_foreign_folders_are_no_checkpoints(tmp_path):
+    run = RunDirectory(tmp_path)
+    for name in ("step-1000000", "step-000999", "step-copy", "step-", "average-last-2"):
+        (run.checkpoints / name).mkdir(parents=True)
+    assert run.step_checkpoints() == [run.checkpoint(999), run.checkpoint(1_000_000)]

@@ -3,14 +3,16 @@
 A checkpoint is a folder of safetensors and JSON; nothing in it is ever unpickled. Its
 model.safetensors are the weights to translate with. Where those are a moving average, the weights
 that the optimiser moves stand beside them in trained.safetensors. An average of checkpoints is
-one too, without an optimiser: it translates, but no training goes on from it.
+one too, without an optimiser: it translates, but no training goes on from it. SHA256SUMS, written
+last, says what every file was when it was saved; `sha256sum --check SHA256SUMS` reads it too.
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,16 +23,20 @@ from torch import Tensor, nn
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema import Config
-from tformer_cli.errors import CheckpointError
+from tformer_cli.errors import CheckpointError, Problem
 from tformer_cli.model.seq2seq import Seq2Seq, build_model
 from tformer_cli.run_directory import RunDirectory, whole_directory
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MODEL_FILE = "model.safetensors"
 TRAINED_FILE = "trained.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
+SUMS_FILE = "SHA256SUMS"
+# What a training goes on from, and what it takes to translate.
+GOING_ON = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
+TRANSLATING = (MODEL_FILE, STATE_FILE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +55,10 @@ class TrainingState:
         environment: torch version, threads and device; a resumed run is exact when they agree.
         score: of the validation at this very step, BLEU or negative loss; None if there was none.
         num_stale: validations since the best one.
+        left_out: (epoch, batch) of each batch whose loss or gradient was not finite.
+        num_failed: how many of them in a row came just now; a step begins the count again.
+        learning_rate_factor: of all steps to come; each rollback lowers it.
+        num_rollbacks: how often the training went back to a checkpoint.
         format_version: of these files.
     """
 
@@ -63,6 +73,10 @@ class TrainingState:
     environment: dict[str, str]
     score: float | None = None
     num_stale: int = 0
+    left_out: tuple[tuple[int, int], ...] = ()
+    num_failed: int = 0
+    learning_rate_factor: float = 1.0
+    num_rollbacks: int = 0
     format_version: int = FORMAT_VERSION
 
 
@@ -91,6 +105,36 @@ def save_checkpoint(
             _save_tensors(_weights(model), folder / TRAINED_FILE)
         _save_tensors(_optimizer_tensors(model, optimizer), folder / OPTIMIZER_FILE)
         _save_state(state, folder / STATE_FILE)
+        _save_sums(folder)
+
+
+def damage(directory: Path, names: Collection[str] | None = None) -> Problem | None:
+    """Return what is wrong with a checkpoint, or None if it is as it was saved.
+
+    Args:
+        directory: the checkpoint.
+        names: the files that matter, or None for all that a training goes on from.
+    """
+    where = str(directory)
+    if not directory.is_dir():
+        return Problem(where, "is not there")
+    try:
+        lines = (directory / SUMS_FILE).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return Problem(where, f"is not whole: {SUMS_FILE} is missing or damaged")
+    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    if names is None:
+        there = (file.name for file in directory.glob("*.safetensors"))
+        names = sorted({*GOING_ON, *sums, *there})
+    for name in names:
+        try:
+            if _sha256(directory / name) != sums.get(name):
+                return Problem(where, f"is damaged: {name} is not what was saved")
+        except FileNotFoundError:
+            return Problem(where, f"is not whole: {name} is missing")
+        except (OSError, ValueError) as error:
+            return Problem(where, f"is damaged: {name} cannot be read", got=str(error))
+    return None
 
 
 def load_state(directory: Path) -> TrainingState:
@@ -109,6 +153,7 @@ def load_state(directory: Path) -> TrainingState:
                 got=f"format {content['format_version']}",
                 remedy="upgrade tformer",
             )
+        content["left_out"] = tuple(map(tuple, content.get("left_out", ())))
         return TrainingState(**content)
     except FileNotFoundError:
         raise CheckpointError(
@@ -125,6 +170,7 @@ def save_average(directory: Path, model: nn.Module, state: TrainingState) -> Non
     with whole_directory(directory) as folder:
         _save_tensors(_weights(model), folder / MODEL_FILE)
         _save_state(state, folder / STATE_FILE)
+        _save_sums(folder)
 
 
 def load_average(directories: Sequence[Path], model: nn.Module) -> None:
@@ -136,6 +182,7 @@ def load_average(directories: Sequence[Path], model: nn.Module) -> None:
     sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in model.parameters()]
     with torch.no_grad():
         for directory in directories:
+            _check(directory, "train on for another one, or average fewer")
             load_weights(directory, model)
             for total, weight in zip(sums, model.parameters(), strict=True):
                 total += weight
@@ -238,6 +285,9 @@ def load_trained_model(run: RunDirectory, name: str = "best") -> TrainedModel:
             got=name,
             remedy="train first, or look into its folder checkpoints/",
         )
+    if damage(directory, TRANSLATING) is not None:
+        # Only now is it worth reading the others.
+        _check(directory, _another_checkpoint(run))
     config = load_config(run.config_file)
     tokenizers = load_tokenizers(run.tokenizer)
     state = load_state(directory)
@@ -258,6 +308,26 @@ def _sentence_hint(path: Path) -> str:
     return "name the folder of a run, such as runs/demo"
 
 
+def _check(directory: Path, remedy: str) -> None:
+    """Refuse a checkpoint that does not hold the weights that were saved.
+
+    Raises:
+        CheckpointError: with that remedy.
+    """
+    problem = damage(directory, TRANSLATING)
+    if problem is not None:
+        where, what = problem.where, problem.what
+        raise CheckpointError(where, what, got=problem.got, remedy=remedy)
+
+
+def _another_checkpoint(run: RunDirectory) -> str:
+    """Return the remedy for a checkpoint that cannot translate."""
+    for checkpoint in reversed(run.step_checkpoints()):
+        if damage(checkpoint, TRANSLATING) is None:
+            return f"use --checkpoint {checkpoint.name}"
+    return "no other one is whole: train anew with --fresh"
+
+
 def _weights(model: nn.Module) -> dict[str, Tensor]:
     # named_parameters lists a shared weight once, under its first name.
     return {name: weight.detach().contiguous() for name, weight in model.named_parameters()}
@@ -274,6 +344,17 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
 def _save_state(state: TrainingState, file: Path) -> None:
     content = json.dumps(dataclasses.asdict(state), indent=2) + "\n"
     file.write_text(content, encoding="utf-8")
+
+
+def _save_sums(folder: Path) -> None:
+    files = sorted(folder.iterdir())
+    content = "".join(f"{_sha256(file)}  {file.name}\n" for file in files)
+    (folder / SUMS_FILE).write_text(content, encoding="utf-8")
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _save_tensors(tensors: dict[str, Tensor], file: Path) -> None:

@@ -19,6 +19,7 @@ class RunDirectory:
 
     config.yaml (resolved)   tokenizer/   checkpoints/step-000400/
     best, last (text files naming a checkpoint)   metrics.jsonl   samples/   eval/   train.log
+    .lock (held while a process trains here)
     """
 
     path: Path
@@ -48,8 +49,17 @@ class RunDirectory:
         return self.path / "eval"
 
     @property
+    def stores(self) -> Path:
+        """Token stores, shared by all runs beside this one."""
+        return self.path.parent / ".store"
+
+    @property
     def log_file(self) -> Path:
         return self.path / "train.log"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / ".lock"
 
     def checkpoint(self, step: int) -> Path:
         """Return the folder of the checkpoint taken after `step` optimiser steps."""
@@ -57,7 +67,8 @@ class RunDirectory:
 
     def step_checkpoints(self) -> list[Path]:
         """Return the checkpoints that training took, the newest last."""
-        return sorted(self.checkpoints.glob("step-*"), key=lambda folder: int(folder.name[5:]))
+        found = [x for x in self.checkpoints.glob("step-*") if x.name[5:].isdecimal()]
+        return sorted(found, key=lambda folder: int(folder.name[5:]))
 
     def point(self, name: str, checkpoint: Path) -> None:
         """Let `name` (`best` or `last`) stand for `checkpoint` from now on."""
@@ -66,7 +77,7 @@ class RunDirectory:
     def pointed(self, name: str) -> Path | None:
         """Return the checkpoint that `name` stands for, or None if there is none yet."""
         try:
-            target = (self.path / name).read_text(encoding="utf-8").strip()
+            target = (self.path / name).read_text(encoding="utf-8", errors="replace").strip()
         except FileNotFoundError:
             return None
         return self.checkpoints / target
@@ -163,12 +174,21 @@ def whole_directory(path: Path) -> Iterator[Path]:
                 with file.open("rb") as written:
                     os.fsync(written.fileno())
             sync_directory(temporary)
-            shutil.rmtree(path, ignore_errors=True)
+            remove_directory(path)
             temporary.rename(path)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         sync_directory(path.parent)
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a folder, if there is one; under its own name it is never there in part."""
+    if path.is_dir():
+        doomed = path.with_name(f".{path.name}.removed")
+        shutil.rmtree(doomed, ignore_errors=True)
+        path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -116,7 +116,7 @@ def compare(
         config, tokenizers, num_positions=longest(config, tokenizers), init_std=init_std
     ).to(device)
     _refuse_another_size(ours.model.num_parameters(), count_parameters(marian))
-    store, _ = training_store(config.data, tokenizers)
+    store, _ = training_store(config.data, tokenizers, run.stores)
     state = train_marian(
         marian,
         config,

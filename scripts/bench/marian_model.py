@@ -15,6 +15,7 @@ from tformer_cli.corpus.store import TokenStore
 from tformer_cli.decoding.engine import length_batches
 from tformer_cli.errors import UsageError
 from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS
+from tformer_cli.model.seq2seq import Seq2Seq
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID, PAD_ID, START_ID
 
@@ -24,6 +25,21 @@ if TYPE_CHECKING:
 
 # transformers' own default, whatever the width.
 INIT_STD = 0.02
+# Parts of the names of our weights, and of Marian's; one that begins another stands behind it.
+THEIR_NAMES = {
+    "embeddings.tokens": "embed_tokens",
+    "self_attention_norm": "self_attn_layer_norm",
+    "self_attention": "self_attn",
+    "cross_attention_norm": "encoder_attn_layer_norm",
+    "cross_attention": "encoder_attn",
+    "query": "q_proj",
+    "key": "k_proj",
+    "value": "v_proj",
+    "output": "out_proj",
+    "feedforward_norm": "final_layer_norm",
+    "feedforward.inner": "fc1",
+    "feedforward.outer": "fc2",
+}
 
 
 def build_marian(
@@ -83,6 +99,26 @@ def count_parameters(marian: "MarianMTModel") -> int:
     return sum(weight.numel() for weight in marian.parameters() if weight.requires_grad)
 
 
+def copy_weights(ours: Seq2Seq, marian: "MarianMTModel") -> None:
+    """Make Marian the same function as a model of ours, its positions included.
+
+    Args:
+        ours: has its norms behind the blocks, and sinusoidal positions.
+        marian: in the sizes of `ours`.
+    """
+    with torch.no_grad():
+        for name, weight in ours.named_parameters():
+            for mine, theirs in THEIR_NAMES.items():
+                name = name.replace(mine, theirs)
+            marian.get_parameter(f"model.{name}").copy_(weight)
+        for mine, theirs in (
+            (ours.encoder, marian.model.encoder),
+            (ours.decoder, marian.model.decoder),
+        ):
+            table = theirs.embed_positions.weight
+            table.copy_(mine.embeddings.positions(torch.arange(len(table))))
+
+
 def longest(config: Config, tokenizers: Tokenizers) -> int:
     """Return the positions that training, validation and all test sets need."""
     lengths = [config.data.filters.max_length, config.decoding.max_length]
@@ -101,7 +137,7 @@ def loss_sum(marian: "MarianMTModel", batch: Batch, smoothing: float) -> Tensor:
         use_cache=False,
     )
     return functional.cross_entropy(
-        output.logits.flatten(0, 1),
+        output.logits.flatten(0, 1).float(),
         batch.target_out.flatten(),
         ignore_index=PAD_ID,
         label_smoothing=smoothing,

@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from marian_model import loss_sum
@@ -21,12 +21,14 @@ from tformer_cli.checkpoint import (
 )
 from tformer_cli.config.load import as_plain
 from tformer_cli.config.schema import Config
+from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import training_groups
 from tformer_cli.corpus.store import TokenStore
-from tformer_cli.device import derive_seed
+from tformer_cli.device import autocast, derive_seed
 from tformer_cli.errors import CheckpointError, TrainingError, UsageError
 from tformer_cli.run_directory import RunDirectory, write_text
+from tformer_cli.training.loop import Learner
 from tformer_cli.training.optim import build_optimizer, set_learning_rate
 from tformer_cli.training.schedules import build_schedule
 
@@ -71,11 +73,18 @@ def train_marian(
         TrainingError: the loss is no longer finite.
     """
     training = config.training
-    optimizer = build_optimizer(training.optimizer, marian)
-    schedule = build_schedule(
-        training.schedule, peak=training.optimizer.learning_rate, max_steps=training.max_steps
+    learner = Learner(
+        model=marian,
+        optimizer=build_optimizer(training.optimizer, marian),
+        schedule=build_schedule(
+            training.schedule, peak=training.optimizer.learning_rate, max_steps=training.max_steps
+        ),
+        config=training,
+        device=device,
+        precision=torch.float32,
+        seed=config.seed,
     )
-    state = _gone_on(marian, optimizer, config, folder, begin)
+    state = _gone_on(marian, learner.optimizer, config, folder, begin)
     if state.step > steps:
         raise UsageError(
             "--steps",
@@ -90,44 +99,73 @@ def train_marian(
         seed=config.seed,
         position=Position(state.epoch, state.batch),
     )
-    marian.train()
     while state.step < steps:
         group, position = next(groups)
         started = time.perf_counter()
         step = state.step + 1
-        # As in our loop, dropout is a function of the step, so going on is exact.
-        torch.manual_seed(derive_seed(config.seed, "dropout", step))
-        num_tokens = sum(batch.num_target_tokens for batch in group)
-        loss = 0.0
-        for batch in group:
-            part = loss_sum(marian, batch.to(device), training.label_smoothing) / num_tokens
-            part.backward()
-            loss += part.item()
-        max_norm = math.inf if training.clip_norm is None else training.clip_norm
-        norm = clip_grad_norm_(marian.parameters(), max_norm).item()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        taken = take_step(learner, group, step)
+        if not (math.isfinite(taken.loss) and math.isfinite(taken.grad_norm)):
             raise TrainingError(
                 f"step {step} of Marian",
                 "the training diverged",
-                got=f"loss {loss}, gradient norm {norm}",
+                got=f"loss {taken.loss}, gradient norm {taken.grad_norm}",
                 remedy=f"remove {folder.path}, and give a lower --learning-rate",
             )
-        set_learning_rate(optimizer, schedule(step))
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
         state = replace(
             state,
             step=step,
             epoch=position.epoch,
             batch=position.batch,
-            num_tokens=state.num_tokens + num_tokens,
+            num_tokens=state.num_tokens + taken.num_tokens,
             seconds=state.seconds + time.perf_counter() - started,
         )
         if step % training.report_every == 0 or step == steps:
-            _report(state, steps, loss)
+            _report(state, steps, taken.loss)
         if step % SAVE_EVERY == 0 or step == steps:
-            _save(marian, optimizer, folder, state)
+            _save(marian, learner.optimizer, folder, state)
     return state
+
+
+class Taken(NamedTuple):
+    """What one optimiser step did.
+
+    Attributes:
+        loss: smoothed cross-entropy a target token before the step, in nats.
+        grad_norm: norm of the gradient before clipping.
+        num_tokens: target tokens, `</s>` included, padding not.
+    """
+
+    loss: float
+    grad_norm: float
+    num_tokens: int
+
+
+def take_step(learner: Learner, group: list[Batch], step: int) -> Taken:
+    """Let Marian take an optimiser step, as our loop would.
+
+    Args:
+        learner: its model is Marian.
+        group: the micro-batches of the step.
+        step: its number, counted from 1.
+    """
+    marian, optimizer, config = learner.model, learner.optimizer, learner.config
+    marian.train()
+    # As in our loop, dropout is a function of the step, so going on is exact.
+    torch.manual_seed(derive_seed(learner.seed, "dropout", step))
+    num_tokens = sum(batch.num_target_tokens for batch in group)
+    loss = 0.0
+    for batch in group:
+        with autocast(learner.device, learner.precision):
+            total = loss_sum(marian, batch.to(learner.device), config.label_smoothing)
+        part = total / num_tokens
+        part.backward()
+        loss += part.item()
+    max_norm = math.inf if config.clip_norm is None else config.clip_norm
+    grad_norm = clip_grad_norm_(marian.parameters(), max_norm).item()
+    set_learning_rate(optimizer, learner.schedule(step))
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return Taken(loss, grad_norm, num_tokens)
 
 
 def _gone_on(

@@ -16,6 +16,7 @@ COMMANDS = [
     "eval",
     "vocab",
     "average",
+    "plot",
     "config",
     "config check",
     "config new",

@@ -2,11 +2,13 @@ import errno
 import os
 import re
 import shutil
+import signal
 from pathlib import Path
 
 from torch import nn
 from toy import CONFIG, write_toy
 
+from tformer_cli.training import checkpoints
 from tformer_cli.training import run as training
 
 
@@ -139,9 +141,9 @@ def test_a_full_disk_ends_the_training_and_leaves_what_was_saved(tformer, tmp_pa
     def refuse(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    save_checkpoint = training.save_checkpoint
+    save_checkpoint = checkpoints.save_checkpoint
     with monkeypatch.context() as patch:
-        patch.setattr(training, "save_checkpoint", filling)
+        patch.setattr(checkpoints, "save_checkpoint", filling)
         result = tformer("train", file, "--run", run)
     assert (result.exit_code, result.stderr) == (
         2,
@@ -153,6 +155,27 @@ def test_a_full_disk_ends_the_training_and_leaves_what_was_saved(tformer, tmp_pa
     again = tformer("train", file, "--run", run)
     assert f"{run}: going on after step 12\n" in again.stderr
     assert again.exit_code == 0
+
+
+def test_a_second_ctrl_c_leaves_at_once_with_one_line(tformer, tmp_path, monkeypatch):
+    file, run = write_toy(tmp_path / "data"), tmp_path / "run"
+
+    def pressed_twice(*arguments: object, **options: object):
+        for report in train_steps(*arguments, **options):
+            if report.step == 8:
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+            yield report
+
+    train_steps = training.train_steps
+    monkeypatch.setattr(training, "train_steps", pressed_twice)
+    result = tformer("train", file, "--run", run)
+    assert (result.exit_code, result.stderr) == (
+        130,
+        f"{run}: interrupted again; left at once, without saving; "
+        "the same command goes on from the last checkpoint\n",
+    )
+    assert (run / "last").read_text() == "step-000006\n"
 
 
 def test_run_folder_is_named_after_the_config(tformer, tmp_path, monkeypatch):

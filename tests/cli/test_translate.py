@@ -106,17 +106,22 @@ def test_without_any_run_there_is_a_remedy(tformer, tmp_path, monkeypatch):
     )
 
 
-def test_a_checkpoint_cut_short_is_named(toy_run, tformer, tmp_path):
+def test_a_damaged_checkpoint_is_refused_and_another_is_named(toy_run, tformer, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(toy_run, run)
-    weights = run / "checkpoints" / (run / "best").read_text().strip() / "model.safetensors"
+    best = run / "checkpoints" / (run / "best").read_text().strip()
+    weights = best / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
+    others = sorted({x.name for x in (run / "checkpoints").iterdir()} - {best.name})
     result = tformer("translate", run, stdin="ab\n")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == (
-        f"{weights}: is damaged or cut short; got Error while deserializing header: "
-        "incomplete metadata, file not fully covered; use another checkpoint\n"
-    )
+    problem = f"{best}: is damaged: model.safetensors is not what was saved"
+    assert result.stderr == f"{problem}; use --checkpoint {others[-1]}\n"
+    assert tformer("translate", run, "--checkpoint", others[-1], stdin="ab\n").exit_code == 0
+    for name in others:
+        (run / "checkpoints" / name / "state.json").unlink()
+    result = tformer("translate", run, stdin="ab\n")
+    assert result.stderr == f"{problem}; no other one is whole: train anew with --fresh\n"
 
 
 def test_a_folder_for_a_file_is_refused(toy_run, tformer, tmp_path, source):

@@ -3,10 +3,13 @@
 from itertools import islice
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.corpus.bucketing import Bucketing, Position
+from tformer_cli.corpus import store
+from tformer_cli.corpus.bucketing import POOL_BATCHES, Bucketing, Position
+from tformer_cli.corpus.weights import Weights
 
 pair_lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=200)
 budgets = st.integers(1, 120)
@@ -15,7 +18,8 @@ seeds = st.integers(0, 2**31)
 
 def bucketing(pairs, budget, seed=1, weights=None) -> Bucketing:
     source, target = np.array(pairs).T
-    weights = np.ones(len(pairs)) if weights is None else np.array(weights)
+    if not isinstance(weights, Weights):
+        weights = np.ones(len(pairs)) if weights is None else np.array(weights)
     return Bucketing(source, target, weights, budget, seed)
 
 
@@ -84,3 +88,54 @@ def test_batches_hold_sentences_of_similar_length():
     real = sum(target for _, target in pairs)
     padded = sum(len(batch) * max(pairs[i][1] for i in batch) for batch in plan)
     assert real / padded > 0.9
+
+
+def planned_one_by_one(buckets: Bucketing, epoch: int) -> list[list[int]]:
+    """The same batches, example after example."""
+    random = np.random.default_rng((buckets.seed, epoch))
+    times = np.floor(buckets.weights).astype(int)
+    times += random.random(len(times)) < buckets.weights - times
+    order = random.permutation(np.repeat(np.arange(len(times)), times)).tolist()
+    source, target = buckets.source_lengths.tolist(), buckets.target_lengths.tolist()
+    mean_length = np.mean([target[i] for i in order])
+    pool_size = int(POOL_BATCHES * buckets.batch_tokens / mean_length)
+    batches = []
+    for start in range(0, len(order), pool_size):
+        pool = order[start : start + pool_size]
+        pool.sort(key=lambda i: (max(source[i], target[i]), source[i] + target[i]))
+        batch: list[int] = []
+        for i in pool:
+            widest = max(max(source[j], target[j]) for j in (*batch, i))
+            if batch and (len(batch) + 1) * widest > buckets.batch_tokens:
+                batches.append(batch)
+                batch = []
+            batch.append(i)
+        batches.append(batch)
+    return [batches[i] for i in random.permutation(len(batches))]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=300),
+    st.integers(1, 120),
+    seeds,
+    st.integers(0, 3),
+    st.integers(1, 400),
+    st.data(),
+)
+def test_the_plan_is_the_one_of_a_walk_example_by_example(
+    pairs, budget, seed, epoch, slice_size, data
+):
+    weight = st.sampled_from([1.0, 1.5, 2.25])
+    weights = data.draw(st.lists(weight, min_size=len(pairs), max_size=len(pairs)))
+    expected = planned_one_by_one(bucketing(pairs, budget, seed, weights), epoch)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(store, "SLICE", slice_size)
+        plan = bucketing(pairs, budget, seed, Weights.of_pairs(weights)).plan(epoch)
+    assert [batch.tolist() for batch in plan] == expected
+    assert plan.examples.dtype == np.int32
+
+
+def test_lengths_of_16_bits_do_not_overflow():
+    lengths = np.full(40, 40_000, dtype=np.uint16)
+    plan = Bucketing(lengths, lengths, np.ones(40), 80_000, 1).plan(0)
+    assert [len(batch) for batch in plan] == [2] * 20

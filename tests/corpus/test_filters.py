@@ -1,82 +1,91 @@
 """Which pairs are kept, and how the rest is counted."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer_cli.config.schema import FilterConfig
-from tformer_cli.corpus.filters import FilterReport, PairFilter
+from tformer_cli.corpus import filters
+from tformer_cli.corpus.filters import FilterReport, find_repeats, judge, pair_digests
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)))
 
 
-def kept(keeps: PairFilter, num_source: int, num_target: int) -> bool:
-    return keeps([20] * num_source, [30] * num_target, "a" * num_source, "b" * num_target)
+def judged(config: FilterConfig, *lengths: tuple[int, int]) -> tuple[list[bool], FilterReport]:
+    source, target = np.array(lengths, dtype=np.int64).reshape(-1, 2).T
+    kept, report = judge(config, source, target)
+    return kept.tolist(), report
 
 
 def test_pair_with_an_empty_side_is_dropped() -> None:
-    keeps = PairFilter(FilterConfig())
-    assert [kept(keeps, *lengths) for lengths in ((0, 3), (3, 0), (0, 0), (1, 1))] == [
-        *(False, False, False),
-        True,
-    ]
-    assert keeps.report == FilterReport(kept=1, empty=3)
+    kept, report = judged(FilterConfig(), (0, 3), (3, 0), (0, 0), (1, 1))
+    assert kept == [False, False, False, True]
+    assert report == FilterReport(kept=1, empty=3)
 
 
 def test_pair_is_dropped_beyond_the_length_not_at_it() -> None:
-    keeps = PairFilter(FilterConfig(max_length=5))
-    assert [kept(keeps, *lengths) for lengths in ((5, 5), (6, 1), (1, 6))] == [True, False, False]
-    assert keeps.report == FilterReport(kept=1, too_long=2)
+    kept, report = judged(FilterConfig(max_length=5), (5, 5), (6, 1), (1, 6))
+    assert kept == [True, False, False]
+    assert report == FilterReport(kept=1, too_long=2)
 
 
 def test_pair_is_dropped_beyond_the_ratio_not_at_it() -> None:
-    keeps = PairFilter(FilterConfig(max_ratio=2.5))
-    assert [kept(keeps, *lengths) for lengths in ((2, 5), (5, 2), (2, 6), (6, 2))] == [
-        *(True, True),
-        *(False, False),
-    ]
-    assert keeps.report == FilterReport(kept=2, ratio=2)
+    kept, report = judged(FilterConfig(max_ratio=2.5), (2, 5), (5, 2), (2, 6), (6, 2))
+    assert kept == [True, True, False, False]
+    assert report == FilterReport(kept=2, ratio=2)
 
 
 def test_pair_of_any_ratio_is_kept_unless_asked() -> None:
-    keeps = PairFilter(FilterConfig())
-    assert kept(keeps, 1, 256)
-    assert keeps.report == FilterReport(kept=1)
-
-
-def test_duplicate_is_equal_on_both_sides_as_text() -> None:
-    keeps = PairFilter(FilterConfig(drop_duplicates=True))
-    pairs = [("a", "b"), ("a", "c"), ("c", "b"), ("a", "b"), ("ab", ""), ("", "ab"), ("A", "b")]
-    verdicts = [keeps([20], [30], source, target) for source, target in pairs]
-    assert verdicts == [True, True, True, False, True, True, True]
-    assert keeps.report == FilterReport(kept=6, duplicate=1)
-
-
-def test_duplicate_is_kept_unless_asked() -> None:
-    keeps = PairFilter(FilterConfig())
-    assert [keeps([20], [30], "a", "b") for _ in range(3)] == [True] * 3
-
-
-def test_pair_dropped_for_another_reason_makes_no_duplicate() -> None:
-    keeps = PairFilter(FilterConfig(drop_duplicates=True, max_length=1))
-    assert not keeps([20, 20], [30], "a", "b")
-    assert keeps([20], [30], "a", "b")
+    assert judged(FilterConfig(), (1, 256)) == ([True], FilterReport(kept=1))
 
 
 @given(LENGTHS)
-def test_report_counts_each_pair_once(lengths: list[tuple[int, int]]) -> None:
-    keeps = PairFilter(FilterConfig(max_length=5, max_ratio=2, drop_duplicates=True))
-    verdicts = [kept(keeps, *pair) for pair in lengths]
-    report = keeps.report
+def test_report_counts_each_pair_once_under_the_first_rule_it_breaks(
+    lengths: list[tuple[int, int]],
+) -> None:
+    kept, report = judged(FilterConfig(max_length=5, max_ratio=2), *lengths)
+    expected = FilterReport()
+    for source, target in lengths:
+        shorter, longer = sorted((source, target))
+        if shorter == 0:
+            expected.empty += 1
+        elif longer > 5:
+            expected.too_long += 1
+        elif longer > 2 * shorter:
+            expected.ratio += 1
+        else:
+            expected.kept += 1
+    assert report == expected
     assert report.seen == len(lengths)
-    assert report.kept == sum(verdicts)
-    assert report.empty == sum(0 in pair for pair in lengths)
-    good = {
-        (source, target)
-        for source, target in lengths
-        if min(source, target) >= 1 and max(source, target) <= min(5, 2 * min(source, target))
-    }
-    assert report.kept == len(good)
+    assert sum(kept) == report.kept
+
+
+def test_duplicate_is_equal_on_both_sides_as_text() -> None:
+    pairs = [("a", "b"), ("a", "c"), ("c", "b"), ("a", "b"), ("ab", ""), ("", "ab"), ("A", "b")]
+    repeated = find_repeats(pair_digests(pairs)).tolist()
+    assert repeated == [False, False, False, True, False, False, False]
+
+
+@given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 12))
+def test_repeats_are_what_came_before(numbers: list[int], group: int) -> None:
+    digests = pair_digests((str(number), "") for number in numbers)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(filters, "GROUP_PAIRS", group)
+        repeated = find_repeats(digests)
+    assert repeated.tolist() == [number in numbers[:i] for i, number in enumerate(numbers)]
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_pairs_whose_digests_differ_in_one_half_are_no_duplicates(half: int) -> None:
+    digests = np.ones((2, 2), dtype=np.uint64)
+    digests[1, half] = 2
+    assert find_repeats(digests).tolist() == [False, False]
+
+
+def test_reports_add_up() -> None:
+    reports = [FilterReport(1, 2, 3, 4, 5), FilterReport(10, 20, 30, 40, 50)]
+    assert sum(reports, FilterReport()) == FilterReport(11, 22, 33, 44, 55)
 
 
 @pytest.mark.parametrize(

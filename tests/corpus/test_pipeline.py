@@ -50,8 +50,15 @@ def test_training_store_holds_the_pairs_that_the_filters_keep(data, tokenizers):
         for i in range(len(store))
     ]
     assert decoded == [("ab", "AB"), ("c", "C")]
-    assert store.weights.tolist() == [1.0, 2.5]
+    assert store.weights[:].tolist() == [1.0, 2.5]
     assert str(report) == "5 pairs: 2 kept; dropped 2 empty, 1 too long"
+
+
+def test_training_store_is_kept_where_that_is_asked(data, tokenizers, tmp_path):
+    once, _ = training_store(data, tokenizers)
+    kept, _ = training_store(data, tokenizers, tmp_path / "stores")
+    assert kept.fingerprint() == once.fingerprint()
+    assert len(list((tmp_path / "stores").glob("*/index.json"))) == 1
 
 
 def test_evaluation_store_holds_every_line(data, tokenizers):

@@ -1,6 +1,11 @@
+import hashlib
+from dataclasses import replace
+
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tformer_cli.corpus import store as store_module
 from tformer_cli.corpus.store import build_store
 
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=6)
@@ -15,7 +20,7 @@ def test_store_gives_back_what_was_put_in(pairs):
         assert store[index].index == index
         assert store[index].source.tolist() == source
         assert store[index].target.tolist() == target
-        assert store.weights[index] == weight
+        assert store.weights[index : index + 1].tolist() == [weight]
     assert store.source_lengths.tolist() == [len(source) for source, _, _ in pairs]
     assert store.target_lengths.tolist() == [len(target) for _, target, _ in pairs]
 
@@ -30,3 +35,32 @@ def test_fingerprint_sees_where_one_sentence_ends_and_the_next_begins():
     first = build_store([([1, 2], [5], 1.0), ([3], [5], 1.0)])
     second = build_store([([1], [5], 1.0), ([2, 3], [5], 1.0)])
     assert first.fingerprint() != second.fingerprint()
+
+
+@given(triples)
+def test_fingerprint_is_the_same_in_integers_of_any_size(pairs):
+    small = [([i % 60000 for i in s], [i % 60000 for i in t], w) for s, t, w in pairs]
+    store = build_store(small)
+    narrow = replace(
+        store,
+        source_ids=store.source_ids.astype(np.uint16),
+        target_ids=store.target_ids.astype(np.uint16),
+    )
+    assert narrow.fingerprint() == store.fingerprint()
+
+
+def test_fingerprint_is_that_of_all_bytes_at_once(monkeypatch):
+    """Runs that began before know it as this."""
+    pairs = [([1, 2, 3], [4], 1.0), ([5], [6, 7], 1.0), ([8], [9], 2.5)]
+    parts = (
+        np.array([1, 2, 3, 5, 8], dtype=np.uint32),
+        np.array([0, 3, 4, 5], dtype=np.int64),
+        np.array([4, 6, 7, 9], dtype=np.uint32),
+        np.array([0, 1, 3, 4], dtype=np.int64),
+        np.array([1.0, 1.0, 2.5]),
+    )
+    expected = hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+    for size in (1, 2, 100):
+        monkeypatch.setattr(store_module, "SLICE", size)
+        assert build_store(pairs).fingerprint() == expected
+        assert build_store(pairs).source_lengths.tolist() == [3, 1, 1]

@@ -1,44 +1,17 @@
 """The loop on random batches."""
 
 import math
-from itertools import islice, repeat
+from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
+from learners import batch, groups, learner
 
-from tformer_cli.config.schema import AdamConfig, EncoderDecoderConfig, TrainingConfig
-from tformer_cli.corpus.batch import Batch, Example, collate
+from tformer_cli.corpus.batch import Example, collate
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.errors import TrainingError
-from tformer_cli.model.seq2seq import build_model
-from tformer_cli.training.loop import Learner, train_steps
-from tformer_cli.training.optim import build_optimizer
-
-V = 29
-
-
-def learner(rate: float = 0.01, **settings) -> Learner:
-    config = EncoderDecoderConfig(
-        dim=12, num_heads=3, feedforward_dim=16, num_encoder_layers=1, num_decoder_layers=1
-    )
-    model = build_model(config, source_size=V, target_size=V, seed=2)
-    return Learner(
-        model=model,
-        optimizer=build_optimizer(AdamConfig(), model),
-        schedule=lambda step: rate,
-        config=TrainingConfig(**settings),
-        device=torch.device("cpu"),
-        precision=torch.float32,
-        seed=1,
-    )
-
-
-def batch() -> Batch:
-    return collate([Example(0, [7, 8], [9, 10, 11]), Example(1, [12], [13])])
-
-
-def groups(*micro_batches: Batch):
-    return repeat((list(micro_batches), Position(0, 1)))
+from tformer_cli.training.loop import Fault, Group, train_steps
 
 
 def test_reported_loss_is_the_mean_over_target_tokens():
@@ -90,14 +63,102 @@ def test_dropout_is_a_function_of_the_step():
     assert len(set(losses(1, 5))) == 5
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_weights_move():
+def weights(subject) -> dict[str, torch.Tensor]:
+    return {name: x.detach().clone() for name, x in subject.model.named_parameters()}
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing_and_the_step_is_taken_with_the_next_batch():
+    bad = replace(batch(), num_target_tokens=0)  # Its mean is a division by zero.
+    good = collate([Example(0, [5], [6, 7])])
+    course = [
+        Group([bad], Position(0, 3), Position(0, 4)),
+        Group([good], Position(0, 4), Position(0, 5)),
+    ]
+    subject, unharmed = learner(), learner()
+    steps = train_steps(subject, iter(course), 7)
+    before = weights(subject)
+    fault = next(steps)
+    assert isinstance(fault, Fault)
+    assert (fault.step, fault.group) == (7, course[0])
+    assert not math.isfinite(fault.loss + fault.grad_norm)
+    for name, weight in weights(subject).items():
+        assert torch.equal(weight, before[name])
+    assert not subject.optimizer.state
+    report = next(steps)
+    (expected,) = train_steps(unharmed, course[1:], 7)
+    assert replace(report, seconds=0.0) == replace(expected, seconds=0.0)
+    for name, weight in weights(subject).items():
+        assert torch.equal(weight, weights(unharmed)[name])
+
+
+def test_the_learning_rate_is_that_of_the_schedule_times_a_factor():
+    steps = train_steps(learner(rate=0.25), groups(batch()), 1, learning_rate_factor=0.5)
+    assert next(steps).learning_rate == 0.125
+
+
+def running_out(subject, monkeypatch, most_rows: int) -> list[int]:
+    """Let memory run out for batches of more rows; return the rows of each attempt."""
+    attempts = []
+    forward = subject.model.forward
+
+    def limited(source, *rest):
+        attempts.append(len(source))
+        if len(source) > most_rows:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return forward(source, *rest)
+
+    monkeypatch.setattr(subject.model, "forward", limited)
+    return attempts
+
+
+FIVE = [Example(i, [7] * (i + 1), [9] * (6 - i)) for i in range(5)]
+
+
+def test_where_memory_runs_out_the_step_is_redone_in_halves(monkeypatch):
+    subject, roomy = (learner(dropout=0.0, clip_norm=None) for _ in range(2))
+    attempts = running_out(subject, monkeypatch, most_rows=2)
+    parts = collate(FIVE[:1]), collate(FIVE[1:])
+    (report,) = islice(train_steps(subject, groups(*parts), 1), 1)
+    (expected,) = islice(train_steps(roomy, groups(collate(FIVE)), 1), 1)
+    assert attempts == [1, 4, 1, 2, 2]
+    assert (report.num_pieces, expected.num_pieces) == (3, 0)
+    assert report.num_tokens == expected.num_tokens
+    assert report.nll == pytest.approx(expected.nll, rel=1e-5)
+    assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
+    for parameter, other in zip(subject.model.parameters(), roomy.model.parameters(), strict=True):
+        moments = (subject.optimizer.state[parameter], roomy.optimizer.state[other])
+        torch.testing.assert_close(*(x["exp_avg"] for x in moments), rtol=1e-4, atol=1e-7)
+
+
+def test_memory_that_ran_out_once_leaves_the_same_random_numbers(monkeypatch):
+    """The second attempt is what a config with as many pieces would have done at once."""
+    subject, planned = learner(), learner()
+    running_out(subject, monkeypatch, most_rows=3)
+    (report,) = islice(train_steps(subject, groups(collate(FIVE)), 1), 1)
+    halves = collate(FIVE[:3]), collate(FIVE[3:])
+    (expected,) = islice(train_steps(planned, groups(*halves), 1), 1)
+    assert report.loss == expected.loss
+    for name, weight in weights(subject).items():
+        assert torch.equal(weight, weights(planned)[name])
+
+
+def test_a_pair_that_does_not_fit_ends_the_training(monkeypatch):
     subject = learner()
-    subject.model.output.weight.data[5] = math.nan
-    before = subject.model.encoder.layers[0].self_attention.query.weight.clone()
+    running_out(subject, monkeypatch, most_rows=0)
     with pytest.raises(TrainingError) as caught:
         next(train_steps(subject, groups(batch()), 7))
     assert str(caught.value) == (
-        "step 7: the training diverged; got loss nan, gradient norm nan; "
-        "lower training.optimizer.learning_rate or lengthen the warm-up"
+        "step 7: memory ran out on a single pair of sentences; got 3 and 4 tokens; "
+        "lower data.filters.max_length, or train a smaller model"
     )
-    assert torch.equal(subject.model.encoder.layers[0].self_attention.query.weight, before)
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch):
+    subject = learner()
+
+    def failing(*arguments):
+        raise RuntimeError("shapes cannot be multiplied")
+
+    monkeypatch.setattr(subject.model, "forward", failing)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        next(train_steps(subject, groups(batch()), 7))

@@ -1,11 +1,16 @@
 """Whole runs on the toy corpus: beginning, ending, being interrupted and going on."""
 
 import json
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +19,17 @@ from toy import CONFIG, write_toy
 
 from tformer_cli.checkpoint import load_state, load_trained_model
 from tformer_cli.config.load import load_config
-from tformer_cli.errors import CheckpointError, Interrupted
+from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.pipeline import training_groups
+from tformer_cli.corpus.store import TokenStore
+from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
+from tformer_cli.model.seq2seq import Seq2Seq, build_model
 from tformer_cli.run_directory import RunDirectory
+from tformer_cli.training import run as run_module
+from tformer_cli.training.lock import locked
+from tformer_cli.training.loop import train_steps
 from tformer_cli.training.run import train
+from tformer_cli.training.schedules import build_schedule
 from tformer_cli.training.validation import validate
 
 CPU = torch.device("cpu")
@@ -25,6 +38,20 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def toy(tmp_path: Path) -> Path:
     return write_toy(tmp_path / "data")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run that nobody may change."""
+    folder = tmp_path_factory.mktemp("finished")
+    return trained(write_toy(folder / "data"), folder / "run")
+
+
+@pytest.fixture
+def again(finished: RunDirectory, tmp_path: Path) -> RunDirectory:
+    """A copy of it, to damage and to go on with."""
+    shutil.copytree(finished.path, tmp_path / "again")
+    return RunDirectory(tmp_path / "again")
 
 
 def trained(config_file: Path, folder: Path, *overrides: str, fresh: bool = False) -> RunDirectory:
@@ -54,6 +81,7 @@ def reported(run: RunDirectory) -> list[dict[str, object]]:
 def test_run_folder_holds_what_it_should(toy, tmp_path):
     run = trained(toy, tmp_path / "run")
     assert sorted(path.name for path in run.path.iterdir()) == [
+        ".lock",
         "best",
         "checkpoints",
         "config.yaml",
@@ -153,6 +181,294 @@ def test_changed_training_text_is_refused(toy, tmp_path):
     )
 
 
+def test_a_second_process_is_refused(toy, tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    run.path.mkdir()
+    with locked(run), pytest.raises(TrainingError) as caught:
+        trained(toy, run.path)
+    assert str(caught.value) == (
+        f"{run.path}: another process is training here; got process {os.getpid()}; "
+        "wait for it, or train elsewhere with --run"
+    )
+    assert not run.config_file.exists()
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def damage_last(run: RunDirectory, how: str) -> str:
+    """Damage what a run goes on from; return how that is called."""
+    last = run.pointed("last")
+    if how == "flipped":
+        flip_a_bit(last / "optimizer.safetensors")
+        return f"{last}: is damaged: optimizer.safetensors is not what was saved"
+    if how == "torn":
+        (last / "state.json").unlink()
+        return f"{last}: is not whole: state.json is missing"
+    if how == "foreign":
+        (last / "SHA256SUMS").unlink()
+        return f"{last}: is not whole: SHA256SUMS is missing or damaged"
+    if how == "gone":
+        shutil.rmtree(last)
+        return f"{last}: is not there"
+    (run.path / "last").write_text("step-000777\n")
+    shutil.rmtree(last)
+    return f"{run.checkpoints / 'step-000777'}: is not there"
+
+
+@pytest.mark.parametrize("how", ["flipped", "torn", "foreign", "gone", "pointer"])
+def test_where_the_last_checkpoint_is_damaged_the_one_before_is_gone_on_from(
+    finished, again, capsys, how
+):
+    what = damage_last(again, how)
+    trained(again.config_file, again.path)
+    output = capsys.readouterr().err
+    assert f"{what}; going on from step-000018\n" in output
+    assert f"{again.path}: going on after step 18\n" in output
+    assert_same_end(finished, again)
+
+
+def test_several_damaged_checkpoints_are_all_named(finished, again, capsys):
+    for step in (24, 18):
+        flip_a_bit(again.checkpoint(step) / "model.safetensors")
+    (again.path / "last").unlink()
+    trained(again.config_file, again.path)
+    output = capsys.readouterr().err
+    assert f"{again.path / 'last'}: is not there; going on from step-000012\n" in output
+    for step in (24, 18):
+        assert (
+            f"{again.checkpoint(step)}: is damaged: model.safetensors is not what was saved; "
+            "going on from step-000012\n"
+        ) in output
+    assert_same_end(finished, again)
+
+
+def test_without_a_whole_checkpoint_nothing_is_lost_or_begun(again):
+    steps = again.step_checkpoints()
+    for checkpoint in steps:
+        (checkpoint / "state.json").unlink()
+    before = sorted(again.path.rglob("*"))
+    with pytest.raises(CheckpointError) as caught:
+        trained(again.config_file, again.path)
+    problems = "; ".join(f"{x}: is not whole: state.json is missing" for x in reversed(steps))
+    assert str(caught.value) == (
+        f"{again.path}: has no checkpoint that is whole; got {problems}; "
+        "restore one, or begin again with --fresh"
+    )
+    assert sorted(again.path.rglob("*")) == before
+
+
+def test_an_old_checkpoint_that_is_damaged_does_not_end_the_training(again):
+    shutil.rmtree(again.checkpoint(24))
+    flip_a_bit(again.checkpoint(12) / "state.json")
+    trained(again.config_file, again.path)
+    assert again.pointed("last") == again.checkpoint(24)
+
+
+def test_a_validation_that_a_signal_left_out_is_made_up_for(finished, toy, tmp_path, monkeypatch):
+    for step in (12, 24):
+        with monkeypatch.context() as patch:
+            on_step(patch, step, lambda: signal.raise_signal(signal.SIGTERM))
+            with pytest.raises(Interrupted):
+                trained(toy, tmp_path / "run")
+    run = trained(toy, tmp_path / "run")
+    assert_same_end(finished, run)
+
+
+def on_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], object]) -> None:
+    """Do something when a step has been taken, before anybody hears of it."""
+
+    def acting(*arguments: object, **options: object):
+        for taken in train_steps(*arguments, **options):
+            if taken.step == step:
+                action()
+            yield taken
+
+    patch.setattr(run_module, "train_steps", acting)
+
+
+# ------------------------------------------------ gradients that are not finite
+
+
+def poison(patch: pytest.MonkeyPatch, is_bad: Callable[[Position], bool]) -> None:
+    """Let the loss be a division by zero where a place in the data is bad."""
+
+    def poisoned(store: TokenStore, *, position: Position, **options: Any):
+        place = position
+        for batches, following in training_groups(store, position=position, **options):
+            if is_bad(place):
+                yield [replace(batch, num_target_tokens=0) for batch in batches], following
+            else:
+                yield batches, following
+            place = following
+
+    patch.setattr(run_module, "training_groups", poisoned)
+
+
+def in_second_epoch(*places: int) -> Callable[[Position], bool]:
+    return lambda place: place.epoch == 1 and place.batch in places
+
+
+def kinds(run: RunDirectory, kind: str) -> list[dict[str, object]]:
+    return [line for line in reported(run) if line["kind"] == kind]
+
+
+def test_single_bad_batches_are_left_out(toy, tmp_path, monkeypatch, capsys):
+    poison(monkeypatch, in_second_epoch(1, 3))
+    run = trained(toy, tmp_path / "run")
+    state = load_state(run.pointed("last"))
+    assert state.left_out == ((1, 1), (1, 3))
+    assert (state.step, state.num_rollbacks, state.learning_rate_factor) == (24, 0, 1.0)
+    skips = kinds(run, "skip")
+    assert [(line["epoch"], line["batch"]) for line in skips] == [(1, 1), (1, 3)]
+    step = skips[0]["step"]
+    assert (
+        f"step {step}: loss inf, gradient norm nan: this batch is left out, and the weights stay\n"
+    ) in capsys.readouterr().err
+
+
+def test_bad_batches_in_a_row_take_the_training_back(toy, tmp_path, monkeypatch, capsys):
+    poison(monkeypatch, in_second_epoch(1, 2, 3))
+    run = trained(toy, tmp_path / "run")
+    training = load_config(toy).training
+    schedule = build_schedule(training.schedule, peak=5e-3, max_steps=24)
+    state = load_state(run.pointed("last"))
+    assert state.left_out == ((1, 1), (1, 2), (1, 3))
+    assert (state.step, state.num_rollbacks, state.learning_rate_factor) == (24, 1, 0.5)
+    (rollback,) = kinds(run, "rollback")
+    assert rollback["from_step"] > rollback["step"] > 0
+    assert (
+        f"step {rollback['from_step']}: too many batches in a row were not finite: going back "
+        f"to step {rollback['step']}, with 0.5 of the learning rate, without those batches\n"
+    ) in capsys.readouterr().err
+    for line in kinds(run, "train"):
+        factor = 0.5 if line["step"] > rollback["step"] else 1.0
+        assert line["learning_rate"] == schedule(line["step"]) * factor
+    steps = [line["step"] for line in kinds(run, "train")]
+    assert steps == sorted(set(steps))
+
+
+ROLLING_BACK = ("training.ema_decay=0.9", "training.keep_checkpoints=1")
+
+
+@pytest.fixture(scope="module")
+def rolled_back(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run that went back once, and ended."""
+    folder = tmp_path_factory.mktemp("rolled_back")
+    with pytest.MonkeyPatch.context() as patch:
+        poison(patch, in_second_epoch(0, 2, 3, 4))
+        run = trained(write_toy(folder / "data"), folder / "run", *ROLLING_BACK)
+    assert len(kinds(run, "rollback")) == 1
+    return run
+
+
+@pytest.mark.parametrize("killed_at", [10, 13, 23])
+def test_a_rollback_survives_a_kill_to_the_bit(rolled_back, toy, tmp_path, monkeypatch, killed_at):
+    poison(monkeypatch, in_second_epoch(0, 2, 3, 4))
+
+    def kill() -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        on_step(patch, killed_at, kill)
+        with pytest.raises(ZeroDivisionError):
+            trained(toy, tmp_path / "run", *ROLLING_BACK)
+    run = trained(toy, tmp_path / "run", *ROLLING_BACK)
+    assert_same_end(rolled_back, run)
+    states = [replace(load_state(x.pointed("last")), seconds=0.0) for x in (rolled_back, run)]
+    assert states[0] == states[1]
+
+
+def test_before_the_first_checkpoint_the_training_goes_back_to_its_beginning(
+    toy, tmp_path, monkeypatch
+):
+    settings = ("training.ema_decay=0.9", "training.schedule={kind: constant, warmup_steps: 1}")
+    poison(monkeypatch, lambda place: place.epoch == 0 and place.batch in (2, 3, 4))
+    run = trained(toy, tmp_path / "run", *settings)
+    (rollback,) = kinds(run, "rollback")
+    assert rollback["step"] == 0
+    # Half the rate from the very beginning, and never those batches.
+    monkeypatch.undo()
+
+    def without(store: TokenStore, **options: Any):
+        place = Position()
+        for batches, following in training_groups(store, **options):
+            if not (place.epoch == 0 and place.batch in (2, 3, 4)):
+                yield batches, following
+            place = following
+
+    monkeypatch.setattr(run_module, "training_groups", without)
+    half = "training.optimizer.learning_rate=2.5e-3"
+    other = trained(toy, tmp_path / "other", *settings, half)
+    for name in ("model", "trained"):
+        one, two = (load_file(x.pointed("last") / f"{name}.safetensors") for x in (run, other))
+        for key in one:
+            assert torch.equal(one[key], two[key]), key
+
+
+def test_a_checkpoint_that_no_step_leads_on_from_is_not_gone_back_to(
+    finished, toy, tmp_path, monkeypatch
+):
+    ends = load_state(finished.checkpoint(12))
+    bad = [Position(ends.epoch, ends.batch + i) for i in range(3)]
+    poison(monkeypatch, lambda place: place in bad)
+    run = trained(toy, tmp_path / "run")
+    assert [line["step"] for line in kinds(run, "rollback")] == [6]
+
+
+def test_a_training_that_keeps_diverging_ends_and_says_where_it_begins(toy, tmp_path, monkeypatch):
+    models = []
+
+    def kept(*arguments: Any, **options: Any):
+        models.append(build_model(*arguments, **options))
+        return models[-1]
+
+    monkeypatch.setattr(run_module, "build_model", kept)
+
+    def ruining(*arguments: Any, **options: Any):
+        for taken in train_steps(*arguments, **options):
+            if taken.step == 9:
+                models[0].get_parameter("decoder.layers.0.feedforward.outer.weight").data.fill_(
+                    math.nan
+                )
+            yield taken
+
+    monkeypatch.setattr(run_module, "train_steps", ruining)
+    with pytest.raises(TrainingError) as caught:
+        trained(toy, tmp_path / "run")
+    assert str(caught.value) == (
+        "step 10: the training diverged, and going back 3 times did not help; "
+        "got loss nan, gradient norm nan, first in decoder.layers.0.feedforward.outer; "
+        "lower training.optimizer.learning_rate or lengthen the warm-up"
+    )
+    rollbacks = kinds(RunDirectory(tmp_path / "run"), "rollback")
+    assert [line["learning_rate_factor"] for line in rollbacks] == [0.5, 0.25, 0.125]
+
+
+def test_memory_that_runs_out_is_counted_and_told_once(toy, tmp_path, monkeypatch, capsys):
+    def limited(model: Seq2Seq, source: torch.Tensor, *rest: Any) -> torch.Tensor:
+        if model.training and len(source) > 20:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return forward(model, source, *rest)
+
+    forward = Seq2Seq.forward
+    monkeypatch.setattr(Seq2Seq, "forward", limited)
+    run = trained(toy, tmp_path / "run")
+    events = kinds(run, "memory")
+    assert len(events) > 1
+    first = events[0]
+    told = (
+        f"step {first['step']}: memory ran out; redone in {first['num_pieces']} pieces, and so is "
+        "every step that needs it; a larger training.accumulate saves the time\n"
+    )
+    output = capsys.readouterr().err
+    assert output.count("memory ran out") == 1
+    assert told in output
+
+
 def command(config_file: Path, run: Path) -> list[str]:
     return [sys.executable, "-m", "tformer_cli", "train", str(config_file), "--run", str(run)]
 
@@ -229,17 +545,16 @@ def test_a_moving_average_is_validated_saved_and_translated_with(toy, tmp_path):
     assert reports[-1]["loss"] != [x for x in reported(plain) if x["kind"] == "valid"][-1]["loss"]
 
 
-@pytest.mark.parametrize("step", [10, 35])
-def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, step):
-    # Enough steps behind the last of these that the kill comes before the end.
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
+    # Enough steps behind the tenth that the kill comes before the end.
     config = CONFIG.replace("dropout: 0.1", "dropout: 0.3").replace(
-        "max_steps: 24", "max_steps: 72\n  ema_decay: 0.9"
+        "max_steps: 24", "max_steps: 72\n  accumulate: 2\n  ema_decay: 0.9"
     )
     config_file = write_toy(tmp_path / "data", config=config)
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command(config_file, unbroken), check=True, capture_output=True, env=environment)
-    process = start_and_wait_for(config_file, broken, f"step {step}/")
+    process = start_and_wait_for(config_file, broken, "step 10/")
     process.kill()
     process.wait()
     process.stderr.close()

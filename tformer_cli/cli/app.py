@@ -9,6 +9,7 @@ import typer
 from tformer_cli.cli import config as config_command
 from tformer_cli.cli.average import average
 from tformer_cli.cli.eval import evaluate
+from tformer_cli.cli.plot import plot
 from tformer_cli.cli.train import train
 from tformer_cli.cli.translate import translate
 from tformer_cli.cli.vocab import vocab
@@ -28,6 +29,7 @@ app.command("translate")(translate)
 app.command("eval")(evaluate)
 app.command("vocab")(vocab)
 app.command("average")(average)
+app.command("plot")(plot)
 app.add_typer(config_command.app, name="config")
 
 

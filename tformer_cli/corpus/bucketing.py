@@ -4,10 +4,14 @@ A plan of one epoch is a function of (seed, epoch) and of the corpus alone, so a
 the data is two integers (`Position`), and going on from there repeats nothing and skips nothing.
 """
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+
+from tformer_cli.corpus.store import slices
+from tformer_cli.corpus.weights import Weights
 
 # A pool this many batches deep holds enough sentences of each length to pad little, and few
 # enough that who meets whom in a batch changes from epoch to epoch.
@@ -20,6 +24,33 @@ class Position:
 
     epoch: int = 0
     batch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The batches of one epoch, each an array of example indices.
+
+    They lie in flat arrays: four bytes an example and a few a batch, whatever the corpus.
+
+    Attributes:
+        examples: (m,) example indices, one batch after the other.
+        stops: (k + 1,) batch b is examples[stops[b] : stops[b + 1]].
+        order: (k,) which batch comes when.
+    """
+
+    examples: np.ndarray
+    stops: np.ndarray
+    order: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, place: int) -> np.ndarray:
+        batch = self.order[place]
+        return self.examples[self.stops[batch] : self.stops[batch + 1]]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[place] for place in range(len(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +68,26 @@ class Bucketing:
 
     source_lengths: np.ndarray
     target_lengths: np.ndarray
-    weights: np.ndarray
+    weights: np.ndarray | Weights
     batch_tokens: int
     seed: int
 
-    def plan(self, epoch: int) -> list[np.ndarray]:
-        """Return the batches of one epoch, each an array of example indices."""
+    def plan(self, epoch: int) -> Plan:
+        """Return the batches of one epoch."""
         random = np.random.default_rng((self.seed, epoch))
-        order = random.permutation(self._drawn(random))
-        mean_length = max(1.0, float(np.mean(self.target_lengths[order])))
+        examples = self._drawn(random)
+        random.shuffle(examples)
+        num_tokens = sum(
+            int(self.target_lengths[examples[places]].sum(dtype=np.int64))
+            for places in slices(len(examples))
+        )
+        mean_length = max(1.0, num_tokens / max(1, len(examples)))
         pool_size = max(1, int(POOL_BATCHES * self.batch_tokens / mean_length))
-        batches: list[np.ndarray] = []
-        for start in range(0, len(order), pool_size):
-            batches.extend(self._cut(order[start : start + pool_size]))
-        return [batches[i] for i in random.permutation(len(batches))]
+        stops = array("q", [0])
+        for start in range(0, len(examples), pool_size):
+            longest = self._sort(examples[start : start + pool_size])
+            stops.extend(start + stop for stop in _cuts(longest, self.batch_tokens))
+        return Plan(examples, np.asarray(stops), random.permutation(len(stops) - 1))
 
     def batches_from(self, position: Position) -> Iterator[tuple[np.ndarray, Position]]:
         """Yield batches for ever from `position` on, each with the position that follows it."""
@@ -66,22 +103,44 @@ class Bucketing:
 
     def _drawn(self, random: np.random.Generator) -> np.ndarray:
         """Return example indices, each floor(weight) or ceil(weight) times."""
-        times = np.floor(self.weights).astype(np.int64)
-        times += random.random(len(times)) < self.weights - times
-        return np.repeat(np.arange(len(times)), times)
+        num_examples = len(self.weights)
+        most = sum(
+            int(np.ceil(self.weights[places]).sum(dtype=np.int64))
+            for places in slices(num_examples)
+        )
+        drawn = np.empty(most, dtype=np.int32 if num_examples < 2**31 else np.int64)
+        num_drawn = 0
+        for places in slices(num_examples):
+            weights = self.weights[places]
+            times = np.floor(weights).astype(np.int64)
+            times += random.random(len(times)) < weights - times
+            repeated = np.repeat(np.arange(places.start, places.stop), times)
+            drawn[num_drawn : num_drawn + len(repeated)] = repeated
+            num_drawn += len(repeated)
+        return drawn[:num_drawn]
 
-    def _cut(self, pool: np.ndarray) -> Iterator[np.ndarray]:
-        """Sort a pool by length and cut it wherever the next example would burst the budget."""
-        source, target = self.source_lengths[pool], self.target_lengths[pool]
+    def _sort(self, pool: np.ndarray) -> np.ndarray:
+        """Sort a pool by length, in place, and return the longer length of each example."""
+        source = self.source_lengths[pool].astype(np.int64)
+        target = self.target_lengths[pool].astype(np.int64)
+        longest = np.maximum(source, target)
         # Both sides are padded: the longer one leads, the other breaks ties.
-        by_length = np.lexsort((source + target, np.maximum(source, target)))
-        pool, source, target = pool[by_length], source[by_length], target[by_length]
-        start, widest_source, widest_target = 0, 0, 0
-        for i in range(len(pool)):
-            widest_source = max(widest_source, int(source[i]))
-            widest_target = max(widest_target, int(target[i]))
-            rows = i - start + 1
-            if rows > 1 and rows * max(widest_source, widest_target) > self.batch_tokens:
-                yield pool[start:i]
-                start, widest_source, widest_target = i, int(source[i]), int(target[i])
-        yield pool[start:]
+        by_length = np.lexsort((source + target, longest))
+        pool[:] = pool[by_length]
+        in_order: np.ndarray = longest[by_length]
+        return in_order
+
+
+def _cuts(longest: np.ndarray, batch_tokens: int) -> Iterator[int]:
+    """Yield where each batch ends: wherever the next example would burst the budget.
+
+    Args:
+        longest: lengths of examples, ascending, so that the last of a batch is its width.
+        batch_tokens: the budget.
+    """
+    start = 0
+    while start < len(longest):
+        widths = longest[start : start + max(1, batch_tokens // int(longest[start]))]
+        padded = widths * np.arange(1, len(widths) + 1)
+        start += max(1, int(np.searchsorted(padded, batch_tokens, side="right")))
+        yield start

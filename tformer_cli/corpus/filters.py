@@ -1,10 +1,16 @@
 """Which training pairs are left out, and how many were."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+import numpy as np
 
 from tformer_cli.config.schema import FilterConfig
+
+# Duplicates are looked for among about so many pairs at once: some ten MiB, whatever the corpus.
+GROUP_PAIRS = 1 << 18
 
 
 @dataclass(slots=True)
@@ -25,6 +31,10 @@ class FilterReport:
         """All pairs, kept or not."""
         return self.kept + self.empty + self.too_long + self.ratio + self.duplicate
 
+    def __add__(self, other: "FilterReport") -> "FilterReport":
+        more = asdict(other)
+        return FilterReport(**{reason: n + more[reason] for reason, n in asdict(self).items()})
+
     def __str__(self) -> str:
         reasons = {
             "empty": self.empty,
@@ -38,49 +48,67 @@ class FilterReport:
         return f"{kept}; dropped {dropped}" if dropped else kept
 
 
-class PairFilter:
-    """Decides about one pair after the other, and keeps count in `report`."""
+def judge(
+    config: FilterConfig, source_lengths: np.ndarray, target_lengths: np.ndarray
+) -> tuple[np.ndarray, FilterReport]:
+    """Judge n pairs by their lengths; duplicates are another matter.
 
-    def __init__(self, config: FilterConfig) -> None:
-        self.config = config
-        self.report = FilterReport()
-        self._seen: set[bytes] = set()
+    Args:
+        config: the rules.
+        source_lengths: (n,) tokens of each source, without special ones.
+        target_lengths: (n,) likewise.
 
-    def __call__(
-        self,
-        source_ids: Sequence[int],
-        target_ids: Sequence[int],
-        source_line: str,
-        target_line: str,
-    ) -> bool:
-        """Return whether the pair is kept.
+    Returns:
+        (n,) whether each is kept, and the counts.
+    """
+    shorter = np.minimum(source_lengths, target_lengths)
+    longer = np.maximum(source_lengths, target_lengths)
+    empty = shorter == 0
+    too_long = ~empty & (longer > config.max_length)
+    kept = ~(empty | too_long)
+    ratio = np.zeros_like(kept)
+    if config.max_ratio is not None:
+        ratio = kept & (longer > config.max_ratio * shorter)
+        kept &= ~ratio
+    counts = {"kept": kept, "empty": empty, "too_long": too_long, "ratio": ratio}
+    return kept, FilterReport(**{reason: int(found.sum()) for reason, found in counts.items()})
 
-        Args:
-            source_ids: tokens of the source, without special ones; lengths count these.
-            target_ids: likewise.
-            source_line: the text of the source; duplicates are equal in both texts.
-            target_line: likewise.
-        """
-        shorter, longer = sorted((len(source_ids), len(target_ids)))
-        max_ratio = self.config.max_ratio
-        if shorter == 0:
-            self.report.empty += 1
-        elif longer > self.config.max_length:
-            self.report.too_long += 1
-        elif max_ratio is not None and longer > max_ratio * shorter:
-            self.report.ratio += 1
-        elif self.config.drop_duplicates and self._is_repeated(source_line, target_line):
-            self.report.duplicate += 1
-        else:
-            self.report.kept += 1
-            return True
-        return False
 
-    def _is_repeated(self, source_line: str, target_line: str) -> bool:
-        # 16 bytes a pair, whatever its length: among a billion pairs any two collide with
-        # probability 1.5e-21. No line holds the LF between the two.
-        digest = hashlib.blake2b(f"{source_line}\n{target_line}".encode(), digest_size=16).digest()
-        if digest in self._seen:
-            return True
-        self._seen.add(digest)
-        return False
+def pair_digests(pairs: Iterable[tuple[str, str]]) -> np.ndarray:
+    """Return (n, 2) 64-bit halves of a digest of each pair's texts.
+
+    Among a billion pairs any two different ones have the same with probability 1.5e-21.
+    """
+    # No line holds the LF between the two.
+    digests = (
+        hashlib.blake2b(f"{source}\n{target}".encode(), digest_size=16).digest()
+        for source, target in pairs
+    )
+    return np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
+
+
+def find_repeats(digests: np.ndarray) -> np.ndarray:
+    """Return (n,) whether an earlier pair has the same digest.
+
+    The pairs are looked at in groups by digest, so that besides the answer, a byte a pair, memory
+    does not grow with the corpus. Each group reads all digests once, from a mapped file for
+    instance.
+
+    Args:
+        digests: (n, 2) of `pair_digests`.
+    """
+    repeated = np.zeros(len(digests), dtype=np.bool_)
+    num_groups = np.uint64(math.ceil(len(digests) / GROUP_PAIRS))
+    for group in range(int(num_groups)):
+        places = np.concatenate(
+            [
+                start
+                + np.flatnonzero(digests[start : start + GROUP_PAIRS, 0] % num_groups == group)
+                for start in range(0, len(digests), GROUP_PAIRS)
+            ]
+        )
+        # Sorting keeps the order of equal ones, so the first of them is the first in the corpus.
+        places = places[np.lexsort((digests[places, 0], digests[places, 1]))]
+        equal = (digests[places[1:]] == digests[places[:-1]]).all(axis=1)
+        repeated[places[1:][equal]] = True
+    return repeated

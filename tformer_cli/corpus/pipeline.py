@@ -1,6 +1,8 @@
 """From text files to stores of token ids, and from stores to batches."""
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
@@ -8,9 +10,10 @@ from tformer_cli.config.schema import DataConfig, ParallelText
 from tformer_cli.corpus.batch import Batch, collate
 from tformer_cli.corpus.bucketing import Bucketing, Position
 from tformer_cli.corpus.chunks import chunks
-from tformer_cli.corpus.filters import FilterReport, PairFilter
+from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.corpus.store import TokenStore, build_store
+from tformer_cli.corpus.store_building import Pace, stored
 from tformer_cli.errors import DataError
 from tformer_cli.text.tokenizer import Tokenizers
 
@@ -24,34 +27,29 @@ def training_pairs(data: DataConfig) -> Iterator[tuple[str, str]]:
         yield from read_pairs(text.source, text.target)
 
 
-def training_store(data: DataConfig, tokenizers: Tokenizers) -> tuple[TokenStore, FilterReport]:
-    """Encode and filter the training text.
+def training_store(
+    data: DataConfig, tokenizers: Tokenizers, stores: Path | None = None
+) -> tuple[TokenStore, FilterReport]:
+    """Return the training text, encoded and filtered; it lies on disk, whatever its size.
+
+    Args:
+        data: the text, and what is left out of it.
+        tokenizers: of both sides.
+        stores: a folder that keeps what was encoded for the next time; None keeps nothing.
 
     Returns:
         The pairs that were kept, and how many were dropped for which reason.
 
     Raises:
         DataError: a file cannot be read, or no pair is left.
+        StorageError: the folder cannot be written.
+        TrainingError: a process that encodes died.
     """
-    keeps = PairFilter(data.filters)
-    report = keeps.report
-
-    def kept() -> Iterator[tuple[list[int], list[int], float]]:
-        for text in data.train:
-            for lines, source, target in _encoded(text, tokenizers):
-                if keeps(source, target, *lines):
-                    yield source, target, text.weight
-
-    store = build_store(kept())
-    if len(store) == 0:
-        files = ", ".join(str(text.source) for text in data.train)
-        raise DataError(
-            "data.train",
-            "no lines" if report.seen == 0 else "no pair is left after the filters",
-            got=files if report.seen == 0 else str(report),
-            remedy="name files with text" if report.seen == 0 else "loosen data.filters",
-        )
-    return store, report
+    if stores is None:
+        # What is mapped stays readable when its files have lost their names.
+        with tempfile.TemporaryDirectory() as folder:
+            return training_store(data, tokenizers, Path(folder))
+    return stored(data.train, tokenizers, data.filters, stores=stores, pace=Pace())
 
 
 def evaluation_store(
@@ -67,7 +65,7 @@ def evaluation_store(
     Raises:
         DataError: a file cannot be read, there are no lines, or one is too long for the model.
     """
-    store = build_store((source, target, 1.0) for _, source, target in _encoded(text, tokenizers))
+    store = build_store((source, target, 1.0) for source, target in _encoded(text, tokenizers))
     if len(store) == 0:
         raise DataError(str(text.source), "no lines", remedy="name a file with text")
     if max_length is not None:
@@ -123,19 +121,23 @@ def batches_per_epoch(store: TokenStore, *, batch_tokens: int, seed: int) -> int
 
 def _bucketing(store: TokenStore, batch_tokens: int, seed: int) -> Bucketing:
     return Bucketing(
-        source_lengths=store.source_lengths + 1,  # </s>
-        target_lengths=store.target_lengths + 1,  # <s> going in, </s> coming out
+        source_lengths=_with_special(store.source_lengths),  # </s>
+        target_lengths=_with_special(store.target_lengths),  # <s> going in, </s> coming out
         weights=store.weights,
         batch_tokens=batch_tokens,
         seed=seed,
     )
 
 
-def _encoded(
-    text: ParallelText, tokenizers: Tokenizers
-) -> Iterator[tuple[tuple[str, str], list[int], list[int]]]:
-    """Yield each pair as text and as ids."""
+def _with_special(lengths: np.ndarray) -> np.ndarray:
+    """Return each length with one special token, in 16 bits where that does for all."""
+    fits = int(lengths.max(initial=0)) + 1 < 1 << 16
+    return lengths.astype(np.uint16 if fits else np.int32) + 1
+
+
+def _encoded(text: ParallelText, tokenizers: Tokenizers) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield each pair as ids."""
     for chunk in chunks(read_pairs(text.source, text.target), CHUNK_LINES):
         sources = tokenizers.source.encode_batch([source for source, _ in chunk])
         targets = tokenizers.target.encode_batch([target for _, target in chunk])
-        yield from zip(chunk, sources, targets, strict=True)
+        yield from zip(sources, targets, strict=True)

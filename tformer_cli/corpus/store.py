@@ -2,17 +2,21 @@
 
 import hashlib
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from tformer_cli.corpus.batch import Example
+from tformer_cli.corpus.weights import Weights
+
+# So many pairs or tokens are looked at together: what that takes does not grow with the corpus.
+SLICE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class TokenStore:
-    """Token ids of n pairs, side by side in two flat arrays.
+    """Token ids of n pairs, side by side in two flat arrays, in memory or mapped from files.
 
     Attributes:
         source_ids: all source tokens, one pair after the other.
@@ -20,13 +24,15 @@ class TokenStore:
         target_ids: likewise.
         target_offsets: likewise.
         weights: (n,) how many times an epoch sees each pair.
+        known_fingerprint: what `fingerprint` returns, where that has been worked out before.
     """
 
     source_ids: np.ndarray
     source_offsets: np.ndarray
     target_ids: np.ndarray
     target_offsets: np.ndarray
-    weights: np.ndarray
+    weights: Weights
+    known_fingerprint: str | None = None
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -41,29 +47,35 @@ class TokenStore:
     @property
     def source_lengths(self) -> np.ndarray:
         """(n,) tokens of each source."""
-        return np.diff(self.source_offsets)
+        return _lengths(self.source_offsets)
 
     @property
     def target_lengths(self) -> np.ndarray:
         """(n,) tokens of each target."""
-        return np.diff(self.target_offsets)
+        return _lengths(self.target_offsets)
 
     def fingerprint(self) -> str:
-        """Return a hash of everything that training sees of these pairs."""
+        """Return a hash of everything that training sees of these pairs.
+
+        It is the same wherever they lie, and in integers of whatever size.
+        """
+        if self.known_fingerprint is not None:
+            return self.known_fingerprint
         digest = hashlib.sha256()
-        for part in (
-            self.source_ids,
-            self.source_offsets,
-            self.target_ids,
-            self.target_offsets,
-            self.weights,
+        for part, dtype in (
+            (self.source_ids, "<u4"),
+            (self.source_offsets, "<i8"),
+            (self.target_ids, "<u4"),
+            (self.target_offsets, "<i8"),
+            (self.weights, "<f8"),
         ):
-            digest.update(part.tobytes())
+            for places in slices(len(part)):
+                digest.update(part[places].astype(dtype).tobytes())
         return digest.hexdigest()
 
 
 def build_store(pairs: Iterable[tuple[list[int], list[int], float]]) -> TokenStore:
-    """Gather (source ids, target ids, weight) triples, in their order."""
+    """Gather (source ids, target ids, weight) triples in memory, in their order."""
     source_ids, target_ids = array("I"), array("I")
     source_offsets, target_offsets = array("q", [0]), array("q", [0])
     weights = array("d")
@@ -78,5 +90,18 @@ def build_store(pairs: Iterable[tuple[list[int], list[int], float]]) -> TokenSto
         source_offsets=np.asarray(source_offsets, dtype=np.int64),
         target_ids=np.asarray(target_ids, dtype=np.uint32),
         target_offsets=np.asarray(target_offsets, dtype=np.int64),
-        weights=np.asarray(weights, dtype=np.float64),
+        weights=Weights.of_pairs(weights),
     )
+
+
+def slices(size: int) -> Iterator[slice]:
+    """Yield slices that cover `size` places in their order, each of a bounded length."""
+    for start in range(0, size, SLICE):
+        yield slice(start, min(start + SLICE, size))
+
+
+def _lengths(offsets: np.ndarray) -> np.ndarray:
+    lengths = np.empty(len(offsets) - 1, dtype=np.int32)
+    for places in slices(len(lengths)):
+        lengths[places] = np.diff(offsets[places.start : places.stop + 1])
+    return lengths

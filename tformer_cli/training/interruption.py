@@ -5,11 +5,14 @@ import threading
 from types import FrameType, TracebackType
 from typing import Self
 
+from tformer_cli.errors import Interrupted
+
 
 class Interruption:
     """Catches the first SIGINT or SIGTERM, so that the work can be saved before leaving.
 
-    A second one ends the program at once, as if nobody were listening.
+    A Ctrl-C after that ends the program at once. Another SIGTERM does not: some programs send it
+    to a process and again to its group.
 
     Attributes:
         signal: number of the signal that came, or None.
@@ -17,7 +20,9 @@ class Interruption:
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self) -> None:
+    def __init__(self, where: str) -> None:
+        """Listen for work called `where` in messages."""
+        self.where = where
         self.signal: int | None = None
         self._before: dict[int, object] = {}
 
@@ -35,12 +40,15 @@ class Interruption:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._restore()
-
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
-        self._restore()
-
-    def _restore(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            raise Interrupted(
+                self.where,
+                "interrupted again; left at once, without saving",
+                signal=number,
+                remedy="the same command goes on from the last checkpoint",
+            )
+        self.signal = self.signal or number

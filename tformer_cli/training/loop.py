@@ -1,23 +1,41 @@
-"""The training loop: a generator that yields a report after each optimiser step."""
+"""The training loop: a generator that yields a report after each optimiser step.
 
-import itertools
+A step that cannot be taken does not stop it. Where memory runs out the step is redone in smaller
+pieces; where loss or gradient is not finite the weights stay, and a `Fault` is yielded instead.
+"""
+
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from tformer_cli.config.schema import TrainingConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.device import autocast, derive_seed
-from tformer_cli.errors import TrainingError
 from tformer_cli.training.loss import smoothed_nll_sum
+from tformer_cli.training.memory import give_back_memory, in_halves, is_out_of_memory
 from tformer_cli.training.optim import set_learning_rate
 from tformer_cli.training.schedules import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The batch of an optimiser step, cut into micro-batches.
+
+    Attributes:
+        batches: the micro-batches.
+        place: of the batch in the data.
+        following: place of the next one.
+    """
+
+    batches: Sequence[Batch]
+    place: Position
+    following: Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +52,8 @@ class StepReport:
         learning_rate: of this step.
         grad_norm: norm of the gradient before clipping.
         seconds: wall-clock time of the step.
+        num_pieces: micro-batches that the step was redone in because memory ran out; 0 if it
+            did not.
     """
 
     step: int
@@ -45,6 +65,24 @@ class StepReport:
     learning_rate: float
     grad_norm: float
     seconds: float
+    num_pieces: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A step that was not taken, because its loss or gradient was not finite.
+
+    Attributes:
+        step: the number it would have had; the next step has it.
+        group: what it would have learnt from.
+        loss: as in a report.
+        grad_norm: likewise.
+    """
+
+    step: int
+    group: Group
+    loss: float
+    grad_norm: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,53 +109,49 @@ class Learner:
 
 
 def train_steps(
-    learner: Learner, groups: Iterator[tuple[list[Batch], Position]], first_step: int
-) -> Iterator[StepReport]:
-    """Take one optimiser step for each group of micro-batches, for ever.
+    learner: Learner,
+    groups: Iterable[Group],
+    first_step: int,
+    *,
+    learning_rate_factor: float = 1.0,
+) -> Iterator[StepReport | Fault]:
+    """Take one optimiser step for each group of micro-batches, as long as groups come.
 
     The loss is summed over the target tokens of the group and divided by their number, so cutting
     a batch into micro-batches changes the gradient by rounding only.
 
     Args:
         learner: what learns.
-        groups: the micro-batches of each step, with the position in the data that follows.
+        groups: what each step learns from.
         first_step: number of the first step taken.
+        learning_rate_factor: of the schedule's learning rate.
+
+    Yields:
+        A report of the step taken, or the fault that kept it from being taken.
 
     Raises:
-        TrainingError: the loss or the gradient is not finite; the weights have not moved.
+        TrainingError: a single pair of sentences does not fit into memory.
     """
     model, optimizer, config = learner.model, learner.optimizer, learner.config
-    for step, (group, position) in zip(itertools.count(first_step), groups, strict=False):
+    max_norm = math.inf if config.clip_norm is None else config.clip_norm
+    step = first_step
+    for group in groups:
         started = time.perf_counter()
-        model.train()
-        # Dropout is a function of the step alone, so a resumed run draws what an unbroken one did.
-        torch.manual_seed(derive_seed(learner.seed, "dropout", step))
-        num_tokens = sum(batch.num_target_tokens for batch in group)
-        totals = torch.zeros(3, device=learner.device)
-        for batch in (batch.to(learner.device) for batch in group):
-            targets = batch.target_out[batch.target_mask]
-            with autocast(learner.device, learner.precision):
-                logits = model(batch.source, batch.source_mask, batch.target_in, batch.target_mask)
-            sums = smoothed_nll_sum(logits, targets, config.label_smoothing)
-            (sums.loss / num_tokens).backward()  # type: ignore[no-untyped-call]
-            totals += torch.stack((sums.loss.detach(), sums.nll, sums.num_correct))
-        max_norm = math.inf if config.clip_norm is None else config.clip_norm
+        num_tokens = sum(batch.num_target_tokens for batch in group.batches)
+        totals, num_pieces = leave_gradient(learner, group.batches, step)
         grad_norm = clip_grad_norm_(model.parameters(), max_norm).item()
         loss, nll, accuracy = (totals / num_tokens).tolist()
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise TrainingError(
-                f"step {step}",
-                "the training diverged",
-                got=f"loss {loss}, gradient norm {grad_norm}",
-                remedy="lower training.optimizer.learning_rate or lengthen the warm-up",
-            )
-        learning_rate = learner.schedule(step)
+            optimizer.zero_grad(set_to_none=True)
+            yield Fault(step, group, loss, grad_norm)
+            continue
+        learning_rate = learner.schedule(step) * learning_rate_factor
         set_learning_rate(optimizer, learning_rate)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         yield StepReport(
             step=step,
-            position=position,
+            position=group.following,
             loss=loss,
             nll=nll,
             accuracy=accuracy,
@@ -125,4 +159,50 @@ def train_steps(
             learning_rate=learning_rate,
             grad_norm=grad_norm,
             seconds=time.perf_counter() - started,
+            num_pieces=num_pieces,
         )
+        step += 1
+
+
+def leave_gradient(learner: Learner, batches: Sequence[Batch], step: int) -> tuple[Tensor, int]:
+    """Leave the gradient of a step in the weights, in smaller pieces where memory runs out.
+
+    Pieces draw other dropout than the whole does.
+
+    Returns:
+        (3,) sums over target tokens: smoothed loss, unsmoothed loss, number ranked first; and how
+        many pieces were needed, 0 where memory did not run out.
+
+    Raises:
+        TrainingError: a single pair of sentences does not fit into memory.
+    """
+    num_pieces = 0
+    while True:
+        try:
+            return _sum_gradients(learner, batches, step), num_pieces
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        # Out here the error has gone, and with it the tensors that its traceback kept alive.
+        learner.optimizer.zero_grad(set_to_none=True)
+        give_back_memory(learner.device)
+        batches = in_halves(batches, where=f"step {step}")
+        num_pieces = len(batches)
+
+
+def _sum_gradients(learner: Learner, batches: Sequence[Batch], step: int) -> Tensor:
+    learner.model.train()
+    # Dropout is a function of the step alone, so a resumed run draws what an unbroken one did.
+    torch.manual_seed(derive_seed(learner.seed, "dropout", step))
+    num_tokens = sum(batch.num_target_tokens for batch in batches)
+    totals = torch.zeros(3, device=learner.device)
+    for batch in (batch.to(learner.device) for batch in batches):
+        targets = batch.target_out[batch.target_mask]
+        with autocast(learner.device, learner.precision):
+            logits = learner.model(
+                batch.source, batch.source_mask, batch.target_in, batch.target_mask
+            )
+        sums = smoothed_nll_sum(logits, targets, learner.config.label_smoothing)
+        (sums.loss / num_tokens).backward()  # type: ignore[no-untyped-call]
+        totals += torch.stack((sums.loss.detach(), sums.nll, sums.num_correct))
+    return totals

@@ -10,9 +10,11 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
+from tformer_cli.checkpoint import TrainingState
+from tformer_cli.device import peak_memory_mib
 from tformer_cli.evaluation.evaluate import Evaluation
 from tformer_cli.run_directory import RunDirectory, write_text, writing
-from tformer_cli.training.loop import StepReport
+from tformer_cli.training.loop import Fault, StepReport
 
 
 class Reporter:
@@ -27,6 +29,7 @@ class Reporter:
         self.max_steps = max_steps
         self.report_every = report_every
         self._recent: list[StepReport] = []
+        self._has_run_out_of_memory = False
         self._bar: tqdm[Any] | None = None
 
     def __enter__(self) -> Self:
@@ -50,14 +53,18 @@ class Reporter:
         with writing(self.run.log_file), self.run.log_file.open("a", encoding="utf-8") as log:
             log.write(f"{stamp} {line}\n")
 
-    def cut_back(self, step: int) -> None:
-        """Forget what was reported after `step`: those steps will be taken again."""
+    def cut_back(self, state: TrainingState) -> None:
+        """Forget what was reported after `state`: those steps will be taken again."""
+        self._recent.clear()
         if self.run.metrics_file.exists():
             lines = self.run.metrics_file.read_text(encoding="utf-8").split("\n")
-            write_text(self.run.metrics_file, "".join(_lines_until(lines, step)))
+            write_text(self.run.metrics_file, "".join(_lines_until(lines, state)))
         for sample in self.run.samples.glob("step-*.txt"):
-            if int(sample.stem.removeprefix("step-")) > step:
+            if int(sample.stem.removeprefix("step-")) > state.step:
                 sample.unlink()
+        if self._bar is not None:
+            self._bar.n = state.step
+            self._bar.refresh()
 
     def begin(self, step: int) -> None:
         """Start the bar behind `step`."""
@@ -71,8 +78,44 @@ class Reporter:
         self._recent.append(report)
         if self._bar is not None:
             self._bar.update()
+        if report.num_pieces > 0:
+            self._ran_out_of_memory(report)
         if report.step % self.report_every == 0:
             self.flush()
+
+    def left_out(self, fault: Fault) -> None:
+        """Take note of a batch whose loss or gradient was not finite."""
+        self._record(
+            {
+                "kind": "skip",
+                "step": fault.step,
+                "epoch": fault.group.place.epoch,
+                "batch": fault.group.place.batch,
+                "loss": str(fault.loss),
+                "grad_norm": str(fault.grad_norm),
+            }
+        )
+        self.say(
+            f"step {fault.step}: loss {fault.loss}, gradient norm {fault.grad_norm}: "
+            "this batch is left out, and the weights stay"
+        )
+
+    def rolled_back(self, state: TrainingState, from_step: int) -> None:
+        """Report that the training tries again from `state`."""
+        self._record(
+            {
+                "kind": "rollback",
+                "step": state.step,
+                "from_step": from_step,
+                "num_rollbacks": state.num_rollbacks,
+                "learning_rate_factor": state.learning_rate_factor,
+            }
+        )
+        self.say(
+            f"step {from_step}: too many batches in a row were not finite: going back to step "
+            f"{state.step}, with {state.learning_rate_factor:g} of the learning rate, "
+            "without those batches"
+        )
 
     def flush(self) -> None:
         """Report the steps since the last report, if there are any."""
@@ -137,20 +180,43 @@ class Reporter:
             self.say("\n".join(lines).rstrip())
             write_text(self.run.samples / f"step-{step:06d}.txt", "\n".join(lines))
 
+    def finished(self, state: TrainingState) -> None:
+        """Report the end of a training."""
+        speed = state.num_tokens / state.seconds
+        if state.step < self.max_steps:
+            self.say(f"no better validation in the last {state.num_stale}: stopping early")
+        self.say(
+            f"{self.run.path}: finished; the best checkpoint is step {state.best_step}\n"
+            f"{state.step:,} steps in {state.seconds / 60:.1f} minutes, "
+            f"{speed:,.0f} target tokens/s, peak memory {peak_memory_mib():,.0f} MiB"
+        )
+
+    def _ran_out_of_memory(self, report: StepReport) -> None:
+        self._record({"kind": "memory", "step": report.step, "num_pieces": report.num_pieces})
+        if not self._has_run_out_of_memory:
+            self._has_run_out_of_memory = True
+            self.say(
+                f"step {report.step}: memory ran out; redone in {report.num_pieces} pieces, "
+                "and so is every step that needs it; a larger training.accumulate saves the time"
+            )
+
     def _record(self, numbers: dict[str, object]) -> None:
         file = self.run.metrics_file
         with writing(file), file.open("a", encoding="utf-8") as metrics:
             metrics.write(json.dumps(numbers) + "\n")
 
 
-def _lines_until(lines: list[str], step: int) -> Iterable[str]:
-    """Yield the lines of metrics.jsonl up to a step, less one that a kill cut short."""
+def _lines_until(lines: list[str], state: TrainingState) -> Iterable[str]:
+    """Yield the lines of metrics.jsonl up to a state, less one that a kill cut short."""
     for line in lines:
         try:
-            if json.loads(line)["step"] <= step:
-                yield f"{line}\n"
+            report = json.loads(line)
         except ValueError:
             continue
+        # A rollback that the state knows nothing of will come again.
+        is_known = report["kind"] != "rollback" or report["num_rollbacks"] <= state.num_rollbacks
+        if report["step"] <= state.step and is_known:
+            yield f"{line}\n"
 
 
 def _exp(nats: float) -> float:

@@ -1,9 +1,12 @@
-"""Whether a run may go on with a config that is no longer the one it began with."""
+"""Whether a run may go on with a config or on a machine that are no longer those it began with."""
 
 import dataclasses
 from collections.abc import Iterator
 
+import torch
+
 from tformer_cli.config.schema import Config
+from tformer_cli.device import hardware_name
 from tformer_cli.errors import CheckpointError
 from tformer_cli.run_directory import RunDirectory
 
@@ -52,6 +55,26 @@ def accepted_changes(run: RunDirectory, before: Config, now: Config) -> list[str
             )
         accepted.append(f"{key}: {was} -> {is_now}")
     return accepted
+
+
+def environment_of(device: torch.device) -> dict[str, str]:
+    """Return what bit-identical numbers depend on besides the code."""
+    return {
+        "torch": torch.__version__,
+        "threads": str(torch.get_num_threads()),
+        "device": hardware_name(device),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def environment_changes(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """Return a line for each part of the environment that has changed."""
+    return [
+        f"{name} was {before.get(name)} and is {value} now, "
+        "so the numbers may differ in their last digits"
+        for name, value in now.items()
+        if before.get(name) != value
+    ]
 
 
 def _leaves(node: object, path: str = "") -> Iterator[tuple[str, object]]:

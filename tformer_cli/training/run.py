@@ -2,19 +2,13 @@
 
 import hashlib
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
-from tformer_cli.checkpoint import (
-    TRAINED_FILE,
-    TrainingState,
-    best_checkpoints,
-    load_optimizer,
-    load_state,
-    load_weights,
-    save_checkpoint,
-)
+from tformer_cli.checkpoint import TrainingState, load_state
 from tformer_cli.config.load import check_data_files, dump_config, load_config
 from tformer_cli.config.schema import Config, TrainingConfig
 from tformer_cli.corpus.bucketing import Position
@@ -23,31 +17,33 @@ from tformer_cli.corpus.pipeline import (
     batches_per_epoch,
     evaluation_store,
     training_groups,
-    training_pairs,
     training_store,
 )
-from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.corpus.store import TokenStore
-from tformer_cli.device import (
-    hardware_name,
-    keep_freed_memory,
-    peak_memory_mib,
-    resolve_precision,
-)
-from tformer_cli.errors import CheckpointError, Interrupted
-from tformer_cli.evaluation.evaluate import Evaluation
+from tformer_cli.device import keep_freed_memory, resolve_precision
+from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.model.seq2seq import Seq2Seq, build_model
 from tformer_cli.run_directory import RunDirectory, write_text
-from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
+from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.training.checkpoints import Checkpoints, checkpoint_before, last_checkpoint
+from tformer_cli.training.diagnosis import first_not_finite
+from tformer_cli.training.guard import MOST_ROLLBACKS, failed, rolled_back, verdict
 from tformer_cli.training.interruption import Interruption
-from tformer_cli.training.loop import Learner, StepReport, train_steps
+from tformer_cli.training.lock import locked
+from tformer_cli.training.loop import Fault, Group, Learner, StepReport, train_steps
+from tformer_cli.training.memory import memory_sufficing
 from tformer_cli.training.moving_average import MovingAverage
 from tformer_cli.training.optim import build_optimizer
 from tformer_cli.training.reporting import Reporter
-from tformer_cli.training.resume import accepted_changes
+from tformer_cli.training.resume import (
+    accepted_changes,
+    environment_changes,
+    environment_of,
+)
 from tformer_cli.training.schedules import build_schedule
-from tformer_cli.training.validation import selection_score, validate
+from tformer_cli.training.tokenizers import run_tokenizers
+from tformer_cli.training.validation import sample_translations, selection_score, validate
 
 
 def train(
@@ -55,7 +51,8 @@ def train(
 ) -> TrainingState:
     """Train to the end, in a new run folder or from the last checkpoint of a begun one.
 
-    The end is `max_steps`, or `patience` validations without a better one.
+    The end is `max_steps`, or `patience` validations without a better one. Where the last
+    checkpoint is damaged, the one before it is gone on from.
 
     Args:
         config: everything that decides the run.
@@ -67,21 +64,20 @@ def train(
         Where the run stands at the end.
 
     Raises:
-        TformerError: a file cannot be used, the config changed since the run began, or the
-            training diverged.
+        TformerError: a file cannot be used, the config changed since the run began, another
+            process trains there, the training diverged, or memory does not suffice.
         Interrupted: SIGINT or SIGTERM came; the run is saved and can go on.
     """
     check_data_files(config.data)
     keep_freed_memory()
     training = config.training
-    with Reporter(
-        run, max_steps=training.max_steps, report_every=training.report_every
-    ) as reporter:
+    reporter = Reporter(run, max_steps=training.max_steps, report_every=training.report_every)
+    with reporter, locked(run):
         sitting = _Sitting(config, run, device, reporter, fresh=fresh)
-        if is_finished(sitting.state, training):
+        if sitting.is_over:
             reporter.say(f"{run.path}: finished at step {sitting.state.step}")
         else:
-            with Interruption() as interruption:
+            with Interruption(str(run.path)) as interruption, memory_sufficing(str(run.path)):
                 sitting.train(interruption)
         return sitting.state
 
@@ -94,10 +90,10 @@ def is_finished(state: TrainingState, training: TrainingConfig) -> bool:
 
 def clear(run: RunDirectory) -> None:
     """Remove what a training wrote into a run folder but for its log, and nothing else."""
-    for folder in (run.checkpoints, run.tokenizer, run.samples, run.eval):
-        shutil.rmtree(folder, ignore_errors=True)
     for file in (run.path / "best", run.path / "last", run.config_file):
         file.unlink(missing_ok=True)
+    for folder in (run.checkpoints, run.tokenizer, run.samples, run.eval):
+        shutil.rmtree(folder, ignore_errors=True)
     run.metrics_file.unlink(missing_ok=True)
 
 
@@ -118,23 +114,22 @@ class _Sitting:
         self.device = device
         self.reporter = reporter
         self.precision = resolve_precision(config.training.precision, device)
-        checkpoint = None if fresh else run.pointed("last")
+        checkpoint = None if fresh else last_checkpoint(run, reporter.say)
         if checkpoint is not None:
             for change in accepted_changes(run, load_config(run.config_file), config):
                 reporter.say(f"{run.path}: accepted a changed setting: {change}")
-        self.tokenizers = self._build_tokenizers() if fresh else self._tokenizers()
-        self.store = self._store()
-        self.model = build_model(
-            config.model,
-            source_size=self.tokenizers.source.size,
-            target_size=self.tokenizers.target.size,
-            seed=config.seed,
+        self.tokenizers = run_tokenizers(
+            config, run, reporter, has_begun=checkpoint is not None, fresh=fresh
         )
-        self.model.to(device)
+        self.store = self._store()
+        self.model = self._new_model()
         decay = config.training.ema_decay
         self.average = None if decay is None else MovingAverage(self.model, decay)
-        self.optimizer = build_optimizer(config.training.optimizer, self.model)
-        self.state = TrainingState(
+        self.learner = self._learner()
+        self.checkpoints = Checkpoints(
+            run, config.training, self.model, self.learner.optimizer, self.average
+        )
+        self.beginning = TrainingState(
             step=0,
             epoch=0,
             batch=0,
@@ -143,8 +138,9 @@ class _Sitting:
             num_tokens=0,
             seconds=0.0,
             data_fingerprint=_fingerprint(self.store, self.tokenizers),
-            environment=_environment(device),
+            environment=environment_of(device),
         )
+        self.state = self.beginning
         evaluation_store(config.data.valid, self.tokenizers, max_length=self.model.max_length)
         build_metric("bleu", config.evaluation, config.data.target_language)
         # Everything that can be wrong with config and text has shown by now.
@@ -152,16 +148,140 @@ class _Sitting:
             clear(run)
             self.tokenizers.save(run.tokenizer)
         else:
-            self._go_on(load_state(checkpoint))
+            self._go_on(checkpoint)
         write_text(run.config_file, dump_config(config))
         self._describe()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to do."""
+        return is_finished(self.state, self.config.training) and not self._is_validation_missing
+
     def train(self, interruption: Interruption) -> None:
         """Take steps, validate and save when it is time, until the end or a signal."""
+        self.reporter.begin(self.state.step)
+        if self._is_validation_missing:
+            self._validate()
+            self.checkpoints.save(self.state)
+        while not is_finished(self.state, self.config.training):
+            self._take_steps(interruption)
+        self.reporter.finished(self.state)
+
+    def _take_steps(self, interruption: Interruption) -> None:
+        """Take steps from where the run stands until the end, or until one cannot be taken."""
+        for taken in train_steps(
+            self.learner,
+            self._groups(),
+            self.state.step + 1,
+            learning_rate_factor=self.state.learning_rate_factor,
+        ):
+            if isinstance(taken, Fault):
+                self._leave_out(taken)
+                return
+            self._follow(taken, interruption)
+            if is_finished(self.state, self.config.training):
+                return
+
+    def _groups(self) -> Iterator[Group]:
+        """Yield what is to be learnt from, from where the run stands, but for what failed."""
         training = self.config.training
-        learner = Learner(
+        place = Position(self.state.epoch, self.state.batch)
+        left_out = set(self.state.left_out)
+        for batches, following in training_groups(
+            self.store,
+            batch_tokens=training.batch_tokens,
+            accumulate=training.accumulate,
+            seed=self.config.seed,
+            position=place,
+        ):
+            if (place.epoch, place.batch) not in left_out:
+                yield Group(batches, place, following)
+            place = following
+
+    def _follow(self, report: StepReport, interruption: Interruption) -> None:
+        """Do what is due after a step.
+
+        Raises:
+            Interrupted: a signal came; the run is saved.
+        """
+        self._count(report)
+        if self.average is not None:
+            self.average.update(self.model, report.step)
+        self.reporter.stepped(report)
+        is_validation = self._is_validated(report.step)
+        if interruption.signal is None and is_validation:
+            self.reporter.flush()
+            self._validate()
+        is_saving = is_validation or report.step % self.config.training.save_every == 0
+        if interruption.signal is not None or is_saving:
+            self.reporter.flush()
+            self.checkpoints.save(self.state)
+        if interruption.signal is not None:
+            raise Interrupted(
+                str(self.run.path),
+                f"interrupted; saved at step {report.step}",
+                signal=interruption.signal,
+                remedy="the same command goes on from there",
+            )
+
+    def _leave_out(self, fault: Fault) -> None:
+        """Do what the guard says about a batch that was not finite.
+
+        Raises:
+            TrainingError: going back has not helped.
+        """
+        self.reporter.left_out(fault)
+        self.state = failed(self.state, fault.group.place, fault.group.following)
+        match verdict(self.state):
+            case "roll back":
+                self._roll_back()
+            case "give up":
+                source = first_not_finite(self.learner, fault.group.batches, fault.step)
+                raise TrainingError(
+                    f"step {fault.step}",
+                    f"the training diverged, and going back {MOST_ROLLBACKS} times did not help",
+                    got=f"loss {fault.loss}, gradient norm {fault.grad_norm}, first in {source}",
+                    remedy="lower training.optimizer.learning_rate or lengthen the warm-up",
+                )
+
+    def _roll_back(self) -> None:
+        """Begin again from a checkpoint, or from the beginning where there is none."""
+        was = self.state
+        checkpoint = checkpoint_before(self.run, was.step, self.reporter.say)
+        if checkpoint is None:
+            self.checkpoints.begin_again(self._new_model())
+            saved = self.beginning
+        else:
+            saved = self.checkpoints.go_back(checkpoint)
+        self.reporter.cut_back(replace(saved, num_rollbacks=was.num_rollbacks))
+        self.state = rolled_back(was, saved)
+        self.reporter.rolled_back(self.state, was.step + 1)
+
+    def _is_validated(self, step: int) -> bool:
+        """Whether a step is one after which the validation text is looked at."""
+        training = self.config.training
+        return step == training.max_steps or step % training.validate_every == 0
+
+    @property
+    def _is_validation_missing(self) -> bool:
+        """Whether a signal came before the validation that was due where the run stands."""
+        state = self.state
+        return state.step > 0 and state.score is None and self._is_validated(state.step)
+
+    def _new_model(self) -> Seq2Seq:
+        model = build_model(
+            self.config.model,
+            source_size=self.tokenizers.source.size,
+            target_size=self.tokenizers.target.size,
+            seed=self.config.seed,
+        )
+        return model.to(self.device)
+
+    def _learner(self) -> Learner:
+        training = self.config.training
+        return Learner(
             model=self.model,
-            optimizer=self.optimizer,
+            optimizer=build_optimizer(training.optimizer, self.model),
             schedule=build_schedule(
                 training.schedule,
                 peak=training.optimizer.learning_rate,
@@ -172,95 +292,34 @@ class _Sitting:
             precision=self.precision,
             seed=self.config.seed,
         )
-        groups = training_groups(
-            self.store,
-            batch_tokens=training.batch_tokens,
-            accumulate=training.accumulate,
-            seed=self.config.seed,
-            position=Position(self.state.epoch, self.state.batch),
-        )
-        self.reporter.begin(self.state.step)
-        for report in train_steps(learner, groups, first_step=self.state.step + 1):
-            self._count(report)
-            if self.average is not None:
-                self.average.update(self.model, report.step)
-            self.reporter.stepped(report)
-            is_last = report.step == training.max_steps
-            is_validation = is_last or report.step % training.validate_every == 0
-            if interruption.signal is None and is_validation:
-                self.reporter.flush()
-                self._validate()
-            if interruption.signal or is_validation or report.step % training.save_every == 0:
-                self.reporter.flush()
-                self._save()
-            if interruption.signal is not None:
-                raise Interrupted(
-                    str(self.run.path),
-                    f"interrupted; saved at step {report.step}",
-                    signal=interruption.signal,
-                    remedy="the same command goes on from there",
-                )
-            if is_finished(self.state, training):
-                break
-        self._conclude()
 
     @property
     def _translating_model(self) -> Seq2Seq:
         """The model to validate and to translate with."""
         return self.model if self.average is None else self.average.model
 
-    def _tokenizers(self) -> Tokenizers:
-        if self._has_vocabulary():
-            return load_tokenizers(self.run.tokenizer)
-        return self._build_tokenizers()
-
-    def _build_tokenizers(self) -> Tokenizers:
-        self.reporter.say("building the vocabulary")
-        data = self.config.data
-        return build_tokenizers(
-            self.config.tokenizer, lambda: training_pairs(data), self.config.seed
-        )
-
-    def _has_vocabulary(self) -> bool:
-        """Whether the run folder has a vocabulary, and it is the one that this config builds."""
-        if not (self.run.tokenizer.is_dir() and self.run.config_file.is_file()):
-            return False
-        saved = load_config(self.run.config_file)
-        return (saved.tokenizer, saved.data.train, saved.seed) == (
-            self.config.tokenizer,
-            self.config.data.train,
-            self.config.seed,
-        ) or self.run.pointed("last") is not None
-
     def _store(self) -> TokenStore:
-        store, report = training_store(self.config.data, self.tokenizers)
+        store, report = training_store(self.config.data, self.tokenizers, self.run.stores)
         self.reporter.say(f"training text: {report}")
         self.reporter.say(f"source: {report_lengths(store.source_lengths)}")
         self.reporter.say(f"target: {report_lengths(store.target_lengths)}")
         return store
 
-    def _go_on(self, saved: TrainingState) -> None:
-        """Take up the weights, the optimiser and the position of a saved state."""
-        if saved.data_fingerprint != self.state.data_fingerprint:
+    def _go_on(self, checkpoint: Path) -> None:
+        """Take up the weights, the optimiser and the position of a checkpoint."""
+        saved = load_state(checkpoint)
+        if saved.data_fingerprint != self.beginning.data_fingerprint:
             raise CheckpointError(
                 str(self.run.path),
                 "the training text or its tokenizer has changed since this run began",
                 remedy="restore it, or train elsewhere with --run, or anew with --fresh",
             )
-        for name, value in self.state.environment.items():
-            was = saved.environment.get(name)
-            if was != value:
-                self.reporter.say(
-                    f"{self.run.path}: {name} was {was} and is {value} now, "
-                    "so the numbers may differ in their last digits"
-                )
-        checkpoint = self.run.checkpoint(saved.step)
-        load_weights(checkpoint, self._translating_model)
-        if self.average is not None:
-            load_weights(checkpoint, self.model, TRAINED_FILE)
-        load_optimizer(checkpoint, self.model, self.optimizer)
-        self.reporter.cut_back(saved.step)
-        self.state = replace(saved, environment=self.state.environment)
+        environment = self.beginning.environment
+        for change in environment_changes(saved.environment, environment):
+            self.reporter.say(f"{self.run.path}: {change}")
+        self.checkpoints.go_back(checkpoint)
+        self.reporter.cut_back(saved)
+        self.state = replace(saved, environment=environment)
         self.reporter.say(f"{self.run.path}: going on after step {saved.step}")
 
     def _describe(self) -> None:
@@ -277,21 +336,11 @@ class _Sitting:
             f"on {self.device} in {str(self.precision).removeprefix('torch.')}"
         )
 
-    def _conclude(self) -> None:
-        state = self.state
-        speed = state.num_tokens / state.seconds
-        if state.step < self.config.training.max_steps:
-            self.reporter.say(f"no better validation in the last {state.num_stale}: stopping early")
-        self.reporter.say(
-            f"{self.run.path}: finished; the best checkpoint is step {state.best_step}\n"
-            f"{state.step:,} steps in {state.seconds / 60:.1f} minutes, "
-            f"{speed:,.0f} target tokens/s, peak memory {peak_memory_mib():,.0f} MiB"
-        )
-
     def _count(self, report: StepReport) -> None:
         self.state = replace(
             self.state,
             score=None,
+            num_failed=0,
             step=report.step,
             epoch=report.position.epoch,
             batch=report.position.batch,
@@ -312,45 +361,9 @@ class _Sitting:
         else:
             self.state = replace(self.state, score=score, num_stale=self.state.num_stale + 1)
         self.reporter.validated(
-            self.state.step, evaluation, self._samples(evaluation), best=is_best
+            self.state.step, evaluation, sample_translations(evaluation, self.config), best=is_best
         )
-
-    def _samples(self, evaluation: Evaluation) -> list[tuple[str, str, str]]:
-        """Pick a few validation sentences, spread evenly and always the same."""
-        valid = self.config.data.valid
-        pairs = list(read_pairs(valid.source, valid.target))
-        count = min(self.config.training.sample_translations, len(pairs))
-        places = [i * len(pairs) // count for i in range(count)]
-        return [(*pairs[place], evaluation.hypotheses[place]) for place in places]
-
-    def _save(self) -> None:
-        checkpoint = self.run.checkpoint(self.state.step)
-        average = None if self.average is None else self.average.model
-        save_checkpoint(checkpoint, self.model, self.optimizer, self.state, average=average)
-        if self.state.best_step == self.state.step:
-            self.run.point("best", checkpoint)
-        self.run.point("last", checkpoint)
-        self._drop_old_checkpoints()
-
-    def _drop_old_checkpoints(self) -> None:
-        """Keep the newest checkpoints and the best ones."""
-        training = self.config.training
-        steps = self.run.step_checkpoints()
-        kept = steps[-training.keep_checkpoints :] + best_checkpoints(steps)[: training.keep_best]
-        for folder in steps:
-            if folder not in kept:
-                shutil.rmtree(folder)
 
 
 def _fingerprint(store: TokenStore, tokenizers: Tokenizers) -> str:
     return hashlib.sha256(f"{store.fingerprint()} {tokenizers.fingerprint}".encode()).hexdigest()
-
-
-def _environment(device: torch.device) -> dict[str, str]:
-    """Return what bit-identical numbers depend on besides the code."""
-    return {
-        "torch": torch.__version__,
-        "threads": str(torch.get_num_threads()),
-        "device": hardware_name(device),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-    }

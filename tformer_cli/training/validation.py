@@ -3,6 +3,7 @@
 import torch
 
 from tformer_cli.config.schema import Config
+from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.evaluation.evaluate import Evaluation, evaluate
 from tformer_cli.evaluation.metrics import build_metric
@@ -38,3 +39,16 @@ def selection_score(evaluation: Evaluation, config: Config) -> float:
     if config.training.select == "loss":
         return -evaluation.likelihood.loss
     return evaluation.scores[0].score
+
+
+def sample_translations(evaluation: Evaluation, config: Config) -> list[tuple[str, str, str]]:
+    """Pick a few validation sentences, spread evenly and always the same.
+
+    Returns:
+        Source, reference and translation of each.
+    """
+    valid = config.data.valid
+    pairs = list(read_pairs(valid.source, valid.target))
+    count = min(config.training.sample_translations, len(pairs))
+    places = [i * len(pairs) // count for i in range(count)]
+    return [(*pairs[place], evaluation.hypotheses[place]) for place in places]

@@ -1,0 +1,299 @@
+#!/usr/bin/env python
+"""Compare how fast tformer trains on a CPU with two others, in one run on one machine.
+
+Tokens are those of the target that carry a loss: `</s>` is one, `<s>` and padding are none.
+"""
+
+import contextlib
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+import typer
+from training_contestants import CONTESTANTS, CPU
+from training_figures import (
+    Round,
+    entry_name,
+    flops_per_target_token,
+    gemm_flops,
+    summary,
+    table,
+)
+from training_worker import Measurement, Worker
+
+from tformer_cli.cli.app import refusal
+from tformer_cli.config.load import data_files, dump_config
+from tformer_cli.config.schema import (
+    AdamWConfig,
+    Config,
+    DataConfig,
+    EncoderDecoderConfig,
+    ParallelText,
+    SubwordConfig,
+    TrainingConfig,
+    TrainingText,
+)
+from tformer_cli.corpus.pipeline import batches_per_epoch, training_pairs, training_store
+from tformer_cli.corpus.store import TokenStore
+from tformer_cli.device import hardware_name
+from tformer_cli.errors import TformerError, UsageError
+from tformer_cli.run_directory import RunDirectory, write_text
+from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
+
+DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "data" / "multi30k"
+
+# The design of Marian, and the places where it has dropout by default, so all are one network.
+NETWORK = EncoderDecoderConfig(
+    norm_position="post",
+    norm_epsilon=1e-5,
+    dropout=0.3,
+    attention_dropout=0.0,
+    feedforward_dropout=0.0,
+)
+SIZES = {
+    "tiny": replace(
+        NETWORK,
+        dim=128,
+        num_encoder_layers=4,
+        num_decoder_layers=4,
+        num_heads=4,
+        feedforward_dim=256,
+    ),
+    "small": replace(
+        NETWORK,
+        dim=256,
+        num_encoder_layers=3,
+        num_decoder_layers=3,
+        num_heads=8,
+        feedforward_dim=1024,
+    ),
+}
+TRAINING = TrainingConfig(
+    optimizer=AdamWConfig(learning_rate=1e-3), label_smoothing=0.1, batch_tokens=4096
+)
+
+
+def compare(
+    config: Config,
+    tokenizers: Tokenizers,
+    store: TokenStore,
+    *,
+    precisions: Sequence[str],
+    threads: int,
+    rounds: int,
+    steps: int | None = None,
+    seconds: float | None = None,
+    quality_tokens: int | None = None,
+) -> dict[str, Any]:
+    """Let all contestants train one network.
+
+    Args:
+        config: the network, the text and the loop.
+        tokenizers: of the text.
+        store: the text.
+        precisions: of tformer and Marian; the textbook has float32.
+        threads: of each contestant.
+        rounds: how many turns each has.
+        steps: of a turn.
+        seconds: of a turn.
+        quality_tokens: after how many target tokens tformer and Marian are validated, in trainings
+            of their own; None for no such trainings.
+
+    Returns:
+        The figures, as plain data.
+
+    Raises:
+        TrainingError: a contestant has failed.
+    """
+    entries = [
+        (name, precision)
+        for precision in precisions
+        for name in CONTESTANTS
+        if name != "textbook" or precision == "float32"
+    ]
+    with contextlib.ExitStack() as stack:
+        run = RunDirectory(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        write_text(run.config_file, dump_config(config))
+        tokenizers.save(run.tokenizer)
+        workers = {
+            entry_name(*entry): stack.enter_context(Worker(*entry, threads, run))
+            for entry in entries
+        }
+        for worker in workers.values():
+            worker.answer()
+        played: list[Round] = []
+        for number in range(1, rounds + 1):
+            turns = {
+                entry: Measurement(**worker.ask(steps=steps, seconds=seconds))
+                for entry, worker in workers.items()
+            }
+            played.append(Round(turns, gemm_flops()))
+            print(f"round {number}/{rounds}: {played[-1]}", file=sys.stderr, flush=True)
+        validated = None
+        if quality_tokens is not None:
+            ours, hf = (
+                workers[name].ask(learn=_steps(config, store, quality_tokens))
+                for name in ("ours", "hf")
+            )
+            assert ours["num_tokens"] == hf["num_tokens"]
+            validated = {
+                "target_tokens": ours["num_tokens"],
+                "ours": ours["valid_loss"],
+                "hf": hf["valid_loss"],
+            }
+    flops = flops_per_target_token(
+        config.model,
+        tokenizers.target.size,
+        store.source_lengths + 1,
+        store.target_lengths + 1,
+    )
+    return summary(played, flops) | {"valid_loss": validated}
+
+
+def benchmark_config(folder: Path, size: str, vocab_size: int) -> Config:
+    """Return what all contestants go by.
+
+    Raises:
+        UsageError: the folder lacks a file of the corpus.
+    """
+    sides = {"source": "en", "target": "de"}
+
+    def text(split: str) -> dict[str, Path]:
+        return {
+            side: folder.resolve() / f"{split}.lc.norm.tok.{language}.gz"
+            for side, language in sides.items()
+        }
+
+    data = DataConfig(
+        source_language=sides["source"],
+        target_language=sides["target"],
+        train=(TrainingText(**text("train")),),
+        valid=ParallelText(**text("val")),
+    )
+    missing = [path.name for _, path in data_files(data) if not path.is_file()]
+    if missing:
+        raise UsageError(
+            "--data",
+            f"the folder has no {', '.join(missing)}",
+            got=str(folder),
+            remedy="scripts/get_multi30k.py fetches the corpus",
+        )
+    tokenizer = SubwordConfig(algorithm="bpe", vocab_size=vocab_size, shared=True)
+    return Config(data=data, tokenizer=tokenizer, model=SIZES[size], training=TRAINING)
+
+
+def _steps(config: Config, store: TokenStore, num_tokens: int) -> int:
+    """Return how many of our batches have some target tokens, about."""
+    batches = batches_per_epoch(store, batch_tokens=config.training.batch_tokens, seed=config.seed)
+    return math.ceil(num_tokens * batches / int(np.sum(store.target_lengths + 1)))
+
+
+def _chosen(sizes: str) -> list[str]:
+    names = sizes.split(",")
+    for name in names:
+        if name not in SIZES:
+            raise UsageError(
+                "--sizes", "no such size", got=name, remedy=f"choose from: {', '.join(SIZES)}"
+            )
+    return names
+
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+)
+
+
+@app.command()
+def train(
+    data: Annotated[
+        Path, typer.Option(metavar="DIR", help="Multi30k.", show_default="data/multi30k")
+    ] = DEFAULT_FOLDER,
+    sizes: Annotated[
+        str, typer.Option(help="tiny: 4+4 layers of width 128; small: 3+3 of 256.")
+    ] = ",".join(SIZES),
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of a turn.")] = 5.0,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Optimiser steps of a turn, in place of --seconds."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 5,
+    precision: Annotated[
+        Literal["float32", "both"],
+        typer.Option(help="both: tformer and Marian in bfloat16 as well, each at its best."),
+    ] = "both",
+    threads: Annotated[int, typer.Option(min=1, help="Of each.")] = 2,
+    vocab_size: Annotated[
+        int, typer.Option(min=32, help="Of the vocabulary that both languages share.")
+    ] = 10_000,
+    quality_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Compare validation losses after N target tokens, too."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare how fast tformer trains on a CPU with transformers' Marian and a textbook loop.
+
+    Marian has a good loop: batches of similar length, SDPA, fused AdamW. The textbook has torch's
+    nn.Transformer, random sentences padded to the longest, the cross-entropy of every position, and
+    plain AdamW. The rest is the same for all: text, vocabulary, sizes, about 4,096 target tokens a
+    batch, dropout of 0.3 on embeddings and on the output of each block, label smoothing.
+
+    Each is a process of its own: tformer's as its command line would have it, the others' as their
+    users have them. They take turns, and between the rounds the machine's rate of matrix products
+    is taken. Speeds are medians over the rounds; a ratio is the median of the rounds' ratios.
+
+    Example: python scripts/bench/train.py --sizes tiny --json
+    """
+    names = _chosen(sizes)
+    torch.set_num_threads(threads)
+    configs = {name: benchmark_config(data, name, vocab_size) for name in names}
+    first = configs[names[0]]
+    tokenizers = build_tokenizers(first.tokenizer, lambda: training_pairs(first.data), first.seed)
+    store, _ = training_store(first.data, tokenizers)
+    results = {}
+    for name, config in configs.items():
+        print(name, file=sys.stderr)
+        results[name] = compare(
+            config,
+            tokenizers,
+            store,
+            precisions=("float32", "bfloat16") if precision == "both" else ("float32",),
+            threads=threads,
+            rounds=rounds,
+            steps=steps,
+            seconds=seconds if steps is None else None,
+            quality_tokens=quality_tokens,
+        )
+    if as_json:
+        typer.echo(json.dumps(results, indent=2))
+    else:
+        typer.echo(table(results))
+        typer.echo(
+            f"{rounds} rounds, {threads} threads, torch {torch.__version__}, {hardware_name(CPU)}"
+        )
+
+
+def main() -> None:
+    """Run the command line; a mistake is one line on stderr and an exit code."""
+    try:
+        app()
+    except (TformerError, OSError) as error:
+        mistake = error if isinstance(error, TformerError) else refusal(error)
+        typer.echo(str(mistake), err=True)
+        sys.exit(mistake.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""What is known of a file holds as long as its size and its time of change do."""
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tformer_cli.corpus.text_digests import SETTLED_NS, TextDigests
+from tformer_cli.errors import DataError
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write(path: Path, text: str, *, changed_ns: int) -> None:
+    path.write_text(text)
+    os.utime(path, ns=(changed_ns, changed_ns))
+
+
+@pytest.fixture
+def long_ago() -> int:
+    return time.time_ns() - 10 * SETTLED_NS
+
+
+@pytest.fixture
+def digests(tmp_path: Path) -> TextDigests:
+    return TextDigests(tmp_path / "stores" / "texts.json")
+
+
+def test_digests_are_of_the_content_in_the_order_asked_for(tmp_path, digests):
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name)
+    asked = [tmp_path / name for name in ("two", "one", "two")]
+    assert digests.of(asked) == [sha256("two"), sha256("one"), sha256("two")]
+
+
+def test_an_unchanged_file_is_not_read_again(tmp_path, digests, long_ago):
+    text = tmp_path / "text"
+    write(text, "old", changed_ns=long_ago)
+    assert digests.of([text]) == [sha256("old")]
+    write(text, "new", changed_ns=long_ago)
+    assert digests.of([text]) == [sha256("old")]
+
+
+@pytest.mark.parametrize(("content", "later_ns"), [("new", 1), ("newer", 0)])
+def test_a_file_of_another_time_or_size_is_read_again(
+    tmp_path, digests, long_ago, content, later_ns
+):
+    text = tmp_path / "text"
+    write(text, "old", changed_ns=long_ago)
+    assert digests.of([text]) == [sha256("old")]
+    write(text, content, changed_ns=long_ago + later_ns)
+    assert digests.of([text]) == [sha256(content)]
+
+
+def test_a_file_that_has_just_changed_is_read_each_time(tmp_path, digests):
+    text, now = tmp_path / "text", time.time_ns()
+    for content in ("old", "new"):
+        write(text, content, changed_ns=now)
+        assert digests.of([text]) == [sha256(content)]
+
+
+@pytest.mark.parametrize("damage", ["", "[]", '{"TEXT": 1}', '{"TEXT": [1, 2]}', "{"])
+def test_what_was_remembered_and_is_damaged_counts_for_nothing(tmp_path, digests, long_ago, damage):
+    text = tmp_path / "text"
+    write(text, "content", changed_ns=long_ago)
+    digests.of([text])
+    digests.path.write_text(damage.replace("TEXT", str(text)))
+    assert digests.of([text]) == [sha256("content")]
+
+
+def test_a_missing_file_is_named(tmp_path, digests):
+    with pytest.raises(DataError) as caught:
+        digests.of([tmp_path / "missing"])
+    assert str(caught.value) == (
+        f"{tmp_path / 'missing'}: cannot be read; got No such file or directory"
+    )

@@ -1,0 +1,310 @@
+"""The training benchmark: one network, the same tokens, figures by hand."""
+
+import gzip
+import itertools
+import json
+import random
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from toy import sentence, translation
+from train import NETWORK, SIZES, app, benchmark_config
+from training_contestants import CONTESTANTS, Marian, Ours, Task, Textbook, TextbookModel
+from training_figures import Round, flops_per_target_token, summary, table
+from training_worker import Measurement, Worker, measure
+from typer.testing import CliRunner
+
+from tformer_cli.config.schema import CharConfig
+from tformer_cli.corpus.batch import Batch
+from tformer_cli.corpus.pipeline import training_pairs, training_store
+from tformer_cli.errors import TrainingError, UsageError
+from tformer_cli.model.seq2seq import build_model
+from tformer_cli.run_directory import RunDirectory
+from tformer_cli.text.tokenizer import build_tokenizers
+from tformer_cli.text.vocabulary import PAD_ID
+from tformer_cli.training.loss import smoothed_nll_sum
+
+SMALLEST = replace(
+    NETWORK, dim=12, num_encoder_layers=1, num_decoder_layers=2, num_heads=2, feedforward_dim=14
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus with the file names of Multi30k."""
+    folder = tmp_path_factory.mktemp("multi30k")
+    chooser = random.Random(1)
+    for split, count in (("train", 120), ("val", 12)):
+        lines = [sentence(chooser) for _ in range(count)]
+        for language, text in (("en", lines), ("de", map(translation, lines))):
+            with gzip.open(folder / f"{split}.lc.norm.tok.{language}.gz", "wt") as file:
+                file.writelines(f"{line}\n" for line in text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def task(folder: Path) -> Task:
+    """A network of the benchmark in small, on characters and in batches of 300 tokens."""
+    config = benchmark_config(folder, "tiny", 300)
+    config = replace(
+        config,
+        tokenizer=CharConfig(),
+        model=SMALLEST,
+        training=replace(config.training, batch_tokens=300),
+    )
+    tokenizers = build_tokenizers(config.tokenizer, lambda: training_pairs(config.data), 1)
+    store, _ = training_store(config.data, tokenizers)
+    return Task(config, tokenizers, store, torch.float32)
+
+
+def without_dropout(task: Task) -> Task:
+    return replace(task, config=replace(task.config, model=replace(SMALLEST, dropout=0.0)))
+
+
+def sentence_tokens(task: Task, batch: Batch) -> int:
+    """The characters of the sentences of a batch, and their ends."""
+    lines = [target for _, target in training_pairs(task.config.data)]
+    return sum(len(lines[index]) + 1 for index in batch.indices.tolist())
+
+
+def test_json_has_the_figures_of_each_size(folder):
+    options = "--sizes tiny --steps 1 --rounds 1 --threads 1 --precision float32 --vocab-size 300"
+    printed = CliRunner().invoke(
+        app,
+        ["--data", str(folder), *options.split(), "--quality-tokens", "9", "--json"],
+        catch_exceptions=False,
+    )
+    results = json.loads(printed.stdout)
+    assert results.keys() == {"tiny"}
+    tiny = results["tiny"]
+    assert tiny["ratio_hf"] == pytest.approx(tiny["ours"] / tiny["hf"])
+    assert tiny["ratio_textbook"] == pytest.approx(tiny["ours"] / tiny["textbook"])
+    # Without bfloat16 each is at its best in float32.
+    assert tiny["ours_best"] == tiny["ours"]
+    assert tiny["hf_best"] == tiny["hf"]
+    assert tiny["ratio_hf_best"] == tiny["ratio_hf"]
+    assert 0 < tiny["gemm_share"] < 1
+    assert tiny["gemm_gflops"] > 1
+    assert 0 <= tiny["padding"] < 1
+    assert tiny["page_faults"] >= 0
+    assert tiny["rss_mib"].keys() == {"ours", "hf", "textbook"}
+    assert all(100 < mib < 10_000 for mib in tiny["rss_mib"].values())
+    # One batch has more than the nine tokens asked for.
+    assert 9 < tiny["valid_loss"]["target_tokens"] <= 4096
+    assert tiny["valid_loss"]["ours"] == pytest.approx(tiny["valid_loss"]["hf"], rel=1e-2)
+    assert printed.stderr.startswith("tiny\nround 1/1: ours ")
+
+
+def test_all_count_the_same_tokens_of_the_same_batches(task):
+    batches = list(itertools.islice(task.bucketed_batches(), 3))
+    expected = [(sentence_tokens(task, batch), batch.target_in.numel()) for batch in batches]
+    for contestant in CONTESTANTS.values():
+        taken = contestant(task).steps(iter(batches))
+        assert [(step.num_tokens, step.num_positions) for step in taken] == expected
+
+
+def test_ours_and_marian_see_the_same_batches_in_turn(task):
+    ours, marian = (kind(task).batches() for kind in (Ours, Marian))
+    for mine, theirs in itertools.islice(zip(ours, marian, strict=False), 5):
+        assert torch.equal(mine.source, theirs.source)
+        assert torch.equal(mine.target_out, theirs.target_out)
+
+
+def test_ours_and_marian_learn_the_same(task):
+    """The same weights, the same updates: equal losses step after step, and on the valid text."""
+    alike = without_dropout(task).lasting(4)
+    ours, marian = Ours(alike), Marian(alike)
+    batches = 4 * [next(alike.bucketed_batches())]
+    mine, theirs = (
+        [step.loss for step in contestant.steps(iter(batches))] for contestant in (ours, marian)
+    )
+    assert mine == pytest.approx(theirs, rel=1e-4)
+    assert mine[-1] < mine[0]
+    assert ours.valid_loss() == pytest.approx(marian.valid_loss(), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", [Ours, Marian])
+def test_lower_precision_changes_the_loss_by_rounding(kind, task):
+    exact = without_dropout(task)
+    rounded = replace(exact, precision=torch.bfloat16)
+    (one,), (other,) = (
+        itertools.islice(contestant.steps(contestant.batches()), 1)
+        for contestant in (kind(exact), kind(rounded))
+    )
+    assert one.loss == pytest.approx(other.loss, rel=0.02)
+    assert one.loss != other.loss
+
+
+def test_random_batches_hold_every_sentence_once_an_epoch(task):
+    mean_length = np.mean(task.store.target_lengths + 1)
+    rows = round(300 / mean_length)
+    per_epoch = -(-len(task.store) // rows)
+    epochs = list(itertools.islice(task.random_batches(), 2 * per_epoch))
+    seen = [batch.indices.tolist() for batch in epochs]
+    first, second = (
+        list(itertools.chain(*epoch)) for epoch in (seen[:per_epoch], seen[per_epoch:])
+    )
+    assert sorted(first) == sorted(second) == list(range(len(task.store)))
+    assert first != second
+    assert {len(batch) for batch in seen[: per_epoch - 1]} == {rows}
+
+
+def test_textbook_takes_the_mean_over_real_tokens(task):
+    textbook = Textbook(without_dropout(task))
+    batch = next(textbook.batches())
+    logits = textbook.model(batch.source, batch.target_in)[batch.target_mask]
+    targets = batch.target_out[batch.target_mask]
+    expected = smoothed_nll_sum(logits.detach(), targets, 0.1).loss / len(targets)
+    assert not batch.target_mask.all()
+    (step,) = textbook.steps(iter([batch]))
+    assert step.loss == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_textbook_never_sees_the_future():
+    model = TextbookModel(SMALLEST, 23, 9).eval()
+    source, target = torch.randint(4, 23, (3, 5)), torch.randint(4, 23, (3, 7))
+    changed = target.clone()
+    changed[:, 4:] = PAD_ID
+    torch.testing.assert_close(model(source, changed)[:, :4], model(source, target)[:, :4])
+
+
+def test_textbook_drops_where_marian_does():
+    model = TextbookModel(replace(SMALLEST, dropout=0.3), 23, 9)
+    layer = model.transformer.decoder.layers[0]
+    assert [layer.dropout.p, layer.self_attn.dropout, layer.multihead_attn.dropout] == [0, 0, 0]
+    places = (model.dropout, layer.dropout1, layer.dropout2, layer.dropout3)
+    assert {place.p for place in places} == {0.3}
+
+
+@pytest.mark.parametrize("size", ["tiny", "small"])
+def test_operations_are_those_that_torch_counts(size):
+    config, vocab_size = replace(SIZES[size], dropout=0.0), 31
+    model = build_model(config, source_size=vocab_size, target_size=vocab_size, seed=1)
+    source, target = torch.randint(4, 31, (1, 5)), torch.randint(4, 31, (1, 7))
+    everywhere = torch.ones(1, 7, dtype=torch.bool)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model(source, everywhere[:, :5], target, everywhere).sum().backward()
+    expected = flops_per_target_token(config, vocab_size, np.array([5]), np.array([7]))
+    assert counter.get_total_flops() / 7 == pytest.approx(expected)
+
+
+def turn(num_tokens: int, **changes) -> Measurement:
+    defaults = {"steps": 2, "num_positions": 800, "seconds": 2.0, "page_faults": 6, "rss_mib": 9.0}
+    return Measurement(num_tokens=num_tokens, **(defaults | changes))
+
+
+def played(ours: int, hf: int, textbook: int, ours_low: int, hf_low: int, gemm: float) -> Round:
+    turns = {
+        "ours": turn(ours),
+        "hf": turn(hf, rss_mib=20.0),
+        "textbook": turn(textbook, rss_mib=40.0),
+        "ours bfloat16": turn(ours_low),
+        "hf bfloat16": turn(hf_low),
+    }
+    return Round(turns, gemm)
+
+
+def test_summary_takes_medians_of_speeds_and_of_the_rounds_own_ratios():
+    # The machine is half as fast in the second round.
+    rounds = [
+        played(800, 400, 200, 900, 300, 4e6),
+        played(400, 200, 50, 420, 100, 2e6),
+        played(720, 480, 240, 960, 240, 4e6),
+    ]
+    assert summary(rounds, 2000.0) == {
+        "ours": 360.0,
+        "hf": 200.0,
+        "textbook": 100.0,
+        "ours_best": 450.0,
+        "hf_best": 200.0,
+        "ratio_hf": 2.0,
+        "ratio_hf_best": 2.1,
+        "ratio_textbook": 4.0,
+        "gemm_gflops": 0.004,
+        "gemm_share": 0.2,
+        "padding": pytest.approx(1 - 1920 / 2400),
+        "page_faults": 3.0,
+        "rss_mib": {"ours": 9.0, "hf": 20.0, "textbook": 40.0},
+    }
+    assert str(rounds[0]) == (
+        "ours 400, hf 200, textbook 100, ours bfloat16 450, hf bfloat16 150 target tokens/s; "
+        "GEMM 0 GFLOP/s"
+    )
+
+
+def test_measurement_ends_with_its_steps_or_its_seconds(task):
+    taken = Ours(task).steps(task.bucketed_batches())
+    assert measure(taken, steps=2).steps == 2
+    measured = measure(taken, seconds=1e-9)
+    assert measured.steps == 1
+    assert measured.tokens_per_second == measured.num_tokens / measured.seconds
+    assert measured.num_tokens <= measured.num_positions <= 300
+
+
+def test_table_reads_as_a_column_a_size():
+    size = {
+        "ours": 5234.4,
+        "hf": 3732.0,
+        "textbook": 1138.0,
+        "ratio_hf": 1.402,
+        "ratio_hf_best": 1.333,
+        "ratio_textbook": 4.6,
+        "gemm_share": 0.437,
+        "padding": 0.0215,
+        "page_faults": 1234.5,
+        "rss_mib": {"ours": 1024.0, "hf": 1536.0, "textbook": 4300.0},
+        "valid_loss": {"ours": 2.00004, "hf": 2.01, "target_tokens": 5},
+    }
+    lines = [
+        "                                tiny     small",
+        "target tokens/s: tformer       5,234     5,234",
+        "  transformers' Marian         3,732     3,732",
+        "  textbook                     1,138     1,138",
+        "tformer / Marian                1.40      1.40",
+        "  each at its best              1.33      1.33",
+        "tformer / textbook              4.60      4.60",
+        "share of GEMM peak               44%       44%",
+        "padding                         2.1%      2.1%",
+        "page faults a step             1,234     1,234",
+        "peak MiB: tformer              1,024     1,024",
+        "  transformers' Marian         1,536     1,536",
+        "  textbook                     4,300     4,300",
+        "valid loss: tformer           2.0000    2.0000",
+        "  transformers' Marian        2.0100    2.0100",
+    ]
+    assert table({"tiny": size, "small": size}).split("\n") == lines
+    assert table({"tiny": size, "small": size | {"valid_loss": None}}).split("\n") == lines[:-2]
+
+
+def test_contestant_that_fails_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with (
+        Worker("hf", "float32", 1, RunDirectory(tmp_path)) as worker,
+        pytest.raises(TrainingError) as raised,
+    ):
+        worker.ask(steps=1)
+    assert str(raised.value) == (
+        "the contestant hf: has ended before its time; got exit code 1; what it wrote stands above"
+    )
+
+
+def test_folder_without_the_corpus_is_refused(folder, tmp_path):
+    (tmp_path / "val.lc.norm.tok.en.gz").touch()
+    with pytest.raises(UsageError) as raised:
+        benchmark_config(tmp_path, "tiny", 300)
+    assert str(raised.value) == (
+        "--data: the folder has no train.lc.norm.tok.en.gz, train.lc.norm.tok.de.gz, "
+        f"val.lc.norm.tok.de.gz; got {tmp_path}; scripts/get_multi30k.py fetches the corpus"
+    )
+
+
+def test_unknown_size_is_named(folder):
+    result = CliRunner().invoke(app, ["--data", str(folder), "--sizes", "tiny,large"])
+    assert str(result.exception) == "--sizes: no such size; got large; choose from: tiny, small"

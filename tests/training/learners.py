@@ -1,0 +1,44 @@
+"""A model small enough to learn in milliseconds, and what it learns from."""
+
+from collections.abc import Iterator
+from itertools import repeat
+
+import torch
+
+from tformer_cli.config.schema import AdamConfig, EncoderDecoderConfig, TrainingConfig
+from tformer_cli.corpus.batch import Batch, Example, collate
+from tformer_cli.corpus.bucketing import Position
+from tformer_cli.model.seq2seq import build_model
+from tformer_cli.training.loop import Group, Learner
+from tformer_cli.training.optim import build_optimizer
+
+V = 29
+
+
+def learner(rate: float = 0.01, *, dropout: float = 0.1, **settings) -> Learner:
+    config = EncoderDecoderConfig(
+        dim=12,
+        num_heads=3,
+        feedforward_dim=16,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        dropout=dropout,
+    )
+    model = build_model(config, source_size=V, target_size=V, seed=2)
+    return Learner(
+        model=model,
+        optimizer=build_optimizer(AdamConfig(), model),
+        schedule=lambda step: rate,
+        config=TrainingConfig(**settings),
+        device=torch.device("cpu"),
+        precision=torch.float32,
+        seed=1,
+    )
+
+
+def batch() -> Batch:
+    return collate([Example(0, [7, 8], [9, 10, 11]), Example(1, [12], [13])])
+
+
+def groups(*micro_batches: Batch) -> Iterator[Group]:
+    return repeat(Group(micro_batches, Position(0, 0), Position(0, 1)))

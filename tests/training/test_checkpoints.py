@@ -1,0 +1,177 @@
+"""What becomes of the checkpoints of a training; whole runs are in test_run.py."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from learners import learner
+
+from tformer_cli.checkpoint import TrainingState
+from tformer_cli.config.schema import TrainingConfig
+from tformer_cli.run_directory import RunDirectory
+from tformer_cli.training.checkpoints import Checkpoints, checkpoint_before, last_checkpoint
+from tformer_cli.training.moving_average import MovingAverage
+
+STATE = TrainingState(
+    step=0,
+    epoch=0,
+    batch=0,
+    best_step=None,
+    best_score=None,
+    num_tokens=0,
+    seconds=0.0,
+    data_fingerprint="abc",
+    environment={},
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path)
+
+
+def checkpoints(run: RunDirectory, **keep: int) -> Checkpoints:
+    subject = learner()
+    average = MovingAverage(subject.model, 0.5)
+    return Checkpoints(run, TrainingConfig(**keep), subject.model, subject.optimizer, average)
+
+
+def states(*scores: float | None) -> list[TrainingState]:
+    """States at steps 1, 2, ...; None was not validated."""
+    found: list[TrainingState] = []
+    best: tuple[float | None, int | None] = (None, None)
+    for step, score in enumerate(scores, 1):
+        if score is not None and (best[0] is None or score >= best[0]):
+            best = score, step
+        found.append(replace(STATE, step=step, score=score, best_score=best[0], best_step=best[1]))
+    return found
+
+
+def names(run: RunDirectory) -> list[int]:
+    return [int(checkpoint.name.removeprefix("step-")) for checkpoint in run.step_checkpoints()]
+
+
+def unheard(line: str) -> None:
+    raise AssertionError(line)
+
+
+def test_the_newest_and_the_best_are_kept(run):
+    subject = checkpoints(run, keep_checkpoints=2, keep_best=1)
+    for state in states(1.0, 9.0, 3.0, None, None):
+        subject.save(state)
+    assert names(run) == [2, 4, 5]
+    assert run.pointed("best") == run.checkpoint(2)
+    assert run.pointed("last") == run.checkpoint(5)
+
+
+def test_going_back_restores_weights_average_and_moments_to_the_bit(run):
+    subject = checkpoints(run)
+    tensors = {}
+    for state in states(1.0, 2.0):
+        for parameter in subject.model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        subject.optimizer.step()
+        subject.average.update(subject.model, state.step)
+        subject.save(state)
+        tensors[state.step] = snapshot(subject)
+    assert subject.go_back(run.checkpoint(1)) == states(1.0)[0]
+    for one, two in zip(snapshot(subject), tensors[1], strict=True):
+        assert torch.equal(one, two)
+    subject.begin_again(learner().model)
+    for parameter, average, first in zip(
+        subject.model.parameters(),
+        subject.average.model.parameters(),
+        learner().model.parameters(),
+        strict=True,
+    ):
+        assert torch.equal(parameter, first)
+        assert torch.equal(average, first)
+    assert not subject.optimizer.state
+
+
+def snapshot(subject: Checkpoints) -> list[torch.Tensor]:
+    weights = [*subject.model.parameters(), *subject.average.model.parameters()]
+    moments = [x for state in subject.optimizer.state.values() for x in state.values()]
+    return [tensor.detach().clone() for tensor in weights + moments]
+
+
+def test_going_back_forgets_what_came_after(run):
+    subject = checkpoints(run, keep_checkpoints=9)
+    for state in states(5.0, None, 7.0, None):
+        subject.save(state)
+    subject.go_back(run.checkpoint(2))
+    assert names(run) == [1, 2]
+    assert run.pointed("last") == run.checkpoint(2)
+    assert run.pointed("best") == run.checkpoint(1)
+
+
+def test_going_back_behind_the_best_leaves_none(run):
+    subject = checkpoints(run, keep_checkpoints=9)
+    for state in states(None, 7.0):
+        subject.save(state)
+    subject.go_back(run.checkpoint(1))
+    assert run.pointed("best") is None
+
+
+def test_an_average_that_is_best_stays_so(run):
+    subject = checkpoints(run)
+    for state in states(1.0, 2.0):
+        subject.save(state)
+    average = run.checkpoints / "average-last-2"
+    average.mkdir()
+    run.point("best", average)
+    subject.go_back(run.checkpoint(2))
+    assert run.pointed("best") == average
+
+
+def test_what_a_kill_left_half_removed_goes_with_the_next_checkpoint(run):
+    leftover = run.checkpoints / ".step-000001.removed"
+    leftover.mkdir(parents=True)
+    checkpoints(run).save(states(1.0)[0])
+    assert list(run.checkpoints.iterdir()) == [run.checkpoint(1)]
+
+
+def test_going_on_from_the_last_checkpoint_does_not_make_the_run_newer(run):
+    subject = checkpoints(run)
+    subject.save(states(1.0)[0])
+    before = (run.path / "last").stat()
+    subject.go_back(run.checkpoint(1))
+    assert (run.path / "last").stat() == before
+
+
+def test_a_checkpoint_that_last_does_not_name_yet_is_not_the_last(run):
+    subject = checkpoints(run)
+    assert last_checkpoint(run, unheard) is None
+    for state in states(1.0, 2.0, 3.0):
+        subject.save(state)
+    run.point("last", run.checkpoint(2))
+    assert last_checkpoint(run, unheard) == run.checkpoint(2)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\0\0\0", b"\xff\xfe", b"step-9\n", b"../..\n"])
+def test_a_damaged_pointer_leads_to_the_newest_checkpoint(run, content):
+    subject = checkpoints(run)
+    for state in states(1.0, 2.0):
+        subject.save(state)
+    (run.path / "last").write_bytes(content)
+    said: list[str] = []
+    assert last_checkpoint(run, said.append) == run.checkpoint(2)
+    assert len(said) == 1
+    assert said[0].endswith("; going on from step-000002")
+    assert said[0].isprintable()
+
+
+def test_training_goes_back_to_the_newest_checkpoint_that_steps_were_taken_from(run):
+    assert checkpoint_before(run, 3, unheard) is None
+    subject = checkpoints(run)
+    for state in states(1.0, 2.0, 3.0):
+        subject.save(state)
+    assert checkpoint_before(run, 4, unheard) == run.checkpoint(3)
+    assert checkpoint_before(run, 3, unheard) == run.checkpoint(2)
+    (run.checkpoint(3) / "state.json").unlink()
+    said: list[str] = []
+    assert checkpoint_before(run, 4, said.append) == run.checkpoint(2)
+    assert said == [
+        f"{run.checkpoint(3)}: is not whole: state.json is missing; going on from step-000002"
+    ]

@@ -1,0 +1,35 @@
+import math
+
+import pytest
+from learners import batch, learner
+
+from tformer_cli.training.diagnosis import first_not_finite
+
+
+@pytest.mark.parametrize(
+    ("weight", "module"),
+    [
+        ("encoder.layers.0.self_attention.value.weight", "encoder.layers.0.self_attention.value"),
+        ("decoder.layers.0.feedforward.outer.bias", "decoder.layers.0.feedforward.outer"),
+        # The output is tied to the embeddings, where it shows first.
+        ("output.weight", "encoder.embeddings.tokens"),
+    ],
+)
+def test_the_first_module_whose_output_is_not_finite_is_named(weight, module):
+    subject = learner()
+    subject.model.get_parameter(weight).data.fill_(math.inf)
+    assert first_not_finite(subject, [batch()], step=3) == module
+
+
+def test_a_gradient_that_is_not_finite_is_named():
+    subject = learner()
+    weight = "decoder.layers.0.cross_attention.key.weight"
+    subject.model.get_parameter(weight).register_hook(lambda gradient: gradient * math.inf)
+    assert first_not_finite(subject, [batch()], step=3) == f"the gradient of {weight}"
+
+
+def test_a_diagnosis_leaves_no_trace():
+    subject = learner()
+    assert first_not_finite(subject, [batch()], step=3) == "the loss"
+    assert all(parameter.grad is None for parameter in subject.model.parameters())
+    assert not any(module._forward_hooks for module in subject.model.modules())

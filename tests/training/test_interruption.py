@@ -1,0 +1,35 @@
+import signal
+
+import pytest
+
+from tformer_cli.errors import Interrupted
+from tformer_cli.training.interruption import Interruption
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_a_request(number):
+    before = signal.getsignal(number)
+    with Interruption("runs/x") as interruption:
+        assert interruption.signal is None
+        signal.raise_signal(number)
+        assert interruption.signal == number
+    assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_ctrl_c_after_it_leaves_at_once(first):
+    with pytest.raises(Interrupted) as caught, Interruption("runs/x"):  # noqa: PT012
+        signal.raise_signal(first)
+        signal.raise_signal(signal.SIGINT)
+    assert caught.value.exit_code == 130
+    assert str(caught.value) == (
+        "runs/x: interrupted again; left at once, without saving; "
+        "the same command goes on from the last checkpoint"
+    )
+
+
+def test_a_sigterm_that_comes_twice_is_one_request():
+    with Interruption("runs/x") as interruption:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert interruption.signal == signal.SIGTERM

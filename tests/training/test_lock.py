@@ -1,0 +1,53 @@
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tformer_cli.errors import StorageError, TrainingError
+from tformer_cli.run_directory import RunDirectory
+from tformer_cli.training.lock import locked
+
+
+def test_a_second_training_is_refused_while_the_first_goes_on(tmp_path):
+    run = RunDirectory(tmp_path)
+    with locked(run):
+        with pytest.raises(TrainingError) as caught, locked(run):
+            pass
+        assert str(caught.value) == (
+            f"{tmp_path}: another process is training here; got process {os.getpid()}; "
+            "wait for it, or train elsewhere with --run"
+        )
+    with locked(run):
+        assert run.lock_file.read_text() == f"{os.getpid()}\n"
+
+
+def test_a_process_that_is_killed_leaves_the_folder_open(tmp_path):
+    run = RunDirectory(tmp_path)
+    holding = (
+        "import fcntl, os, signal\n"
+        f"handle = os.open({str(run.lock_file)!r}, os.O_RDWR | os.O_CREAT)\n"
+        "fcntl.flock(handle, fcntl.LOCK_EX)\n"
+        "os.write(handle, b'a number that is longer than this one')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", holding]).returncode == -9
+    with locked(run):
+        assert run.lock_file.read_text() == f"{os.getpid()}\n"
+
+
+def test_file_systems_without_locks_are_trained_on_all_the_same(tmp_path, monkeypatch):
+    def refuse(number: int):
+        def flock(handle: int, operation: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+        return flock
+
+    monkeypatch.setattr(fcntl, "flock", refuse(errno.ENOLCK))
+    with locked(RunDirectory(tmp_path)):
+        assert (tmp_path / ".lock").exists()
+    monkeypatch.setattr(fcntl, "flock", refuse(errno.EIO))
+    with pytest.raises(StorageError), locked(RunDirectory(tmp_path)):
+        pass

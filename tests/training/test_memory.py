@@ -1,0 +1,64 @@
+import pytest
+import torch
+
+from tformer_cli.corpus.batch import Batch, Example, collate
+from tformer_cli.errors import TrainingError
+from tformer_cli.training.memory import in_halves, is_out_of_memory, memory_sufficing
+
+ROWS = [
+    Example(0, [7, 8, 9], [9, 10, 11]),
+    Example(1, [12], [13]),
+    Example(2, [5, 6], [7, 8, 9, 10, 11]),
+    Example(3, [14], [15]),
+    Example(4, [16, 17], [18]),
+]
+
+
+def assert_equal(one: Batch, two: Batch) -> None:
+    for name in ("source", "source_mask", "target_in", "target_out", "target_mask", "indices"):
+        assert torch.equal(getattr(one, name), getattr(two, name)), name
+    assert one.num_target_tokens == two.num_target_tokens
+
+
+def test_halves_are_the_batches_of_their_rows():
+    halves = in_halves([collate(ROWS), collate(ROWS[:1]), collate(ROWS[3:])], where="step 3")
+    expected = [ROWS[:3], ROWS[3:], ROWS[:1], ROWS[3:4], ROWS[4:]]
+    for half, rows in zip(halves, expected, strict=True):
+        assert_equal(half, collate(rows))
+
+
+def test_a_single_row_cannot_be_halved():
+    with pytest.raises(TrainingError) as caught:
+        in_halves([collate(ROWS[1:2]), collate(ROWS[2:3])], where="step 3")
+    assert str(caught.value) == (
+        "step 3: memory ran out on a single pair of sentences; got 3 and 6 tokens; "
+        "lower data.filters.max_length, or train a smaller model"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (MemoryError(), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to ..."), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to ..."), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: ...)"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (OSError("out of memory"), False),
+    ],
+)
+def test_errors_of_memory_are_told_from_others(error, expected):
+    assert is_out_of_memory(error) == expected
+
+
+def test_memory_that_runs_out_elsewhere_is_said_of_the_run():
+    with pytest.raises(TrainingError) as caught, memory_sufficing("runs/x"):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB.\nMore words.")
+    assert str(caught.value) == (
+        "runs/x: memory ran out; what was saved before is intact; "
+        "got CUDA out of memory. Tried 2 GiB.; "
+        "lower training.batch_tokens, or train a smaller model"
+    )
+    with pytest.raises(RuntimeError, match="shapes"), memory_sufficing("runs/x"):
+        raise RuntimeError("shapes")

@@ -1,0 +1,63 @@
+"""`tformer plot`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tformer_cli.errors import UsageError
+from tformer_cli.plotting import curves
+from tformer_cli.plotting.history import Axis, read_history
+from tformer_cli.run_directory import RunDirectory, newest_run
+
+DEFAULT_OUTPUT = Path("curves.png")
+
+
+def plot(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Run folders, such as runs/demo; without one the newest under runs/.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help=f"The picture: .png, .svg or .pdf. Default: {DEFAULT_OUTPUT}.",
+            show_default=False,
+        ),
+    ] = None,
+    by: Annotated[
+        Axis, typer.Option(help="What x is; hours are those of the optimiser steps.")
+    ] = "step",
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print one JSON object of the points; draw only with --output."
+        ),
+    ] = False,
+) -> None:
+    """Draw the loss, validation BLEU, learning rate, gradient norm and speed of runs.
+
+    Both losses are without label smoothing, so that they compare.
+
+    Example: tformer plot runs/demo
+
+    Example: tformer plot runs/one runs/other --by hours --output curves.svg
+    """
+    if output is not None and output.suffix.lower() not in curves.FORMATS:
+        raise UsageError("--output", "must end in .png, .svg or .pdf", got=str(output))
+    folders = [RunDirectory(run) for run in runs] if runs else [newest_run()]
+    histories = [read_history(folder, by) for folder in folders]
+    if output is not None or not as_json:
+        picture = output or DEFAULT_OUTPUT
+        curves.save(curves.draw(histories, by), picture)
+        if not as_json:
+            typer.echo(f"{picture}: written")
+    if as_json:
+        found = [{"run": str(history.run), "curves": history.curves} for history in histories]
+        typer.echo(json.dumps({"by": by, "runs": found}))

@@ -1,0 +1,369 @@
+"""How a token store comes about on disk: once for a text, by all cores, stopped at any time."""
+
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+import numpy as np
+from tqdm import tqdm
+
+from tformer_cli.config.schema import FilterConfig, TrainingText
+from tformer_cli.corpus.chunks import chunks
+from tformer_cli.corpus.encoding import EncodedPairs, Sentences, encoder, id_dtype
+from tformer_cli.corpus.filters import FilterReport, find_repeats
+from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.corpus.store import TokenStore, slices
+from tformer_cli.corpus.store_folder import (
+    FORMAT_VERSION,
+    OFFSET_DTYPE,
+    SOURCE_IDS,
+    SOURCE_OFFSETS,
+    TARGET_IDS,
+    TARGET_OFFSETS,
+    StoreFolder,
+)
+from tformer_cli.corpus.text_digests import TextDigests
+from tformer_cli.errors import DataError
+from tformer_cli.run_directory import sync_directory, whole_directory, write_text, writing
+from tformer_cli.text.tokenizer import Tokenizers
+
+# Below this size of the source texts, starting processes takes longer than encoding.
+SMALL_BYTES = 8 << 20
+
+PAIR_DIGESTS = "pairs.digests"
+GROWING_FILES = (SOURCE_IDS, SOURCE_OFFSETS, TARGET_IDS, TARGET_OFFSETS, PAIR_DIGESTS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """How a build proceeds; what it builds does not depend on it.
+
+    Attributes:
+        num_processes: that encode; None is one for each core, or this one alone for a small text.
+        chunk_lines: handed to a process at once.
+        saved_lines: what is there is made to last after so many; a kill loses no more than these.
+    """
+
+    num_processes: int | None = None
+    chunk_lines: int = 4096
+    saved_lines: int = 1 << 17
+
+
+def stored(
+    texts: Sequence[TrainingText],
+    tokenizers: Tokenizers,
+    filters: FilterConfig,
+    *,
+    stores: Path,
+    pace: Pace,
+) -> tuple[TokenStore, FilterReport]:
+    """Return the store of some texts, built if it is not there yet.
+
+    Args:
+        texts: one corpus after the other.
+        tokenizers: of both sides.
+        filters: which pairs are left out.
+        stores: the folder of all stores, each named after all that it depends on.
+        pace: how to build.
+
+    Returns:
+        The pairs that were kept, mapped from the store's files, and how many were dropped for
+        which reason.
+
+    Raises:
+        DataError: a text cannot be read, or no pair is left.
+        StorageError: the folder cannot be written.
+        TrainingError: a process that encodes died.
+    """
+    weights = [text.weight for text in texts]
+    key = _key(texts, tokenizers, filters, stores)
+    folder = StoreFolder(stores / key)
+    found = folder.open(weights)
+    if found is not None:
+        return found
+    with _alone(stores / f"{key}.lock"):
+        # Perhaps somebody else has just built it.
+        if folder.open(weights) is None:
+            with _building(stores / f"{key}.building", texts, tokenizers) as building:
+                _encode(building, texts, tokenizers, filters, pace)
+                if _key(texts, tokenizers, filters, stores) != key:
+                    raise DataError(
+                        "data.train",
+                        "the text changed while it was read",
+                        remedy="run the same command again",
+                    )
+                building.finish(folder)
+    built = folder.open(weights)
+    assert built is not None
+    return built
+
+
+class Building:
+    """A store that grows: files that are appended to, and a journal of how much of them counts.
+
+    Attributes:
+        reports: what became of the pairs of each text so far.
+    """
+
+    def __init__(self, path: Path, id_dtypes: tuple[str, str], num_texts: int) -> None:
+        """Go on from the journal in a folder, or begin.
+
+        Args:
+            path: the folder.
+            id_dtypes: of the source and the target ids.
+            num_texts: which the pairs come from.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        self.path = path
+        self.reports = [FilterReport() for _ in range(num_texts)]
+        self._id_dtypes = id_dtypes
+        self._journal_file = path / "journal.json"
+        sizes = self._go_on()
+        with contextlib.ExitStack() as opened, writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            self._files = {
+                name: opened.enter_context(_opened(path / name, sizes[name]))
+                for name in GROWING_FILES
+            }
+            self._closing = opened.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with writing(self.path):
+            self._closing.close()
+
+    def append(self, number: int, pairs: EncodedPairs) -> None:
+        """Add the next pairs of text `number`.
+
+        Raises:
+            StorageError: the disk is full or broken.
+        """
+        with writing(self.path):
+            self._append(SOURCE_IDS, SOURCE_OFFSETS, pairs.source)
+            self._append(TARGET_IDS, TARGET_OFFSETS, pairs.target)
+            self._files[PAIR_DIGESTS].write(pairs.digests.tobytes())
+        self.reports[number] += pairs.report
+
+    def save(self) -> None:
+        """Make what is there last: a build that is killed goes on from here.
+
+        Raises:
+            StorageError: the disk is full or broken.
+        """
+        with writing(self.path):
+            for file in self._files.values():
+                file.flush()
+                os.fsync(file.fileno())
+            sync_directory(self.path)
+        journal = {
+            "sizes": {name: file.tell() for name, file in self._files.items()},
+            "texts": [asdict(report) for report in self.reports],
+        }
+        write_text(self._journal_file, json.dumps(journal, indent=2) + "\n")
+
+    def finish(self, folder: StoreFolder) -> None:
+        """Write the folder of the store: these pairs without the repeated ones.
+
+        Raises:
+            StorageError: the disk is full or broken.
+        """
+        self.save()
+        digests = self._mapped(PAIR_DIGESTS, "<u8").reshape(-1, 2)
+        num_pairs = sum(report.kept for report in self.reports)
+        repeated = find_repeats(digests) if len(digests) else np.zeros(num_pairs, dtype=np.bool_)
+        sides = (SOURCE_IDS, SOURCE_OFFSETS), (TARGET_IDS, TARGET_OFFSETS)
+        # Copied rather than moved: if it fails, the next one goes on from here.
+        with whole_directory(folder.path) as temporary:
+            for (ids, offsets), id_dtype in zip(sides, self._id_dtypes, strict=True):
+                _copy(
+                    (self._mapped(ids, id_dtype), self._mapped(offsets, OFFSET_DTYPE)),
+                    (temporary / ids, temporary / offsets),
+                    kept=~repeated,
+                )
+            StoreFolder(temporary).write_index(
+                self._id_dtypes, _without_repeats(self.reports, repeated)
+            )
+
+    def _go_on(self) -> dict[str, int]:
+        """Take up the journal, and return how many bytes of each file count."""
+        # A journal that is not as it was written, or that says more than is there, does not count.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            journal = json.loads(self._journal_file.read_text(encoding="utf-8"))
+            reports = [FilterReport(**counts) for counts in journal["texts"]]
+            sizes = {name: int(journal["sizes"][name]) for name in GROWING_FILES}
+            if all((self.path / name).stat().st_size >= size for name, size in sizes.items()):
+                self.reports = reports
+                return sizes
+        return dict.fromkeys(GROWING_FILES, 0)
+
+    def _append(self, ids_name: str, offsets_name: str, sentences: Sentences) -> None:
+        ids, offsets = self._files[ids_name], self._files[offsets_name]
+        if offsets.tell() == 0:
+            offsets.write(np.zeros(1, dtype=OFFSET_DTYPE).tobytes())
+        num_tokens = ids.tell() // sentences.ids.itemsize
+        ids.write(sentences.ids.tobytes())
+        offsets.write((num_tokens + np.cumsum(sentences.lengths)).astype(OFFSET_DTYPE).tobytes())
+
+    def _mapped(self, name: str, dtype: str) -> np.ndarray:
+        # What is empty cannot be mapped.
+        if (self.path / name).stat().st_size == 0:
+            return np.empty(0, dtype=dtype)
+        return np.memmap(self.path / name, dtype=dtype, mode="r").view(np.ndarray)
+
+
+def _key(
+    texts: Sequence[TrainingText], tokenizers: Tokenizers, filters: FilterConfig, stores: Path
+) -> str:
+    """Return a hash of all that a store depends on."""
+    files = [file for text in texts for file in (text.source, text.target)]
+    content = {
+        "format": FORMAT_VERSION,
+        "texts": TextDigests(stores / "texts.json").of(files),
+        "tokenizers": tokenizers.fingerprint,
+        "filters": asdict(filters),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Let one process at a time go on; the system lets go of the lock of one that is killed."""
+    with writing(lock):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("wb")
+    with file:
+        with writing(lock):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting = "waiting for another process that encodes the same text"
+                with tqdm(desc=waiting, bar_format="{desc}", disable=_is_silent(), leave=False):
+                    fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _building(
+    path: Path, texts: Sequence[TrainingText], tokenizers: Tokenizers
+) -> Iterator[Building]:
+    """Yield what is built in a folder; the folder stays only where one can go on from it."""
+    id_dtypes = id_dtype(tokenizers.source.size), id_dtype(tokenizers.target.size)
+    try:
+        with Building(path, id_dtypes, len(texts)) as building:
+            yield building
+    except DataError:
+        # When the text has been mended it is another text.
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _encode(
+    building: Building,
+    texts: Sequence[TrainingText],
+    tokenizers: Tokenizers,
+    filters: FilterConfig,
+    pace: Pace,
+) -> None:
+    """Append all pairs that are not there yet.
+
+    Raises:
+        DataError: a text cannot be read, or no pair is left.
+    """
+    num_processes = pace.num_processes or _num_processes(texts)
+    num_unsaved = 0
+    with (
+        encoder(
+            tokenizers, filters, num_processes=num_processes, folder=building.path / "tokenizer"
+        ) as encode,
+        tqdm(desc="encoding", unit="pair", disable=_is_silent(), leave=False) as bar,
+    ):
+        for number, text in enumerate(texts):
+            num_done = building.reports[number].seen
+            bar.update(num_done)
+            pairs = itertools.islice(read_pairs(text.source, text.target), num_done, None)
+            for encoded in encode(chunks(pairs, pace.chunk_lines)):
+                building.append(number, encoded)
+                bar.update(encoded.report.seen)
+                num_unsaved += encoded.report.seen
+                if num_unsaved >= pace.saved_lines:
+                    building.save()
+                    num_unsaved = 0
+    report = sum(building.reports, FilterReport())
+    if report.kept == 0:
+        files = ", ".join(str(text.source) for text in texts)
+        raise DataError(
+            "data.train",
+            "no lines" if report.seen == 0 else "no pair is left after the filters",
+            got=files if report.seen == 0 else str(report),
+            remedy="name files with text" if report.seen == 0 else "loosen data.filters",
+        )
+
+
+def _num_processes(texts: Sequence[TrainingText]) -> int:
+    is_small = sum(text.source.stat().st_size for text in texts) < SMALL_BYTES
+    return 1 if is_small else os.cpu_count() or 1
+
+
+def _without_repeats(
+    reports: Sequence[FilterReport], repeated: np.ndarray
+) -> Iterator[FilterReport]:
+    """Yield the reports with those pairs that turned out to be repeated counted as duplicates."""
+    start = 0
+    for report in reports:
+        num_repeated = int(repeated[start : start + report.kept].sum())
+        start += report.kept
+        yield replace(
+            report,
+            kept=report.kept - num_repeated,
+            duplicate=report.duplicate + num_repeated,
+        )
+
+
+def _copy(
+    arrays: tuple[np.ndarray, np.ndarray], files: tuple[Path, Path], *, kept: np.ndarray
+) -> None:
+    """Write the ids and the offsets of those sentences that are kept."""
+    ids, offsets = arrays
+    num_tokens = 0
+    with files[0].open("wb") as new_ids, files[1].open("wb") as new_offsets:
+        new_offsets.write(np.zeros(1, dtype=OFFSET_DTYPE).tobytes())
+        for places in slices(len(kept)):
+            bounds = offsets[places.start : places.stop + 1]
+            lengths = np.diff(bounds)
+            tokens = ids[bounds[0] : bounds[-1]]
+            new_ids.write(tokens[np.repeat(kept[places], lengths)].tobytes())
+            ends = num_tokens + np.cumsum(lengths[kept[places]])
+            new_offsets.write(ends.astype(OFFSET_DTYPE).tobytes())
+            num_tokens += int(lengths[kept[places]].sum())
+
+
+def _opened(path: Path, size: int) -> BinaryIO:
+    """Open a file to write behind its first `size` bytes; the rest of it goes."""
+    file = path.open("ab")
+    file.truncate(size)
+    file.seek(0, os.SEEK_END)
+    return file
+
+
+def _is_silent() -> bool:
+    return not sys.stderr.isatty()

@@ -1,0 +1,102 @@
+"""A token store on disk: what its folder holds, and how it is opened."""
+
+import contextlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tformer_cli.corpus.filters import FilterReport
+from tformer_cli.corpus.store import TokenStore
+from tformer_cli.corpus.weights import Weights
+from tformer_cli.run_directory import write_text
+
+# Part of every store's key: raise it when the files or their meaning change.
+FORMAT_VERSION = 1
+
+OFFSET_DTYPE = "<i8"
+
+# Each number in these files fills as many bytes as the index says, little-endian.
+SOURCE_IDS, SOURCE_OFFSETS = "source.ids", "source.offsets"
+TARGET_IDS, TARGET_OFFSETS = "target.ids", "target.offsets"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFolder:
+    """The folder of a finished store, which never changes.
+
+    source.ids, target.ids   source.offsets, target.offsets (the arrays of TokenStore)   index.json
+    """
+
+    path: Path
+
+    def write_index(self, id_dtypes: tuple[str, str], reports: Iterable[FilterReport]) -> None:
+        """Say what the other files hold.
+
+        Args:
+            id_dtypes: of the source and the target ids.
+            reports: what became of the pairs of each text.
+        """
+        index = {
+            "id_dtypes": list(id_dtypes),
+            "texts": [asdict(report) for report in reports],
+            "fingerprints": {},
+        }
+        self._write(index)
+
+    def open(self, weights: Sequence[float]) -> tuple[TokenStore, FilterReport] | None:
+        """Map the files into memory; they are read as they are needed.
+
+        Args:
+            weights: of each text.
+
+        Returns:
+            The store, and what became of all pairs; None if no whole store is there.
+        """
+        # Whatever is not as it was written counts as not there, and is built again.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
+            index = json.loads(self._index_file.read_text(encoding="utf-8"))
+            reports = [FilterReport(**counts) for counts in index["texts"]]
+            source_dtype, target_dtype = index["id_dtypes"]
+            store = TokenStore(
+                source_ids=self._mapped(SOURCE_IDS, source_dtype),
+                source_offsets=self._mapped(SOURCE_OFFSETS, OFFSET_DTYPE),
+                target_ids=self._mapped(TARGET_IDS, target_dtype),
+                target_offsets=self._mapped(TARGET_OFFSETS, OFFSET_DTYPE),
+                weights=Weights.of_runs((report.kept for report in reports), weights),
+            )
+            if _is_whole(store):
+                return self._identified(store, index, weights), sum(reports, FilterReport())
+        return None
+
+    @property
+    def _index_file(self) -> Path:
+        return self.path / "index.json"
+
+    def _identified(
+        self, store: TokenStore, index: dict[str, Any], weights: Sequence[float]
+    ) -> TokenStore:
+        """Return the store with its fingerprint, worked out once for these weights."""
+        fingerprints, name = index["fingerprints"], " ".join(map(repr, weights))
+        if name not in fingerprints:
+            fingerprints[name] = store.fingerprint()
+            self._write(index)
+        return replace(store, known_fingerprint=fingerprints[name])
+
+    def _mapped(self, name: str, dtype: str) -> np.ndarray:
+        # As a plain array: slices of a memmap cost several times as much.
+        return np.memmap(self.path / name, dtype=dtype, mode="r").view(np.ndarray)
+
+    def _write(self, index: dict[str, Any]) -> None:
+        write_text(self._index_file, json.dumps(index, indent=2) + "\n")
+
+
+def _is_whole(store: TokenStore) -> bool:
+    sides = (
+        (store.source_ids, store.source_offsets),
+        (store.target_ids, store.target_offsets),
+    )
+    return all(len(offsets) == len(store) + 1 and len(ids) == offsets[-1] for ids, offsets in sides)

@@ -1,0 +1,170 @@
+"""The checkpoints of a training: taken, gone back to, and dropped when there are enough."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from tformer_cli.checkpoint import (
+    STATE_FILE,
+    TRAINED_FILE,
+    TrainingState,
+    best_checkpoints,
+    damage,
+    load_optimizer,
+    load_state,
+    load_weights,
+    save_checkpoint,
+)
+from tformer_cli.config.schema import TrainingConfig
+from tformer_cli.errors import CheckpointError, Problem
+from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.run_directory import RunDirectory, remove_directory
+from tformer_cli.training.moving_average import MovingAverage
+
+Say = Callable[[str], object]
+
+
+class Checkpoints:
+    """Saves what a training changes, and brings it back."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        config: TrainingConfig,
+        model: Seq2Seq,
+        optimizer: torch.optim.Optimizer,
+        average: MovingAverage | None,
+    ) -> None:
+        """Serve a training.
+
+        Args:
+            run: where the checkpoints are.
+            config: how many of them are kept.
+            model: what the optimiser moves.
+            optimizer: its moments.
+            average: of the model, where there is one.
+        """
+        self.run = run
+        self.config = config
+        self.model = model
+        self.optimizer = optimizer
+        self.average = average
+
+    def save(self, state: TrainingState) -> None:
+        """Take a checkpoint, and let `last` and perhaps `best` stand for it."""
+        checkpoint = self.run.checkpoint(state.step)
+        average = None if self.average is None else self.average.model
+        save_checkpoint(checkpoint, self.model, self.optimizer, state, average=average)
+        if state.best_step == state.step:
+            self.run.point("best", checkpoint)
+        self.run.point("last", checkpoint)
+        self._drop_old()
+
+    def go_back(self, checkpoint: Path) -> TrainingState:
+        """Bring back a checkpoint, and forget those after it: their steps will be taken again.
+
+        Returns:
+            Where the run stood.
+        """
+        state = load_state(checkpoint)
+        if self.average is None:
+            load_weights(checkpoint, self.model)
+        else:
+            load_weights(checkpoint, self.average.model)
+            load_weights(checkpoint, self.model, TRAINED_FILE)
+        load_optimizer(checkpoint, self.model, self.optimizer)
+        steps = self.run.step_checkpoints()
+        for later in steps[steps.index(checkpoint) + 1 :]:
+            remove_directory(later)
+        # The run that was trained last is the one whose pointer is the newest.
+        if self.run.pointed("last") != checkpoint:
+            self.run.point("last", checkpoint)
+        self._mend_best(state)
+        # A kill may have come before this.
+        self._drop_old()
+        return state
+
+    def begin_again(self, first: Seq2Seq) -> None:
+        """Bring back the weights of a model that has taken no step."""
+        self.model.load_state_dict(first.state_dict())
+        if self.average is not None:
+            self.average.model.load_state_dict(first.state_dict())
+        self.optimizer.state.clear()
+
+    def _mend_best(self, state: TrainingState) -> None:
+        """Let `best` be what it was at a state, or nothing if that is no longer there."""
+        best = self.run.pointed("best")
+        if best is not None and best.is_dir() and not best.name.startswith("step-"):
+            return  # An average, made after the training.
+        wanted = None if state.best_step is None else self.run.checkpoint(state.best_step)
+        if wanted is not None and wanted.is_dir():
+            self.run.point("best", wanted)
+        elif best is not None:
+            (self.run.path / "best").unlink()
+
+    def _drop_old(self) -> None:
+        """Keep the newest checkpoints and the best ones."""
+        steps = self.run.step_checkpoints()
+        best = best_checkpoints([step for step in steps if damage(step, [STATE_FILE]) is None])
+        kept = steps[-self.config.keep_checkpoints :] + best[: self.config.keep_best]
+        for checkpoint in steps:
+            if checkpoint not in kept:
+                remove_directory(checkpoint)
+        for leftover in self.run.checkpoints.glob(".step-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def last_checkpoint(run: RunDirectory, say: Say) -> Path | None:
+    """Return the checkpoint to go on from, or None if the run has none yet.
+
+    It is the last one, or where that is damaged, the newest before it that is not.
+
+    Args:
+        run: the run folder.
+        say: hears what is wrong with those that are newer.
+
+    Raises:
+        CheckpointError: none is as it was saved.
+    """
+    last, steps = run.pointed("last"), run.step_checkpoints()
+    if last in steps:
+        return _newest_whole(run, steps[: steps.index(last) + 1], say)
+    if last is None and not steps:
+        return None
+    return _newest_whole(run, [*steps, last or run.path / "last"], say)
+
+
+def checkpoint_before(run: RunDirectory, step: int, say: Say) -> Path | None:
+    """Return the checkpoint to go back to when no step beyond `step` can be taken, if there is one.
+
+    A checkpoint at that very step may hold weights that are astray already, so it is the last
+    choice.
+
+    Raises:
+        CheckpointError: none is as it was saved.
+    """
+    steps = run.step_checkpoints()
+    if len(steps) > 1 and steps[-1] == run.checkpoint(step):
+        steps = [steps[-1], *steps[:-1]]
+    return _newest_whole(run, steps, say) if steps else None
+
+
+def _newest_whole(run: RunDirectory, checkpoints: Sequence[Path], say: Say) -> Path:
+    """Return the last of some checkpoints that is as it was saved."""
+    problems: list[Problem] = []
+    for checkpoint in reversed(checkpoints):
+        problem = damage(checkpoint)
+        if problem is None:
+            for newer in problems:
+                say(str(replace(newer, remedy=f"going on from {checkpoint.name}")))
+            return checkpoint
+        problems.append(problem)
+    raise CheckpointError(
+        str(run.path),
+        "has no checkpoint that is whole",
+        got="; ".join(map(str, problems)),
+        remedy="restore one, or begin again with --fresh",
+    )

@@ -1,0 +1,56 @@
+"""Where in a model a number that is not finite comes from."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from tformer_cli.corpus.batch import Batch
+from tformer_cli.training.loop import Learner, leave_gradient
+
+
+def first_not_finite(learner: Learner, batches: Sequence[Batch], step: int) -> str:
+    """Send a step's batches through the model again, and name what fails first.
+
+    Returns:
+        The first module whose output is not finite; where there is none, the last weight whose
+        gradient is not, for gradients flow backwards; and otherwise the loss.
+    """
+    found: list[str] = []
+
+    def listening(name: str) -> Callable[[nn.Module, object, object], None]:
+        def listen(module: nn.Module, inputs: object, output: object) -> None:
+            if not found and not _is_finite(output):
+                found.append(name)
+
+        return listen
+
+    model = learner.model
+    hooks = [module.register_forward_hook(listening(name)) for name, module in _named(model)]
+    try:
+        leave_gradient(learner, batches, step)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    found += [
+        f"the gradient of {name}"
+        for name, weight in reversed(list(model.named_parameters()))
+        if weight.grad is not None and not _is_finite(weight.grad)
+    ]
+    learner.optimizer.zero_grad(set_to_none=True)
+    return found[0] if found else "the loss"
+
+
+def _named(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(name, module) for name, module in model.named_modules() if name]
+
+
+def _is_finite(output: object) -> bool:
+    """Return whether all tensors in what a module returns are finite."""
+    if isinstance(output, Tensor):
+        return bool(output.isfinite().all())
+    if isinstance(output, tuple):
+        return all(map(_is_finite, output))
+    if dataclasses.is_dataclass(output):
+        return all(_is_finite(getattr(output, part.name)) for part in dataclasses.fields(output))
+    return True
