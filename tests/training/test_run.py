@@ -278,6 +278,24 @@ def test_a_validation_that_a_signal_left_out_is_made_up_for(finished, toy, tmp_p
     assert_same_end(finished, run)
 
 
+def test_a_signal_ends_a_validation_and_the_next_sitting_makes_up_for_it(
+    finished, toy, tmp_path, monkeypatch
+):
+    def signalled(*arguments: object, on_done: Callable[[int], object], **options: object):
+        signal.raise_signal(signal.SIGTERM)
+        on_done(1)
+        raise AssertionError("the validation went on")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "validate", signalled)
+        for step in (12, 12, 12):
+            with pytest.raises(Interrupted) as caught:
+                trained(toy, tmp_path / "run")
+            assert f"interrupted; saved at step {step};" in str(caught.value)
+    run = trained(toy, tmp_path / "run")
+    assert_same_end(finished, run)
+
+
 def on_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], object]) -> None:
     """Do something when a step has been taken, before anybody hears of it."""
 

@@ -8,6 +8,10 @@ from typing import Self
 from tformer_cli.errors import Interrupted
 
 
+class SignalCame(Exception):
+    """Ends work that is done again later anyway."""
+
+
 class Interruption:
     """Catches the first SIGINT or SIGTERM, so that the work can be saved before leaving.
 
@@ -42,6 +46,15 @@ class Interruption:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def leave_if_signalled(self, *progress: object) -> None:
+        """Serve as a listener to the progress of work that may be left undone.
+
+        Raises:
+            SignalCame: a signal has come.
+        """
+        if self.signal is not None:
+            raise SignalCame
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:

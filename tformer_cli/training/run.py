@@ -29,7 +29,7 @@ from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.training.checkpoints import Checkpoints, checkpoint_before, last_checkpoint
 from tformer_cli.training.diagnosis import first_not_finite
 from tformer_cli.training.guard import MOST_ROLLBACKS, failed, rolled_back, verdict
-from tformer_cli.training.interruption import Interruption
+from tformer_cli.training.interruption import Interruption, SignalCame
 from tformer_cli.training.lock import locked
 from tformer_cli.training.loop import Fault, Group, Learner, StepReport, train_steps
 from tformer_cli.training.memory import memory_sufficing
@@ -161,8 +161,8 @@ class _Sitting:
         """Take steps, validate and save when it is time, until the end or a signal."""
         self.reporter.begin(self.state.step)
         if self._is_validation_missing:
-            self._validate()
-            self.checkpoints.save(self.state)
+            self._validate(interruption)
+            self._save(interruption)
         while not is_finished(self.state, self.config.training):
             self._take_steps(interruption)
         self.reporter.finished(self.state)
@@ -211,15 +211,23 @@ class _Sitting:
         is_validation = self._is_validated(report.step)
         if interruption.signal is None and is_validation:
             self.reporter.flush()
-            self._validate()
+            self._validate(interruption)
         is_saving = is_validation or report.step % self.config.training.save_every == 0
         if interruption.signal is not None or is_saving:
-            self.reporter.flush()
-            self.checkpoints.save(self.state)
+            self._save(interruption)
+
+    def _save(self, interruption: Interruption) -> None:
+        """Take a checkpoint, and leave if a signal came.
+
+        Raises:
+            Interrupted: a signal came.
+        """
+        self.reporter.flush()
+        self.checkpoints.save(self.state)
         if interruption.signal is not None:
             raise Interrupted(
                 str(self.run.path),
-                f"interrupted; saved at step {report.step}",
+                f"interrupted; saved at step {self.state.step}",
                 signal=interruption.signal,
                 remedy="the same command goes on from there",
             )
@@ -348,10 +356,19 @@ class _Sitting:
             seconds=self.state.seconds + report.seconds,
         )
 
-    def _validate(self) -> None:
-        evaluation = validate(
-            self._translating_model, self.tokenizers, self.config, self.device, self.precision
-        )
+    def _validate(self, interruption: Interruption) -> None:
+        """Look at the validation text; where a signal comes meanwhile, the next sitting does it."""
+        try:
+            evaluation = validate(
+                self._translating_model,
+                self.tokenizers,
+                self.config,
+                self.device,
+                self.precision,
+                on_done=interruption.leave_if_signalled,
+            )
+        except SignalCame:
+            return
         score = selection_score(evaluation, self.config)
         is_best = self.state.best_score is None or score >= self.state.best_score
         if is_best:

@@ -1,5 +1,7 @@
 """How well a model does on the validation text, and the score that chooses between models."""
 
+from collections.abc import Callable
+
 import torch
 
 from tformer_cli.config.schema import Config
@@ -17,8 +19,18 @@ def validate(
     config: Config,
     device: torch.device,
     precision: torch.dtype,
+    *,
+    on_done: Callable[[int], object] = lambda count: None,
 ) -> Evaluation:
     """Translate and score the validation text as `training.validation_decoding` says.
+
+    Args:
+        model: what is to be judged.
+        tokenizers: of both sides.
+        config: of the run.
+        device: where the model is.
+        precision: number format of matrix products.
+        on_done: called with the number of lines whenever some are translated.
 
     Raises:
         DataError: the text cannot be read.
@@ -31,6 +43,7 @@ def validate(
         decoding=config.training.validation_decoding,
         device=device,
         precision=precision,
+        on_done=on_done,
     )
 
 
