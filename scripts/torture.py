@@ -56,11 +56,12 @@ def write_task(folder: Path) -> Path:
 
 def start(config_file: Path, run: Path) -> subprocess.Popen[bytes]:
     """Start or go on with a training in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tformer_cli", "train", str(config_file), "--run", str(run)],
-        stderr=(run.parent / f"{run.name}.stderr").open("ab"),
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    with (run.parent / f"{run.name}.stderr").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tformer_cli", "train", str(config_file), "--run", str(run)],
+            stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
 
 
 def train_unbroken(config_file: Path, run: Path) -> float:
