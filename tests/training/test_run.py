@@ -25,6 +25,7 @@ from tformer_cli.corpus.store import TokenStore
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
 from tformer_cli.model.seq2seq import Seq2Seq, build_model
 from tformer_cli.run_directory import RunDirectory
+from tformer_cli.training import preparation
 from tformer_cli.training import run as run_module
 from tformer_cli.training.lock import locked
 from tformer_cli.training.loop import train_steps
@@ -323,7 +324,7 @@ def poison(patch: pytest.MonkeyPatch, is_bad: Callable[[Position], bool]) -> Non
                 yield batches, following
             place = following
 
-    patch.setattr(run_module, "training_groups", poisoned)
+    patch.setattr(preparation, "training_groups", poisoned)
 
 
 def in_second_epoch(*places: int) -> Callable[[Position], bool]:
@@ -418,7 +419,7 @@ def test_before_the_first_checkpoint_the_training_goes_back_to_its_beginning(
                 yield batches, following
             place = following
 
-    monkeypatch.setattr(run_module, "training_groups", without)
+    monkeypatch.setattr(preparation, "training_groups", without)
     half = "training.optimizer.learning_rate=2.5e-3"
     other = trained(toy, tmp_path / "other", *settings, half)
     for name in ("model", "trained"):
@@ -444,7 +445,7 @@ def test_a_training_that_keeps_diverging_ends_and_says_where_it_begins(toy, tmp_
         models.append(build_model(*arguments, **options))
         return models[-1]
 
-    monkeypatch.setattr(run_module, "build_model", kept)
+    monkeypatch.setattr(preparation, "build_model", kept)
 
     def ruining(*arguments: Any, **options: Any):
         for taken in train_steps(*arguments, **options):

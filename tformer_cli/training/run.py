@@ -1,8 +1,6 @@
 """A training run, from its config to its best checkpoint: begin or go on, step, validate, save."""
 
-import hashlib
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,39 +9,26 @@ import torch
 from tformer_cli.checkpoint import TrainingState, load_state
 from tformer_cli.config.load import check_data_files, dump_config, load_config
 from tformer_cli.config.schema import Config, TrainingConfig
-from tformer_cli.corpus.bucketing import Position
-from tformer_cli.corpus.lengths import report_lengths
-from tformer_cli.corpus.pipeline import (
-    batches_per_epoch,
-    evaluation_store,
-    training_groups,
-    training_store,
-)
-from tformer_cli.corpus.store import TokenStore
-from tformer_cli.device import keep_freed_memory, resolve_precision
+from tformer_cli.device import keep_freed_memory
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
-from tformer_cli.evaluation.metrics import build_metric
-from tformer_cli.model.seq2seq import Seq2Seq, build_model
 from tformer_cli.run_directory import RunDirectory, write_text
-from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.training.checkpoints import Checkpoints, checkpoint_before, last_checkpoint
 from tformer_cli.training.diagnosis import first_not_finite
 from tformer_cli.training.guard import MOST_ROLLBACKS, failed, rolled_back, verdict
 from tformer_cli.training.interruption import Interruption, SignalCame
 from tformer_cli.training.lock import locked
-from tformer_cli.training.loop import Fault, Group, Learner, StepReport, train_steps
+from tformer_cli.training.loop import Fault, StepReport, train_steps
 from tformer_cli.training.memory import memory_sufficing
-from tformer_cli.training.moving_average import MovingAverage
-from tformer_cli.training.optim import build_optimizer
+from tformer_cli.training.preparation import first_model, prepare
 from tformer_cli.training.reporting import Reporter
-from tformer_cli.training.resume import (
-    accepted_changes,
-    environment_changes,
-    environment_of,
-)
-from tformer_cli.training.schedules import build_schedule
+from tformer_cli.training.resume import accepted_changes, environment_changes
 from tformer_cli.training.tokenizers import run_tokenizers
-from tformer_cli.training.validation import sample_translations, selection_score, validate
+from tformer_cli.training.validation import (
+    check_validation,
+    sample_translations,
+    selection_score,
+    validate,
+)
 
 
 def train(
@@ -111,46 +96,36 @@ class _Sitting:
     ) -> None:
         self.config = config
         self.run = run
-        self.device = device
         self.reporter = reporter
-        self.precision = resolve_precision(config.training.precision, device)
         checkpoint = None if fresh else last_checkpoint(run, reporter.say)
         if checkpoint is not None:
             for change in accepted_changes(run, load_config(run.config_file), config):
                 reporter.say(f"{run.path}: accepted a changed setting: {change}")
-        self.tokenizers = run_tokenizers(
+        tokenizers = run_tokenizers(
             config, run, reporter, has_begun=checkpoint is not None, fresh=fresh
         )
-        self.store = self._store()
-        self.model = self._new_model()
-        decay = config.training.ema_decay
-        self.average = None if decay is None else MovingAverage(self.model, decay)
-        self.learner = self._learner()
+        self.prepared = prepare(
+            config, tokenizers, stores=run.stores, device=device, say=reporter.say
+        )
+        self.learner = self.prepared.learner
         self.checkpoints = Checkpoints(
-            run, config.training, self.model, self.learner.optimizer, self.average
+            run,
+            config.training,
+            self.prepared.model,
+            self.learner.optimizer,
+            self.prepared.average,
         )
-        self.beginning = TrainingState(
-            step=0,
-            epoch=0,
-            batch=0,
-            best_step=None,
-            best_score=None,
-            num_tokens=0,
-            seconds=0.0,
-            data_fingerprint=_fingerprint(self.store, self.tokenizers),
-            environment=environment_of(device),
-        )
+        self.beginning = self.prepared.beginning()
         self.state = self.beginning
-        evaluation_store(config.data.valid, self.tokenizers, max_length=self.model.max_length)
-        build_metric("bleu", config.evaluation, config.data.target_language)
+        check_validation(self.prepared.model, tokenizers, config)
         # Everything that can be wrong with config and text has shown by now.
         if checkpoint is None:
             clear(run)
-            self.tokenizers.save(run.tokenizer)
+            tokenizers.save(run.tokenizer)
         else:
             self._go_on(checkpoint)
         write_text(run.config_file, dump_config(config))
-        self._describe()
+        reporter.say(self.prepared.describe())
 
     @property
     def is_over(self) -> bool:
@@ -171,7 +146,7 @@ class _Sitting:
         """Take steps from where the run stands until the end, or until one cannot be taken."""
         for taken in train_steps(
             self.learner,
-            self._groups(),
+            self.prepared.groups(self.state),
             self.state.step + 1,
             learning_rate_factor=self.state.learning_rate_factor,
         ):
@@ -182,22 +157,6 @@ class _Sitting:
             if is_finished(self.state, self.config.training):
                 return
 
-    def _groups(self) -> Iterator[Group]:
-        """Yield what is to be learnt from, from where the run stands, but for what failed."""
-        training = self.config.training
-        place = Position(self.state.epoch, self.state.batch)
-        left_out = set(self.state.left_out)
-        for batches, following in training_groups(
-            self.store,
-            batch_tokens=training.batch_tokens,
-            accumulate=training.accumulate,
-            seed=self.config.seed,
-            position=place,
-        ):
-            if (place.epoch, place.batch) not in left_out:
-                yield Group(batches, place, following)
-            place = following
-
     def _follow(self, report: StepReport, interruption: Interruption) -> None:
         """Do what is due after a step.
 
@@ -205,8 +164,8 @@ class _Sitting:
             Interrupted: a signal came; the run is saved.
         """
         self._count(report)
-        if self.average is not None:
-            self.average.update(self.model, report.step)
+        if self.prepared.average is not None:
+            self.prepared.average.update(self.prepared.model, report.step)
         self.reporter.stepped(report)
         is_validation = self._is_validated(report.step)
         if interruption.signal is None and is_validation:
@@ -257,7 +216,7 @@ class _Sitting:
         was = self.state
         checkpoint = checkpoint_before(self.run, was.step, self.reporter.say)
         if checkpoint is None:
-            self.checkpoints.begin_again(self._new_model())
+            self.checkpoints.begin_again(first_model(self.config, self.prepared.tokenizers))
             saved = self.beginning
         else:
             saved = self.checkpoints.go_back(checkpoint)
@@ -276,43 +235,6 @@ class _Sitting:
         state = self.state
         return state.step > 0 and state.score is None and self._is_validated(state.step)
 
-    def _new_model(self) -> Seq2Seq:
-        model = build_model(
-            self.config.model,
-            source_size=self.tokenizers.source.size,
-            target_size=self.tokenizers.target.size,
-            seed=self.config.seed,
-        )
-        return model.to(self.device)
-
-    def _learner(self) -> Learner:
-        training = self.config.training
-        return Learner(
-            model=self.model,
-            optimizer=build_optimizer(training.optimizer, self.model),
-            schedule=build_schedule(
-                training.schedule,
-                peak=training.optimizer.learning_rate,
-                max_steps=training.max_steps,
-            ),
-            config=training,
-            device=self.device,
-            precision=self.precision,
-            seed=self.config.seed,
-        )
-
-    @property
-    def _translating_model(self) -> Seq2Seq:
-        """The model to validate and to translate with."""
-        return self.model if self.average is None else self.average.model
-
-    def _store(self) -> TokenStore:
-        store, report = training_store(self.config.data, self.tokenizers, self.run.stores)
-        self.reporter.say(f"training text: {report}")
-        self.reporter.say(f"source: {report_lengths(store.source_lengths)}")
-        self.reporter.say(f"target: {report_lengths(store.target_lengths)}")
-        return store
-
     def _go_on(self, checkpoint: Path) -> None:
         """Take up the weights, the optimiser and the position of a checkpoint."""
         saved = load_state(checkpoint)
@@ -330,20 +252,6 @@ class _Sitting:
         self.state = replace(saved, environment=environment)
         self.reporter.say(f"{self.run.path}: going on after step {saved.step}")
 
-    def _describe(self) -> None:
-        data, training = self.config.data, self.config.training
-        steps = batches_per_epoch(
-            self.store, batch_tokens=training.batch_tokens, seed=self.config.seed
-        )
-        sizes = {self.tokenizers.source.size, self.tokenizers.target.size}
-        self.reporter.say(
-            f"{data.source_language} -> {data.target_language}: "
-            f"{self.model.num_parameters():,} parameters, "
-            f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}, "
-            f"{steps:,} steps an epoch, {training.max_steps:,} steps in all, "
-            f"on {self.device} in {str(self.precision).removeprefix('torch.')}"
-        )
-
     def _count(self, report: StepReport) -> None:
         self.state = replace(
             self.state,
@@ -360,11 +268,11 @@ class _Sitting:
         """Look at the validation text; where a signal comes meanwhile, the next sitting does it."""
         try:
             evaluation = validate(
-                self._translating_model,
-                self.tokenizers,
+                self.prepared.translating_model,
+                self.prepared.tokenizers,
                 self.config,
-                self.device,
-                self.precision,
+                self.learner.device,
+                self.learner.precision,
                 on_done=interruption.leave_if_signalled,
             )
         except SignalCame:
@@ -380,7 +288,3 @@ class _Sitting:
         self.reporter.validated(
             self.state.step, evaluation, sample_translations(evaluation, self.config), best=is_best
         )
-
-
-def _fingerprint(store: TokenStore, tokenizers: Tokenizers) -> str:
-    return hashlib.sha256(f"{store.fingerprint()} {tokenizers.fingerprint}".encode()).hexdigest()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from tformer_cli.config.schema import Config
+from tformer_cli.corpus.pipeline import evaluation_store
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.evaluation.evaluate import Evaluation, evaluate
@@ -45,6 +46,16 @@ def validate(
         precision=precision,
         on_done=on_done,
     )
+
+
+def check_validation(model: Seq2Seq, tokenizers: Tokenizers, config: Config) -> None:
+    """See to it that no validation will fail for its text or its metric.
+
+    Raises:
+        TformerError: one would.
+    """
+    evaluation_store(config.data.valid, tokenizers, max_length=model.max_length)
+    build_metric("bleu", config.evaluation, config.data.target_language)
 
 
 def selection_score(evaluation: Evaluation, config: Config) -> float:

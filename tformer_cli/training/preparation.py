@@ -1,0 +1,149 @@
+"""What a training works with: its text in tokens, its model, and what moves the model's weights."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tformer_cli.checkpoint import TrainingState
+from tformer_cli.config.schema import Config
+from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.lengths import report_lengths
+from tformer_cli.corpus.pipeline import batches_per_epoch, training_groups, training_store
+from tformer_cli.corpus.store import TokenStore
+from tformer_cli.device import resolve_precision
+from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.training.loop import Group, Learner
+from tformer_cli.training.moving_average import MovingAverage
+from tformer_cli.training.optim import build_optimizer
+from tformer_cli.training.resume import environment_of
+from tformer_cli.training.schedules import build_schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Everything that a training reads or changes, before its first step.
+
+    Attributes:
+        config: of the run.
+        tokenizers: of both sides.
+        store: the training text.
+        model: with its first weights.
+        average: of the model, where one is asked for.
+        learner: the model with its optimiser and schedule.
+    """
+
+    config: Config
+    tokenizers: Tokenizers
+    store: TokenStore
+    model: Seq2Seq
+    average: MovingAverage | None
+    learner: Learner
+
+    @property
+    def translating_model(self) -> Seq2Seq:
+        """The model to validate and to translate with."""
+        return self.model if self.average is None else self.average.model
+
+    def beginning(self) -> TrainingState:
+        """Return where a run stands before its first step."""
+        fingerprint = f"{self.store.fingerprint()} {self.tokenizers.fingerprint}"
+        return TrainingState(
+            step=0,
+            epoch=0,
+            batch=0,
+            best_step=None,
+            best_score=None,
+            num_tokens=0,
+            seconds=0.0,
+            data_fingerprint=hashlib.sha256(fingerprint.encode()).hexdigest(),
+            environment=environment_of(self.learner.device),
+        )
+
+    def groups(self, state: TrainingState) -> Iterator[Group]:
+        """Yield what is to be learnt from, from where a run stands, but for what failed."""
+        training = self.config.training
+        place = Position(state.epoch, state.batch)
+        left_out = set(state.left_out)
+        for batches, following in training_groups(
+            self.store,
+            batch_tokens=training.batch_tokens,
+            accumulate=training.accumulate,
+            seed=self.config.seed,
+            position=place,
+        ):
+            if (place.epoch, place.batch) not in left_out:
+                yield Group(batches, place, following)
+            place = following
+
+    def describe(self) -> str:
+        """Return a line about the size of it all."""
+        data, training = self.config.data, self.config.training
+        steps = batches_per_epoch(
+            self.store, batch_tokens=training.batch_tokens, seed=self.config.seed
+        )
+        sizes = {self.tokenizers.source.size, self.tokenizers.target.size}
+        precision = str(self.learner.precision).removeprefix("torch.")
+        return (
+            f"{data.source_language} -> {data.target_language}: "
+            f"{self.model.num_parameters():,} parameters, "
+            f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}, "
+            f"{steps:,} steps an epoch, {training.max_steps:,} steps in all, "
+            f"on {self.learner.device} in {precision}"
+        )
+
+
+def prepare(
+    config: Config,
+    tokenizers: Tokenizers,
+    *,
+    stores: Path | None,
+    device: torch.device,
+    say: Callable[[str], object],
+) -> Preparation:
+    """Encode the training text, and build the model and its optimiser.
+
+    Args:
+        config: of the run.
+        tokenizers: of both sides.
+        stores: a folder that keeps encoded text for the next time; None keeps nothing.
+        device: where to train.
+        say: hears what the text is like.
+
+    Raises:
+        TformerError: the text cannot be used, or the device lacks the precision asked for.
+    """
+    training = config.training
+    precision = resolve_precision(training.precision, device)
+    store, report = training_store(config.data, tokenizers, stores)
+    say(f"training text: {report}")
+    say(f"source: {report_lengths(store.source_lengths)}")
+    say(f"target: {report_lengths(store.target_lengths)}")
+    model = first_model(config, tokenizers).to(device)
+    learner = Learner(
+        model=model,
+        optimizer=build_optimizer(training.optimizer, model),
+        schedule=build_schedule(
+            training.schedule, peak=training.optimizer.learning_rate, max_steps=training.max_steps
+        ),
+        config=training,
+        device=device,
+        precision=precision,
+        seed=config.seed,
+    )
+    decay = training.ema_decay
+    average = None if decay is None else MovingAverage(model, decay)
+    return Preparation(config, tokenizers, store, model, average, learner)
+
+
+def first_model(config: Config, tokenizers: Tokenizers) -> Seq2Seq:
+    """Return the model that a run begins with, on the CPU."""
+    return build_model(
+        config.model,
+        source_size=tokenizers.source.size,
+        target_size=tokenizers.target.size,
+        seed=config.seed,
+    )
