@@ -40,7 +40,7 @@ def test_bfloat16_on_a_gpu_that_lacks_it_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "an old card")
     device = torch.device("cuda")
-    assert resolve_precision("auto", device) == torch.float32
+    assert resolve_precision("auto", device) == torch.float16
     with pytest.raises(DeviceError) as caught:
         resolve_precision("bfloat16", device)
     assert str(caught.value) == (

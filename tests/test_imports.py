@@ -14,7 +14,7 @@ PACKAGE = Path(tformer_cli.__file__).parent
 # Each rung may import from itself and from the rungs above it.
 LADDER = [
     ["errors", "version"],
-    ["config.schema", "device", "run_directory"],
+    ["config.schema", "device", "distributed", "run_directory"],
     ["plotting"],
     ["config"],
     ["text"],
@@ -25,12 +25,13 @@ LADDER = [
     ["decoding.translator"],
     ["evaluation"],
     ["training"],
+    ["rehearsal"],
     ["__init__"],
     ["cli", "__main__"],
 ]
 # What a rung may not import although it stands below.
 APART = {
-    "plotting": ("config", "device"),
+    "plotting": ("config", "device", "distributed"),
     "text": ("model",),
     "model": ("text", "config.load", "config.parse"),
     "decoding": ("text", "corpus"),

@@ -59,6 +59,8 @@ class TrainingState:
         num_failed: how many of them in a row came just now; a step begins the count again.
         learning_rate_factor: of all steps to come; each rollback lowers it.
         num_rollbacks: how often the training went back to a checkpoint.
+        loss_scale: factor of the loss in the next step; None before the first.
+        num_scaled: steps since that factor changed.
         format_version: of these files.
     """
 
@@ -77,6 +79,8 @@ class TrainingState:
     num_failed: int = 0
     learning_rate_factor: float = 1.0
     num_rollbacks: int = 0
+    loss_scale: float | None = None
+    num_scaled: int = 0
     format_version: int = FORMAT_VERSION
 
 

@@ -48,18 +48,31 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+PRECISIONS = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
-    """Return the number format of matrix products called `name`: auto, float32 or bfloat16.
+    """Return the number format of matrix products called `name`.
+
+    `auto` is bfloat16 on a GPU that has it, float16 on an older one, and float32 elsewhere: CPUs
+    gain from narrow formats on wide models only, so there they are asked for.
 
     Raises:
         DeviceError: there is no such format, or this GPU does not have it.
     """
-    if name not in ("auto", "float32", "bfloat16"):
-        raise DeviceError("--precision", "must be auto, float32 or bfloat16", got=name)
+    if name not in ("auto", *PRECISIONS):
+        raise DeviceError(
+            "--precision", f"must be auto, {', '.join(PRECISIONS)}", got=name, remedy="use auto"
+        )
     has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     if name == "auto":
-        # CPUs with native bfloat16 gain from it on wide models only; there it is asked for.
-        return torch.bfloat16 if device.type == "cuda" and has_bfloat16 else torch.float32
+        if device.type != "cuda":
+            return torch.float32
+        return torch.bfloat16 if has_bfloat16 else torch.float16
     if name == "bfloat16" and not has_bfloat16:
         raise DeviceError(
             "precision",
@@ -67,7 +80,7 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
             got=torch.cuda.get_device_name(device),
             remedy="use precision auto",
         )
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    return PRECISIONS[name]
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
@@ -110,7 +123,9 @@ def hardware_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def peak_memory_mib() -> float:
-    """Return the most memory this process has held in RAM so far, in MiB."""
+def peak_memory(device: torch.device) -> int:
+    """Return the most memory that was taken so far, in bytes: of a CUDA device, or else of RAM."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+    return peak if sys.platform == "darwin" else peak * 2**10

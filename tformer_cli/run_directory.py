@@ -45,6 +45,10 @@ class RunDirectory:
         return self.path / "samples"
 
     @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
     def eval(self) -> Path:
         return self.path / "eval"
 

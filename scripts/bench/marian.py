@@ -24,11 +24,19 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from marian_model import INIT_STD, build_marian, count_parameters, generate, longest, mean_nll
-from marian_training import train_marian
+from marian_model import (
+    INIT_STD,
+    build_marian,
+    count_parameters,
+    longest,
+    mean_nll,
+    refuse_another_size,
+    score,
+)
+from marian_training import train_marian, with_learning_rate
 
 from tformer_cli.checkpoint import TrainingState, load_state, load_trained_model
 from tformer_cli.cli.options import chosen_decoding
@@ -40,36 +48,13 @@ from tformer_cli.config.schema import (
     ParallelText,
 )
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store, training_store
-from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.device import keep_freed_memory, resolve_device
 from tformer_cli.errors import CheckpointError, TformerError, UsageError
 from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS, evaluate
 from tformer_cli.evaluation.likelihood import reference_likelihood
-from tformer_cli.evaluation.metrics import Metric, Score, build_metric
+from tformer_cli.evaluation.metrics import Score, build_metric
 from tformer_cli.run_directory import RunDirectory
-from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import END_ID
-
-if TYPE_CHECKING:
-    from transformers import MarianMTModel
-
-
-def score(
-    marian: "MarianMTModel",
-    tokenizers: Tokenizers,
-    text: ParallelText,
-    search: DecodingConfig,
-    metric: Metric,
-    device: torch.device,
-) -> Score:
-    """Translate the source of a text with Marian, and score it against the raw references."""
-    lines, references = zip(*read_pairs(text.source, text.target), strict=True)
-    encoded = tokenizers.source.encode_batch(lines)
-    sentences = [[*ids, END_ID] if ids else [] for ids in encoded]
-    target = tokenizers.target
-    translations = generate(marian, sentences, search, target.suppressed_ids, device)
-    return metric.score([target.decode(ids) for ids in translations], references)
 
 
 def compare(
@@ -105,7 +90,7 @@ def compare(
     """
     ours = load_trained_model(run, checkpoint)
     finished = load_state(run.pointed("last"))
-    config, tokenizers = _with_learning_rate(ours.config, learning_rate), ours.tokenizers
+    config, tokenizers = with_learning_rate(ours.config, learning_rate), ours.tokenizers
     name, text = _chosen_text(config, split)
     searches = _searches(config, beam)
     metric = build_metric("bleu", config.evaluation, config.data.target_language)
@@ -115,7 +100,7 @@ def compare(
     marian = build_marian(
         config, tokenizers, num_positions=longest(config, tokenizers), init_std=init_std
     ).to(device)
-    _refuse_another_size(ours.model.num_parameters(), count_parameters(marian))
+    refuse_another_size(ours.model.num_parameters(), count_parameters(marian))
     store, _ = training_store(config.data, tokenizers, run.stores)
     state = train_marian(
         marian,
@@ -201,13 +186,6 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _with_learning_rate(config: Config, learning_rate: float | None) -> Config:
-    if learning_rate is None:
-        return config
-    optimizer = replace(config.training.optimizer, learning_rate=learning_rate)
-    return replace(config, training=replace(config.training, optimizer=optimizer))
-
-
 def _chosen_text(config: Config, split: str) -> tuple[str, ParallelText]:
     texts = {"valid": config.data.valid, **config.data.test}
     if split == "test" and config.data.test:
@@ -241,16 +219,6 @@ def _course(state: TrainingState) -> dict[str, float]:
         "minutes": state.seconds / 60,
         "target_tokens_per_second": state.num_tokens / state.seconds,
     }
-
-
-def _refuse_another_size(ours: int, marians: int) -> None:
-    if abs(marians / ours - 1) > 0.01:
-        raise UsageError(
-            "model",
-            f"Marian has no parts for what this config asks, so it gets {marians:,} parameters",
-            got=f"{ours:,} of ours",
-            remedy="compare with a run of sinusoidal positions and plain blocks",
-        )
 
 
 def _refuse_other_batches(run: RunDirectory, finished: TrainingState, state: TrainingState) -> None:

@@ -1,4 +1,4 @@
-"""transformers' Marian model in the sizes of a run: its loss, and its search."""
+"""transformers' Marian model in the sizes of a run: its loss, its search and its score."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tformer_cli.config.schema import BeamConfig, Config, DecodingConfig
+from tformer_cli.config.schema import BeamConfig, Config, DecodingConfig, ParallelText
 from tformer_cli.corpus.batch import Batch, pad_rows
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
+from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.decoding.engine import length_batches
 from tformer_cli.errors import UsageError
 from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS
+from tformer_cli.evaluation.metrics import Metric, Score
 from tformer_cli.model.seq2seq import Seq2Seq
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID, PAD_ID, START_ID
@@ -97,6 +99,21 @@ def build_marian(
 def count_parameters(marian: "MarianMTModel") -> int:
     """Count the weights that are trained; a shared one counts once."""
     return sum(weight.numel() for weight in marian.parameters() if weight.requires_grad)
+
+
+def refuse_another_size(ours: int, marians: int) -> None:
+    """Make sure that the two models have about as many parameters.
+
+    Raises:
+        UsageError: they have not.
+    """
+    if abs(marians / ours - 1) > 0.01:
+        raise UsageError(
+            "model",
+            f"Marian has no parts for what this config asks, so it gets {marians:,} parameters",
+            got=f"{ours:,} of ours",
+            remedy="compare with a run of sinusoidal positions and plain blocks",
+        )
 
 
 def copy_weights(ours: Seq2Seq, marian: "MarianMTModel") -> None:
@@ -203,3 +220,31 @@ def generate(
         for place, row in zip(places, written.tolist(), strict=True):
             translations[place] = list(itertools.takewhile(lambda i: i != END_ID, row[1:]))
     return translations
+
+
+def translate(
+    marian: "MarianMTModel",
+    tokenizers: Tokenizers,
+    lines: Sequence[str],
+    search: DecodingConfig,
+    device: torch.device,
+) -> list[str]:
+    """Translate lines of text; a blank one gives an empty one."""
+    encoded = tokenizers.source.encode_batch(lines)
+    sentences = [[*ids, END_ID] if ids else [] for ids in encoded]
+    target = tokenizers.target
+    written = generate(marian, sentences, search, target.suppressed_ids, device)
+    return [target.decode(ids) for ids in written]
+
+
+def score(
+    marian: "MarianMTModel",
+    tokenizers: Tokenizers,
+    text: ParallelText,
+    search: DecodingConfig,
+    metric: Metric,
+    device: torch.device,
+) -> Score:
+    """Translate the source of a text, and score it against the raw references."""
+    lines, references = zip(*read_pairs(text.source, text.target), strict=True)
+    return metric.score(translate(marian, tokenizers, lines, search, device), references)

@@ -2,9 +2,9 @@
 
 import json
 import math
-import shutil
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,17 +26,18 @@ from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import training_groups
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import autocast, derive_seed
-from tformer_cli.errors import CheckpointError, TrainingError, UsageError
-from tformer_cli.run_directory import RunDirectory, write_text
+from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
+from tformer_cli.run_directory import RunDirectory, remove_directory, write_text, writing
+from tformer_cli.training.interruption import Interruption
+from tformer_cli.training.lock import locked
 from tformer_cli.training.loop import Learner
 from tformer_cli.training.optim import build_optimizer, set_learning_rate
+from tformer_cli.training.run import is_finished
 from tformer_cli.training.schedules import build_schedule
 
 if TYPE_CHECKING:
     from transformers import MarianMTModel
 
-# Steps between two checkpoints, a minute or two apart.
-SAVE_EVERY = 200
 # Names the checkpoint in its folder. It is not called `last`, so that nothing takes the folder for
 # a run of tformer.
 POINTER = "marian"
@@ -52,6 +53,8 @@ def train_marian(
     begin: TrainingState,
     steps: int,
     device: torch.device,
+    precision: torch.dtype = torch.float32,
+    validate: Callable[[], float] | None = None,
 ) -> TrainingState:
     """Take optimiser steps until there are `steps`, from the checkpoint in `folder` if it has one.
 
@@ -59,10 +62,13 @@ def train_marian(
         marian: what learns.
         config: of the run, with Marian's learning rate.
         store: the training examples.
-        folder: where the checkpoints are.
+        folder: where the checkpoints are: the last one, and each that was validated.
         begin: the state before the first step.
         steps: where to stop; the schedule is that of the run all the same.
         device: where to train.
+        precision: number format of matrix products.
+        validate: returns a score of Marian as it is, the higher the better. It is asked when a run
+            would validate, and patience counts by it; None validates nothing.
 
     Returns:
         Where Marian stands.
@@ -70,7 +76,8 @@ def train_marian(
     Raises:
         CheckpointError: the folder holds another Marian.
         UsageError: it has taken more steps already.
-        TrainingError: the loss is no longer finite.
+        TrainingError: the loss is no longer finite, or another process trains there.
+        Interrupted: SIGINT or SIGTERM came; Marian is saved and can go on.
     """
     training = config.training
     learner = Learner(
@@ -81,49 +88,56 @@ def train_marian(
         ),
         config=training,
         device=device,
-        precision=torch.float32,
+        precision=precision,
         seed=config.seed,
     )
-    state = _gone_on(marian, learner.optimizer, config, folder, begin)
-    if state.step > steps:
-        raise UsageError(
-            "--steps",
-            f"{folder.path} has taken {state.step} steps already",
-            got=str(steps),
-            remedy="name another --folder",
-        )
-    groups = training_groups(
-        store,
-        batch_tokens=training.batch_tokens,
-        accumulate=training.accumulate,
-        seed=config.seed,
-        position=Position(state.epoch, state.batch),
-    )
-    while state.step < steps:
-        group, position = next(groups)
-        started = time.perf_counter()
-        step = state.step + 1
-        taken = take_step(learner, group, step)
-        if not (math.isfinite(taken.loss) and math.isfinite(taken.grad_norm)):
-            raise TrainingError(
-                f"step {step} of Marian",
-                "the training diverged",
-                got=f"loss {taken.loss}, gradient norm {taken.grad_norm}",
-                remedy=f"remove {folder.path}, and give a lower --learning-rate",
+    with writing(folder.path):
+        folder.path.mkdir(parents=True, exist_ok=True)
+    with locked(folder), Interruption(str(folder.path)) as interruption:
+        state = _gone_on(marian, learner.optimizer, config, folder, begin)
+        if state.step > steps:
+            raise UsageError(
+                "--steps",
+                f"{folder.path} has taken {state.step} steps already",
+                got=str(steps),
+                remedy="name another --folder",
             )
-        state = replace(
-            state,
-            step=step,
-            epoch=position.epoch,
-            batch=position.batch,
-            num_tokens=state.num_tokens + taken.num_tokens,
-            seconds=state.seconds + time.perf_counter() - started,
+        groups = training_groups(
+            store,
+            batch_tokens=training.batch_tokens,
+            accumulate=training.accumulate,
+            seed=config.seed,
+            position=Position(state.epoch, state.batch),
         )
-        if step % training.report_every == 0 or step == steps:
-            _report(state, steps, taken.loss)
-        if step % SAVE_EVERY == 0 or step == steps:
-            _save(marian, learner.optimizer, folder, state)
+        while state.step < steps and not (validate is not None and is_finished(state, training)):
+            group, position = next(groups)
+            state, loss = _after_step(learner, group, position, state, folder)
+            if state.step % training.report_every == 0 or state.step == steps:
+                _report(state, steps, loss)
+            is_due = state.step == training.max_steps or state.step % training.validate_every == 0
+            if validate is not None and is_due:
+                state = _judged(state, validate())
+                _report_score(state)
+            interruption.look()
+            is_saving = state.score is not None or state.step % training.save_every == 0
+            if is_saving or state.step == steps or interruption.signal is not None:
+                _save(marian, learner.optimizer, folder, state)
+            if interruption.signal is not None:
+                raise Interrupted(
+                    str(folder.path),
+                    f"interrupted; saved at step {state.step}",
+                    signal=interruption.signal,
+                    remedy="the same command goes on from there",
+                )
     return state
+
+
+def with_learning_rate(config: Config, learning_rate: float | None) -> Config:
+    """Return a config with another peak of the learning rate, where one is given."""
+    if learning_rate is None:
+        return config
+    optimizer = replace(config.training.optimizer, learning_rate=learning_rate)
+    return replace(config, training=replace(config.training, optimizer=optimizer))
 
 
 class Taken(NamedTuple):
@@ -168,6 +182,43 @@ def take_step(learner: Learner, group: list[Batch], step: int) -> Taken:
     return Taken(loss, grad_norm, num_tokens)
 
 
+def _after_step(
+    learner: Learner,
+    group: list[Batch],
+    position: Position,
+    state: TrainingState,
+    folder: RunDirectory,
+) -> tuple[TrainingState, float]:
+    """Take an optimiser step; return the state after it and the loss before it."""
+    started = time.perf_counter()
+    step = state.step + 1
+    taken = take_step(learner, group, step)
+    if not (math.isfinite(taken.loss) and math.isfinite(taken.grad_norm)):
+        raise TrainingError(
+            f"step {step} of Marian",
+            "the training diverged",
+            got=f"loss {taken.loss}, gradient norm {taken.grad_norm}",
+            remedy=f"remove {folder.path}, and give a lower --learning-rate",
+        )
+    after = replace(
+        state,
+        score=None,
+        step=step,
+        epoch=position.epoch,
+        batch=position.batch,
+        num_tokens=state.num_tokens + taken.num_tokens,
+        seconds=state.seconds + time.perf_counter() - started,
+    )
+    return after, taken.loss
+
+
+def _judged(state: TrainingState, score: float) -> TrainingState:
+    """Return a state with its score; of equal ones the later is the best, as in our runs."""
+    if state.best_score is None or score >= state.best_score:
+        return replace(state, score=score, best_step=state.step, best_score=score, num_stale=0)
+    return replace(state, score=score, num_stale=state.num_stale + 1)
+
+
 def _gone_on(
     marian: "MarianMTModel",
     optimizer: torch.optim.Optimizer,
@@ -192,7 +243,7 @@ def _gone_on(
         )
     load_weights(checkpoint, marian)
     load_optimizer(checkpoint, marian, optimizer)
-    return load_state(checkpoint)
+    return replace(load_state(checkpoint), environment=begin.environment)
 
 
 def _settings(marian: "MarianMTModel", config: Config, begin: TrainingState) -> dict[str, Any]:
@@ -216,8 +267,8 @@ def _save(
     before, checkpoint = folder.pointed(POINTER), folder.checkpoint(state.step)
     save_checkpoint(checkpoint, marian, optimizer, state)
     folder.point(POINTER, checkpoint)
-    if before is not None and before != checkpoint:
-        shutil.rmtree(before)
+    if before is not None and before != checkpoint and load_state(before).score is None:
+        remove_directory(before)
 
 
 def _report(state: TrainingState, steps: int, loss: float) -> None:
@@ -229,3 +280,8 @@ def _report(state: TrainingState, steps: int, loss: float) -> None:
         file=sys.stderr,
         flush=True,
     )
+
+
+def _report_score(state: TrainingState) -> None:
+    best = "  (best so far)" if state.best_step == state.step else ""
+    print(f"marian valid {state.step}  {state.score:.3f}{best}", file=sys.stderr, flush=True)

@@ -105,7 +105,7 @@ class Task:
         while True:
             order = random.permutation(len(self.store))
             for start in range(0, len(order), rows):
-                yield collate([self.store[int(i)] for i in order[start : start + rows]])
+                yield collate(self.store.examples(order[start : start + rows]))
 
     def lasting(self, steps: int) -> "Task":
         """Return the task with a learning rate that rises and falls within some steps."""

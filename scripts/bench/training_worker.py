@@ -22,7 +22,7 @@ from training_contestants import CONTESTANTS, CPU, Step, Task
 
 from tformer_cli.config.load import load_config
 from tformer_cli.corpus.pipeline import training_store
-from tformer_cli.device import keep_freed_memory, peak_memory_mib, resolve_precision
+from tformer_cli.device import keep_freed_memory, peak_memory, resolve_precision
 from tformer_cli.errors import TformerError, TrainingError
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
@@ -153,7 +153,7 @@ def measure(
         num_positions=sum(step.num_positions for step in done),
         seconds=elapsed,
         page_faults=_page_faults() - faults,
-        rss_mib=peak_memory_mib(),
+        rss_mib=peak_memory(CPU) / 2**20,
     )
 
 

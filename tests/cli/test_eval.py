@@ -86,7 +86,10 @@ def test_another_text_is_scored_by_source_and_reference(toy_run, tformer):
             ("--device", "tpu9000"),
             "--device: no device has this name; got tpu9000; use auto, cpu, cuda or mps",
         ),
-        (("--precision", "float8"), "--precision: must be auto, float32 or bfloat16; got float8"),
+        (
+            ("--precision", "float8"),
+            "--precision: must be auto, float32, bfloat16, float16; got float8; use auto",
+        ),
     ],
 )
 def test_contradictions_are_one_clear_line(toy_run, tformer, arguments, message):

@@ -1,13 +1,17 @@
 import errno
+import json
 import os
 import re
 import shutil
 import signal
+import tempfile
 from pathlib import Path
 
+import pytest
 from torch import nn
 from toy import CONFIG, write_toy
 
+from tformer_cli.rehearsal import batch_search
 from tformer_cli.training import checkpoints
 from tformer_cli.training import run as training
 
@@ -178,6 +182,19 @@ def test_a_second_ctrl_c_leaves_at_once_with_one_line(tformer, tmp_path, monkeyp
     assert (run / "last").read_text() == "step-000006\n"
 
 
+def test_another_training_begins_with_the_weights_of_a_run(tformer, tmp_path, monkeypatch):
+    file = write_toy(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    short = ("--set", "training.max_steps=12")
+    assert tformer("train", file, "--run", "first: no", *short).exit_code == 0
+    result = tformer("train", file, "--run", "more", "--continue-from", "first: no", *short)
+    assert result.exit_code == 0
+    checkpoint = tmp_path / "first: no" / "checkpoints" / "step-000012"
+    assert f"beginning with the weights of {checkpoint}\n" in result.stderr
+    again = tformer("train", file, "--run", "more", "--continue-from", "first: no", *short)
+    assert "more: finished at step 12" in again.stderr
+
+
 def test_run_folder_is_named_after_the_config(tformer, tmp_path, monkeypatch):
     file = write_toy(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
@@ -246,3 +263,111 @@ def test_searches_beyond_learned_positions_are_refused(tformer, tmp_path):
         f"{file}:17: training.validation_decoding.max_length: "
         "must be at most model.positions.max_length (20); got 256\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--dry-run", "--find-batch"),
+            "--find-batch: contradicts --dry-run; leave one of them out",
+        ),
+        (("--dry-run", "--fresh"), "--fresh: has no effect with --dry-run; leave it out"),
+        (("--find-batch", "--fresh"), "--fresh: has no effect with --find-batch; leave it out"),
+        (
+            ("--dry-run", "--memory-limit", "8"),
+            "--memory-limit: has no effect without --find-batch; got 8; add --find-batch",
+        ),
+        (
+            ("--memory-limit", "2.5"),
+            "--memory-limit: has no effect without --find-batch; got 2.5; add --find-batch",
+        ),
+        (("--json",), "--json: has no effect without --dry-run or --find-batch; leave it out"),
+    ],
+)
+def test_options_that_nothing_would_come_of_are_refused(tformer, tmp_path, options, message):
+    result = tformer("train", tmp_path / "no.yaml", *options)
+    assert (result.exit_code, result.stderr) == (2, f"{message}\n")
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if "torch" not in path.name)
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch) -> Path:
+    """The folder that temporary folders are made in."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_a_dry_run_says_what_the_training_will_take_and_leaves_nothing(
+    tformer, tmp_path, temporary, monkeypatch
+):
+    file = write_toy(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    before = files(tmp_path)
+    result = tformer("train", file, "--dry-run", "--device", "cpu")
+    assert result.exit_code == 0
+    assert [line.split(":")[0] for line in result.stdout.splitlines()] == [
+        "model",
+        "training text",
+        "largest batch",
+        "peak memory",
+        "speed",
+        "time",
+        "disk",
+    ]
+    assert "training text: 300 pairs: 300 kept\n" in result.stdout
+    assert " for 24 steps (" in result.stdout
+    assert files(tmp_path) == before
+
+
+def test_a_dry_run_for_programs_is_one_object(tformer, tmp_path, temporary):
+    file = write_toy(tmp_path / "data")
+    settings = ("--set", "training.max_steps=1000", "--device", "cpu")
+    plain = json.loads(tformer("train", file, "--dry-run", "--json", *settings).stdout)
+    assert (plain["num_pairs"], plain["sample"]["kept"]) == (300, 300)
+    assert plain["seconds"] == pytest.approx(1000 * plain["seconds_per_step"])
+    # Validated every 12 steps and saved every 6: three newest, the best, and one that is written.
+    assert plain["num_checkpoints"] == 5
+    assert plain["peak_memory_bytes"] > plain["checkpoint_bytes"]
+
+
+def test_a_dry_run_finds_what_would_stop_the_training(tformer, tmp_path, temporary):
+    file = write_toy(tmp_path / "data")
+    (tmp_path / "data" / "test.tgt").write_text("one line\n")
+    result = tformer("train", file, "--dry-run", "--device", "cpu")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith(
+        f"{tmp_path}/data/test.src:2: has no counterpart in {tmp_path}/data/test.tgt; "
+    )
+    assert files(temporary) == []
+
+
+def test_a_dry_run_leaves_a_run_as_it_is(tformer, tmp_path, temporary):
+    file, run = write_toy(tmp_path / "data"), tmp_path / "run"
+    tformer("train", file, "--run", run, "--set", "training.max_steps=12")
+    before = {path: path.stat().st_mtime_ns for path in files(run)}
+    # What a training would refuse to go on with does not matter to a dry run.
+    changed = ("--set", "model.dim=16", "--device", "cpu")
+    assert tformer("train", file, "--run", run, "--dry-run", *changed).exit_code == 0
+    assert {path: path.stat().st_mtime_ns for path in files(run)} == before
+
+
+def test_the_largest_batch_is_printed_with_its_setting(tformer, tmp_path, temporary, monkeypatch):
+    file = write_toy(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    before = files(tmp_path)
+    # A token takes a MiB: 512 of them fit.
+    monkeypatch.setattr(batch_search, "_trial_apart", lambda run, tokens, limit: tokens << 20)
+    words = ("train", file, "--find-batch", "--memory-limit", "0.5", "--device", "cpu")
+    result = tformer(*words)
+    assert result.exit_code == 0
+    found = json.loads(tformer(*words, "--json").stdout)
+    assert 512 * 31 / 32 <= found["batch_tokens"] <= 512
+    assert result.stdout.splitlines()[-1] == f"use it: --set {found['set']}"
+    assert found["set"] == f"training.batch_tokens={found['batch_tokens']}"
+    assert files(tmp_path) == before

@@ -12,6 +12,7 @@ def test_the_first_signal_is_a_request(number):
     with Interruption("runs/x") as interruption:
         assert interruption.signal is None
         signal.raise_signal(number)
+        interruption.look()
         assert interruption.signal == number
     assert signal.getsignal(number) == before
 
@@ -32,4 +33,5 @@ def test_a_sigterm_that_comes_twice_is_one_request():
     with Interruption("runs/x") as interruption:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
+        interruption.look()
         assert interruption.signal == signal.SIGTERM

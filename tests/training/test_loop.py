@@ -12,6 +12,7 @@ from tformer_cli.corpus.batch import Example, collate
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.errors import TrainingError
 from tformer_cli.training.loop import Fault, Group, train_steps
+from tformer_cli.training.loss_scale import LossScale
 
 
 def test_reported_loss_is_the_mean_over_target_tokens():
@@ -162,3 +163,53 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch):
     monkeypatch.setattr(subject.model, "forward", failing)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         next(train_steps(subject, groups(batch()), 7))
+
+
+def test_a_loss_scale_changes_no_digit_of_a_step():
+    reports, ends = [], []
+    for factor in (1.0, 2.0**20):
+        subject = learner()
+        steps = train_steps(subject, groups(batch()), 1, loss_scale=LossScale(factor))
+        reports.append([replace(r, seconds=0.0, loss_scale=None) for r in islice(steps, 3)])
+        ends.append(weights(subject))
+    assert reports[0] == reports[1]
+    for name in ends[0]:
+        assert torch.equal(ends[0][name], ends[1][name])
+
+
+def test_a_gradient_that_overflows_is_redone_with_a_lower_loss_scale():
+    subject, plain = learner(), learner()
+    huge = LossScale(2.0**140)  # More than float32 can hold.
+    report = next(train_steps(subject, groups(batch()), 1, loss_scale=huge))
+    expected = next(train_steps(plain, groups(batch()), 1))
+    assert 1.0 < report.loss_scale.factor < huge.factor
+    assert (report.step, report.loss, report.grad_norm) == (1, expected.loss, expected.grad_norm)
+    for name, weight in weights(subject).items():
+        assert torch.equal(weight, weights(plain)[name])
+
+
+def test_a_loss_that_is_not_finite_is_not_the_fault_of_its_scale():
+    bad = replace(batch(), num_target_tokens=0)
+    fault = next(train_steps(learner(), groups(bad), 1, loss_scale=LossScale(2.0**16)))
+    assert isinstance(fault, Fault)
+
+
+def test_float16_gives_the_gradient_of_float32_but_for_rounding():
+    norms = {}
+    for precision in (torch.float32, torch.float16):
+        subject = replace(learner(dropout=0.0), precision=precision)
+        report = next(train_steps(subject, groups(batch()), 1))
+        norms[precision] = report.grad_norm
+    assert norms[torch.float16] == pytest.approx(norms[torch.float32], rel=2e-3)
+    assert norms[torch.float16] != norms[torch.float32]
+
+
+def test_parts_are_watched_on_request_when_a_report_is_due():
+    for is_watched in (False, True):
+        subject = learner(watch_parts=is_watched, report_every=2)
+        reports = list(islice(train_steps(subject, groups(batch()), 1), 4))
+        watched = [report.step for report in reports if report.parts]
+        assert watched == ([2, 4] if is_watched else [])
+        for report in reports[1::2] if is_watched else []:
+            norms = [part.grad_norm for part in report.parts.values()]
+            assert math.hypot(*norms) == pytest.approx(report.grad_norm, rel=1e-5)

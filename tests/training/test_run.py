@@ -25,7 +25,7 @@ from tformer_cli.corpus.store import TokenStore
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
 from tformer_cli.model.seq2seq import Seq2Seq, build_model
 from tformer_cli.run_directory import RunDirectory
-from tformer_cli.training import preparation
+from tformer_cli.training import loss_scale, preparation
 from tformer_cli.training import run as run_module
 from tformer_cli.training.lock import locked
 from tformer_cli.training.loop import train_steps
@@ -295,6 +295,23 @@ def test_a_signal_ends_a_validation_and_the_next_sitting_makes_up_for_it(
             assert f"interrupted; saved at step {step};" in str(caught.value)
     run = trained(toy, tmp_path / "run")
     assert_same_end(finished, run)
+
+
+def test_float16_with_its_loss_scale_goes_on_to_the_bit(toy, tmp_path, monkeypatch):
+    settings = ("training.precision=float16", "training.max_steps=12")
+    # A scale that overflows, and that has to be what it was after the break.
+    monkeypatch.setattr(loss_scale, "FIRST", 2.0**40)
+    monkeypatch.setattr(loss_scale, "PATIENCE", 5)
+    unbroken = trained(toy, tmp_path / "unbroken", *settings)
+    with monkeypatch.context() as patch:
+        on_step(patch, 10, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Interrupted):
+            trained(toy, tmp_path / "run", *settings)
+    run = trained(toy, tmp_path / "run", *settings)
+    assert_same_end(unbroken, run)
+    factors = [line["loss_scale"] for line in kinds(run, "train")]
+    assert max(factors) < 2.0**40
+    assert len(set(factors)) > 1
 
 
 def on_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], object]) -> None:

@@ -59,6 +59,8 @@ def main() -> None:
     # a long wait costs four fifths of the speed; this one ends after some microseconds. GNU's
     # OpenMP reads it when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+    # Batches of many shapes leave gaps in a GPU's memory that no other batch fits into.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     try:
         app()
     except (TformerError, OSError) as error:

@@ -1,5 +1,6 @@
 """`tformer train`."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from tformer_cli.cli.options import DeviceOption, SetOption
 from tformer_cli.config.load import load_config
+from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import run_of_config
 
 
@@ -21,18 +23,105 @@ def train(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Forget what the run folder holds and begin again.")
     ] = False,
+    continue_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Begin with the tokenizers and the last weights of another run, with its own "
+            "schedule: more steps, another learning rate, other text.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Only check all files, take a few steps at the largest batch, and say how much "
+            "time, memory and disk the training will take.",
+        ),
+    ] = False,
+    find_batch: Annotated[
+        bool,
+        typer.Option(
+            "--find-batch",
+            help="Only search the largest training.batch_tokens that fits into memory.",
+        ),
+    ] = False,
+    memory_limit: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            metavar="GIB",
+            help="Memory that --find-batch may fill. Default: all of a GPU, 80% of the free RAM.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object (--dry-run, --find-batch).")
+    ] = False,
 ) -> None:
     """Train a model, or go on with a run that was interrupted.
 
     The vocabulary is built when it is missing. The same command again goes on from the last
-    checkpoint, exactly as if there had been no break.
+    checkpoint, exactly as if there had been no break. --dry-run and --find-batch leave nothing
+    behind.
 
     Example: tformer train configs/demo.yaml --set training.max_steps=500 --run runs/short
+
+    Example: tformer train configs/demo.yaml --continue-from runs/demo --run runs/demo-more
+
+    Example: tformer train configs/demo.yaml --dry-run
+
+    Example: tformer train configs/demo.yaml --find-batch --memory-limit 8
     """
-    parsed = load_config(config, settings or [])
+    _check_usage(fresh, dry_run, find_batch, memory_limit, as_json)
+    before = []
+    if continue_from is not None:
+        before = [f"training.initialize_from={json.dumps(str(continue_from))}"]
+    parsed = load_config(config, [*(settings or []), *before])
+    run_directory = run_of_config(config, run)
 
     # torch takes a second to import: only those who train wait for it.
     from tformer_cli.device import resolve_device
-    from tformer_cli.training import run as training
 
-    training.train(parsed, run_of_config(config, run), device=resolve_device(device), fresh=fresh)
+    place = resolve_device(device)
+    if dry_run:
+        from tformer_cli.rehearsal.dry_run import dry_run as rehearse
+
+        taken = rehearse(parsed, run_directory, device=place)
+        typer.echo(json.dumps(taken.as_json(), indent=2) if as_json else str(taken))
+    elif find_batch:
+        from tformer_cli.rehearsal.batch_search import find_batch as search
+
+        found = search(parsed, run_directory, device=place, memory_limit=memory_limit)
+        typer.echo(json.dumps(found.as_json(), indent=2) if as_json else str(found))
+    else:
+        from tformer_cli.training import run as training
+
+        training.train(parsed, run_directory, device=place, fresh=fresh)
+
+
+def _check_usage(
+    fresh: bool, dry_run: bool, find_batch: bool, memory_limit: float | None, as_json: bool
+) -> None:
+    """Refuse options that contradict each other, or that nothing would come of.
+
+    Raises:
+        UsageError: there are such.
+    """
+    if dry_run and find_batch:
+        raise UsageError("--find-batch", "contradicts --dry-run", remedy="leave one of them out")
+    if fresh and (dry_run or find_batch):
+        other = "--dry-run" if dry_run else "--find-batch"
+        raise UsageError("--fresh", f"has no effect with {other}", remedy="leave it out")
+    if memory_limit is not None and not find_batch:
+        raise UsageError(
+            "--memory-limit",
+            "has no effect without --find-batch",
+            got=f"{memory_limit:g}",
+            remedy="add --find-batch",
+        )
+    if as_json and not (dry_run or find_batch):
+        raise UsageError(
+            "--json", "has no effect without --dry-run or --find-batch", remedy="leave it out"
+        )

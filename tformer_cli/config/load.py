@@ -44,7 +44,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError([*error.problems, *problems]) from None
     if problems:
         raise ConfigError(problems)
-    return dataclasses.replace(config, data=_with_absolute_paths(config.data, path.parent))
+    return _with_absolute_paths(config, path.parent)
 
 
 def dump_config(config: Config) -> str:
@@ -171,7 +171,15 @@ def _with_value(node: yaml.Node | None, keys: Sequence[str], value: yaml.Node) -
     return yaml.MappingNode(tag, entries, mark)
 
 
-def _with_absolute_paths(data: DataConfig, folder: Path) -> DataConfig:
+def _with_absolute_paths(config: Config, folder: Path) -> Config:
+    data, training = _absolute_data(config.data, folder), config.training
+    if training.initialize_from is not None:
+        before = _absolute(folder, training.initialize_from)
+        training = dataclasses.replace(training, initialize_from=before)
+    return dataclasses.replace(config, data=data, training=training)
+
+
+def _absolute_data(data: DataConfig, folder: Path) -> DataConfig:
     root = None if data.root is None else _absolute(folder, data.root)
     base = folder if root is None else root
 

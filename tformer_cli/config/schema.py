@@ -413,6 +413,8 @@ class TrainingConfig:
     """Padded target tokens of one optimiser step, and the same limit for source tokens."""
     accumulate: Count = 1
     """Cut each batch into this many pieces to save memory; the result is the same."""
+    gradient_checkpointing: bool = False
+    """Recompute each layer in the backward pass: less memory, a third more time, same result."""
     max_steps: Count = 20_000
     """Optimiser steps in all."""
     validate_every: Count = 1000
@@ -435,8 +437,14 @@ class TrainingConfig:
     """Validate and keep a moving average of the weights, this much of it old at each step."""
     report_every: Count = 50
     """Steps between two lines of progress in metrics.jsonl and on a screen without bars."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of matrix products; auto is bfloat16 on a GPU that has it, else float32."""
+    initialize_from: Path | None = None
+    """A run folder whose tokenizers and last weights this training begins with."""
+    watch_parts: bool = False
+    """Report the gradient norm and the relative update of each part of the model as well."""
+    tensorboard: bool = False
+    """Show metrics.jsonl in TensorBoard too; needs `pip install 'tformer[tensorboard]'`."""
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Number format of matrix products; auto is bfloat16 or float16 on a GPU, else float32."""
 
     def conflicts(self) -> Iterator[Conflict]:
         if self.schedule.warmup_steps > self.max_steps:

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from tformer_cli.text.vocabulary import END_ID, PAD_ID, START_ID
 
+# What of a batch the model sees.
+TENSORS = ("source", "source_mask", "target_in", "target_out", "target_mask")
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -56,18 +59,22 @@ class Batch:
         """Return the batch on `device`."""
         if device.type == "cpu":
             return self
-        moved = {
-            name: getattr(self, name).to(device, non_blocking=True)
-            for name in ("source", "source_mask", "target_in", "target_out", "target_mask")
-        }
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in TENSORS}
         return dataclasses.replace(self, **moved)
+
+    def pinned(self) -> "Batch":
+        """Return the batch in memory that a GPU copies from while it computes."""
+        pinned = {name: getattr(self, name).pin_memory() for name in TENSORS}
+        return dataclasses.replace(self, **pinned)
 
 
 def collate(examples: Sequence[Example]) -> Batch:
     """Pad examples into a batch, in the order given."""
-    source, source_mask = pad_rows([[*example.source, END_ID] for example in examples])
-    target_in, target_mask = pad_rows([[START_ID, *example.target] for example in examples])
-    target_out, _ = pad_rows([[*example.target, END_ID] for example in examples])
+    sources = [example.source for example in examples]
+    targets = [example.target for example in examples]
+    source, source_mask = pad_rows(sources, last=END_ID)
+    target_in, target_mask = pad_rows(targets, first=START_ID)
+    target_out, _ = pad_rows(targets, last=END_ID)
     return Batch(
         source=source,
         source_mask=source_mask,
@@ -79,10 +86,28 @@ def collate(examples: Sequence[Example]) -> Batch:
     )
 
 
-def pad_rows(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Return rows of ids as one (B, L) tensor padded on the right, and its bool mask."""
-    lengths = np.array([len(row) for row in rows])
-    mask = np.arange(lengths.max()) < lengths[:, None]
+def pad_rows(
+    rows: Sequence[Sequence[int] | np.ndarray],
+    *,
+    first: int | None = None,
+    last: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return rows of ids as one (B, L) tensor padded on the right, and its bool mask.
+
+    Args:
+        rows: the ids.
+        first: an id before each row, or None.
+        last: an id behind each row, or None.
+    """
+    starts = 0 if first is None else 1
+    stops = starts + np.array([len(row) for row in rows])
+    lengths = stops if last is None else stops + 1
+    columns = np.arange(lengths.max())
+    mask = columns < lengths[:, None]
     ids = np.full(mask.shape, PAD_ID, dtype=np.int64)
-    ids[mask] = np.concatenate(rows)
+    ids[(columns >= starts) & (columns < stops[:, None])] = np.concatenate(rows)
+    if first is not None:
+        ids[:, 0] = first
+    if last is not None:
+        ids[np.arange(len(rows)), stops] = last
     return torch.from_numpy(ids), torch.from_numpy(mask)

@@ -89,7 +89,14 @@ def _too_long(where: str, length: int, max_length: int) -> DataError:
 
 
 def training_groups(
-    store: TokenStore, *, batch_tokens: int, accumulate: int, seed: int, position: Position
+    store: TokenStore,
+    *,
+    batch_tokens: int,
+    accumulate: int,
+    seed: int,
+    position: Position,
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> Iterator[tuple[list[Batch], Position]]:
     """Yield the batch of each optimiser step for ever, cut into micro-batches by rows.
 
@@ -99,19 +106,22 @@ def training_groups(
         accumulate: micro-batches a batch is cut into, where it has that many rows.
         seed: decides the order with the epoch.
         position: the first batch.
+        rank: of those that share each batch, from 0.
+        num_ranks: how many they are; whose rank is beyond the rows of a batch gets none of it.
 
     Yields:
         The micro-batches of a step, and the position that follows it.
     """
     for indices, following in _bucketing(store, batch_tokens, seed).batches_from(position):
-        parts = np.array_split(indices, min(accumulate, len(indices)))
-        yield [collate([store[int(i)] for i in part]) for part in parts], following
+        parts = np.array_split(indices, min(accumulate * num_ranks, len(indices)))
+        own = parts[rank::num_ranks]
+        yield [collate(store.examples(part)) for part in own], following
 
 
 def batches_in_order(store: TokenStore, *, batch_tokens: int) -> Iterator[Batch]:
     """Yield every example once, in batches of similar length."""
     for indices in _bucketing(store, batch_tokens, seed=0).plan(epoch=0):
-        yield collate([store[int(i)] for i in indices])
+        yield collate(store.examples(indices))
 
 
 def batches_per_epoch(store: TokenStore, *, batch_tokens: int, seed: int) -> int:

@@ -1,8 +1,11 @@
-"""Lines as they arrive: few at once from a slow pipe, many from a fast one."""
+"""Threads that fetch what will be wanted next: lines of a pipe, batches of a training."""
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from typing import TypeVar
+
+_Item = TypeVar("_Item")
 
 
 def arriving(lines: Iterable[str], most: int) -> Iterator[list[str]]:
@@ -39,3 +42,45 @@ def arriving(lines: Iterable[str], most: int) -> Iterator[list[str]]:
             raise item
         if item is None:
             return
+
+
+def ahead(items: Iterable[_Item], most: int) -> Generator[_Item]:
+    """Yield items in their order, each made while the ones before it are in use.
+
+    Whoever does not want all of them closes the generator.
+
+    Args:
+        items: made in a thread of their own; what it raises is raised here.
+        most: how many may wait to be asked for.
+    """
+    made: queue.Queue[tuple[_Item] | BaseException | None] = queue.Queue()
+    room = threading.Semaphore(most)
+    is_over = threading.Event()
+
+    def make() -> None:
+        try:
+            for item in items:
+                room.acquire()
+                if is_over.is_set():
+                    return
+                made.put((item,))
+            made.put(None)
+        except BaseException as error:
+            made.put(error)
+
+    maker = threading.Thread(target=make, daemon=True)
+    maker.start()
+    try:
+        while True:
+            item = made.get()
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            room.release()
+            yield item[0]
+    finally:
+        is_over.set()
+        room.release()
+        # A thread that the end of the program cuts off inside of torch takes the program down.
+        maker.join()

@@ -38,11 +38,14 @@ class TokenStore:
         return len(self.weights)
 
     def __getitem__(self, index: int) -> Example:
-        return Example(
-            index=index,
-            source=self.source_ids[self.source_offsets[index] : self.source_offsets[index + 1]],
-            target=self.target_ids[self.target_offsets[index] : self.target_offsets[index + 1]],
-        )
+        (example,) = self.examples(np.array([index]))
+        return example
+
+    def examples(self, indices: np.ndarray) -> list[Example]:
+        """Return the pairs at some places, in the order given."""
+        sources = _rows(self.source_ids, self.source_offsets, indices)
+        targets = _rows(self.target_ids, self.target_offsets, indices)
+        return list(map(Example, indices.tolist(), sources, targets))
 
     @property
     def source_lengths(self) -> np.ndarray:
@@ -98,6 +101,12 @@ def slices(size: int) -> Iterator[slice]:
     """Yield slices that cover `size` places in their order, each of a bounded length."""
     for start in range(0, size, SLICE):
         yield slice(start, min(start + SLICE, size))
+
+
+def _rows(ids: np.ndarray, offsets: np.ndarray, indices: np.ndarray) -> list[np.ndarray]:
+    # One look at the offsets for all rows: numpy is slow to hand out single numbers.
+    starts, stops = offsets[indices].tolist(), offsets[indices + 1].tolist()
+    return [ids[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
 
 def _lengths(offsets: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from tformer_cli.config.schema import DecodingConfig, ParallelText
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.decoding.translator import Translator
+from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import Problem
 from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
 from tformer_cli.evaluation.metrics import Metric, Score
@@ -47,6 +48,7 @@ def evaluate(
     decoding: DecodingConfig | None = None,
     device: torch.device,
     precision: torch.dtype = torch.float32,
+    world: World = ALONE,
     on_done: Callable[[int], object] = lambda count: None,
     on_long_line: Callable[[Problem], object] = lambda problem: None,
 ) -> Evaluation:
@@ -60,6 +62,8 @@ def evaluate(
         decoding: the search; the run's own where it is None.
         device: where the model is.
         precision: of the likelihood; the translator has its own.
+        world: the processes that work together: each translates its share of the lines, and all
+            have the whole result.
         on_done: called with the number of lines whenever some are translated.
         on_long_line: called with each source line that is split or truncated.
 
@@ -72,18 +76,20 @@ def evaluate(
         batches_in_order(store, batch_tokens=LIKELIHOOD_BATCH_TOKENS),
         device=device,
         precision=precision,
+        world=world,
     )
     sources, references = zip(*read_pairs(text.source, text.target), strict=True)
     search = translator.decoding if decoding is None else decoding
     translations = translator.nbest(
-        sources,
+        sources[world.rank :: world.size],
         1,
         decoding=search,
         name=str(text.source),
         on_done=on_done,
         on_long_line=on_long_line,
     )
-    hypotheses = tuple(best.text for best, *_ in translations)
+    shares = world.gather([best.text for best, *_ in translations])
+    hypotheses = tuple(shares[i % world.size][i // world.size] for i in range(len(sources)))
     scores = tuple(metric.score(hypotheses, references) for metric in metrics)
     return Evaluation(scores, likelihood, hypotheses, search)
 

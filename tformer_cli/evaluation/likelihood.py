@@ -1,5 +1,6 @@
 """How probable a model finds the references."""
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from torch.nn import functional
 
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.device import autocast
+from tformer_cli.distributed import ALONE, World
 from tformer_cli.model.seq2seq import Seq2Seq
 
 
@@ -34,16 +36,31 @@ class Likelihood:
 
 @torch.inference_mode()
 def reference_likelihood(
-    model: Seq2Seq, batches: Iterable[Batch], *, device: torch.device, precision: torch.dtype
+    model: Seq2Seq,
+    batches: Iterable[Batch],
+    *,
+    device: torch.device,
+    precision: torch.dtype,
+    world: World = ALONE,
 ) -> Likelihood:
-    """Run a model over references, with dropout off."""
+    """Run a model over references, with dropout off.
+
+    Args:
+        model: what is asked.
+        batches: the references, the same for every process; each takes its share of them.
+        device: where the model is.
+        precision: number format of matrix products.
+        world: the processes that work together.
+    """
     model.eval()
-    nll, num_correct, num_tokens = 0.0, 0, 0
-    for batch in (batch.to(device) for batch in batches):
+    nll, num_correct, num_tokens = 0.0, 0.0, 0.0
+    own = itertools.islice(batches, world.rank, None, world.size)
+    for batch in (batch.to(device) for batch in own):
         targets = batch.target_out[batch.target_mask]
         with autocast(device, precision):
             logits = model(batch.source, batch.source_mask, batch.target_in, batch.target_mask)
         nll += functional.cross_entropy(logits.float(), targets, reduction="sum").item()
         num_correct += int((logits.argmax(dim=-1) == targets).sum())
         num_tokens += batch.num_target_tokens
-    return Likelihood(nll / num_tokens, num_correct / num_tokens, num_tokens)
+    nll, num_correct, num_tokens = world.sums(nll, num_correct, num_tokens)
+    return Likelihood(nll / num_tokens, num_correct / num_tokens, int(num_tokens))

@@ -11,6 +11,7 @@ from tformer_cli.model.embeddings import Embeddings
 from tformer_cli.model.encoder import Memory
 from tformer_cli.model.layers import DecoderLayer, final_norm
 from tformer_cli.model.positions import build_positions
+from tformer_cli.model.recompute import LayerCall, kept
 
 
 class Decoder(nn.Module):
@@ -27,6 +28,7 @@ class Decoder(nn.Module):
         self.norm = final_norm(config)
         self.bias = positions.bias
         self.max_length = positions.max_length
+        self.call: LayerCall = kept
 
     def forward(self, target: Tensor, memory: Memory) -> Tensor:
         """Return states (B, T, D) of whole targets (B, T); position t sees 0..t.
@@ -39,7 +41,7 @@ class Decoder(nn.Module):
         source_view = View(mask=masks.padding(memory.mask))
         states = self.embeddings(target, positions)
         for layer, source in zip(self.layers, self._sources(memory), strict=True):
-            states = layer(states, self_view, source, source_view, positions)
+            states = self.call(layer, states, self_view, source, source_view, positions)
         normed: Tensor = self.norm(states)
         return normed
 

@@ -11,6 +11,7 @@ from tformer_cli.model.attention import View
 from tformer_cli.model.embeddings import Embeddings
 from tformer_cli.model.layers import EncoderLayer, final_norm
 from tformer_cli.model.positions import build_positions
+from tformer_cli.model.recompute import LayerCall, kept
 
 
 class Memory(NamedTuple):
@@ -39,6 +40,7 @@ class Encoder(nn.Module):
         self.norm = final_norm(config)
         self.bias = positions.bias
         self.max_length = positions.max_length
+        self.call: LayerCall = kept
 
     def forward(self, source: Tensor, source_mask: Tensor) -> Memory:
         """Read source ids (B, S), of which source_mask (B, S) are real."""
@@ -47,5 +49,5 @@ class Encoder(nn.Module):
         view = View(mask=masks.padding(source_mask), bias=bias)
         states = self.embeddings(source, positions)
         for layer in self.layers:
-            states = layer(states, view, positions)
+            states = self.call(layer, states, view, positions)
         return Memory(self.norm(states), source_mask)

@@ -8,6 +8,7 @@ from tformer_cli.model.cache import DecoderCache
 from tformer_cli.model.decoder import Decoder
 from tformer_cli.model.encoder import Encoder, Memory
 from tformer_cli.model.init import initialise
+from tformer_cli.model.recompute import recomputed
 
 
 class Seq2Seq(nn.Module):
@@ -47,6 +48,10 @@ class Seq2Seq(nn.Module):
         states = self.decoder(target, self.encode(source, source_mask))
         logits: Tensor = self.output(states[target_mask])
         return logits
+
+    def recompute_layers(self) -> None:
+        """From now on let the backward pass compute again what is inside the layers."""
+        self.encoder.call = self.decoder.call = recomputed
 
     def encode(self, source: Tensor, source_mask: Tensor) -> Memory:
         """Read source ids (B, S), of which source_mask (B, S) are real."""

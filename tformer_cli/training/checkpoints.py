@@ -19,6 +19,7 @@ from tformer_cli.checkpoint import (
     save_checkpoint,
 )
 from tformer_cli.config.schema import TrainingConfig
+from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import CheckpointError, Problem
 from tformer_cli.model.seq2seq import Seq2Seq
 from tformer_cli.run_directory import RunDirectory, remove_directory
@@ -37,6 +38,7 @@ class Checkpoints:
         model: Seq2Seq,
         optimizer: torch.optim.Optimizer,
         average: MovingAverage | None,
+        world: World = ALONE,
     ) -> None:
         """Serve a training.
 
@@ -46,15 +48,19 @@ class Checkpoints:
             model: what the optimiser moves.
             optimizer: its moments.
             average: of the model, where there is one.
+            world: the processes that train together; the first alone writes and removes.
         """
         self.run = run
         self.config = config
         self.model = model
         self.optimizer = optimizer
         self.average = average
+        self.world = world
 
     def save(self, state: TrainingState) -> None:
         """Take a checkpoint, and let `last` and perhaps `best` stand for it."""
+        if not self.world.is_first:
+            return
         checkpoint = self.run.checkpoint(state.step)
         average = None if self.average is None else self.average.model
         save_checkpoint(checkpoint, self.model, self.optimizer, state, average=average)
@@ -76,6 +82,19 @@ class Checkpoints:
             load_weights(checkpoint, self.average.model)
             load_weights(checkpoint, self.model, TRAINED_FILE)
         load_optimizer(checkpoint, self.model, self.optimizer)
+        if self.world.is_first:
+            self._forget_after(checkpoint, state)
+        return state
+
+    def begin_again(self, first: Seq2Seq) -> None:
+        """Bring back the weights of a model that has taken no step."""
+        self.model.load_state_dict(first.state_dict())
+        if self.average is not None:
+            self.average.model.load_state_dict(first.state_dict())
+        self.optimizer.state.clear()
+
+    def _forget_after(self, checkpoint: Path, state: TrainingState) -> None:
+        """Let a checkpoint be the last one."""
         steps = self.run.step_checkpoints()
         for later in steps[steps.index(checkpoint) + 1 :]:
             remove_directory(later)
@@ -85,14 +104,6 @@ class Checkpoints:
         self._mend_best(state)
         # A kill may have come before this.
         self._drop_old()
-        return state
-
-    def begin_again(self, first: Seq2Seq) -> None:
-        """Bring back the weights of a model that has taken no step."""
-        self.model.load_state_dict(first.state_dict())
-        if self.average is not None:
-            self.average.model.load_state_dict(first.state_dict())
-        self.optimizer.state.clear()
 
     def _mend_best(self, state: TrainingState) -> None:
         """Let `best` be what it was at a state, or nothing if that is no longer there."""

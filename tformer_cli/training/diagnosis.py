@@ -17,6 +17,7 @@ def first_not_finite(learner: Learner, batches: Sequence[Batch], step: int) -> s
         gradient is not, for gradients flow backwards; and otherwise the loss.
     """
     found: list[str] = []
+    num_tokens = sum(batch.num_target_tokens for batch in batches)
 
     def listening(name: str) -> Callable[[nn.Module, object, object], None]:
         def listen(module: nn.Module, inputs: object, output: object) -> None:
@@ -28,7 +29,7 @@ def first_not_finite(learner: Learner, batches: Sequence[Batch], step: int) -> s
     model = learner.model
     hooks = [module.register_forward_hook(listening(name)) for name, module in _named(model)]
     try:
-        leave_gradient(learner, batches, step)
+        leave_gradient(learner, batches, step, num_tokens)
     finally:
         for hook in hooks:
             hook.remove()

@@ -5,6 +5,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Self
 
+from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import Interrupted
 
 
@@ -19,15 +20,18 @@ class Interruption:
     to a process and again to its group.
 
     Attributes:
-        signal: number of the signal that came, or None.
+        signal: number of the signal that came, or None. Where several processes work together, one
+            that came to any of them, and known to all of them after the same step.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self, where: str) -> None:
-        """Listen for work called `where` in messages."""
+    def __init__(self, where: str, world: World = ALONE) -> None:
+        """Listen for work called `where` in messages, that these processes do."""
         self.where = where
+        self.world = world
         self.signal: int | None = None
+        self._came = 0
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Self:
@@ -50,18 +54,24 @@ class Interruption:
     def leave_if_signalled(self, *progress: object) -> None:
         """Serve as a listener to the progress of work that may be left undone.
 
+        Several processes finish it all the same, for they wait for each other's results.
+
         Raises:
             SignalCame: a signal has come.
         """
-        if self.signal is not None:
+        if self._came and self.world.size == 1:
             raise SignalCame
 
+    def look(self) -> None:
+        """Learn whether a signal has come by now."""
+        self.signal = self.world.largest(self._came) or None
+
     def _take(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None and number == signal.SIGINT:
+        if self._came and number == signal.SIGINT:
             raise Interrupted(
                 self.where,
                 "interrupted again; left at once, without saving",
                 signal=number,
                 remedy="the same command goes on from the last checkpoint",
             )
-        self.signal = self.signal or number
+        self._came = self._came or number

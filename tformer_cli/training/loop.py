@@ -1,25 +1,30 @@
 """The training loop: a generator that yields a report after each optimiser step.
 
 A step that cannot be taken does not stop it. Where memory runs out the step is redone in smaller
-pieces; where loss or gradient is not finite the weights stay, and a `Fault` is yielded instead.
+pieces, where a gradient overflows in float16 with a lower loss scale; where loss or gradient is not
+finite all the same the weights stay, and a `Fault` is yielded instead.
 """
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import get_total_norm
 
 from tformer_cli.config.schema import TrainingConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.device import autocast, derive_seed
+from tformer_cli.distributed import ALONE, World
 from tformer_cli.training.loss import smoothed_nll_sum
+from tformer_cli.training.loss_scale import LossScale
 from tformer_cli.training.memory import give_back_memory, in_halves, is_out_of_memory
 from tformer_cli.training.optim import set_learning_rate
+from tformer_cli.training.parts import PartReport, PartsWatch
 from tformer_cli.training.schedules import Schedule
 
 
@@ -28,7 +33,7 @@ class Group:
     """The batch of an optimiser step, cut into micro-batches.
 
     Attributes:
-        batches: the micro-batches.
+        batches: the micro-batches of this process; there may be none where several train.
         place: of the batch in the data.
         following: place of the next one.
     """
@@ -54,6 +59,8 @@ class StepReport:
         seconds: wall-clock time of the step.
         num_pieces: micro-batches that the step was redone in because memory ran out; 0 if it
             did not.
+        loss_scale: for the next step.
+        parts: what it did to each part of the model, where `training.watch_parts` asks for it.
     """
 
     step: int
@@ -65,7 +72,9 @@ class StepReport:
     learning_rate: float
     grad_norm: float
     seconds: float
-    num_pieces: int = 0
+    num_pieces: int
+    loss_scale: LossScale
+    parts: Mapping[str, PartReport] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,7 @@ class Learner:
         device: where the model is.
         precision: number format of matrix products.
         seed: decides the dropout of every step.
+        world: the processes that train together.
     """
 
     model: nn.Module
@@ -106,6 +116,7 @@ class Learner:
     device: torch.device
     precision: torch.dtype
     seed: int
+    world: World = ALONE
 
 
 def train_steps(
@@ -114,17 +125,19 @@ def train_steps(
     first_step: int,
     *,
     learning_rate_factor: float = 1.0,
+    loss_scale: LossScale | None = None,
 ) -> Iterator[StepReport | Fault]:
     """Take one optimiser step for each group of micro-batches, as long as groups come.
 
-    The loss is summed over the target tokens of the group and divided by their number, so cutting
-    a batch into micro-batches changes the gradient by rounding only.
+    The loss is summed over the target tokens of the group and divided by their number over all
+    processes, so cutting a batch into micro-batches changes the gradient by rounding only.
 
     Args:
         learner: what learns.
         groups: what each step learns from.
         first_step: number of the first step taken.
         learning_rate_factor: of the schedule's learning rate.
+        loss_scale: for the first step, or None at the beginning of a training.
 
     Yields:
         A report of the step taken, or the fault that kept it from being taken.
@@ -134,17 +147,20 @@ def train_steps(
     """
     model, optimizer, config = learner.model, learner.optimizer, learner.config
     max_norm = math.inf if config.clip_norm is None else config.clip_norm
+    scale = LossScale.first(learner.precision) if loss_scale is None else loss_scale
     step = first_step
     for group in groups:
         started = time.perf_counter()
-        num_tokens = sum(batch.num_target_tokens for batch in group.batches)
-        totals, num_pieces = leave_gradient(learner, group.batches, step)
-        grad_norm = clip_grad_norm_(model.parameters(), max_norm).item()
-        loss, nll, accuracy = (totals / num_tokens).tolist()
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        gradient = _finite_gradient(learner, group.batches, step, scale)
+        if not gradient.is_finite:
             optimizer.zero_grad(set_to_none=True)
-            yield Fault(step, group, loss, grad_norm)
+            yield Fault(step, group, gradient.loss, gradient.norm)
             continue
+        scale = gradient.loss_scale.stepped(learner.precision)
+        is_watched = config.watch_parts and step % config.report_every == 0
+        watch = PartsWatch(model) if is_watched else None
+        if gradient.norm > max_norm:
+            torch._foreach_mul_(_gradients(model), max_norm / gradient.norm)
         learning_rate = learner.schedule(step) * learning_rate_factor
         set_learning_rate(optimizer, learning_rate)
         optimizer.step()
@@ -152,26 +168,96 @@ def train_steps(
         yield StepReport(
             step=step,
             position=group.following,
-            loss=loss,
-            nll=nll,
-            accuracy=accuracy,
-            num_tokens=num_tokens,
+            loss=gradient.loss,
+            nll=gradient.nll,
+            accuracy=gradient.accuracy,
+            num_tokens=gradient.num_tokens,
             learning_rate=learning_rate,
-            grad_norm=grad_norm,
+            grad_norm=gradient.norm,
             seconds=time.perf_counter() - started,
-            num_pieces=num_pieces,
+            num_pieces=gradient.num_pieces,
+            loss_scale=scale,
+            parts={} if watch is None else watch.reports(),
         )
         step += 1
 
 
-def leave_gradient(learner: Learner, batches: Sequence[Batch], step: int) -> tuple[Tensor, int]:
+class _Gradient(NamedTuple):
+    """What is known of a gradient that lies in the weights."""
+
+    loss: float
+    nll: float
+    accuracy: float
+    norm: float
+    num_tokens: int
+    num_pieces: int
+    loss_scale: LossScale
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+
+def _finite_gradient(
+    learner: Learner, batches: Sequence[Batch], step: int, scale: LossScale
+) -> _Gradient:
+    """Leave the gradient of a step in the weights, with a loss scale at which it is finite.
+
+    Where there is no such scale, or the loss itself is not finite, it is left as it is.
+    """
+    world = learner.world
+    own_tokens = sum(batch.num_target_tokens for batch in batches)
+    num_tokens = int(world.sums(own_tokens)[0])
+    while True:
+        totals, num_pieces = leave_gradient(learner, batches, step, num_tokens, scale.factor)
+        gradients = _gradients(learner.model)
+        world.add([*gradients, totals])
+        if scale.factor != 1.0:
+            torch._foreach_mul_(gradients, 1.0 / scale.factor)
+        means = (*(totals / num_tokens), get_total_norm(gradients))
+        # One look at the device a step.
+        loss, nll, accuracy, norm = torch.stack(means).tolist()
+        num_pieces = int(world.sums(num_pieces)[0])
+        gradient = _Gradient(loss, nll, accuracy, norm, num_tokens, num_pieces, scale)
+        if gradient.is_finite or not math.isfinite(loss) or not scale.can_be_lowered:
+            return gradient
+        scale = scale.lowered()
+        learner.optimizer.zero_grad(set_to_none=True)
+
+
+def _gradients(model: nn.Module) -> list[Tensor]:
+    """Return the gradient of each weight; zero where this process had nothing to learn from."""
+    gradients: list[Tensor] = []
+    for weight in model.parameters():
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        gradients.append(weight.grad)
+    return gradients
+
+
+def leave_gradient(
+    learner: Learner,
+    batches: Sequence[Batch],
+    step: int,
+    num_tokens: int,
+    loss_scale: float = 1.0,
+) -> tuple[Tensor, int]:
     """Leave the gradient of a step in the weights, in smaller pieces where memory runs out.
 
-    Pieces draw other dropout than the whole does.
+    Pieces draw other dropout than the whole does. With several processes it is the gradient of
+    this one's share.
+
+    Args:
+        learner: what learns.
+        batches: what it learns from.
+        step: number of the step.
+        num_tokens: that the loss is divided by.
+        loss_scale: that it is multiplied by.
 
     Returns:
         (3,) sums over target tokens: smoothed loss, unsmoothed loss, number ranked first; and how
-        many pieces were needed, 0 where memory did not run out.
+        many pieces were needed, 0 where memory did not run out. The gradient is multiplied by
+        `loss_scale`, they are not.
 
     Raises:
         TrainingError: a single pair of sentences does not fit into memory.
@@ -179,7 +265,7 @@ def leave_gradient(learner: Learner, batches: Sequence[Batch], step: int) -> tup
     num_pieces = 0
     while True:
         try:
-            return _sum_gradients(learner, batches, step), num_pieces
+            return _sum_gradients(learner, batches, step, num_tokens, loss_scale), num_pieces
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -190,11 +276,12 @@ def leave_gradient(learner: Learner, batches: Sequence[Batch], step: int) -> tup
         num_pieces = len(batches)
 
 
-def _sum_gradients(learner: Learner, batches: Sequence[Batch], step: int) -> Tensor:
+def _sum_gradients(
+    learner: Learner, batches: Sequence[Batch], step: int, num_tokens: int, loss_scale: float
+) -> Tensor:
     learner.model.train()
     # Dropout is a function of the step alone, so a resumed run draws what an unbroken one did.
-    torch.manual_seed(derive_seed(learner.seed, "dropout", step))
-    num_tokens = sum(batch.num_target_tokens for batch in batches)
+    torch.manual_seed(derive_seed(learner.seed, "dropout", step) + learner.world.rank)
     totals = torch.zeros(3, device=learner.device)
     for batch in (batch.to(learner.device) for batch in batches):
         targets = batch.target_out[batch.target_mask]
@@ -203,6 +290,9 @@ def _sum_gradients(learner: Learner, batches: Sequence[Batch], step: int) -> Ten
                 batch.source, batch.source_mask, batch.target_in, batch.target_mask
             )
         sums = smoothed_nll_sum(logits, targets, learner.config.label_smoothing)
-        (sums.loss / num_tokens).backward()  # type: ignore[no-untyped-call]
+        scaled = sums.loss / num_tokens * loss_scale
+        scaled.backward()  # type: ignore[no-untyped-call]
         totals += torch.stack((sums.loss.detach(), sums.nll, sums.num_correct))
+        # The largest tensor of all must not live on beside that of the next piece.
+        del logits, sums, scaled
     return totals

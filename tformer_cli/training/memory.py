@@ -9,8 +9,13 @@ import torch
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.errors import TrainingError
 
-# The allocators of the CPU and of Apple's GPU have no error class of their own.
-PHRASES = ("not enough memory", "can't allocate memory", "out of memory")
+# The allocators of the CPU, of Apple's GPU and of cuBLAS have no error class of their own.
+PHRASES = (
+    "not enough memory",
+    "can't allocate memory",
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,7 +1,7 @@
 """What a training works with: its text in tokens, its model, and what moves the model's weights."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +10,13 @@ import torch
 from tformer_cli.checkpoint import TrainingState
 from tformer_cli.config.schema import Config
 from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.lengths import report_lengths
 from tformer_cli.corpus.pipeline import batches_per_epoch, training_groups, training_store
+from tformer_cli.corpus.read_ahead import ahead
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import resolve_precision
+from tformer_cli.distributed import ALONE, World
 from tformer_cli.model.seq2seq import Seq2Seq, build_model
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.training.loop import Group, Learner
@@ -21,6 +24,8 @@ from tformer_cli.training.moving_average import MovingAverage
 from tformer_cli.training.optim import build_optimizer
 from tformer_cli.training.resume import environment_of
 from tformer_cli.training.schedules import build_schedule
+
+GROUPS_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,7 @@ class Preparation:
         config: of the run.
         tokenizers: of both sides.
         store: the training text.
+        report: what the filters left of it.
         model: with its first weights.
         average: of the model, where one is asked for.
         learner: the model with its optimiser and schedule.
@@ -39,6 +45,7 @@ class Preparation:
     config: Config
     tokenizers: Tokenizers
     store: TokenStore
+    report: FilterReport
     model: Seq2Seq
     average: MovingAverage | None
     learner: Learner
@@ -63,8 +70,15 @@ class Preparation:
             environment=environment_of(self.learner.device),
         )
 
-    def groups(self, state: TrainingState) -> Iterator[Group]:
-        """Yield what is to be learnt from, from where a run stands, but for what failed."""
+    def groups(self, state: TrainingState) -> Generator[Group]:
+        """Yield what is to be learnt from, from where a run stands, but for what failed.
+
+        What comes next is padded while the model computes. It is a function of the place in the
+        text alone, whatever was made ready before an interruption.
+        """
+        return ahead(self._groups(state), GROUPS_AHEAD)
+
+    def _groups(self, state: TrainingState) -> Iterator[Group]:
         training = self.config.training
         place = Position(state.epoch, state.batch)
         left_out = set(state.left_out)
@@ -74,8 +88,12 @@ class Preparation:
             accumulate=training.accumulate,
             seed=self.config.seed,
             position=place,
+            rank=self.learner.world.rank,
+            num_ranks=self.learner.world.size,
         ):
             if (place.epoch, place.batch) not in left_out:
+                if self.learner.device.type == "cuda":
+                    batches = [batch.pinned() for batch in batches]
                 yield Group(batches, place, following)
             place = following
 
@@ -87,12 +105,14 @@ class Preparation:
         )
         sizes = {self.tokenizers.source.size, self.tokenizers.target.size}
         precision = str(self.learner.precision).removeprefix("torch.")
+        world = self.learner.world
+        processes = "" if world.size == 1 else f", {world.size} processes"
         return (
             f"{data.source_language} -> {data.target_language}: "
             f"{self.model.num_parameters():,} parameters, "
             f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}, "
             f"{steps:,} steps an epoch, {training.max_steps:,} steps in all, "
-            f"on {self.learner.device} in {precision}"
+            f"on {self.learner.device} in {precision}{processes}"
         )
 
 
@@ -103,6 +123,7 @@ def prepare(
     stores: Path | None,
     device: torch.device,
     say: Callable[[str], object],
+    world: World = ALONE,
 ) -> Preparation:
     """Encode the training text, and build the model and its optimiser.
 
@@ -112,6 +133,7 @@ def prepare(
         stores: a folder that keeps encoded text for the next time; None keeps nothing.
         device: where to train.
         say: hears what the text is like.
+        world: the processes that train together.
 
     Raises:
         TformerError: the text cannot be used, or the device lacks the precision asked for.
@@ -123,6 +145,8 @@ def prepare(
     say(f"source: {report_lengths(store.source_lengths)}")
     say(f"target: {report_lengths(store.target_lengths)}")
     model = first_model(config, tokenizers).to(device)
+    if training.gradient_checkpointing:
+        model.recompute_layers()
     learner = Learner(
         model=model,
         optimizer=build_optimizer(training.optimizer, model),
@@ -133,10 +157,11 @@ def prepare(
         device=device,
         precision=precision,
         seed=config.seed,
+        world=world,
     )
     decay = training.ema_decay
     average = None if decay is None else MovingAverage(model, decay)
-    return Preparation(config, tokenizers, store, model, average, learner)
+    return Preparation(config, tokenizers, store, report, model, average, learner)
 
 
 def first_model(config: Config, tokenizers: Tokenizers) -> Seq2Seq:

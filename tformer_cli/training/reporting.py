@@ -8,13 +8,16 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from tqdm import tqdm
 
 from tformer_cli.checkpoint import TrainingState
-from tformer_cli.device import peak_memory_mib
+from tformer_cli.config.schema import TrainingConfig
+from tformer_cli.device import peak_memory
 from tformer_cli.evaluation.evaluate import Evaluation
 from tformer_cli.run_directory import RunDirectory, write_text, writing
 from tformer_cli.training.loop import Fault, StepReport
+from tformer_cli.training.tensorboard import TensorBoard
 
 
 class Reporter:
@@ -24,13 +27,15 @@ class Reporter:
     lines go into train.log, and their numbers into metrics.jsonl, one JSON object a line.
     """
 
-    def __init__(self, run: RunDirectory, *, max_steps: int, report_every: int) -> None:
+    def __init__(self, run: RunDirectory, training: TrainingConfig) -> None:
         self.run = run
-        self.max_steps = max_steps
-        self.report_every = report_every
+        self.max_steps = training.max_steps
+        self.report_every = training.report_every
+        self.has_board = training.tensorboard
         self._recent: list[StepReport] = []
         self._has_run_out_of_memory = False
         self._bar: tqdm[Any] | None = None
+        self._board: TensorBoard | None = None
 
     def __enter__(self) -> Self:
         with writing(self.run.path):
@@ -45,6 +50,8 @@ class Reporter:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
+        if self._board is not None:
+            self._board.close()
 
     def say(self, line: str) -> None:
         """Print a line, and keep it in train.log."""
@@ -65,9 +72,14 @@ class Reporter:
         if self._bar is not None:
             self._bar.n = state.step
             self._bar.refresh()
+        if self._board is not None:
+            self._board.close()
+            self._board = TensorBoard(self.run)
 
     def begin(self, step: int) -> None:
-        """Start the bar behind `step`."""
+        """Start the bar behind `step`, and the curves."""
+        if self.has_board:
+            self._board = TensorBoard(self.run)
         if sys.stderr.isatty():
             self._bar = tqdm(
                 total=self.max_steps, initial=step, unit="step", dynamic_ncols=True, smoothing=0.1
@@ -127,7 +139,7 @@ class Reporter:
         last = reports[-1]
         speed = num_tokens / seconds
         nll = sum(report.nll * report.num_tokens for report in reports) / num_tokens
-        numbers = {
+        numbers: dict[str, Any] = {
             "kind": "train",
             "step": last.step,
             "epoch": last.position.epoch,
@@ -136,9 +148,12 @@ class Reporter:
             "accuracy": sum(report.accuracy * report.num_tokens for report in reports) / num_tokens,
             "learning_rate": last.learning_rate,
             "grad_norm": last.grad_norm,
+            "loss_scale": last.loss_scale.factor,
             "tokens_per_second": speed,
             "seconds": seconds,
         }
+        if last.parts:
+            numbers["parts"] = {part: report._asdict() for part, report in last.parts.items()}
         self._record(numbers)
         summary = (
             f"loss {numbers['loss']:.3f}  ppl {numbers['perplexity']:.2f}  "
@@ -180,7 +195,7 @@ class Reporter:
             self.say("\n".join(lines).rstrip())
             write_text(self.run.samples / f"step-{step:06d}.txt", "\n".join(lines))
 
-    def finished(self, state: TrainingState) -> None:
+    def finished(self, state: TrainingState, device: torch.device) -> None:
         """Report the end of a training."""
         speed = state.num_tokens / state.seconds
         if state.step < self.max_steps:
@@ -188,7 +203,7 @@ class Reporter:
         self.say(
             f"{self.run.path}: finished; the best checkpoint is step {state.best_step}\n"
             f"{state.step:,} steps in {state.seconds / 60:.1f} minutes, "
-            f"{speed:,.0f} target tokens/s, peak memory {peak_memory_mib():,.0f} MiB"
+            f"{speed:,.0f} target tokens/s, peak memory {peak_memory(device) / 2**20:,.0f} MiB"
         )
 
     def _ran_out_of_memory(self, report: StepReport) -> None:
@@ -204,6 +219,32 @@ class Reporter:
         file = self.run.metrics_file
         with writing(file), file.open("a", encoding="utf-8") as metrics:
             metrics.write(json.dumps(numbers) + "\n")
+        if self._board is not None:
+            self._board.show(numbers)
+
+
+class Silence(Reporter):
+    """Tells nothing: where several processes train together, the first speaks for all."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def say(self, line: str) -> None:
+        """Say nothing."""
+
+    def cut_back(self, state: TrainingState) -> None:
+        """Leave the files to the first."""
+
+    def begin(self, step: int) -> None:
+        """Show no bar."""
+
+    def validated(
+        self, step: int, evaluation: Evaluation, samples: Iterable[tuple[str, str, str]], best: bool
+    ) -> None:
+        """Leave the samples to the first."""
+
+    def _record(self, numbers: dict[str, object]) -> None:
+        """Record nothing."""
 
 
 def _lines_until(lines: list[str], state: TrainingState) -> Iterable[str]:

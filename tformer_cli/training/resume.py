@@ -20,6 +20,7 @@ FREE_KEYS = (
     "data.valid",
     "data.test",
     "training.accumulate",
+    "training.gradient_checkpointing",
     "training.validate_every",
     "training.validation_decoding",
     "training.sample_translations",
@@ -29,6 +30,8 @@ FREE_KEYS = (
     "training.select",
     "training.patience",
     "training.report_every",
+    "training.watch_parts",
+    "training.tensorboard",
     "decoding",
     "evaluation",
 )

@@ -1,5 +1,6 @@
 """A training run, from its config to its best checkpoint: begin or go on, step, validate, save."""
 
+import contextlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from tformer_cli.checkpoint import TrainingState, load_state
 from tformer_cli.config.load import check_data_files, dump_config, load_config
 from tformer_cli.config.schema import Config, TrainingConfig
 from tformer_cli.device import keep_freed_memory
+from tformer_cli.distributed import World, joined, own_device
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
 from tformer_cli.run_directory import RunDirectory, write_text
 from tformer_cli.training.checkpoints import Checkpoints, checkpoint_before, last_checkpoint
@@ -18,9 +20,11 @@ from tformer_cli.training.guard import MOST_ROLLBACKS, failed, rolled_back, verd
 from tformer_cli.training.interruption import Interruption, SignalCame
 from tformer_cli.training.lock import locked
 from tformer_cli.training.loop import Fault, StepReport, train_steps
+from tformer_cli.training.loss_scale import LossScale
 from tformer_cli.training.memory import memory_sufficing
+from tformer_cli.training.predecessor import Predecessor
 from tformer_cli.training.preparation import first_model, prepare
-from tformer_cli.training.reporting import Reporter
+from tformer_cli.training.reporting import Reporter, Silence
 from tformer_cli.training.resume import accepted_changes, environment_changes
 from tformer_cli.training.tokenizers import run_tokenizers
 from tformer_cli.training.validation import (
@@ -37,7 +41,8 @@ def train(
     """Train to the end, in a new run folder or from the last checkpoint of a begun one.
 
     The end is `max_steps`, or `patience` validations without a better one. Where the last
-    checkpoint is damaged, the one before it is gone on from.
+    checkpoint is damaged, the one before it is gone on from. Where torchrun has started several
+    processes they share the work, and the first of them writes and speaks.
 
     Args:
         config: everything that decides the run.
@@ -56,13 +61,22 @@ def train(
     check_data_files(config.data)
     keep_freed_memory()
     training = config.training
-    reporter = Reporter(run, max_steps=training.max_steps, report_every=training.report_every)
-    with reporter, locked(run):
-        sitting = _Sitting(config, run, device, reporter, fresh=fresh)
+    with contextlib.ExitStack() as stack:
+        world = stack.enter_context(joined())
+        told = Reporter if world.is_first else Silence
+        reporter = stack.enter_context(told(run, training))
+        if world.is_first:
+            stack.enter_context(locked(run))
+        with world.first_alone():
+            fresh = fresh and world.is_first
+            sitting = _Sitting(config, run, own_device(device), reporter, world, fresh=fresh)
         if sitting.is_over:
             reporter.say(f"{run.path}: finished at step {sitting.state.step}")
         else:
-            with Interruption(str(run.path)) as interruption, memory_sufficing(str(run.path)):
+            with (
+                Interruption(str(run.path), world) as interruption,
+                memory_sufficing(str(run.path)),
+            ):
                 sitting.train(interruption)
         return sitting.state
 
@@ -77,7 +91,7 @@ def clear(run: RunDirectory) -> None:
     """Remove what a training wrote into a run folder but for its log, and nothing else."""
     for file in (run.path / "best", run.path / "last", run.config_file):
         file.unlink(missing_ok=True)
-    for folder in (run.checkpoints, run.tokenizer, run.samples, run.eval):
+    for folder in (run.checkpoints, run.tokenizer, run.samples, run.tensorboard, run.eval):
         shutil.rmtree(folder, ignore_errors=True)
     run.metrics_file.unlink(missing_ok=True)
 
@@ -91,12 +105,14 @@ class _Sitting:
         run: RunDirectory,
         device: torch.device,
         reporter: Reporter,
+        world: World,
         *,
         fresh: bool,
     ) -> None:
         self.config = config
         self.run = run
         self.reporter = reporter
+        self.world = world
         checkpoint = None if fresh else last_checkpoint(run, reporter.say)
         if checkpoint is not None:
             for change in accepted_changes(run, load_config(run.config_file), config):
@@ -105,7 +121,7 @@ class _Sitting:
             config, run, reporter, has_begun=checkpoint is not None, fresh=fresh
         )
         self.prepared = prepare(
-            config, tokenizers, stores=run.stores, device=device, say=reporter.say
+            config, tokenizers, stores=run.stores, device=device, say=reporter.say, world=world
         )
         self.learner = self.prepared.learner
         self.checkpoints = Checkpoints(
@@ -114,17 +130,21 @@ class _Sitting:
             self.prepared.model,
             self.learner.optimizer,
             self.prepared.average,
+            world,
         )
         self.beginning = self.prepared.beginning()
         self.state = self.beginning
         check_validation(self.prepared.model, tokenizers, config)
-        # Everything that can be wrong with config and text has shown by now.
         if checkpoint is None:
+            self._begin()
+        # Everything that can be wrong with config and text has shown by now.
+        if checkpoint is not None:
+            self._go_on(checkpoint)
+        elif world.is_first:
             clear(run)
             tokenizers.save(run.tokenizer)
-        else:
-            self._go_on(checkpoint)
-        write_text(run.config_file, dump_config(config))
+        if world.is_first:
+            write_text(run.config_file, dump_config(config))
         reporter.say(self.prepared.describe())
 
     @property
@@ -137,25 +157,28 @@ class _Sitting:
         self.reporter.begin(self.state.step)
         if self._is_validation_missing:
             self._validate(interruption)
+            interruption.look()
             self._save(interruption)
         while not is_finished(self.state, self.config.training):
             self._take_steps(interruption)
-        self.reporter.finished(self.state)
+        self.reporter.finished(self.state, self.learner.device)
 
     def _take_steps(self, interruption: Interruption) -> None:
         """Take steps from where the run stands until the end, or until one cannot be taken."""
-        for taken in train_steps(
-            self.learner,
-            self.prepared.groups(self.state),
-            self.state.step + 1,
-            learning_rate_factor=self.state.learning_rate_factor,
-        ):
-            if isinstance(taken, Fault):
-                self._leave_out(taken)
-                return
-            self._follow(taken, interruption)
-            if is_finished(self.state, self.config.training):
-                return
+        with contextlib.closing(self.prepared.groups(self.state)) as groups:
+            for taken in train_steps(
+                self.learner,
+                groups,
+                self.state.step + 1,
+                learning_rate_factor=self.state.learning_rate_factor,
+                loss_scale=self._loss_scale,
+            ):
+                if isinstance(taken, Fault):
+                    self._leave_out(taken)
+                    return
+                self._follow(taken, interruption)
+                if is_finished(self.state, self.config.training):
+                    return
 
     def _follow(self, report: StepReport, interruption: Interruption) -> None:
         """Do what is due after a step.
@@ -168,9 +191,11 @@ class _Sitting:
             self.prepared.average.update(self.prepared.model, report.step)
         self.reporter.stepped(report)
         is_validation = self._is_validated(report.step)
+        interruption.look()
         if interruption.signal is None and is_validation:
             self.reporter.flush()
             self._validate(interruption)
+            interruption.look()
         is_saving = is_validation or report.step % self.config.training.save_every == 0
         if interruption.signal is not None or is_saving:
             self._save(interruption)
@@ -214,12 +239,13 @@ class _Sitting:
     def _roll_back(self) -> None:
         """Begin again from a checkpoint, or from the beginning where there is none."""
         was = self.state
-        checkpoint = checkpoint_before(self.run, was.step, self.reporter.say)
-        if checkpoint is None:
-            self.checkpoints.begin_again(first_model(self.config, self.prepared.tokenizers))
-            saved = self.beginning
-        else:
-            saved = self.checkpoints.go_back(checkpoint)
+        with self.world.first_alone():
+            checkpoint = checkpoint_before(self.run, was.step, self.reporter.say)
+            if checkpoint is None:
+                self._begin()
+                saved = self.beginning
+            else:
+                saved = self.checkpoints.go_back(checkpoint)
         self.reporter.cut_back(replace(saved, num_rollbacks=was.num_rollbacks))
         self.state = rolled_back(was, saved)
         self.reporter.rolled_back(self.state, was.step + 1)
@@ -234,6 +260,14 @@ class _Sitting:
         """Whether a signal came before the validation that was due where the run stands."""
         state = self.state
         return state.step > 0 and state.score is None and self._is_validated(state.step)
+
+    def _begin(self) -> None:
+        """Let the model be what it is before the first step."""
+        model = first_model(self.config, self.prepared.tokenizers)
+        predecessor = Predecessor.of(self.config, self.run)
+        if predecessor is not None:
+            predecessor.load_into(model, self.reporter.say)
+        self.checkpoints.begin_again(model)
 
     def _go_on(self, checkpoint: Path) -> None:
         """Take up the weights, the optimiser and the position of a checkpoint."""
@@ -252,6 +286,11 @@ class _Sitting:
         self.state = replace(saved, environment=environment)
         self.reporter.say(f"{self.run.path}: going on after step {saved.step}")
 
+    @property
+    def _loss_scale(self) -> LossScale | None:
+        factor = self.state.loss_scale
+        return None if factor is None else LossScale(factor, self.state.num_scaled)
+
     def _count(self, report: StepReport) -> None:
         self.state = replace(
             self.state,
@@ -262,6 +301,8 @@ class _Sitting:
             batch=report.position.batch,
             num_tokens=self.state.num_tokens + report.num_tokens,
             seconds=self.state.seconds + report.seconds,
+            loss_scale=report.loss_scale.factor,
+            num_scaled=report.loss_scale.num_steps,
         )
 
     def _validate(self, interruption: Interruption) -> None:
@@ -273,6 +314,7 @@ class _Sitting:
                 self.config,
                 self.learner.device,
                 self.learner.precision,
+                world=self.world,
                 on_done=interruption.leave_if_signalled,
             )
         except SignalCame:

@@ -5,13 +5,14 @@ from tformer_cli.config.schema import Config
 from tformer_cli.corpus.pipeline import training_pairs
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
+from tformer_cli.training.predecessor import Predecessor
 from tformer_cli.training.reporting import Reporter
 
 
 def run_tokenizers(
     config: Config, run: RunDirectory, reporter: Reporter, *, has_begun: bool, fresh: bool
 ) -> Tokenizers:
-    """Load the tokenizers of a run, or build them from its training text.
+    """Load the tokenizers of a run or of its predecessor, or build them from its training text.
 
     Args:
         config: of the run.
@@ -25,6 +26,9 @@ def run_tokenizers(
     """
     if not fresh and (has_begun or _has_them(run, config)):
         return load_tokenizers(run.tokenizer)
+    predecessor = Predecessor.of(config, run)
+    if predecessor is not None:
+        return predecessor.tokenizers(config)
     reporter.say("building the vocabulary")
     return build_tokenizers(config.tokenizer, lambda: training_pairs(config.data), config.seed)
 
@@ -34,8 +38,9 @@ def _has_them(run: RunDirectory, config: Config) -> bool:
     if not (run.tokenizer.is_dir() and run.config_file.is_file()):
         return False
     saved = load_config(run.config_file)
-    return (saved.tokenizer, saved.data.train, saved.seed) == (
+    return (saved.tokenizer, saved.data.train, saved.seed, saved.training.initialize_from) == (
         config.tokenizer,
         config.data.train,
         config.seed,
+        config.training.initialize_from,
     )

@@ -8,6 +8,7 @@ from tformer_cli.config.schema import Config
 from tformer_cli.corpus.pipeline import evaluation_store
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.decoding.translator import Translator
+from tformer_cli.distributed import ALONE, World
 from tformer_cli.evaluation.evaluate import Evaluation, evaluate
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.model.seq2seq import Seq2Seq
@@ -21,6 +22,7 @@ def validate(
     device: torch.device,
     precision: torch.dtype,
     *,
+    world: World = ALONE,
     on_done: Callable[[int], object] = lambda count: None,
 ) -> Evaluation:
     """Translate and score the validation text as `training.validation_decoding` says.
@@ -31,6 +33,7 @@ def validate(
         config: of the run.
         device: where the model is.
         precision: number format of matrix products.
+        world: the processes that work together.
         on_done: called with the number of lines whenever some are translated.
 
     Raises:
@@ -44,6 +47,7 @@ def validate(
         decoding=config.training.validation_decoding,
         device=device,
         precision=precision,
+        world=world,
         on_done=on_done,
     )
 

@@ -1,0 +1,249 @@
+"""Those who learn in quality.py: tformer, and transformers' Marian in a loop as good as ours.
+
+Both have the same tokens, sizes, batches, optimiser, schedule and moments of validation, and each
+keeps the checkpoint of every validation in a run folder of its own.
+"""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from marian_model import (
+    INIT_STD,
+    build_marian,
+    count_parameters,
+    longest,
+    mean_nll,
+    refuse_another_size,
+    score,
+    translate,
+)
+from marian_training import POINTER, train_marian
+from training_worker import OUR_ENVIRONMENT
+
+from tformer_cli.checkpoint import (
+    MODEL_FILE,
+    SUMS_FILE,
+    TrainingState,
+    load_state,
+    load_trained_model,
+    load_weights,
+)
+from tformer_cli.config.schema import Config
+from tformer_cli.corpus.pipeline import evaluation_store, training_pairs
+from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.decoding.translator import Translator
+from tformer_cli.errors import CheckpointError
+from tformer_cli.evaluation.metrics import Score, build_metric
+from tformer_cli.run_directory import RunDirectory, write_text
+from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
+from tformer_cli.training.preparation import first_model, prepare
+from tformer_cli.training.run import is_finished, train
+
+if TYPE_CHECKING:
+    from transformers import MarianMTModel
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Contestant(ABC):
+    """One training of one of them.
+
+    Attributes:
+        config: of the training, its seed included.
+        run: where it lies.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    pointer: ClassVar[str]
+    environment: ClassVar[dict[str, str]] = {}
+
+    config: Config
+    run: RunDirectory
+
+    @property
+    def options(self) -> list[str]:
+        """What decides the training besides its config."""
+        return []
+
+    def check(self) -> None:  # noqa: B027 - there may be nothing to find out
+        """Find out what would go wrong, before hours are spent.
+
+        Raises:
+            UsageError: this config or this machine does not do.
+        """
+
+    @abstractmethod
+    def train(self) -> None:
+        """Train to the end, from where the folder stands.
+
+        Raises:
+            Interrupted: SIGINT or SIGTERM came; what was learnt is saved.
+        """
+
+    @abstractmethod
+    def translate(self, checkpoint: Path, lines: Sequence[str]) -> list[str]:
+        """Translate lines with the weights of a checkpoint, as `decoding` says."""
+
+    @abstractmethod
+    def num_parameters(self) -> int:
+        """Count the weights that are trained."""
+
+    def state(self) -> TrainingState | None:
+        """Return where the training stood when it was last saved, if that can be read."""
+        checkpoint = self.run.pointed(self.pointer)
+        try:
+            return None if checkpoint is None else load_state(checkpoint)
+        except CheckpointError:
+            # Replaced at this very moment; or damaged, which the training itself has to mend.
+            return None
+
+    def is_over(self, seconds: float) -> bool:
+        """Whether nothing is left to learn in so many seconds of optimiser steps."""
+        state = self.state()
+        if state is None:
+            return False
+        # A signal may have come between the last step and its validation.
+        is_judged = is_finished(state, self.config.training) and state.score is not None
+        return is_judged or state.seconds >= seconds
+
+    def chosen(self) -> Iterator[tuple[Path, TrainingState]]:
+        """Yield each checkpoint that was the best on the validation text in its time, in order."""
+        for checkpoint in self.run.step_checkpoints():
+            state = load_state(checkpoint)
+            if state.score is not None and state.best_step == state.step:
+                yield checkpoint, state
+
+    def score(self, checkpoint: Path, test_set: str) -> Score:
+        """Return the BLEU of a checkpoint on a test set; it is computed once, and kept."""
+        text = self.config.data.test[test_set]
+        lines, references = zip(*read_pairs(text.source, text.target), strict=True)
+        metric = build_metric("bleu", self.config.evaluation, self.config.data.target_language)
+        asked = {
+            "weights": _digest(checkpoint),
+            "text": hashlib.sha256("\n".join((*lines, *references)).encode()).hexdigest(),
+            "decoding": asdict(self.config.decoding),
+            "bleu": list(metric.options),
+        }
+        file = self.run.eval / f"{checkpoint.name}.{test_set}.json"
+        if file.is_file():
+            known = json.loads(file.read_text(encoding="utf-8"))
+            if known["asked"] == asked:
+                return Score(**known["score"])
+        translations = self.translate(checkpoint, lines)
+        found = metric.score(translations, references)
+        write_text(file.with_suffix(".hyp.txt"), "".join(f"{line}\n" for line in translations))
+        write_text(file, json.dumps({"asked": asked, "score": asdict(found)}, indent=2) + "\n")
+        return found
+
+
+class Ours(Contestant):
+    """tformer, as its users train it."""
+
+    name = "ours"
+    title = "tformer"
+    pointer = "last"
+    environment = OUR_ENVIRONMENT
+
+    def train(self) -> None:
+        # No training has more validations than steps.
+        training = replace(self.config.training, keep_best=self.config.training.max_steps)
+        train(replace(self.config, training=training), self.run, device=CPU)
+
+    def translate(self, checkpoint: Path, lines: Sequence[str]) -> list[str]:
+        trained = load_trained_model(self.run, checkpoint.name)
+        translator = Translator.of_model(trained.model, trained.tokenizers, trained.config, CPU)
+        return translator.translate(lines, decoding=self.config.decoding)
+
+    def num_parameters(self) -> int:
+        return first_model(self.config, load_tokenizers(self.run.tokenizer)).num_parameters()
+
+
+@dataclass(frozen=True)
+class Marian(Contestant):
+    """transformers' Marian model.
+
+    Attributes:
+        init_std: standard deviation of its first weights.
+    """
+
+    name = "hf"
+    title = "Marian"
+    pointer = POINTER
+
+    init_std: float = INIT_STD
+
+    @property
+    def options(self) -> list[str]:
+        return [str(self.init_std)]
+
+    def check(self) -> None:
+        ours = first_model(self.config, self._tokenizers())
+        refuse_another_size(ours.num_parameters(), self.num_parameters())
+
+    def train(self) -> None:
+        tokenizers = self._tokenizers()
+        prepared = prepare(
+            self.config, tokenizers, stores=self.run.stores, device=CPU, say=lambda line: None
+        )
+        marian = self._model(tokenizers)
+        train_marian(
+            marian,
+            self.config,
+            prepared.store,
+            self.run,
+            begin=prepared.beginning(),
+            steps=self.config.training.max_steps,
+            device=CPU,
+            precision=prepared.learner.precision,
+            validate=lambda: self._validation_score(marian, tokenizers),
+        )
+
+    def translate(self, checkpoint: Path, lines: Sequence[str]) -> list[str]:
+        tokenizers = self._tokenizers()
+        marian = self._model(tokenizers)
+        load_weights(checkpoint, marian)
+        return translate(marian, tokenizers, lines, self.config.decoding, CPU)
+
+    def num_parameters(self) -> int:
+        return count_parameters(self._model(self._tokenizers()))
+
+    def _tokenizers(self) -> Tokenizers:
+        """Return what ours builds from the same config."""
+        if not self.run.tokenizer.is_dir():
+            config = self.config
+            build_tokenizers(
+                config.tokenizer, lambda: training_pairs(config.data), config.seed
+            ).save(self.run.tokenizer)
+        return load_tokenizers(self.run.tokenizer)
+
+    def _model(self, tokenizers: Tokenizers) -> "MarianMTModel":
+        positions = longest(self.config, tokenizers)
+        return build_marian(
+            self.config, tokenizers, num_positions=positions, init_std=self.init_std
+        )
+
+    def _validation_score(self, marian: "MarianMTModel", tokenizers: Tokenizers) -> float:
+        """Return what a better checkpoint has more of: BLEU, or negative loss."""
+        config = self.config
+        if config.training.select == "loss":
+            return -mean_nll(marian, evaluation_store(config.data.valid, tokenizers), CPU)
+        metric = build_metric("bleu", config.evaluation, config.data.target_language)
+        search = config.training.validation_decoding
+        return score(marian, tokenizers, config.data.valid, search, metric, CPU).score
+
+
+CONTESTANTS: dict[str, type[Contestant]] = {kind.name: kind for kind in (Ours, Marian)}
+
+
+def _digest(checkpoint: Path) -> str:
+    """Return the sum of the weights that a checkpoint translates with."""
+    lines = (checkpoint / SUMS_FILE).read_text(encoding="utf-8").splitlines()
+    return next(line.split()[0] for line in lines if line.endswith(f"  {MODEL_FILE}"))

@@ -1,0 +1,81 @@
+"""Memory of a GPU that runs out."""
+
+from itertools import islice
+
+import pytest
+import torch
+from accelerator import DEVICE, on_cuda, on_gpu
+
+from tformer_cli.config.schema import AdamConfig, EncoderDecoderConfig, TrainingConfig
+from tformer_cli.corpus.batch import Batch, Example, collate
+from tformer_cli.corpus.bucketing import Position
+from tformer_cli.model.seq2seq import build_model
+from tformer_cli.training.loop import Group, Learner, train_steps
+from tformer_cli.training.optim import build_optimizer
+
+pytestmark = [*on_gpu, on_cuda]
+
+V = 8192
+# Half of what a step takes beyond the weights: too little for the whole, enough for its quarters.
+SHARE = 0.5
+
+
+def learner() -> Learner:
+    config = EncoderDecoderConfig(
+        dim=64,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        num_heads=4,
+        feedforward_dim=128,
+        dropout=0.0,
+    )
+    model = build_model(config, source_size=V, target_size=V, seed=2).to(DEVICE)
+    return Learner(
+        model=model,
+        # A large epsilon, so that rounding does not decide the sign of a step.
+        optimizer=build_optimizer(AdamConfig(epsilon=1e-3), model),
+        schedule=lambda step: 1e-3,
+        config=TrainingConfig(),
+        device=DEVICE,
+        precision=torch.float32,
+        seed=1,
+    )
+
+
+def batch() -> Batch:
+    """Logits of a GiB."""
+    words = [16 + i % (V - 16) for i in range(31)]
+    return collate([Example(i, words, words) for i in range(1024)])
+
+
+def steps(subject: Learner, count: int):
+    groups = [Group([batch()], Position(0, i), Position(0, i + 1)) for i in range(count)]
+    return list(islice(train_steps(subject, groups, 1), count))
+
+
+def test_a_step_that_does_not_fit_is_halved_and_the_training_goes_on():
+    roomy = learner()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(DEVICE)
+    before = torch.cuda.memory_reserved(DEVICE)
+    expected = steps(roomy, 3)
+    peak = torch.cuda.max_memory_reserved(DEVICE)
+    weights = [weight.detach().cpu() for weight in roomy.model.parameters()]
+    del roomy
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(DEVICE).total_memory
+    subject = learner()
+    torch.cuda.set_per_process_memory_fraction((before + SHARE * (peak - before)) / total, DEVICE)
+    try:
+        reports = steps(subject, 3)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+        torch.cuda.empty_cache()
+    assert [report.num_pieces for report in expected] == [0, 0, 0]
+    assert all(report.num_pieces >= 2 for report in reports)
+    for report, whole in zip(reports, expected, strict=True):
+        assert report.num_tokens == whole.num_tokens
+        assert report.nll == pytest.approx(whole.nll, rel=1e-4)
+        assert report.grad_norm == pytest.approx(whole.grad_norm, rel=1e-3)
+    for weight, whole in zip(subject.model.parameters(), weights, strict=True):
+        torch.testing.assert_close(weight.detach().cpu(), whole, rtol=1e-3, atol=1e-5)

@@ -1,0 +1,547 @@
+"""The measurements for GPUs, on the CPU and in small; figures by hand."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from xml.etree import ElementTree
+
+import gpu
+import gpu_attention
+import gpu_demo
+import gpu_figures
+import gpu_idle
+import gpu_tests
+import gpu_throughput
+import numpy as np
+import pytest
+import torch
+from gpu import Part, Session, headline, ratios, report
+from gpu_figures import Ceiling, Step, data_sheet_flops, summary, training_flops
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from toy import write_toy
+
+from tformer_cli.config.schema import EncoderDecoderConfig
+from tformer_cli.model.seq2seq import build_model
+
+ROOT = Path(__file__).parents[2]
+TINY = EncoderDecoderConfig(
+    dim=12,
+    num_encoder_layers=1,
+    num_decoder_layers=2,
+    num_heads=3,
+    feedforward_dim=14,
+    norm_position="post",
+    attention_dropout=0.0,
+    feedforward_dropout=0.0,
+)
+SMALL = {
+    "device": "cpu",
+    "precision": "float32",
+    "vocab_size": 31,
+    "batch_tokens": 600,
+    "num_pairs": 80,
+    "warm_up": 1,
+}
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(gpu_throughput.NETWORKS, "tiny", TINY)
+
+
+# ----------------------------------------------------------------------------- figures
+
+
+@pytest.mark.parametrize(
+    "model", [TINY, replace(TINY, num_encoder_layers=3, num_decoder_layers=1, dim=24)]
+)
+def test_operations_are_those_that_torch_counts_but_for_what_causality_hides(model):
+    vocab_size, (s, t) = 31, (5, 7)
+    network = build_model(
+        replace(model, dropout=0.0), source_size=vocab_size, target_size=vocab_size, seed=1
+    )
+    source, target = torch.randint(4, vocab_size, (1, s)), torch.randint(4, vocab_size, (1, t))
+    everywhere = torch.ones(1, t, dtype=torch.bool)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        network(source, everywhere[:, :s], target, everywhere).sum().backward()
+    # Of each causal attention half the table: two products forward, four backward, 2 D each.
+    hidden = model.num_decoder_layers * 6 * 2 * model.dim * t * t / 2
+    found = training_flops(model, vocab_size, np.array([s]), np.array([t]))
+    assert found == pytest.approx(counter.get_total_flops() - hidden)
+
+
+def test_operations_of_pairs_add_up():
+    lengths = np.array([5, 9], dtype=np.uint16), np.array([7, 300], dtype=np.uint16)
+    apart = [training_flops(TINY, 31, *(side[i : i + 1] for side in lengths)) for i in (0, 1)]
+    assert training_flops(TINY, 31, *lengths) == pytest.approx(sum(apart))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40S", None),
+        ("NVIDIA GH200 480GB", None),
+    ],
+)
+def test_peaks_of_the_data_sheets_go_by_the_name(name, expected):
+    assert data_sheet_flops(name) == expected
+
+
+def step(seconds: float, target_tokens: int, **changes: float) -> Step:
+    defaults = {
+        "loading_seconds": 0.25,
+        "tokens": 2 * target_tokens,
+        "positions": 1000,
+        "flops": 4e12,
+        "loss": 2.0,
+    }
+    return Step(seconds=seconds, target_tokens=target_tokens, **(defaults | changes))
+
+
+def test_summary_takes_medians_of_speeds_and_shares_of_sums():
+    steps = [
+        step(1.0, 400, loss=3.0),
+        step(2.0, 400, flops=12e12),
+        step(0.5, 300, flops=1e12, loss=1.5),
+    ]
+    assert summary(steps, Ceiling(data_sheet=16e12, gemm=8e12)) == {
+        "steps": 3,
+        "target_tokens_per_second": 400.0,
+        "target_tokens_per_step": 400,
+        "step_seconds": 1.0,
+        "slowest_step_seconds": 2.0,
+        "model_tflops": 4.0,
+        "mfu": 0.25,
+        "mfu_of": "data sheet",
+        "share_of_gemm": 0.5,
+        "peak_tflops": 16.0,
+        "gemm_tflops": 8.0,
+        "padding_share": pytest.approx(1 - 2200 / 3000),
+        "loader_share": pytest.approx(0.75 / 3.5),
+        "first_loss": 3.0,
+        "last_loss": 1.5,
+    }
+
+
+def test_a_device_without_a_data_sheet_is_held_to_its_own_products():
+    figures = Ceiling(data_sheet=None, gemm=8e12).figures(4e12)
+    assert figures["mfu"] == figures["share_of_gemm"] == 0.5
+    assert figures["mfu_of"] == "measured GEMM, no data sheet known"
+
+
+def test_gemm_rate_is_of_two_operations_a_cell_and_term(monkeypatch):
+    times = iter(range(100))
+    monkeypatch.setattr(gpu_figures.time, "perf_counter", lambda: float(next(times)))
+    # Each round of products takes a second by this clock.
+    rate = gpu_figures.gemm_flops(torch.device("cpu"), torch.float32, size=8, seconds=1.0)
+    assert rate == 2 * 8**3 * gpu_figures.GEMM_ROUND
+
+
+# -------------------------------------------------------------------------- throughput
+
+
+def test_lengths_are_those_of_sentences():
+    store = gpu_throughput.made_up_store(20_000, 97)
+    source, target = store.source_lengths, store.target_lengths
+    assert np.mean(source) == pytest.approx(25, rel=0.02)
+    assert np.mean(target) == pytest.approx(25 * np.exp(0.02), rel=0.02)
+    # Half as long as the mean and twice as long are rare but not absent.
+    assert 0.05 < np.mean(source < 12.5) < 0.25
+    assert 0.02 < np.mean(source > 50) < 0.10
+    assert np.corrcoef(source, target)[0, 1] > 0.8
+    assert source.min() >= 1
+    assert 100 < source.max() <= gpu_throughput.LONGEST
+    counts = np.bincount(store.source_ids, minlength=97)
+    assert counts[:16].sum() == 0
+    # The k-th word is k times as rare as the first.
+    assert counts[16] / counts[25] == pytest.approx(10, rel=0.1)
+
+
+def test_the_same_store_comes_again():
+    one, other = (gpu_throughput.made_up_store(50, 97) for _ in range(2))
+    assert one.fingerprint() == other.fingerprint()
+
+
+@pytest.mark.parametrize("contestant", ["ours", "checkpointed", "compiled", "marian"])
+def test_contestants_learn_the_same_batches(contestant, monkeypatch):
+    compiled = []
+
+    def compile_model(model: torch.nn.Module, *, dynamic: bool) -> torch.nn.Module:
+        compiled.append(dynamic)
+        return model
+
+    monkeypatch.setattr(torch, "compile", compile_model)
+    arguments = {key: SMALL[key] for key in SMALL if key != "warm_up"}
+    task, feed, losses = gpu_throughput.begin("tiny", contestant, **arguments)
+    steps = list(islice(gpu_throughput.measured(losses, feed, task), 4))
+    _, expected, reference = gpu_throughput.begin("tiny", "ours", **arguments)
+    for step, loss in zip(steps, reference, strict=False):
+        (batch,) = expected.group.batches
+        assert step.target_tokens == batch.num_target_tokens
+        assert step.tokens == batch.num_target_tokens + int(batch.source_mask.sum())
+        assert step.positions == batch.source.numel() + batch.target_in.numel()
+        assert 0 < step.loading_seconds < step.seconds
+        lengths = (mask.sum(dim=1).numpy() for mask in (batch.source_mask, batch.target_mask))
+        assert step.flops == training_flops(TINY, 31, *lengths)
+        # Marian begins with other weights.
+        assert step.loss == pytest.approx(loss, rel=0.2 if contestant == "marian" else 1e-6)
+    assert compiled == ([True] if contestant == "compiled" else [])
+
+
+def test_a_step_that_does_not_fit_is_no_measurement(monkeypatch):
+    arguments = {key: SMALL[key] for key in SMALL if key != "warm_up"}
+    task, feed, _ = gpu_throughput.begin("tiny", "ours", **arguments)
+    model = task.our_model()
+    forward, attempts = model.forward, []
+
+    def limited(source: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        attempts.append(len(source))
+        if len(attempts) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return forward(source, *rest)
+
+    monkeypatch.setattr(model, "forward", limited)
+    with pytest.raises(MemoryError, match="step 1 did not fit: redone in 2 pieces"):
+        next(gpu_throughput.our_losses(task.learner(model), feed))
+
+
+def test_throughput_has_all_figures():
+    figures = gpu_throughput.throughput("tiny", seconds=0.0, gemm_size=16, **SMALL)
+    assert json.loads(json.dumps(figures)) == figures
+    assert figures["steps"] == 1
+    assert figures["precision"] == "float32"
+    speed = figures["target_tokens_per_step"] / figures["step_seconds"]
+    assert figures["target_tokens_per_second"] == pytest.approx(speed)
+    assert figures["mfu"] == pytest.approx(figures["model_tflops"] / figures["gemm_tflops"])
+    assert 0 < figures["padding_share"] < 0.5
+    assert 0 < figures["loader_share"] < 1
+    assert figures["peak_memory_mib"] > 10
+
+
+# -------------------------------------------------------------------------------- idle
+
+
+def test_idle_is_what_no_work_covers():
+    busy = [(8.0, 9.0), (2.0, 4.0), (3.0, 5.0), (-1.0, 0.5), (3.5, 3.6), (11.0, 14.0)]
+    gaps = list(gpu_idle.idle_intervals((0.0, 12.0), busy))
+    assert gaps == [(0.5, 2.0), (5.0, 8.0), (9.0, 11.0)]
+    assert list(gpu_idle.idle_intervals((0.0, 2.0), [])) == [(0.0, 2.0)]
+    assert list(gpu_idle.idle_intervals((0.0, 2.0), [(-1.0, 3.0)])) == []
+    assert gpu_idle.overlap(gaps, [(1.0, 6.0), (9.5, 10.0)]) == 1.0 + 1.0 + 0.5
+
+
+def event(name: str, category: str, start: float, duration: float) -> dict[str, object]:
+    return {"name": name, "cat": category, "ts": start, "dur": duration, "ph": "X"}
+
+
+def test_shares_of_a_trace():
+    attention = "aten::_scaled_dot_product_efficient_attention"
+    events = [
+        {"name": "process_name", "ph": "M"},
+        event(gpu_idle.STEP, "user_annotation", 100, 50),
+        event(gpu_throughput.LOADING, "user_annotation", 100, 20),
+        event(gpu_throughput.LOADING, "gpu_user_annotation", 100, 50),
+        event("gemm", "kernel", 125, 30),
+        event("copy", "gpu_memcpy", 120, 5),
+        event("gemm", "kernel", 160, 15),
+        event("gemm", "kernel", 90, 5),
+        event(attention, "cpu_op", 100, 99),
+        event(gpu_idle.STEP, "user_annotation", 150, 50),
+        event(gpu_throughput.LOADING, "user_annotation", 150, 20),
+    ]
+    found = gpu_idle.shares(events, gpu_idle.DEVICE_WORK["cuda"])
+    # Idle are 100-120, 155-160 and 175-200; the loader works in 100-120 and 150-170.
+    assert found == {
+        "seconds": 100e-6,
+        "idle_share": 0.5,
+        "loader_share_of_idle": 0.5,
+        "loader_share": 0.4,
+        "attention": Counter({attention: 1}),
+        "top": {"gemm": pytest.approx(50 / 55), "copy": pytest.approx(5 / 55)},
+    }
+
+
+def test_idle_time_of_our_loop():
+    found = gpu_idle.idle("tiny", steps=2, **SMALL)
+    assert json.loads(json.dumps(found)) == found
+    assert found["steps"] == 2
+    assert 0 < found["idle_share"] < 1
+    assert 0 < found["loader_share_of_idle"] <= 1
+    assert 0 < found["loader_share"] < 1
+    # The encoder's layer, and two attentions in each of the decoder's, in two steps.
+    forwards = [n for name, n in found["attention"].items() if "backward" not in name]
+    assert sum(forwards) == 2 * (1 + 2 * 2)
+
+
+# --------------------------------------------------------------------------- attention
+
+
+def test_attention_is_timed_by_each_kernel_that_can_do_it():
+    found = gpu_attention.attention(
+        device="cpu",
+        precision="float32",
+        rows=2,
+        num_heads=3,
+        head_dim=4,
+        lengths=(5, 32),
+        repeats=2,
+    )
+    assert found.keys() == {
+        f"{length} {view}" for length in (5, 32) for view in ("causal", "padding")
+    }
+    for kernels in found.values():
+        assert kernels.keys() == {"chosen", "flash", "efficient", "cudnn", "math"}
+        # These two are for GPUs.
+        assert kernels["efficient"] is kernels["cudnn"] is None
+        for name in ("chosen", "math"):
+            assert kernels[name]["first_ms"] > 0
+            assert kernels[name]["ms"] > 0
+
+
+def test_an_error_that_is_not_of_the_kernel_is_raised():
+    inputs = [torch.randn(1, 1, 2, width) for width in (4, 6, 4)]
+    with pytest.raises(RuntimeError):
+        gpu_attention.forced(
+            gpu_attention.KERNELS["math"], inputs, gpu_attention.View(), torch.device("cpu"), 1
+        )
+
+
+# --------------------------------------------------------------------- demo and tests
+
+
+def test_demo_trains_translates_and_scores(tmp_path):
+    figures = gpu_demo.demo(
+        str(write_toy(tmp_path)),
+        device="cpu",
+        overrides=["training.max_steps=6", "training.validate_every=6"],
+    )
+    assert json.loads(json.dumps(figures)) == figures
+    assert figures["steps"] == 6
+    assert figures["target_tokens_per_second"] > 0
+    assert figures["test"].keys() == {"toy"}
+    assert figures["test"]["toy"]["num_sentences"] == 10
+    assert 0 <= figures["test"]["toy"]["bleu"] <= 100
+    assert figures["test"]["toy"]["signature"].startswith("nrefs:1|")
+
+
+REPORT = """\
+<testsuites><testsuite>
+<testcase classname="tests.gpu.test_a" name="test_one"><properties>
+<property name="near_ties" value="2"/></properties></testcase>
+<testcase classname="tests.gpu.test_a" name="test_two"><failure message="assert 1 == 2"/></testcase>
+<testcase classname="tests.gpu.test_a" name="test_three"><error message="no fixture"/></testcase>
+<testcase classname="tests.gpu.test_b" name="test_four"><skipped message="CUDA only"/></testcase>
+</testsuite></testsuites>
+"""
+
+
+def test_outcome_of_tests_is_that_of_the_report():
+    report = ElementTree.fromstring(REPORT)
+    assert gpu_tests.outcome(report) == {
+        "passed": 1,
+        "failed": 2,
+        "skipped": 1,
+        "failures": {
+            "tests.gpu.test_a::test_two": "assert 1 == 2",
+            "tests.gpu.test_a::test_three": "no fixture",
+        },
+        "skips": {"tests.gpu.test_b::test_four": "CUDA only"},
+        "properties": {"tests.gpu.test_a::test_one": {"near_ties": "2"}},
+        "error": "2 tests failed, 1 passed",
+    }
+
+
+def test_a_report_without_failures_is_no_error():
+    report = ElementTree.fromstring('<testsuite><testcase classname="a" name="b"/></testsuite>')
+    assert "error" not in gpu_tests.outcome(report)
+    nothing = gpu_tests.outcome(ElementTree.fromstring("<testsuite/>"))
+    assert nothing["error"] == "0 tests failed, 0 passed"
+
+
+def test_every_file_of_tests_is_run_once(monkeypatch):
+    runs = []
+    monkeypatch.setattr(gpu_tests.pytest, "main", lambda words: runs.append(words) or 4)
+    for part in gpu.PARTS:
+        if part.call == "gpu_tests.run":
+            assert gpu_tests.run(**part.arguments) == {"error": "pytest has not begun: exit code 4"}
+    run = sorted(Path(word).name for words in runs for word in words if word.endswith(".py"))
+    assert run == sorted(file.name for file in (ROOT / "tests" / "gpu").glob("test_*.py"))
+    assert len(runs) == 2
+    assert all("-m" in words for words in runs)
+
+
+# ----------------------------------------------------------------------------- session
+
+
+def session(seconds: float = 60.0, **options: object) -> tuple[Session, list[str]]:
+    lines: list[str] = []
+    return Session(
+        seconds, say=lambda line: lines.append(line.partition("] ")[2]), **options
+    ), lines
+
+
+def test_a_part_that_fails_is_recorded_and_the_next_one_runs(capfd):
+    subject, lines = session()
+    subject.run(Part("torn", "math.sqrt", 1, arguments={"x": 4}))
+    assert not subject.figures["torn"]["error"].startswith("its process")
+    assert subject.figures["torn"]["error"].startswith("TypeError: math.sqrt() takes no keyword")
+    assert subject.has_failed
+    subject.run(Part("dead", "os._exit", 1, arguments={"status": 3}))
+    assert subject.figures["dead"]["error"] == "its process ended with exit code 3"
+    figures = subject.run(Part("whole", "builtins.dict", 1, arguments={"passed": 5}))
+    assert figures["passed"] == 5
+    assert 0 < figures["part_seconds"] < 60
+    assert lines == [
+        "torn begins",
+        f"torn: FAILED: {subject.figures['torn']['error']}",
+        "dead begins",
+        "dead: FAILED: its process ended with exit code 3",
+        "whole begins",
+        "whole: 5 tests passed",
+    ]
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_a_part_that_does_not_fit_is_left_out():
+    subject, lines = session(10.0)
+    subject.run(Part("long", "builtins.dict", 11))
+    assert subject.figures == {"long": {"left_out": "takes about 11 s, and 10 s are left"}}
+    assert lines == ["long: left out: takes about 11 s, and 10 s are left"]
+    assert not subject.has_failed
+
+
+@pytest.mark.parametrize(("for_all", "expected", "most"), [(60, 0.1, 0.4), (2, 1, 2)])
+def test_a_part_that_takes_too_long_is_ended(for_all, expected, most, tmp_path, monkeypatch):
+    (tmp_path / "slow.py").write_text("import time\n\ndef sleep():\n    time.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    subject, _ = session(for_all)
+    subject.run(Part("slow", "slow.sleep", expected))
+    words, _, seconds = subject.figures["slow"]["error"].removesuffix(" s").rpartition(" ")
+    assert words == "not done after"
+    assert expected < float(seconds) <= most
+
+
+def test_a_part_without_its_packages_is_left_out():
+    subject, _ = session(missing=["sacrebleu", "transformers", "typer"])
+    subject.run(Part("marian", "builtins.dict", 1, ("torch", "sacrebleu", "transformers")))
+    assert subject.figures["marian"] == {"left_out": "needs sacrebleu, transformers: not installed"}
+
+
+SPEEDS = {"big": 900.0, "big-marian": 600.0, "big-compiled": 990.0, "deep-marian": 400.0}
+
+
+def test_ratios_are_of_what_was_run():
+    figures = {
+        name: {"target_tokens_per_second": speed, "padding_share": 0.1}
+        for name, speed in SPEEDS.items()
+    }
+    figures |= {"demo": {"target_tokens_per_second": 1.0}, "big-checkpointed": {"error": "no"}}
+    assert ratios(figures) == {"big / big-marian": 1.5, "big-compiled / big": 1.1}
+
+
+def test_report_has_a_place_for_every_part():
+    subject, _ = session()
+    subject.figures = {"machine": {"gpu": "X"}, "tests": {"passed": 1}}
+    content = report(subject, gpu.PARTS[:2], ["typer"])
+    assert content.pop("seconds") >= 0
+    assert content == {
+        "machine": {"gpu": "X"},
+        "python": sys.version.partition(" ")[0],
+        "missing_packages": ["typer"],
+        "parts": {"tests": {"passed": 1}, "run-tests": None},
+        "ratios": {},
+    }
+
+
+def test_headline_names_the_main_figures():
+    figures = {
+        "target_tokens_per_second": 412345.6,
+        "mfu": 0.4711,
+        "share_of_gemm": 0.6,
+        "padding_share": 0.061,
+        "loader_share": 0.02,
+        "peak_memory_mib": 30123.4,
+    }
+    assert headline(figures) == (
+        "412,346 target tokens/s, MFU 47.1%, 60.0% of the GEMM peak, 6.1% padding, "
+        "loader 2.0% of the time, peak 30,123 MiB"
+    )
+
+
+def test_every_part_calls_a_function_with_arguments_it_has():
+    modules = {module.__name__: module for module in (gpu_attention, gpu_demo, gpu_tests)}
+    modules |= {"gpu_idle": gpu_idle, "gpu_throughput": gpu_throughput}
+    for part in gpu.PARTS:
+        module, _, function = part.call.partition(".")
+        called = getattr(modules[module], function)
+        assert part.arguments.keys() <= called.__annotations__.keys()
+        network = part.arguments.get("network", "big")
+        assert network in gpu_throughput.NETWORKS
+        assert part.arguments.get("contestant", "ours") in gpu_throughput.CONTESTANTS
+    assert len({part.name for part in gpu.PARTS}) == len(gpu.PARTS)
+    assert sum(part.seconds for part in gpu.PARTS) <= 600
+
+
+def there(monkeypatch: pytest.MonkeyPatch, *parts: Part) -> None:
+    """Let the parts be these, on a machine with a GPU and without typer."""
+    machine = {"gpu": "NVIDIA X", "torch": "2.99"}
+    monkeypatch.setattr(gpu, "MACHINE", Part("machine", "builtins.dict", 60, (), machine))
+    monkeypatch.setattr(gpu, "PARTS", parts)
+    found = gpu.importlib.util.find_spec
+    monkeypatch.setattr(
+        gpu.importlib.util, "find_spec", lambda name: None if name == "typer" else found(name)
+    )
+
+
+@pytest.mark.parametrize(("call", "code"), [("builtins.dict", 0), ("math.sqrt", 1)])
+def test_exit_code_says_whether_a_part_failed(call, code, tmp_path, monkeypatch, capfd):
+    there(monkeypatch, Part("one", call, 1, arguments={"idle_share": 0.25}))
+    assert gpu.main(["--output", str(tmp_path / "new" / "gpu.json")]) == code
+    content = json.loads((tmp_path / "new" / "gpu.json").read_text())
+    assert content["machine"]["gpu"] == "NVIDIA X"
+    assert content["missing_packages"] == ["typer"]
+    assert ("error" in content["parts"]["one"]) == bool(code)
+    said = capfd.readouterr().err
+    assert "NVIDIA X, torch 2.99\nnot installed: typer\n" in said
+    assert f"0.0 minutes; all figures: {tmp_path / 'new' / 'gpu.json'}\n" in said
+
+
+def test_only_some_parts_run(tmp_path, monkeypatch, capfd):
+    there(monkeypatch, *(Part(name, "builtins.dict", 1) for name in ("one", "two", "three")))
+    file = tmp_path / "gpu.json"
+    assert gpu.main(["--only", "three,one", "--output", str(file)]) == 0
+    assert list(json.loads(file.read_text())["parts"]) == ["one", "three"]
+    assert gpu.main(["--only", "four,one", "--output", str(file)]) == 2
+    assert capfd.readouterr().err.endswith(
+        "--only: no such part; got four; choose from: one, two, three\n"
+    )
+
+
+def test_a_machine_without_torch_is_told_so(monkeypatch, capsys):
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
+    assert gpu.main([]) == 2
+    assert capsys.readouterr().err == (
+        f"scripts/gpu: torch is not installed; got {sys.executable}; install it\n"
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_machine_without_a_gpu_is_told_so_in_one_line():
+    done = subprocess.run([ROOT / "scripts" / "gpu"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"scripts/gpu: no CUDA device; got torch {torch.__version__}; "
+        "run it on a machine with a GPU and a torch that sees it\n"
+    )

@@ -1,0 +1,558 @@
+"""Time to quality: equal text for both, going on exactly, blind choice, figures by hand."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import quality
+import quality_worker
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from quality_contestants import Contestant, Marian, Ours
+from quality_figures import THRESHOLDS, Course, Point, check_drawing, draw, table
+from quality_worker import Clock, leave_in_time, train_apart
+from safetensors.torch import load_file
+from toy import write_toy
+from typer.testing import CliRunner
+
+from tformer_cli.checkpoint import TrainingState, load_state
+from tformer_cli.cli.eval import evaluate as tformer_eval
+from tformer_cli.config.load import load_config
+from tformer_cli.config.schema import Config
+from tformer_cli.errors import Interrupted, TformerError, TrainingError, UsageError
+from tformer_cli.plotting.curves import save
+from tformer_cli.run_directory import RunDirectory
+
+NAMES = ("ours", "hf")
+SHORT = (
+    "training.max_steps=4",
+    "training.validate_every=2",
+    "training.save_every=1",
+    "training.schedule.warmup_steps=1",
+    "training.validation_decoding.max_length=5",
+    "training.select=loss",
+    "decoding.max_length=5",
+)
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy(tmp_path_factory.mktemp("toy") / "data", pairs=60)
+
+
+@pytest.fixture(scope="module")
+def config(config_file: Path) -> Config:
+    return load_config(config_file, SHORT)
+
+
+def options(config_file: Path, folder: Path, *more: str) -> list[str]:
+    settings = [word for setting in SHORT for word in ("--set", setting)]
+    return [str(config_file), "--folder", str(folder), "--threads", "1", *settings, *more]
+
+
+@pytest.fixture(scope="module")
+def measured(config_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """The folder of both contestants, and the JSON of the command that filled it."""
+    folder = tmp_path_factory.mktemp("measured")
+    words = options(config_file, folder, "--seeds", "5", "--json")
+
+    def train_here(contestant: Contestant, **_: float) -> None:
+        clock = Clock(contestant.run)
+        contestant.train()
+        clock.tick()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(quality, "train_apart", train_here)
+        printed = CliRunner().invoke(quality.app, words, catch_exceptions=False)
+    return folder, json.loads(printed.stdout)
+
+
+def reports(run: Path) -> list[dict]:
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_curve_has_the_best_checkpoints_of_the_validation_text(measured):
+    folder, result = measured
+    ours, marian = result["trainings"]
+    best = [x for x in reports(folder / "ours-5") if x["kind"] == "valid" and x["is_best"]]
+    assert [point["step"] for point in ours["curve"]] == [report["step"] for report in best]
+    assert [-point["valid_score"] for point in ours["curve"]] == [x["loss"] for x in best]
+    for course in (ours, marian):
+        run = folder / f"{course['contestant']}-5"
+        for point in course["curve"]:
+            state = load_state(RunDirectory(run).checkpoint(point["step"]))
+            assert point["minutes"] * 60 == pytest.approx(state.seconds)
+            assert point["minutes"] <= point["wall_minutes"] <= course["wall_minutes"]
+        assert course["seed"] == 5
+        assert course["steps"] == 4
+        assert course["is_finished"]
+        assert course["curve"][-1]["minutes"] == course["minutes"]
+        assert course["bleu_at"]["60"] == course["curve"][-1]["test_bleu"]
+        assert course["minutes_to"].keys() == {"30", "35", "38", "40"}
+        assert course["environment"]["threads"] == "1"
+        assert "|tok:13a|" in course["signature"]
+
+
+def test_both_learn_from_the_same_text(measured):
+    folder, result = measured
+    ours, marian = (load_state(folder / f"{name}-5/checkpoints/step-000004") for name in NAMES)
+    assert ours.data_fingerprint == marian.data_fingerprint
+    assert ours.num_tokens == marian.num_tokens
+    # Two norms that Marian has not.
+    counts = [training["parameters"] for training in result["trainings"]]
+    assert counts[0] - counts[1] == 2 * 2 * 32
+
+
+def test_every_validated_checkpoint_is_kept(measured):
+    folder, _ = measured
+    marian = [path.name for path in RunDirectory(folder / "hf-5").step_checkpoints()]
+    assert marian == ["step-000002", "step-000004"]
+    ours = {path.name for path in RunDirectory(folder / "ours-5").step_checkpoints()}
+    assert ours >= {"step-000002", "step-000004"}
+
+
+def test_second_call_trains_and_translates_nothing(measured, config_file, monkeypatch):
+    folder, result = measured
+    monkeypatch.delattr(quality, "train_apart")
+    for contestant in (Ours, Marian):
+        monkeypatch.delattr(contestant, "translate")
+        monkeypatch.setattr(contestant, "__abstractmethods__", frozenset())
+    words = options(config_file, folder, "--seeds", "5", "--json")
+    printed = CliRunner().invoke(quality.app, words, catch_exceptions=False)
+    assert json.loads(printed.stdout) == result
+
+
+def test_table_and_picture_come_from_the_same_figures(measured, config_file, tmp_path):
+    folder, result = measured
+    file = tmp_path / "quality.svg"
+    words = options(config_file, folder, "--seeds", "5", "--contestants", "hf", "-o", str(file))
+    printed = CliRunner().invoke(quality.app, words, catch_exceptions=False)
+    lines = printed.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:2]] == ["minutes", "Marian"]
+    assert lines[2] == f"BLEU on toy, {result['trainings'][1]['signature']}"
+    assert lines[3].startswith(f"1 threads, torch {torch.__version__}, ")
+    assert file.read_bytes().startswith(b"<?xml")
+
+
+def test_less_time_gives_the_curve_of_that_time(measured, config):
+    folder, result = measured
+    first, last = result["trainings"][1]["curve"]
+    between = (first["minutes"] + last["minutes"]) / 2
+    marian = Marian(replace(config, seed=5), RunDirectory(folder / "hf-5"))
+    course = quality.course(marian, "toy", between)
+    assert [point.step for point in course.curve] == [2]
+    assert course.minutes == between
+    assert not course.is_finished
+
+
+def test_trainings_without_a_validation_have_no_score(measured, config_file, monkeypatch):
+    words = options(config_file, measured[0], "--seeds", "5", "--contestants", "ours")
+    monkeypatch.setattr(quality, "course", lambda *_: course(curve=(), signature=None))
+    printed = CliRunner().invoke(quality.app, words, catch_exceptions=False)
+    assert printed.stdout.splitlines()[2:] == [
+        "BLEU on toy, not scored yet",
+        "2 threads, torch 2.6, a CPU",
+    ]
+
+
+@pytest.fixture
+def learnt(toy_run: Path, tmp_path: Path) -> Ours:
+    """A training with a BLEU worth the name."""
+    run = RunDirectory(tmp_path / "run")
+    shutil.copytree(toy_run, run.path)
+    return Ours(load_config(run.config_file), run)
+
+
+def test_score_is_that_of_tformer_eval(learnt, capsys):
+    best = learnt.run.pointed("best")
+    found = learnt.score(best, "toy")
+    tformer_eval(learnt.run.path, as_json=True, device="cpu")
+    (expected,) = json.loads(capsys.readouterr().out)["toy"]["scores"]
+    assert found.score == expected["score"] > 0
+    assert found.signature == expected["signature"]
+    mine, theirs = (
+        (learnt.run.eval / name).read_text() for name in (f"{best.name}.toy.hyp.txt", "toy.hyp.txt")
+    )
+    assert mine == theirs
+
+
+def test_score_is_computed_anew_only_for_another_search_or_other_weights(learnt, monkeypatch):
+    first, *_, last = learnt.run.step_checkpoints()
+    found = learnt.score(first, "toy")
+    asked = []
+
+    def copied(self: Ours, checkpoint: Path, lines: list[str]) -> list[str]:
+        asked.append(checkpoint.name)
+        return [line.upper()[::-1] for line in lines]
+
+    monkeypatch.setattr(Ours, "translate", copied)
+    assert learnt.score(first, "toy") == found
+    assert asked == []
+    search = replace(learnt.config.decoding, size=3)
+    other = Ours(replace(learnt.config, decoding=search), learnt.run)
+    assert other.score(first, "toy") != found
+    assert asked == [first.name]
+    shutil.rmtree(first)
+    shutil.copytree(last, first)
+    other.score(first, "toy")
+    assert asked == [first.name, first.name]
+
+
+def content(run: RunDirectory, step: int) -> tuple[TrainingState, dict[str, torch.Tensor]]:
+    folder = run.checkpoint(step)
+    tensors = load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
+    return replace(load_state(folder), seconds=0.0), tensors
+
+
+def test_marian_goes_on_exactly_where_a_signal_stopped_it(measured, config, tmp_path, monkeypatch):
+    """The signal comes during the first validation, and after the third step."""
+    unbroken = RunDirectory(measured[0] / "hf-5")
+    marian = Marian(replace(config, seed=5), RunDirectory(tmp_path / "hf-5"))
+    judge = Marian._validation_score
+
+    def interrupted(*arguments: object) -> float:
+        signal.raise_signal(signal.SIGTERM)
+        return judge(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Marian, "_validation_score", interrupted)
+        with pytest.raises(Interrupted) as raised:
+            marian.train()
+    assert str(raised.value) == (
+        f"{marian.run.path}: interrupted; saved at step 2; the same command goes on from there"
+    )
+    assert raised.value.exit_code == 128 + signal.SIGTERM
+    assert not marian.is_over(60.0)
+    marian.train()
+    assert marian.is_over(60.0)
+    for step in (2, 4):
+        (mine, weights), (expected, others) = content(marian.run, step), content(unbroken, step)
+        assert mine == expected
+        assert all(torch.equal(weights[name], others[name]) for name in others)
+    assert len(marian.run.step_checkpoints()) == 2
+
+
+def test_marian_stops_when_it_gets_no_better(config, tmp_path, monkeypatch):
+    scores = iter([0.5, 0.75, 0.75, 0.25, 0.5])
+    monkeypatch.setattr(Marian, "_validation_score", lambda *_: next(scores))
+    training = replace(config.training, validate_every=1, max_steps=9, patience=2)
+    marian = Marian(replace(config, training=training), RunDirectory(tmp_path / "hf-3"))
+    marian.train()
+    chosen = [(path.name, state.score) for path, state in marian.chosen()]
+    assert chosen == [("step-000001", 0.5), ("step-000002", 0.75), ("step-000003", 0.75)]
+    assert marian.state().step == 5
+    assert marian.is_over(60.0)
+
+
+def test_training_is_over_when_it_is_judged_or_its_time_is_up(config):
+    state = TrainingState(
+        step=4,
+        epoch=0,
+        batch=0,
+        best_step=None,
+        best_score=None,
+        num_tokens=0,
+        seconds=30.0,
+        data_fingerprint="",
+        environment={},
+    )
+
+    def is_over(state: TrainingState | None, seconds: float) -> bool:
+        contestant = Ours(config, RunDirectory(Path("nowhere")))
+        object.__setattr__(contestant, "state", lambda: state)
+        return contestant.is_over(seconds)
+
+    assert not is_over(None, 0.0)
+    assert not is_over(state, 31.0)
+    assert is_over(state, 30.0)
+    assert is_over(replace(state, score=1.0), 31.0)
+    assert not is_over(replace(state, score=1.0, step=3), 31.0)
+
+
+def test_state_that_cannot_be_read_is_none(config, tmp_path):
+    ours = Ours(config, RunDirectory(tmp_path))
+    assert ours.state() is None
+    ours.run.point("last", ours.run.checkpoint(3))
+    assert ours.state() is None
+
+
+def test_model_that_marian_has_no_parts_for_is_refused_before_anything_is_trained(
+    config_file, tmp_path
+):
+    learned = ("model.positions={kind: learned, max_length: 300}", "data.filters.max_length=200")
+    config = load_config(config_file, [*SHORT, *learned, "decoding.max_length=5"])
+    trainings = list(quality.contestants(config, tmp_path, NAMES, [3]))
+    with pytest.raises(UsageError) as raised:
+        quality.measure(trainings, "toy", minutes=1.0, threads=1)
+    assert str(raised.value).startswith("model: Marian has no parts for what this config asks")
+    assert not (tmp_path / "ours-3").exists()
+
+
+def test_trainings_of_a_seed_stand_together(config):
+    found = list(
+        quality.contestants(config, Path("dir"), NAMES, [7, 2], learning_rate=0.25, init_std=0.125)
+    )
+    assert [training.run.path.as_posix() for training in found] == [
+        "dir/ours-7",
+        "dir/hf-7",
+        "dir/ours-2",
+        "dir/hf-2",
+    ]
+    assert [training.config.seed for training in found] == [7, 7, 2, 2]
+    rates = [training.config.training.optimizer.learning_rate for training in found]
+    assert rates == [5e-3, 0.25, 5e-3, 0.25]
+    assert [training.options for training in found[:2]] == [[], ["0.125"]]
+
+
+def test_clock_counts_all_sittings_and_nothing_between_them(tmp_path, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    run = RunDirectory(tmp_path)
+    first = Clock(run)
+    now += 5
+    run.checkpoint(10).mkdir(parents=True)
+    first.tick()
+    now += 5
+    run.checkpoint(20).mkdir()
+    first.tick()
+    now += 5000
+    second = Clock(run)
+    run.checkpoint(20).rmdir()
+    run.checkpoint(30).mkdir()
+    now += 7
+    second.tick()
+    known = Clock(run)
+    assert known.seconds == 17
+    assert known.checkpoints == {"step-000010": 5, "step-000030": 17}
+    assert known.at(run.checkpoint(10)) == 5
+    assert known.at(run.checkpoint(40)) == 17
+
+
+class Standing(Contestant):
+    """One that has taken a minute of steps."""
+
+    name = "standing"
+    pointer = "last"
+    train = translate = num_parameters = None
+
+    def state(self) -> TrainingState:
+        return TrainingState(
+            step=3,
+            epoch=0,
+            batch=0,
+            best_step=None,
+            best_score=None,
+            num_tokens=9,
+            seconds=60.0,
+            data_fingerprint="",
+            environment={},
+        )
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The signals that were sent."""
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *arguments: sent.append(arguments))
+    monkeypatch.setattr(quality_worker, "TICK_SECONDS", 0.0)
+    return sent
+
+
+def test_worker_leaves_when_its_time_is_up(config, killed, monkeypatch):
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as end, os.fdopen(writing, "w"):
+        monkeypatch.setattr(sys, "stdin", end)
+        leave_in_time(Standing(config, RunDirectory(Path("nowhere"))), 60.0)
+    assert killed == [(os.getpid(), signal.SIGTERM)]
+
+
+def test_worker_leaves_with_those_who_started_it(config, killed, monkeypatch):
+    reading, writing = os.pipe()
+    os.close(writing)
+    with os.fdopen(reading) as end:
+        monkeypatch.setattr(sys, "stdin", end)
+        leave_in_time(Standing(config, RunDirectory(Path("nowhere"))), 61.0)
+    assert killed == [(os.getpid(), signal.SIGTERM)]
+
+
+def test_training_apart_is_the_same_training(measured, config, tmp_path):
+    marian = Marian(replace(config, seed=5), RunDirectory(tmp_path / "hf-5"))
+    train_apart(marian, seconds=60.0, threads=1)
+    (mine, weights), (expected, others) = (
+        content(RunDirectory(folder / "hf-5"), 4) for folder in (tmp_path, measured[0])
+    )
+    assert mine == expected
+    assert all(torch.equal(weights[name], others[name]) for name in others)
+    clock = Clock(marian.run)
+    assert clock.checkpoints.keys() == {"step-000002", "step-000004"}
+    assert clock.seconds > load_state(marian.run.checkpoint(4)).seconds
+
+
+def test_training_that_fails_is_named(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    ours = Ours(config, RunDirectory(tmp_path / "ours-3"))
+    with pytest.raises(TrainingError) as raised:
+        train_apart(ours, seconds=60.0, threads=1)
+    assert str(raised.value) == (
+        f"{ours.run.path}: the training has ended before its time; got exit code 1; "
+        "mend what it says above; the same command goes on"
+    )
+    assert load_config(tmp_path / "ours-3.yaml") == config
+
+
+def test_ctrl_c_is_one_line(config_file, tmp_path, monkeypatch):
+    def pressed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(quality, "measure", pressed)
+    result = CliRunner().invoke(quality.app, options(config_file, tmp_path))
+    assert str(result.exception) == (
+        f"{tmp_path}: interrupted; the same command goes on from there"
+    )
+    assert result.exception.exit_code == 130
+
+
+POINTS = (
+    Point(10.0, 12.0, 1000, 20.0, 29.9),
+    Point(20.0, 24.0, 2000, 33.0, 36.0),
+    # Better on the validation text, worse on the test set.
+    Point(30.0, 36.0, 3000, 34.0, 34.5),
+    Point(70.0, 84.0, 7000, 36.0, 38.0),
+)
+
+
+def course(**changes: object) -> Course:
+    settings = {
+        "contestant": "ours",
+        "title": "tformer",
+        "seed": 1,
+        "parameters": 1234,
+        "learning_rate": 3e-3,
+        "curve": POINTS,
+        "signature": "nrefs:1",
+        "steps": 12345,
+        "minutes": 90.0,
+        "wall_minutes": 111.1,
+        "is_finished": False,
+        "environment": {"threads": "2", "torch": "2.6", "device": "a CPU"},
+    }
+    return Course(**(settings | changes))
+
+
+def test_minutes_are_those_of_the_first_checkpoint_with_the_score():
+    assert [course().minutes_to(bleu) for bleu in THRESHOLDS] == [20.0, 20.0, 70.0, None]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "bleu"), [(9.9, None), (10, 29.9), (60, 34.5), (90, 38.0), (90.1, None)]
+)
+def test_score_at_a_time_is_that_of_the_best_checkpoint_then(minutes, bleu):
+    assert course().bleu_at(minutes) == bleu
+
+
+def test_finished_training_stays_as_it_is():
+    assert course(is_finished=True).bleu_at(120) == 38.0
+    assert course(is_finished=True, curve=()).bleu_at(120) is None
+
+
+@given(st.lists(st.floats(0, 100), max_size=6), st.floats(0, 100), st.floats(0, 100))
+def test_a_higher_score_never_comes_earlier(scores, one, other):
+    curve = tuple(Point(n, n, n, n, score) for n, score in enumerate(scores, 1))
+    found = course(curve=curve)
+    low, high = (found.minutes_to(bleu) for bleu in sorted((one, other)))
+    assert high is None or low <= high
+    if high is not None:
+        assert found.bleu_at(high) >= max(one, other)
+
+
+def test_json_has_the_figures_beside_the_curve():
+    plain = course().as_json()
+    assert plain["minutes_to"] == {"30": 20.0, "35": 20.0, "38": 70.0, "40": None}
+    assert plain["bleu_at"] == {"60": 34.5, "120": None}
+    assert plain["curve"][0] == {
+        "minutes": 10.0,
+        "wall_minutes": 12.0,
+        "step": 1000,
+        "valid_score": 20.0,
+        "test_bleu": 29.9,
+    }
+
+
+def test_table_reads_as_a_row_a_training():
+    other = course(title="Marian", seed=12, curve=(), steps=9, minutes=0.04, wall_minutes=0.26)
+    assert table([course(), other]).split("\n") == [
+        "minutes until BLEU       seed    >= 30    >= 35    >= 38    >= 40    at 60   at 120"
+        "    steps  minutes     wall",
+        "tformer                     1     20.0     20.0     70.0        -    34.50        -"
+        "   12,345     90.0    111.1",
+        "Marian                     12        -        -        -        -        -        -"
+        "        9      0.0      0.3",
+    ]
+
+
+def test_picture_has_a_line_a_training_and_one_a_threshold():
+    marian = course(contestant="hf", title="Marian", minutes=80.0, curve=POINTS[:2])
+    courses = [course(), marian, course(seed=2, curve=())]
+    (axes,) = draw(courses, "flickr").axes
+    lines = [list(map(tuple, line.get_xydata())) for line in axes.lines]
+    expected = [(point.minutes, point.test_bleu) for point in POINTS]
+    assert lines[:3] == [[*expected, (90.0, 38.0)], [*expected[:2], (80.0, 36.0)], []]
+    assert [line.get_ydata()[0] for line in axes.lines[3:]] == list(THRESHOLDS)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "tformer, seed 1",
+        "Marian, seed 1",
+        "tformer, seed 2",
+    ]
+    ours, theirs, second = axes.lines[:3]
+    assert ours.get_color() == second.get_color() != theirs.get_color()
+    assert ours.get_linestyle() == theirs.get_linestyle() != second.get_linestyle()
+    assert {line.get_drawstyle() for line in axes.lines[:3]} == {"steps-post"}
+    assert axes.get_xlabel() == "minutes of optimiser steps"
+    assert axes.get_ylabel() == "BLEU on flickr"
+
+
+def test_picture_is_written_in_the_format_of_its_name(tmp_path):
+    file = tmp_path / "quality.png"
+    save(draw([course()], "flickr"), file)
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UsageError) as raised:
+        check_drawing()
+    assert str(raised.value) == (
+        "--output: needs matplotlib, which is not installed; pip install 'tformer[plot]'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--contestants", "ours,textbook"],
+            "--contestants: no such contestant; got textbook; choose from: ours, hf",
+        ),
+        (["--seeds", "1,-2"], "--seeds: must be whole numbers with commas between; got 1,-2"),
+        (["-o", "quality.gif"], "--output: must end in .png, .svg or .pdf; got quality.gif"),
+    ],
+)
+def test_mistake_of_the_command_line_is_named(words, message, config_file, tmp_path):
+    result = CliRunner().invoke(quality.app, options(config_file, tmp_path / "out", *words))
+    assert isinstance(result.exception, TformerError)
+    assert str(result.exception) == message
+    assert not (tmp_path / "out").exists()
+
+
+def test_config_without_a_test_set_is_refused(config_file, tmp_path):
+    words = options(config_file, tmp_path, "--set", "data.test={}")
+    result = CliRunner().invoke(quality.app, words)
+    assert str(result.exception) == (f"{config_file}: has no test set; name one under data.test")

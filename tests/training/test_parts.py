@@ -1,0 +1,45 @@
+"""Against norms of all numbers of a part laid side by side."""
+
+import pytest
+import torch
+from learners import batch, learner
+from torch import nn
+
+from tformer_cli.training.loop import leave_gradient
+from tformer_cli.training.parts import PartsWatch, part_of
+
+
+def test_parts_are_layers_and_what_stands_around_them():
+    subject = learner().model
+    assert {part_of(name) for name, _ in subject.named_parameters()} == {
+        "encoder.embeddings",
+        "encoder.layers.0",
+        "encoder.norm",
+        "decoder.layers.0",
+        "decoder.norm",
+    }
+    assert part_of("output.weight") == "output"
+    assert part_of("decoder.layers.11.cross_attention.key.bias") == "decoder.layers.11"
+
+
+def flat(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.flatten().double() for tensor in tensors])
+
+
+def test_norms_and_ratios_are_those_of_all_numbers_of_a_part():
+    subject = learner()
+    leave_gradient(subject, [batch()], step=1, num_tokens=6)
+    watch = PartsWatch(subject.model)
+    before = {name: weight.detach().clone() for name, weight in subject.model.named_parameters()}
+    weights: dict[str, nn.Parameter] = dict(subject.model.named_parameters())
+    gradients = {name: weight.grad.clone() for name, weight in weights.items()}
+    subject.optimizer.step()
+    reports = watch.reports()
+    assert reports.keys() == {part_of(name) for name in weights}
+    for part, report in reports.items():
+        names = [name for name in weights if part_of(name) == part]
+        norm = flat([gradients[name] for name in names]).norm().item()
+        was = flat([before[name] for name in names])
+        moved = flat([weights[name].detach() for name in names]) - was
+        assert report.grad_norm == pytest.approx(norm, rel=1e-5)
+        assert report.update_ratio == pytest.approx((moved.norm() / was.norm()).item(), rel=1e-4)

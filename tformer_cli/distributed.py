@@ -1,0 +1,121 @@
+"""Several processes that work on one model: who they are, and what they tell each other.
+
+`torchrun` starts them and lets each know its rank. They compute gradients of their own part of a
+batch and add them up; nothing is exchanged before a process has its part, so one that has to begin
+again for lack of memory keeps the others waiting but does not confuse them.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import Tensor, distributed
+
+# One process may encode a large corpus while the others wait. A process that dies is noticed by
+# torchrun, not by this.
+PATIENCE = timedelta(days=2)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The processes that work together; by default there is this one alone.
+
+    Every method is called by all of them, in the same order.
+
+    Attributes:
+        rank: number of this process, from 0.
+        size: how many there are.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the files and speaks for all."""
+        return self.rank == 0
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Let each tensor be its sum over all processes, to the same bits everywhere."""
+        if self.size == 1:
+            return
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        distributed.all_reduce(flat)
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+    def sums(self, *numbers: float) -> list[float]:
+        """Return the sum of each number over all processes; whole numbers are summed exactly."""
+        totals = torch.tensor(numbers, dtype=torch.float64)
+        self.add([totals])
+        return totals.tolist()
+
+    def largest(self, number: int) -> int:
+        """Return the largest of the numbers of all processes."""
+        found = torch.tensor(number)
+        if self.size > 1:
+            distributed.all_reduce(found, distributed.ReduceOp.MAX)
+        return int(found)
+
+    def gather(self, lines: Sequence[str]) -> list[list[str]]:
+        """Return the lines of every process, by rank."""
+        if self.size == 1:
+            return [list(lines)]
+        # As JSON in a tensor: torch would pickle objects.
+        own = torch.frombuffer(bytearray(json.dumps(list(lines)).encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        distributed.all_gather(lengths, torch.tensor([len(own)]))
+        longest = int(max(lengths))
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(own)] = own
+        texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+        distributed.all_gather(texts, padded)
+        return [
+            json.loads(bytes(text[: int(length)].tolist()))
+            for text, length in zip(texts, lengths, strict=True)
+        ]
+
+    def wait(self) -> None:
+        """Wait until all processes are here."""
+        if self.size > 1:
+            distributed.barrier()
+
+    @contextlib.contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """Let the first process do something before the others do it and find it done."""
+        if not self.is_first:
+            self.wait()
+        yield
+        if self.is_first:
+            self.wait()
+
+
+ALONE = World()
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[World]:
+    """Join the processes that torchrun has started; without it, be alone."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield ALONE
+        return
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    distributed.init_process_group(backend, timeout=PATIENCE)
+    try:
+        yield World(distributed.get_rank(), size)
+    finally:
+        distributed.destroy_process_group()
+
+
+def own_device(device: torch.device) -> torch.device:
+    """Return the GPU of this process among those of its machine, where GPUs are asked for."""
+    local_rank = os.environ.get("LOCAL_RANK")
+    if device.type != "cuda" or device.index is not None or local_rank is None:
+        return device
+    return torch.device("cuda", int(local_rank))
