@@ -1,6 +1,7 @@
+import pytest
 import torch
 
-from tformer_cli.config.schema import AdamConfig, AdamWConfig, EncoderDecoderConfig
+from tformer_cli.config.schema import AdamConfig, AdamWConfig, EncoderDecoderConfig, MuonConfig
 from tformer_cli.model.seq2seq import Seq2Seq, build_model
 from tformer_cli.training.optim import build_optimizer, set_learning_rate
 
@@ -43,3 +44,25 @@ def test_first_adam_step_moves_each_weight_by_the_learning_rate():
     optimizer.step()
     for parameter, old in zip(network.parameters(), before, strict=True):
         torch.testing.assert_close(parameter.detach(), old - 0.125 * parameter.grad.sign())
+
+
+@pytest.mark.parametrize("tie", ["all", "none"])
+def test_muon_moves_the_matrices_of_layers_and_adamw_the_rest(tie):
+    network, other = model(tie), model(tie)
+    muon = build_optimizer(MuonConfig(weight_decay=0.25), network)
+    adamw = build_optimizer(AdamWConfig(weight_decay=0.25), other)
+    for (name, weight), twin in zip(network.named_parameters(), other.parameters(), strict=True):
+        weight.grad = torch.randn_like(weight)
+        twin.grad = weight.grad.clone()
+        has_momentum = ".layers." in name and weight.dim() == 2
+        groups = [g for g in muon.param_groups if any(p is weight for p in g["params"])]
+        assert [("momentum" in group) for group in groups] == [has_momentum], name
+    for _ in range(2):
+        gradients = [twin.grad for twin in other.parameters()]
+        for weight, gradient in zip(network.parameters(), gradients, strict=True):
+            weight.grad = gradient.clone()
+        muon.step()
+        adamw.step()
+    for (name, weight), twin in zip(network.named_parameters(), other.parameters(), strict=True):
+        is_turned = ".layers." in name and weight.dim() == 2
+        assert torch.equal(weight, twin) != is_turned, name

@@ -314,6 +314,17 @@ def test_float16_with_its_loss_scale_goes_on_to_the_bit(toy, tmp_path, monkeypat
     assert len(set(factors)) > 1
 
 
+@pytest.mark.parametrize("kind", ["adam", "muon"])
+def test_every_optimizer_goes_on_to_the_bit(toy, tmp_path, monkeypatch, kind):
+    settings = (f"training.optimizer={{kind: {kind}}}", "training.max_steps=12")
+    unbroken = trained(toy, tmp_path / "unbroken", *settings)
+    with monkeypatch.context() as patch:
+        on_step(patch, 10, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Interrupted):
+            trained(toy, tmp_path / "run", *settings)
+    assert_same_end(unbroken, trained(toy, tmp_path / "run", *settings))
+
+
 def on_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], object]) -> None:
     """Do something when a step has been taken, before anybody hears of it."""
 
