@@ -176,6 +176,39 @@ def test_a_checkpoint_of_two_processes_serves_any_number(alone, toy, tmp_path, s
     assert_equal_but_for_rounding(run, alone)
 
 
+SHORT_OF_MEMORY = """
+import os, sys
+from pathlib import Path
+import torch
+from tformer_cli.config.load import load_config
+from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.run_directory import RunDirectory
+from tformer_cli.training.run import train
+
+forward = Seq2Seq.forward
+
+def limited(model, source, *rest):
+    if model.training and len(source) > 20:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+    return forward(model, source, *rest)
+
+if os.environ["RANK"] == "1":
+    Seq2Seq.forward = limited
+config = load_config(Path(sys.argv[1]), sys.argv[3:])
+train(config, RunDirectory(Path(sys.argv[2])), device=torch.device("cpu"))
+"""
+
+
+@pytest.mark.slow
+def test_where_one_process_is_short_of_memory_the_others_wait_for_it(alone, toy, tmp_path):
+    script, run = tmp_path / "short.py", RunDirectory(tmp_path / "run")
+    script.write_text(SHORT_OF_MEMORY)
+    done = torchrun(2, str(script), str(toy), str(run.path), *EXACT)
+    assert done.returncode == 0, done.stderr
+    assert_equal_but_for_rounding(run, alone)
+    assert any(line["num_pieces"] > 1 for line in reported(run, "memory"))
+
+
 @pytest.mark.slow
 def test_a_signal_to_one_process_stops_them_all_after_the_same_step(toy, tmp_path):
     run = RunDirectory(tmp_path / "run")
