@@ -13,7 +13,8 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from tformer_cli.checkpoint import MODEL_FILE, load_state
+from tformer_cli.checkpoint.layout import MODEL_FILE
+from tformer_cli.checkpoint.state import load_state
 from tformer_cli.errors import CheckpointError
 from tformer_cli.run_directory import RunDirectory, write_text
 

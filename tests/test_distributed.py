@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from toy import write_toy
 
-from tformer_cli.checkpoint import load_trained_model
+from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
 from tformer_cli.distributed import ALONE, own_device
 from tformer_cli.run_directory import RunDirectory
@@ -23,7 +23,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 TALK = """
 import json, os, sys
 import torch
-from tformer_cli.checkpoint import load_trained_model
+from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
 from tformer_cli.distributed import joined
 

@@ -15,7 +15,7 @@ _HOMES = {
     "build_metric": "tformer_cli.evaluation.metrics",
     "evaluate": "tformer_cli.evaluation.evaluate",
     "load_config": "tformer_cli.config.load",
-    "load_trained_model": "tformer_cli.checkpoint",
+    "load_trained_model": "tformer_cli.checkpoint.trained_model",
     "train": "tformer_cli.training.run",
 }
 

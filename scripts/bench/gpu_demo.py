@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tformer_cli.checkpoint import load_trained_model
+from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.device import peak_memory

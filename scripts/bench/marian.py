@@ -38,7 +38,8 @@ from marian_model import (
 )
 from marian_training import train_marian, with_learning_rate
 
-from tformer_cli.checkpoint import TrainingState, load_state, load_trained_model
+from tformer_cli.checkpoint.state import TrainingState, load_state
+from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.cli.options import chosen_decoding
 from tformer_cli.config.schema import (
     BeamConfig,

@@ -12,13 +12,8 @@ import torch
 from marian_model import loss_sum
 from torch.nn.utils import clip_grad_norm_
 
-from tformer_cli.checkpoint import (
-    TrainingState,
-    load_optimizer,
-    load_state,
-    load_weights,
-    save_checkpoint,
-)
+from tformer_cli.checkpoint.checkpoint import load_optimizer, load_weights, save_checkpoint
+from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.config.load import as_plain
 from tformer_cli.config.schema import Config
 from tformer_cli.corpus.batch import Batch

@@ -26,14 +26,10 @@ from marian_model import (
 from marian_training import POINTER, train_marian
 from training_worker import OUR_ENVIRONMENT
 
-from tformer_cli.checkpoint import (
-    MODEL_FILE,
-    SUMS_FILE,
-    TrainingState,
-    load_state,
-    load_trained_model,
-    load_weights,
-)
+from tformer_cli.checkpoint.checkpoint import load_weights
+from tformer_cli.checkpoint.layout import MODEL_FILE, SUMS_FILE
+from tformer_cli.checkpoint.state import TrainingState, load_state
+from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.schema import Config
 from tformer_cli.corpus.pipeline import evaluation_store, training_pairs
 from tformer_cli.corpus.reader import read_pairs

@@ -13,7 +13,9 @@ from accelerator import CPU, DEVICE, on_gpu
 from safetensors.torch import load_file
 from toy import CONFIG, sentence, write_toy
 
-from tformer_cli.checkpoint import load_optimizer, load_state, load_trained_model
+from tformer_cli.checkpoint.checkpoint import load_optimizer
+from tformer_cli.checkpoint.state import load_state
+from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.decoding.translator import Translation, Translator

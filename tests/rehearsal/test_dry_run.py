@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import CONFIG, write_toy
 
-from tformer_cli.checkpoint import save_checkpoint
+from tformer_cli.checkpoint.checkpoint import save_checkpoint
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema import TrainingConfig
 from tformer_cli.corpus.filters import FilterReport

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from toy import write_toy
 from transformers import MarianMTModel
 
-from tformer_cli.checkpoint import TrainingState, load_state
+from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema import BeamConfig, Config, GreedyConfig
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store, training_store

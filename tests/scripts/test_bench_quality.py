@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from toy import write_toy
 from typer.testing import CliRunner
 
-from tformer_cli.checkpoint import TrainingState, load_state
+from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.cli.eval import evaluate as tformer_eval
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema import Config

@@ -4,7 +4,8 @@ import shutil
 import make_score_table
 import pytest
 
-from tformer_cli.checkpoint import load_state, load_trained_model
+from tformer_cli.checkpoint.state import load_state
+from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.errors import CheckpointError
 from tformer_cli.run_directory import RunDirectory
 

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file
 from toy import write_toy
 
-from tformer_cli.checkpoint import load_state
+from tformer_cli.checkpoint.state import load_state
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import CheckpointError
 from tformer_cli.run_directory import RunDirectory

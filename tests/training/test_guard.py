@@ -3,7 +3,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.checkpoint import TrainingState
+from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.training.guard import failed, rolled_back, verdict
 

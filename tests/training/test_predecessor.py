@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 from toy import write_toy
 
-from tformer_cli.checkpoint import MODEL_FILE, TRAINED_FILE, load_state
+from tformer_cli.checkpoint.layout import MODEL_FILE, TRAINED_FILE
+from tformer_cli.checkpoint.state import load_state
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import CheckpointError, Interrupted
 from tformer_cli.run_directory import RunDirectory

@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import load_file
 from toy import CONFIG, write_toy
 
-from tformer_cli.checkpoint import load_state, load_trained_model
+from tformer_cli.checkpoint.state import load_state
+from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import training_groups

@@ -55,7 +55,7 @@ def evaluate(
 
     from tqdm import tqdm
 
-    from tformer_cli.checkpoint import load_trained_model
+    from tformer_cli.checkpoint.trained_model import load_trained_model
     from tformer_cli.decoding.translator import Translator
     from tformer_cli.device import resolve_device, resolve_precision
     from tformer_cli.evaluation import evaluate as evaluation_room

@@ -74,7 +74,7 @@ def translate(
 
     from tqdm import tqdm
 
-    from tformer_cli.checkpoint import load_trained_model
+    from tformer_cli.checkpoint.trained_model import load_trained_model
     from tformer_cli.corpus.chunks import chunks
     from tformer_cli.corpus.read_ahead import arriving
     from tformer_cli.corpus.reader import decode_lines, read_lines

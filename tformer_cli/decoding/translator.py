@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from tformer_cli.checkpoint import load_trained_model
+from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.schema import Config, DecodingConfig
 from tformer_cli.corpus.chunks import chunks
 from tformer_cli.decoding.engine import Engine, NativeEngine

@@ -6,13 +6,9 @@ from typing import Literal
 
 import torch
 
-from tformer_cli.checkpoint import (
-    best_checkpoints,
-    load_average,
-    load_state,
-    load_trained_model,
-    save_average,
-)
+from tformer_cli.checkpoint.checkpoint import load_average, save_average
+from tformer_cli.checkpoint.state import best_checkpoints, load_state
+from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.device import resolve_precision
 from tformer_cli.errors import CheckpointError
 from tformer_cli.evaluation.evaluate import Evaluation

@@ -7,17 +7,10 @@ from pathlib import Path
 
 import torch
 
-from tformer_cli.checkpoint import (
-    STATE_FILE,
-    TRAINED_FILE,
-    TrainingState,
-    best_checkpoints,
-    damage,
-    load_optimizer,
-    load_state,
-    load_weights,
-    save_checkpoint,
-)
+from tformer_cli.checkpoint.checkpoint import load_optimizer, load_weights, save_checkpoint
+from tformer_cli.checkpoint.integrity import damage
+from tformer_cli.checkpoint.layout import STATE_FILE, TRAINED_FILE
+from tformer_cli.checkpoint.state import TrainingState, best_checkpoints, load_state
 from tformer_cli.config.schema import TrainingConfig
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import CheckpointError, Problem

@@ -11,7 +11,7 @@ goes on decides what an unbroken one does.
 from dataclasses import replace
 from typing import Literal
 
-from tformer_cli.checkpoint import TrainingState
+from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.corpus.bucketing import Position
 
 MOST_FAILURES = 3

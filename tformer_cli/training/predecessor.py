@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tformer_cli.checkpoint import MODEL_FILE, TRAINED_FILE, load_weights
+from tformer_cli.checkpoint.checkpoint import load_weights
+from tformer_cli.checkpoint.layout import MODEL_FILE, TRAINED_FILE
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema import Config
 from tformer_cli.errors import CheckpointError

@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from tqdm import tqdm
 
-from tformer_cli.checkpoint import TrainingState
+from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.schema import TrainingConfig
 from tformer_cli.device import peak_memory
 from tformer_cli.evaluation.evaluate import Evaluation

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tformer_cli.checkpoint import TrainingState, load_state
+from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.config.load import check_data_files, dump_config, load_config
 from tformer_cli.config.schema import Config, TrainingConfig
 from tformer_cli.device import keep_freed_memory

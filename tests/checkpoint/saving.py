@@ -1,0 +1,46 @@
+"""Something to save."""
+
+import pytest
+import torch
+
+from tformer_cli.checkpoint.state import TrainingState
+from tformer_cli.config.schema import AdamWConfig, EncoderDecoderConfig
+from tformer_cli.errors import CheckpointError
+from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.training.optim import build_optimizer
+
+STATE = TrainingState(
+    step=7,
+    epoch=1,
+    batch=3,
+    best_step=4,
+    best_score=12.5,
+    num_tokens=1000,
+    seconds=2.5,
+    data_fingerprint="abc",
+    environment={"torch": "2"},
+    left_out=((0, 5), (1, 2)),
+    learning_rate_factor=0.25,
+    num_rollbacks=2,
+)
+
+
+def model(seed: int, **changes: object) -> Seq2Seq:
+    config = EncoderDecoderConfig(
+        **{"dim": 12, "num_heads": 3, "feedforward_dim": 16, "num_encoder_layers": 1} | changes
+    )
+    return build_model(config, source_size=20, target_size=20, seed=seed)
+
+
+def stepped_optimizer(network: Seq2Seq) -> torch.optim.Optimizer:
+    optimizer = build_optimizer(AdamWConfig(), network)
+    for parameter in network.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+def message(action, *arguments) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        action(*arguments)
+    return str(caught.value)

@@ -1,0 +1,57 @@
+import hashlib
+import shutil
+
+import pytest
+from saving import STATE, model, stepped_optimizer
+
+from tformer_cli.checkpoint.checkpoint import (
+    save_checkpoint,
+)
+from tformer_cli.checkpoint.integrity import damage
+from tformer_cli.checkpoint.layout import (
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    STATE_FILE,
+    SUMS_FILE,
+    TRAINED_FILE,
+)
+
+
+def test_checksums_are_those_of_sha256sum(saved):
+    lines = (saved / SUMS_FILE).read_text().splitlines()
+    files = sorted(set(saved.iterdir()) - {saved / SUMS_FILE})
+    assert lines == [f"{hashlib.sha256(f.read_bytes()).hexdigest()}  {f.name}" for f in files]
+    assert damage(saved) is None
+
+
+@pytest.mark.parametrize("name", [MODEL_FILE, TRAINED_FILE, OPTIMIZER_FILE, STATE_FILE])
+@pytest.mark.parametrize("place", [0, 0.5, 1])
+def test_a_bit_that_flips_is_found(tmp_path, name, place):
+    network = model(1)
+    folder = tmp_path / "step-000007"
+    save_checkpoint(folder, network, stepped_optimizer(network), STATE, average=model(2))
+    assert damage(folder) is None
+    content = bytearray((folder / name).read_bytes())
+    content[int(place * (len(content) - 1))] ^= 4
+    (folder / name).write_bytes(content)
+    assert str(damage(folder)) == f"{folder}: is damaged: {name} is not what was saved"
+    # A translation needs no optimiser.
+    is_needed = name in (MODEL_FILE, STATE_FILE)
+    assert (damage(folder, (MODEL_FILE, STATE_FILE)) is not None) == is_needed
+
+
+def test_a_checkpoint_that_is_not_whole_is_found(saved):
+    other = saved.with_name("other")
+    assert str(damage(other)) == f"{other}: is not there"
+    for name in (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE):
+        shutil.copytree(saved, other)
+        (other / name).unlink()
+        assert str(damage(other)) == f"{other}: is not whole: {name} is missing"
+        shutil.rmtree(other)
+    for content in (None, b"", b"\xff", b"\0" * 70, (saved / SUMS_FILE).read_bytes()[:-80]):
+        shutil.copytree(saved, other)
+        (other / SUMS_FILE).unlink() if content is None else (other / SUMS_FILE).write_bytes(
+            content
+        )
+        assert damage(other) is not None
+        shutil.rmtree(other)

@@ -1,0 +1,61 @@
+"""Whether a checkpoint is still what was saved."""
+
+import hashlib
+from collections.abc import Collection
+from pathlib import Path
+
+from tformer_cli.checkpoint.layout import GOING_ON, SUMS_FILE, TRANSLATING
+from tformer_cli.errors import CheckpointError, Problem
+
+
+def save_sums(directory: Path) -> None:
+    """Write down what every file of a checkpoint is; the last thing to do to it."""
+    files = sorted(directory.iterdir())
+    content = "".join(f"{_sha256(file)}  {file.name}\n" for file in files)
+    (directory / SUMS_FILE).write_text(content, encoding="utf-8")
+
+
+def damage(directory: Path, names: Collection[str] | None = None) -> Problem | None:
+    """Return what is wrong with a checkpoint, or None if it is as it was saved.
+
+    Args:
+        directory: the checkpoint.
+        names: the files that matter, or None for all that a training goes on from.
+    """
+    where = str(directory)
+    if not directory.is_dir():
+        return Problem(where, "is not there")
+    try:
+        lines = (directory / SUMS_FILE).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return Problem(where, f"is not whole: {SUMS_FILE} is missing or damaged")
+    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    if names is None:
+        there = (file.name for file in directory.glob("*.safetensors"))
+        names = sorted({*GOING_ON, *sums, *there})
+    for name in names:
+        try:
+            if _sha256(directory / name) != sums.get(name):
+                return Problem(where, f"is damaged: {name} is not what was saved")
+        except FileNotFoundError:
+            return Problem(where, f"is not whole: {name} is missing")
+        except (OSError, ValueError) as error:
+            return Problem(where, f"is damaged: {name} cannot be read", got=str(error))
+    return None
+
+
+def check_translating(directory: Path, remedy: str) -> None:
+    """Refuse a checkpoint that does not hold the weights that were saved.
+
+    Raises:
+        CheckpointError: with that remedy.
+    """
+    problem = damage(directory, TRANSLATING)
+    if problem is not None:
+        where, what = problem.where, problem.what
+        raise CheckpointError(where, what, got=problem.got, remedy=remedy)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

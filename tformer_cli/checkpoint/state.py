@@ -1,0 +1,100 @@
+"""Where a run stood when a checkpoint was taken."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tformer_cli.checkpoint.layout import FORMAT_VERSION, STATE_FILE
+from tformer_cli.errors import CheckpointError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingState:
+    """Where a run stood when a checkpoint was taken.
+
+    Attributes:
+        step: optimiser steps taken.
+        epoch: epoch of the next batch.
+        batch: place of the next batch in that epoch.
+        best_step: step of the best checkpoint so far, or None before the first validation.
+        best_score: its score.
+        num_tokens: target tokens trained on.
+        seconds: time spent in optimiser steps.
+        data_fingerprint: hash of the training examples and of the tokenizers that made them.
+        environment: torch version, threads and device; a resumed run is exact when they agree.
+        score: of the validation at this very step, BLEU or negative loss; None if there was none.
+        num_stale: validations since the best one.
+        left_out: (epoch, batch) of each batch whose loss or gradient was not finite.
+        num_failed: how many of them in a row came just now; a step begins the count again.
+        learning_rate_factor: of all steps to come; each rollback lowers it.
+        num_rollbacks: how often the training went back to a checkpoint.
+        loss_scale: factor of the loss in the next step; None before the first.
+        num_scaled: steps since that factor changed.
+        format_version: of these files.
+    """
+
+    step: int
+    epoch: int
+    batch: int
+    best_step: int | None
+    best_score: float | None
+    num_tokens: int
+    seconds: float
+    data_fingerprint: str
+    environment: dict[str, str]
+    score: float | None = None
+    num_stale: int = 0
+    left_out: tuple[tuple[int, int], ...] = ()
+    num_failed: int = 0
+    learning_rate_factor: float = 1.0
+    num_rollbacks: int = 0
+    loss_scale: float | None = None
+    num_scaled: int = 0
+    format_version: int = FORMAT_VERSION
+
+
+def save_state(state: TrainingState, directory: Path) -> None:
+    """Write where a run stands into a checkpoint."""
+    content = json.dumps(dataclasses.asdict(state), indent=2) + "\n"
+    (directory / STATE_FILE).write_text(content, encoding="utf-8")
+
+
+def load_state(directory: Path) -> TrainingState:
+    """Read where a run stood.
+
+    Raises:
+        CheckpointError: the file is missing, damaged or of a newer version.
+    """
+    file = directory / STATE_FILE
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content.get("format_version", 0) > FORMAT_VERSION:
+            raise CheckpointError(
+                str(file),
+                f"was written by a newer tformer; this one reads format {FORMAT_VERSION}",
+                got=f"format {content['format_version']}",
+                remedy="upgrade tformer",
+            )
+        content["left_out"] = tuple(map(tuple, content.get("left_out", ())))
+        return TrainingState(**content)
+    except FileNotFoundError:
+        raise CheckpointError(
+            str(file), "no such file", remedy="name another checkpoint, or train with --fresh"
+        ) from None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            str(file), "is damaged", got=str(error), remedy="use an earlier checkpoint"
+        ) from None
+
+
+def best_checkpoints(checkpoints: Sequence[Path]) -> list[Path]:
+    """Return the validated ones among some checkpoints, the best first; of equal ones the later.
+
+    Raises:
+        CheckpointError: one of them is damaged.
+    """
+    states = [(load_state(checkpoint), checkpoint) for checkpoint in checkpoints]
+    scored = [(s.score, s.step, checkpoint) for s, checkpoint in states if s.score is not None]
+    return [checkpoint for *_, checkpoint in sorted(scored, reverse=True)]

@@ -1,0 +1,46 @@
+"""Tensors in safetensors files."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tformer_cli.errors import CheckpointError
+
+
+def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    """Write tensors into a file.
+
+    Raises:
+        OSError: the system does not let it be written.
+    """
+    try:
+        save_file(tensors, file)
+    except SafetensorError as error:
+        # The library keeps the system's error as words alone: "... (os error 28)".
+        found = re.search(r"os error (\d+)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(file)) from error
+
+
+def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a file with their names.
+
+    Raises:
+        CheckpointError: it is missing, damaged or cut short.
+    """
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a mapping
+                yield name, tensors.get_tensor(name)
+    except FileNotFoundError:
+        raise CheckpointError(str(file), "no such file", remedy="name another checkpoint") from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            str(file), "is damaged or cut short", got=str(error), remedy="use another checkpoint"
+        ) from None

@@ -1,0 +1,80 @@
+"""A trained model, with all that it takes to translate."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tformer_cli.checkpoint.checkpoint import load_weights
+from tformer_cli.checkpoint.integrity import check_translating, damage
+from tformer_cli.checkpoint.layout import TRANSLATING
+from tformer_cli.checkpoint.state import load_state
+from tformer_cli.config.load import load_config
+from tformer_cli.config.schema import Config
+from tformer_cli.errors import CheckpointError
+from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.run_directory import RunDirectory
+from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """What it takes to translate: a model with its weights, its tokenizers and its config."""
+
+    config: Config
+    tokenizers: Tokenizers
+    model: Seq2Seq
+    step: int
+
+
+def load_trained_model(run: RunDirectory, name: str = "best") -> TrainedModel:
+    """Load the model of a run on the CPU, ready to evaluate.
+
+    Args:
+        run: the run folder.
+        name: `best`, `last` or the name of a checkpoint such as `step-000400`. The last one
+            stands in for a best one that there is not yet.
+
+    Raises:
+        CheckpointError: there is no such run or checkpoint, or it is damaged.
+    """
+    if not run.path.is_dir():
+        raise CheckpointError(str(run.path), "no such run folder", remedy=_sentence_hint(run.path))
+    if name in ("best", "last"):
+        directory = run.pointed(name) or run.pointed("last")
+    else:
+        directory = run.checkpoints / name
+    if directory is None or not directory.is_dir():
+        raise CheckpointError(
+            str(run.path),
+            "has no such checkpoint",
+            got=name,
+            remedy="train first, or look into its folder checkpoints/",
+        )
+    if damage(directory, TRANSLATING) is not None:
+        # Only now is it worth reading the others.
+        check_translating(directory, _another_checkpoint(run))
+    config = load_config(run.config_file)
+    tokenizers = load_tokenizers(run.tokenizer)
+    state = load_state(directory)
+    model = build_model(
+        config.model,
+        source_size=tokenizers.source.size,
+        target_size=tokenizers.target.size,
+        seed=config.seed,
+    )
+    load_weights(directory, model)
+    return TrainedModel(config, tokenizers, model.eval(), state.step)
+
+
+def _sentence_hint(path: Path) -> str:
+    text = str(path)
+    if " " in text.strip():
+        return f"to translate a sentence, pipe it in: echo '{text}' | tformer translate"
+    return "name the folder of a run, such as runs/demo"
+
+
+def _another_checkpoint(run: RunDirectory) -> str:
+    """Return the remedy for a checkpoint that cannot translate."""
+    for checkpoint in reversed(run.step_checkpoints()):
+        if damage(checkpoint, TRANSLATING) is None:
+            return f"use --checkpoint {checkpoint.name}"
+    return "no other one is whole: train anew with --fresh"
