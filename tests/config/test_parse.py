@@ -137,6 +137,14 @@ def test_text_field_keeps_what_yaml_would_take_for_something_else() -> None:
         ),
         ("sead: 3", "sead: no such key; did you mean seed?"),
         (
+            "training: {learning_rate: 3}",
+            "training.learning_rate: no such key; did you mean optimizer.learning_rate?",
+        ),
+        (
+            "training: {warmup: 3}",
+            "training.warmup: no such key; did you mean schedule.warmup_steps?",
+        ),
+        (
             "evaluation: {rouge: {}}",
             "evaluation.rouge: no such key; the keys here are bleu, chrf",
         ),

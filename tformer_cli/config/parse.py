@@ -14,7 +14,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -309,16 +309,27 @@ def _unknown_key(key: str, cls: Any, kinds: dict[str, Any]) -> tuple[str, None, 
         this = f"this one is kind: {_kind(cls)}"
         return f"belongs to kind: {' or '.join(owners)}", None, this
     keys = _keys(cls)
-    return "no such key", None, _did_you_mean(key, keys) or f"the keys here are {_list(keys)}"
+    meant = _did_you_mean(key, keys) or _did_you_mean(key, _inner_keys(cls))
+    return "no such key", None, meant or f"the keys here are {_list(keys)}"
 
 
-def _did_you_mean(text: str, choices: Sequence[str]) -> str | None:
-    close = difflib.get_close_matches(text, choices, n=1)
-    return f"did you mean {close[0]}?" if close else None
+def _did_you_mean(text: str, choices: Iterable[str]) -> str | None:
+    """Ask about the choice whose last key is most like a text, if one is."""
+    paths = {path.rpartition(".")[2]: path for path in choices}
+    close = difflib.get_close_matches(text, paths, n=1)
+    return f"did you mean {paths[close[0]]}?" if close else None
 
 
 def _keys(cls: Any) -> list[str]:
     return [part.name for part in dataclasses.fields(cls)]
+
+
+def _inner_keys(cls: Any) -> Iterator[str]:
+    """Yield the paths of the keys one level below those of `cls`."""
+    for name, hint in typing.get_type_hints(cls).items():
+        for inner in (hint, *typing.get_args(hint)):
+            if dataclasses.is_dataclass(inner):
+                yield from (f"{name}.{key}" for key in _keys(inner))
 
 
 def _kind(cls: Any) -> str:
