@@ -1,5 +1,6 @@
 """The training loss."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,67 +28,60 @@ def smoothed_nll_sum(logits: Tensor, targets: Tensor, smoothing: float) -> LossS
     loss of a token is logsumexp(x) - (1 - e) * x[target] - e * mean(x).
 
     Args:
-        logits: (tokens, V); the gradient is written over them, so nobody may read them later.
+        logits: (tokens, V); they are overwritten, so nobody may read them later.
         targets: (tokens,) the right ids.
         smoothing: e.
     """
     return LossSums(*_SmoothedNll.apply(logits, targets, smoothing))  # type: ignore[no-untyped-call]
 
 
-# Rows of logits that are exponentiated at once: few enough for the processor's cache. A GPU takes
-# so many that it is busy, and that they need little memory in float32.
+# Rows that a CPU passes over again and again: few enough for its cache.
 CHUNK_ROWS = 64
-GPU_CHUNK_ROWS = 4096
 
 
 class _SmoothedNll(torch.autograd.Function):
     """The gradient of a token is softmax(x) - (1 - e) * onehot - e / V.
 
     Logits are the largest tensor of a step. Composed from torch's own operations the loss holds
-    several of their size and passes over them many times; here the gradient takes their place.
+    several of their size and passes over them many times, through memory; here exp(x - max x)
+    takes their place, and the gradient its place.
     """
 
     @staticmethod
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        highest = logits.amax(dim=-1)
-        total = _sum_exp(logits, highest)
-        log_total = total.log() + highest
+        wide = torch.promote_types(logits.dtype, torch.float32)
         right = logits.gather(-1, targets[:, None])[:, 0]
+        parts = []
+        for rows in _chunks(logits):
+            highest, mean = rows.amax(dim=-1), rows.mean(dim=-1, dtype=wide)
+            # In bfloat16, x minus log sum exp would lose so many digits that probabilities were
+            # off by 3%; x minus the highest x loses none.
+            total = rows.sub_(highest[:, None]).exp_().sum(dim=-1, dtype=wide)
+            parts.append((highest, mean, total))
+        highest, mean, total = map(torch.cat, zip(*parts, strict=True))
+        log_total = total.log() + highest
         nll = (log_total - right).sum()
-        uniform = nll
-        if smoothing > 0:
-            uniform = (log_total - logits.mean(dim=-1, dtype=log_total.dtype)).sum()
-        loss = (1 - smoothing) * nll + smoothing * uniform
+        loss = (1 - smoothing) * nll + smoothing * (log_total - mean).sum()
         num_correct = (right == highest).sum()
-        ctx.save_for_backward(logits, targets, highest, total)
+        ctx.save_for_backward(logits, targets, total)
         ctx.smoothing = smoothing
         ctx.mark_non_differentiable(nll, num_correct)
         return loss, nll, num_correct
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        logits, targets, highest, total = ctx.saved_tensors
+        exponentials, targets, total = ctx.saved_tensors
         smoothing, outer = ctx.smoothing, gradients[0]
-        # In bfloat16, log(total) would lose so many digits that probabilities were off by 3%; the
-        # highest logit loses none, and 1 / total few.
-        gradient = logits.sub_(highest[:, None]).exp_()
-        gradient.mul_((outer / total).to(logits.dtype)[:, None])
-        gradient.sub_(outer * (smoothing / logits.shape[-1]))
-        right = (-(1 - smoothing) * outer).to(logits.dtype).expand(len(targets), 1)
-        gradient.scatter_add_(-1, targets[:, None], right)
-        return gradient, None, None
+        shares = (outer / total).to(exponentials.dtype)[:, None]
+        uniform = outer * (smoothing / exponentials.shape[-1])
+        for rows, share in zip(_chunks(exponentials), _chunks(shares), strict=True):
+            rows.mul_(share).sub_(uniform)
+        right = (-(1 - smoothing) * outer).to(exponentials.dtype).expand(len(targets), 1)
+        return exponentials.scatter_add_(-1, targets[:, None], right), None, None
 
 
-def _sum_exp(logits: Tensor, highest: Tensor) -> Tensor:
-    """Return sum exp(x - highest) of each row, in float32 at least."""
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    rows_at_once = CHUNK_ROWS if logits.device.type == "cpu" else GPU_CHUNK_ROWS
-    totals = [
-        rows.sub(top[:, None]).to(wide).exp_().sum(dim=-1)
-        for rows, top in zip(
-            torch.split(logits, rows_at_once), torch.split(highest, rows_at_once), strict=True
-        )
-    ]
-    return torch.cat(totals)
+def _chunks(rows: Tensor) -> Sequence[Tensor]:
+    """Return views of some rows at a time; a GPU is busy with nothing less than all."""
+    return torch.split(rows, CHUNK_ROWS if rows.device.type == "cpu" else len(rows))
