@@ -26,7 +26,7 @@ from typing import Annotated
 import typer
 from tqdm import tqdm
 
-from tformer_cli.cli.app import refusal
+from tformer_cli.cli.entry import new_app, run
 from tformer_cli.errors import DataError, Interrupted, TformerError
 from tformer_cli.run_directory import whole_file, writing
 
@@ -356,12 +356,7 @@ def write_gzip(path: Path, text: bytes) -> None:
         packed.write(text)
 
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode=None,
-)
+app = new_app(add_completion=False)
 
 
 @app.command()
@@ -400,15 +395,5 @@ def get_multi30k(
     typer.echo(f"{folder}: {len(FILES)} files, {num_new} of them new")
 
 
-def main() -> None:
-    """Run the command line; a mistake is one line on stderr and an exit code."""
-    try:
-        app()
-    except (TformerError, OSError) as error:
-        mistake = error if isinstance(error, TformerError) else refusal(error)
-        typer.echo(str(mistake), err=True)
-        sys.exit(mistake.exit_code)
-
-
 if __name__ == "__main__":
-    main()
+    run(app)

@@ -12,7 +12,8 @@ from hypothesis import settings
 from toy import CONFIG, write_toy
 from typer.testing import CliRunner, Result
 
-from tformer_cli.cli.app import app, refusal
+from tformer_cli.cli.app import app
+from tformer_cli.cli.entry import refusal
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import TformerError
 from tformer_cli.run_directory import RunDirectory

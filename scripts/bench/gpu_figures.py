@@ -8,6 +8,7 @@ from statistics import median
 
 import numpy as np
 import torch
+from flops import product_flops
 
 from tformer_cli.config.schema import EncoderDecoderConfig
 from tformer_cli.corpus.batch import Batch
@@ -110,11 +111,8 @@ def training_flops(
 ) -> float:
     """Return the floating-point operations that a step of training needs for some pairs.
 
-    A matrix of n weights takes 2 n of them a token forward and 4 n backward; looking up embeddings
-    takes none, the projection to the vocabulary does. Source tokens see the matrices of the encoder
-    and the keys and values of cross-attention, target tokens the others of the decoder and the
-    output. Attention of t queries to s keys takes 12 D s t a layer, and half of it where it is
-    causal. Padding and what is computed twice do not count, nor do norms and biases.
+    They are those of the weights, and for attention of t queries to s keys 12 D s t a layer, half
+    of it where it is causal. Padding and what is computed twice do not count.
 
     Args:
         model: its sizes.
@@ -122,12 +120,9 @@ def training_flops(
         source_lengths: (n,) tokens of each source, `</s>` included.
         target_lengths: (n,) likewise.
     """
-    square, feedforward = model.dim**2, 2 * model.dim * model.feedforward_dim
     encoder, decoder = model.num_encoder_layers, model.num_decoder_layers
-    seen_by_source = encoder * (4 * square + feedforward) + decoder * 2 * square
-    seen_by_target = decoder * (6 * square + feedforward) + model.dim * vocab_size
     source, target = source_lengths.astype(np.float64), target_lengths.astype(np.float64)
-    products = 6 * (seen_by_source * source + seen_by_target * target)
+    products = product_flops(model, vocab_size, source, target)
     looks = encoder * source**2 + decoder * (target * source + target**2 / 2)
     return float(np.sum(products + 12 * model.dim * looks))
 

@@ -17,11 +17,11 @@ from quality_contestants import CONTESTANTS, Contestant, Marian, Ours
 from quality_figures import Course, Point, check_drawing, draw, table
 from quality_worker import Clock, train_apart
 
-from tformer_cli.cli.app import refusal
+from tformer_cli.cli.entry import new_app, run
 from tformer_cli.cli.options import SetOption
 from tformer_cli.config.load import check_data_files, load_config
 from tformer_cli.config.schema import Config
-from tformer_cli.errors import Interrupted, TformerError, UsageError
+from tformer_cli.errors import Interrupted, UsageError
 from tformer_cli.plotting.curves import FORMATS, save
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.training.run import is_finished
@@ -121,12 +121,7 @@ def course(contestant: Contestant, test_set: str, minutes: float) -> Course:
     )
 
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode=None,
-)
+app = new_app(add_completion=False)
 
 
 @app.command()
@@ -246,15 +241,5 @@ def _seeds(text: str) -> list[int]:
     return list(dict.fromkeys(map(int, words)))
 
 
-def main() -> None:
-    """Run the command line; a mistake is one line on stderr and an exit code."""
-    try:
-        app()
-    except (TformerError, OSError) as error:
-        mistake = error if isinstance(error, TformerError) else refusal(error)
-        typer.echo(str(mistake), err=True)
-        sys.exit(mistake.exit_code)
-
-
 if __name__ == "__main__":
-    main()
+    run(app)

@@ -28,7 +28,7 @@ from training_figures import (
 )
 from training_worker import Measurement, Worker
 
-from tformer_cli.cli.app import refusal
+from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import data_files, dump_config
 from tformer_cli.config.schema import (
     AdamWConfig,
@@ -43,7 +43,7 @@ from tformer_cli.config.schema import (
 from tformer_cli.corpus.pipeline import batches_per_epoch, training_pairs, training_store
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import hardware_name
-from tformer_cli.errors import TformerError, UsageError
+from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import RunDirectory, write_text
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 
@@ -205,12 +205,7 @@ def _chosen(sizes: str) -> list[str]:
     return names
 
 
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode=None,
-)
+app = new_app(add_completion=False)
 
 
 @app.command()
@@ -285,15 +280,5 @@ def train(
         )
 
 
-def main() -> None:
-    """Run the command line; a mistake is one line on stderr and an exit code."""
-    try:
-        app()
-    except (TformerError, OSError) as error:
-        mistake = error if isinstance(error, TformerError) else refusal(error)
-        typer.echo(str(mistake), err=True)
-        sys.exit(mistake.exit_code)
-
-
 if __name__ == "__main__":
-    main()
+    run(app)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from flops import product_flops
 from training_contestants import CONTESTANTS
 from training_worker import Measurement
 
@@ -86,10 +87,8 @@ def flops_per_target_token(
 ) -> float:
     """Return the floating-point operations of training that a target token takes on average.
 
-    A matrix of n weights takes 2 n of them a token forward and 4 n backward. Source tokens see the
-    matrices of the encoder and the keys and values of cross-attention, target tokens the others of
-    the decoder and the output. Attention of t queries to s keys takes 12 D s t a layer, whatever
-    causality hides.
+    They are those of the weights, and for attention of t queries to s keys 12 D s t a layer,
+    whatever causality hides.
 
     Args:
         model: its sizes.
@@ -97,13 +96,10 @@ def flops_per_target_token(
         source_lengths: (n,) tokens of each source, `</s>` included.
         target_lengths: (n,) likewise.
     """
-    square, feedforward = model.dim**2, 2 * model.dim * model.feedforward_dim
     encoder, decoder = model.num_encoder_layers, model.num_decoder_layers
-    seen_by_source = encoder * (4 * square + feedforward) + decoder * 2 * square
-    seen_by_target = decoder * (6 * square + feedforward) + model.dim * vocab_size
     # Stores keep lengths in small integers, whose products would not fit.
     source, target = source_lengths.astype(np.int64), target_lengths.astype(np.int64)
-    products = 6 * (seen_by_source * source + seen_by_target * target)
+    products = product_flops(model, vocab_size, source, target)
     looks = encoder * source**2 + decoder * target * (target + source)
     return float(np.sum(products + 12 * model.dim * looks) / np.sum(target))
 

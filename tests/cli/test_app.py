@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tformer_cli.cli.app import refusal
+from tformer_cli.cli.entry import refusal
 
 COMMANDS = [
     "",

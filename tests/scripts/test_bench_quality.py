@@ -253,17 +253,7 @@ def test_marian_stops_when_it_gets_no_better(config, tmp_path, monkeypatch):
 
 
 def test_training_is_over_when_it_is_judged_or_its_time_is_up(config):
-    state = TrainingState(
-        step=4,
-        epoch=0,
-        batch=0,
-        best_step=None,
-        best_score=None,
-        num_tokens=0,
-        seconds=30.0,
-        data_fingerprint="",
-        environment={},
-    )
+    state = replace(TrainingState.beginning("", {}), step=4, seconds=30.0)
 
     def is_over(state: TrainingState | None, seconds: float) -> bool:
         contestant = Ours(config, RunDirectory(Path("nowhere")))
@@ -344,17 +334,7 @@ class Standing(Contestant):
     train = translate = num_parameters = None
 
     def state(self) -> TrainingState:
-        return TrainingState(
-            step=3,
-            epoch=0,
-            batch=0,
-            best_step=None,
-            best_score=None,
-            num_tokens=9,
-            seconds=60.0,
-            data_fingerprint="",
-            environment={},
-        )
+        return replace(TrainingState.beginning("", {}), step=3, num_tokens=9, seconds=60.0)
 
 
 @pytest.fixture

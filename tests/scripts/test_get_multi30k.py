@@ -13,8 +13,9 @@ from pathlib import Path
 
 import get_multi30k
 import pytest
-from get_multi30k import FILES, REPOSITORY, Patience, TextFile, checked_text, get_corpus, main
+from get_multi30k import FILES, REPOSITORY, Patience, TextFile, app, checked_text, get_corpus
 
+from tformer_cli.cli.entry import run
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import TformerError
 
@@ -476,7 +477,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def call(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["get_multi30k.py", *map(str, arguments)])
         with pytest.raises(SystemExit) as caught:
-            main()
+            run(app)
         out, err = capsys.readouterr()
         assert isinstance(caught.value.code, int)
         return caught.value.code, out, err

@@ -13,17 +13,7 @@ from tformer_cli.run_directory import RunDirectory
 from tformer_cli.training.checkpoints import Checkpoints, checkpoint_before, last_checkpoint
 from tformer_cli.training.moving_average import MovingAverage
 
-STATE = TrainingState(
-    step=0,
-    epoch=0,
-    batch=0,
-    best_step=None,
-    best_score=None,
-    num_tokens=0,
-    seconds=0.0,
-    data_fingerprint="abc",
-    environment={},
-)
+STATE = TrainingState.beginning("abc", {})
 
 
 @pytest.fixture

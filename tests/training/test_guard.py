@@ -7,17 +7,7 @@ from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.training.guard import failed, rolled_back, verdict
 
-BEGINNING = TrainingState(
-    step=0,
-    epoch=0,
-    batch=0,
-    best_step=None,
-    best_score=None,
-    num_tokens=0,
-    seconds=0.0,
-    data_fingerprint="abc",
-    environment={},
-)
+BEGINNING = TrainingState.beginning("abc", {})
 
 
 def after(state: TrainingState, *batches: int) -> TrainingState:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from stepping import on_step
 from toy import write_toy
 
 from tformer_cli.checkpoint.layout import MODEL_FILE, TRAINED_FILE
@@ -15,8 +16,6 @@ from tformer_cli.config.load import load_config
 from tformer_cli.errors import CheckpointError, Interrupted
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
-from tformer_cli.training import run as run_module
-from tformer_cli.training.loop import train_steps
 from tformer_cli.training.run import train
 
 # Steps so small that the weights stay what they are in float32.
@@ -70,14 +69,8 @@ def test_once_begun_a_run_needs_no_run_before_it(first, toy, tmp_path, monkeypat
     shutil.copytree(first.path, before.path)
     unbroken = trained(toy, tmp_path / "unbroken", *SHORT, after(before))
 
-    def interrupted(*arguments: object, **options: object):
-        for report in train_steps(*arguments, **options):
-            if report.step == 3:
-                signal.raise_signal(signal.SIGTERM)
-            yield report
-
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "train_steps", interrupted)
+        on_step(patch, 3, lambda: signal.raise_signal(signal.SIGTERM))
         with pytest.raises(Interrupted):
             trained(toy, tmp_path / "run", *SHORT, after(before))
     shutil.rmtree(before.path)

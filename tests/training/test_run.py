@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from stepping import on_step
 from toy import CONFIG, write_toy
 
 from tformer_cli.checkpoint.state import load_state
@@ -324,18 +325,6 @@ def test_every_optimizer_goes_on_to_the_bit(toy, tmp_path, monkeypatch, kind):
         with pytest.raises(Interrupted):
             trained(toy, tmp_path / "run", *settings)
     assert_same_end(unbroken, trained(toy, tmp_path / "run", *settings))
-
-
-def on_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], object]) -> None:
-    """Do something when a step has been taken, before anybody hears of it."""
-
-    def acting(*arguments: object, **options: object):
-        for taken in train_steps(*arguments, **options):
-            if taken.step == step:
-                action()
-            yield taken
-
-    patch.setattr(run_module, "train_steps", acting)
 
 
 # ------------------------------------------------ gradients that are not finite

@@ -6,14 +6,13 @@ import signal
 
 import pytest
 import torch
+from stepping import on_step
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from toy import write_toy
 
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import Interrupted, UsageError
 from tformer_cli.run_directory import RunDirectory
-from tformer_cli.training import run as run_module
-from tformer_cli.training.loop import train_steps
 from tformer_cli.training.run import train
 from tformer_cli.training.tensorboard import TensorBoard
 
@@ -23,14 +22,8 @@ def test_its_curves_are_those_of_the_metrics_also_after_a_break(tmp_path, monkey
     config = load_config(write_toy(tmp_path / "data"), settings)
     run = RunDirectory(tmp_path / "run")
 
-    def interrupted(*arguments: object, **options: object):
-        for report in train_steps(*arguments, **options):
-            if report.step == 16:
-                signal.raise_signal(signal.SIGTERM)
-            yield report
-
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "train_steps", interrupted)
+        on_step(patch, 16, lambda: signal.raise_signal(signal.SIGTERM))
         with pytest.raises(Interrupted):
             train(config, run, device=torch.device("cpu"))
     train(config, run, device=torch.device("cpu"))

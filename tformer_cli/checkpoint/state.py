@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from tformer_cli.checkpoint.layout import FORMAT_VERSION, STATE_FILE
 from tformer_cli.errors import CheckpointError
@@ -53,6 +54,21 @@ class TrainingState:
     loss_scale: float | None = None
     num_scaled: int = 0
     format_version: int = FORMAT_VERSION
+
+    @classmethod
+    def beginning(cls, data_fingerprint: str, environment: dict[str, str]) -> Self:
+        """Return where a run stands before its first step."""
+        return cls(
+            step=0,
+            epoch=0,
+            batch=0,
+            best_step=None,
+            best_score=None,
+            num_tokens=0,
+            seconds=0.0,
+            data_fingerprint=data_fingerprint,
+            environment=environment,
+        )
 
 
 def save_state(state: TrainingState, directory: Path) -> None:

@@ -58,16 +58,8 @@ class Preparation:
     def beginning(self) -> TrainingState:
         """Return where a run stands before its first step."""
         fingerprint = f"{self.store.fingerprint()} {self.tokenizers.fingerprint}"
-        return TrainingState(
-            step=0,
-            epoch=0,
-            batch=0,
-            best_step=None,
-            best_score=None,
-            num_tokens=0,
-            seconds=0.0,
-            data_fingerprint=hashlib.sha256(fingerprint.encode()).hexdigest(),
-            environment=environment_of(self.learner.device),
+        return TrainingState.beginning(
+            hashlib.sha256(fingerprint.encode()).hexdigest(), environment_of(self.learner.device)
         )
 
     def groups(self, state: TrainingState) -> Generator[Group]:

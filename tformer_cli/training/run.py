@@ -135,7 +135,7 @@ class _Sitting:
         self.beginning = self.prepared.beginning()
         self.state = self.beginning
         check_validation(self.prepared.model, tokenizers, config)
-        if checkpoint is None:
+        if checkpoint is None and config.training.initialize_from is not None:
             self._begin()
         # Everything that can be wrong with config and text has shown by now.
         if checkpoint is not None:
