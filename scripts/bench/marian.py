@@ -36,7 +36,7 @@ from marian_model import (
     refuse_another_size,
     score,
 )
-from marian_training import train_marian, with_learning_rate
+from marian_training import OPTIMIZERS, train_marian, with_optimizer
 
 from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.checkpoint.trained_model import load_trained_model
@@ -65,6 +65,7 @@ def compare(
     checkpoint: str = "last",
     steps: int | None = None,
     beam: int | None = None,
+    optimizer: str | None = None,
     learning_rate: float | None = None,
     init_std: float = INIT_STD,
     folder: RunDirectory | None = None,
@@ -78,6 +79,7 @@ def compare(
         checkpoint: our weights, `last` or `best`; Marian's are always its last ones.
         steps: of Marian; as many as the run took where it is None.
         beam: beam size; the run's where it is None.
+        optimizer: Marian's, a key of OPTIMIZERS; the run's where it is None.
         learning_rate: Marian's peak; the run's where it is None.
         init_std: standard deviation of Marian's first weights.
         folder: where Marian is kept; marian-NAME beside the run where it is None.
@@ -91,7 +93,7 @@ def compare(
     """
     ours = load_trained_model(run, checkpoint)
     finished = load_state(run.pointed("last"))
-    config, tokenizers = with_learning_rate(ours.config, learning_rate), ours.tokenizers
+    config, tokenizers = with_optimizer(ours.config, optimizer, learning_rate), ours.tokenizers
     name, text = _chosen_text(config, split)
     searches = _searches(config, beam)
     metric = build_metric("bleu", config.evaluation, config.data.target_language)
@@ -144,6 +146,7 @@ def compare(
         "threads": torch.get_num_threads(),
         "tformer": {
             "parameters": ours.model.num_parameters(),
+            "optimizer": ours.config.training.optimizer.kind,
             "learning_rate": ours.config.training.optimizer.learning_rate,
             **_course(load_state(run.pointed(checkpoint) or run.pointed("last"))),
             "valid_loss": likelihood.loss,
@@ -151,6 +154,7 @@ def compare(
         },
         "marian": {
             "parameters": count_parameters(marian),
+            "optimizer": config.training.optimizer.kind,
             "learning_rate": config.training.optimizer.learning_rate,
             "init_std": init_std,
             **_course(state),
@@ -167,6 +171,7 @@ def table(result: dict[str, Any]) -> str:
     rows = [("", "tformer", "Marian")]
     for title, key, form in (
         ("parameters", "parameters", "{:,}"),
+        ("optimiser", "optimizer", "{}"),
         ("learning rate", "learning_rate", "{:g}"),
         ("steps", "steps", "{:,}"),
         ("target tokens trained", "target_tokens", "{:,}"),
@@ -258,6 +263,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--steps", type=_positive(int), help="Marian's (default: the run's)")
     parser.add_argument("--beam", type=_positive(int), help="beam size (default: the run's)")
     parser.add_argument(
+        "--optimizer", choices=sorted(OPTIMIZERS), help="Marian's (default: the run's)"
+    )
+    parser.add_argument(
         "--learning-rate", type=_positive(float), help="Marian's (default: the run's)"
     )
     parser.add_argument(
@@ -279,6 +287,7 @@ def main(arguments: list[str]) -> None:
         checkpoint=options.checkpoint,
         steps=options.steps,
         beam=options.beam,
+        optimizer=options.optimizer,
         learning_rate=options.learning_rate,
         init_std=options.init_std,
         folder=None if options.folder is None else RunDirectory(options.folder),

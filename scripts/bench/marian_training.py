@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 from tformer_cli.checkpoint.checkpoint import load_optimizer, load_weights, save_checkpoint
 from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.config.load import as_plain
-from tformer_cli.config.schema import Config
+from tformer_cli.config.schema import AdamConfig, AdamWConfig, Config, MuonConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import training_groups
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 # a run of tformer.
 POINTER = "marian"
 SETTINGS_FILE = "marian.json"
+OPTIMIZERS = {"adam": AdamConfig, "adamw": AdamWConfig, "muon": MuonConfig}
 
 
 def train_marian(
@@ -55,7 +56,7 @@ def train_marian(
 
     Args:
         marian: what learns.
-        config: of the run, with Marian's learning rate.
+        config: of the run, with Marian's optimiser.
         store: the training examples.
         folder: where the checkpoints are: the last one, and each that was validated.
         begin: the state before the first step.
@@ -127,11 +128,19 @@ def train_marian(
     return state
 
 
-def with_learning_rate(config: Config, learning_rate: float | None) -> Config:
-    """Return a config with another peak of the learning rate, where one is given."""
-    if learning_rate is None:
-        return config
-    optimizer = replace(config.training.optimizer, learning_rate=learning_rate)
+def with_optimizer(config: Config, kind: str | None, learning_rate: float | None) -> Config:
+    """Return a config with another optimiser, or another peak of the learning rate, if given.
+
+    Args:
+        config: of the run.
+        kind: key of OPTIMIZERS; another one than the run's has the defaults of the schema.
+        learning_rate: the peak.
+    """
+    optimizer = config.training.optimizer
+    if kind is not None and kind != optimizer.kind:
+        optimizer = OPTIMIZERS[kind](learning_rate=optimizer.learning_rate)
+    if learning_rate is not None:
+        optimizer = replace(optimizer, learning_rate=learning_rate)
     return replace(config, training=replace(config.training, optimizer=optimizer))
 
 

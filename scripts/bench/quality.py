@@ -12,7 +12,7 @@ from typing import Annotated
 import torch
 import typer
 from marian_model import INIT_STD
-from marian_training import with_learning_rate
+from marian_training import OPTIMIZERS, with_optimizer
 from quality_contestants import CONTESTANTS, Contestant, Marian, Ours
 from quality_figures import Course, Point, check_drawing, draw, table
 from quality_worker import Clock, train_apart
@@ -35,6 +35,7 @@ def contestants(
     names: Sequence[str],
     seeds: Sequence[int],
     *,
+    optimizer: str | None = None,
     learning_rate: float | None = None,
     init_std: float = INIT_STD,
 ) -> Iterator[Contestant]:
@@ -45,6 +46,7 @@ def contestants(
         folder: theirs is NAME-SEED in it.
         names: keys of CONTESTANTS.
         seeds: one training of each contestant a seed.
+        optimizer: Marian's, a key of OPTIMIZERS; the config's where it is None.
         learning_rate: Marian's peak; the config's where it is None.
         init_std: standard deviation of Marian's first weights.
     """
@@ -53,7 +55,7 @@ def contestants(
         for name in names:
             run = RunDirectory(folder / f"{name}-{seed}")
             if name == Marian.name:
-                yield Marian(with_learning_rate(seeded, learning_rate), run, init_std)
+                yield Marian(with_optimizer(seeded, optimizer, learning_rate), run, init_std)
             else:
                 yield Ours(seeded, run)
 
@@ -110,6 +112,7 @@ def course(contestant: Contestant, test_set: str, minutes: float) -> Course:
         title=contestant.title,
         seed=contestant.config.seed,
         parameters=contestant.num_parameters(),
+        optimizer=training.optimizer.kind,
         learning_rate=training.optimizer.learning_rate,
         curve=tuple(points),
         signature=None if score is None else score.signature,
@@ -138,6 +141,9 @@ def quality(
         str, typer.Option("--contestants", help="ours: tformer; hf: transformers' Marian.")
     ] = ",".join(CONTESTANTS),
     settings: SetOption = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="Marian's.", show_default="the config's")
+    ] = None,
     learning_rate: Annotated[
         float | None, typer.Option(min=0.0, help="Marian's peak.", show_default="the config's")
     ] = None,
@@ -170,6 +176,13 @@ def quality(
     """
     parsed = load_config(config, settings or [])
     check_data_files(parsed.data)
+    if optimizer not in (None, *OPTIMIZERS):
+        raise UsageError(
+            "--optimizer",
+            "no such optimiser",
+            got=optimizer,
+            remedy=f"choose from: {', '.join(OPTIMIZERS)}",
+        )
     test_set = next(iter(parsed.data.test), None)
     if test_set is None:
         raise UsageError(str(config), "has no test set", remedy="name one under data.test")
@@ -184,6 +197,7 @@ def quality(
             folder,
             _names(names),
             _seeds(seeds),
+            optimizer=optimizer,
             learning_rate=learning_rate,
             init_std=init_std,
         )

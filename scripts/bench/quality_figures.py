@@ -43,6 +43,7 @@ class Course:
         title: what tables and pictures call it.
         seed: of the training.
         parameters: how many are trained.
+        optimizer: its kind.
         learning_rate: the peak.
         curve: the best checkpoints in their order.
         signature: of their scores; None where there is none.
@@ -57,6 +58,7 @@ class Course:
     title: str
     seed: int
     parameters: int
+    optimizer: str
     learning_rate: float
     curve: tuple[Point, ...]
     signature: str | None

@@ -16,7 +16,7 @@ from transformers import MarianMTModel
 
 from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.config.load import load_config
-from tformer_cli.config.schema import BeamConfig, Config, GreedyConfig
+from tformer_cli.config.schema import AdamConfig, BeamConfig, Config, GreedyConfig, MuonConfig
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store, training_store
 from tformer_cli.errors import CheckpointError, TrainingError, UsageError
 from tformer_cli.run_directory import RunDirectory
@@ -175,6 +175,7 @@ def test_first_weights_have_the_deviation_asked_for(config, tokenizers):
 def test_table_reads_as_two_columns():
     side = {
         "parameters": 1234567,
+        "optimizer": "adamw",
         "learning_rate": 2.5e-3,
         "steps": 3300,
         "target_tokens": 5600000,
@@ -194,6 +195,7 @@ def test_table_reads_as_two_columns():
     assert marian.table(result).split("\n") == [
         "                             tformer      Marian",
         "parameters                 1,234,567   1,234,567",
+        "optimiser                      adamw       adamw",
         "learning rate                 0.0025      0.0025",
         "steps                          3,300       3,300",
         "target tokens trained      5,600,000   5,600,000",
@@ -227,6 +229,29 @@ def test_fewer_steps_than_taken_are_refused(run, config, tmp_path):
     assert str(raised.value) == (
         f"--steps: {tmp_path} has taken 2 steps already; got 1; name another --folder"
     )
+
+
+def test_marian_has_the_optimiser_of_the_run_or_its_own(config):
+    def optimizer(kind, rate):
+        return marian_training.with_optimizer(config, kind, rate).training.optimizer
+
+    assert optimizer(None, None) == config.training.optimizer
+    assert optimizer("adamw", 0.25) == replace(config.training.optimizer, learning_rate=0.25)
+    assert optimizer("muon", None) == MuonConfig(learning_rate=5e-3)
+    assert optimizer("adam", 0.25) == AdamConfig(learning_rate=0.25)
+
+
+def test_muon_moves_the_layers_of_marian_and_not_its_embeddings(run, config, tokenizers, tmp_path):
+    by_muon = marian_training.with_optimizer(config, "muon", None)
+    learn(run, by_muon, tmp_path, 2)
+    saved = load_file(RunDirectory(tmp_path).checkpoint(2) / "optimizer.safetensors")
+    turned = {name.removesuffix("/momentum") for name in saved if name.endswith("/momentum")}
+    layers = {
+        name
+        for name, weight in built(config, tokenizers).named_parameters()
+        if ".layers." in name and weight.dim() == 2
+    }
+    assert turned == layers
 
 
 def test_divergence_is_told(run, config, tmp_path, monkeypatch):

@@ -288,7 +288,15 @@ def test_model_that_marian_has_no_parts_for_is_refused_before_anything_is_traine
 
 def test_trainings_of_a_seed_stand_together(config):
     found = list(
-        quality.contestants(config, Path("dir"), NAMES, [7, 2], learning_rate=0.25, init_std=0.125)
+        quality.contestants(
+            config,
+            Path("dir"),
+            NAMES,
+            [7, 2],
+            optimizer="muon",
+            learning_rate=0.25,
+            init_std=0.125,
+        )
     )
     assert [training.run.path.as_posix() for training in found] == [
         "dir/ours-7",
@@ -297,8 +305,11 @@ def test_trainings_of_a_seed_stand_together(config):
         "dir/hf-2",
     ]
     assert [training.config.seed for training in found] == [7, 7, 2, 2]
-    rates = [training.config.training.optimizer.learning_rate for training in found]
-    assert rates == [5e-3, 0.25, 5e-3, 0.25]
+    optimizers = [training.config.training.optimizer for training in found]
+    assert [(optimizer.kind, optimizer.learning_rate) for optimizer in optimizers] == [
+        ("adamw", 5e-3),
+        ("muon", 0.25),
+    ] * 2
     assert [training.options for training in found[:2]] == [[], ["0.125"]]
 
 
@@ -415,6 +426,7 @@ def course(**changes: object) -> Course:
         "title": "tformer",
         "seed": 1,
         "parameters": 1234,
+        "optimizer": "muon",
         "learning_rate": 3e-3,
         "curve": POINTS,
         "signature": "nrefs:1",

@@ -6,11 +6,13 @@ import torch
 from torch import nn
 
 from tformer_cli.config.schema import AdamConfig, MuonConfig, OptimizerConfig
-from tformer_cli.model.seq2seq import Seq2Seq
 from tformer_cli.training.muon import Muon
 
+# Its rows are tokens, as those of an embedding are; Muon is for what maps states to states.
+OUTPUT_WEIGHT = "output.weight"
 
-def build_optimizer(config: OptimizerConfig, model: Seq2Seq) -> torch.optim.Optimizer:
+
+def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimiser of a model's parameters.
 
     With weight decay norms, biases and embeddings (and an output tied to one) are a group of their
@@ -19,11 +21,16 @@ def build_optimizer(config: OptimizerConfig, model: Seq2Seq) -> torch.optim.Opti
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }
-    matrices: list[nn.Parameter] = []
+    layers: list[nn.Parameter] = []
+    output: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
-    for parameter in model.parameters():
-        decays = parameter.dim() >= 2 and id(parameter) not in embeddings
-        (matrices if decays else others).append(parameter)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2 or id(parameter) in embeddings:
+            others.append(parameter)
+        elif name == OUTPUT_WEIGHT:
+            output.append(parameter)
+        else:
+            layers.append(parameter)
     common: dict[str, Any] = {
         "lr": config.learning_rate,
         "betas": config.betas,
@@ -31,15 +38,13 @@ def build_optimizer(config: OptimizerConfig, model: Seq2Seq) -> torch.optim.Opti
         "fused": True,
     }
     if isinstance(config, AdamConfig):
-        return torch.optim.Adam(matrices + others, **common)
+        return torch.optim.Adam(layers + output + others, **common)
     decayed = {"weight_decay": config.weight_decay}
     rest = {"params": others, "weight_decay": 0.0}
     if isinstance(config, MuonConfig):
-        inner = [matrix for matrix in matrices if matrix is not model.output.weight]
-        outer = [matrix for matrix in matrices if matrix is model.output.weight]
-        turned = {"params": inner, "momentum": config.momentum, **decayed}
-        return Muon([turned, {"params": outer, **decayed}, rest], **common)
-    return torch.optim.AdamW([{"params": matrices, **decayed}, rest], **common)
+        turned = {"params": layers, "momentum": config.momentum, **decayed}
+        return Muon([turned, {"params": output, **decayed}, rest], **common)
+    return torch.optim.AdamW([{"params": layers + output, **decayed}, rest], **common)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
