@@ -13,7 +13,7 @@ PACKAGE = Path(tformer_cli.__file__).parent
 
 # Each rung may import from itself and from the rungs above it.
 LADDER = [
-    ["errors", "version"],
+    ["errors", "version", "child_process"],
     ["config.schema", "device", "distributed", "run_directory"],
     ["plotting"],
     ["config"],
@@ -22,8 +22,9 @@ LADDER = [
     ["corpus"],
     ["decoding"],
     ["checkpoint"],
-    ["decoding.translator"],
+    ["decoding.translator", "decoding.scored_pair"],
     ["evaluation"],
+    ["export"],
     ["training"],
     ["rehearsal"],
     ["__init__"],
@@ -37,6 +38,8 @@ APART = {
     "decoding": ("text", "corpus"),
     "corpus": ("model",),
     "checkpoint": ("corpus", "decoding"),
+    "export": ("evaluation",),
+    "training": ("export",),
 }
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import hashlib
+import os
 import platform
 import resource
 import sys
@@ -88,6 +89,13 @@ def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCon
     if dtype == torch.float32:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype)
+
+
+def default_workers(device: torch.device) -> int:
+    """Return how many processes translate best: one a core on a CPU, where they share weights."""
+    if device.type != "cpu" or sys.platform != "linux":
+        return 1
+    return len(os.sched_getaffinity(0))
 
 
 def derive_seed(*parts: int | str) -> int:

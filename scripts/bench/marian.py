@@ -211,7 +211,7 @@ def _searches(config: Config, beam: int | None) -> dict[str, DecodingConfig]:
     searches: dict[str, DecodingConfig] = {
         "greedy": GreedyConfig(max_length=config.decoding.max_length)
     }
-    search = chosen_decoding(config.decoding, beam, None)
+    search = chosen_decoding(config, beam, None)
     if isinstance(search, BeamConfig):
         searches["beam"] = search
     return searches

@@ -14,6 +14,7 @@ COMMANDS = [
     "train",
     "translate",
     "eval",
+    "score",
     "vocab",
     "average",
     "plot",

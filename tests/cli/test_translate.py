@@ -191,6 +191,78 @@ def test_a_length_penalty_for_greedy_search_is_refused(toy_run, tformer):
     )
 
 
+def test_a_setting_changes_the_search_of_the_run(toy_run, tformer, source):
+    changed = tformer(
+        "translate", toy_run, "-i", source, "--set", "decoding={kind: greedy, max_length: 2}"
+    )
+    config = GreedyConfig(max_length=2)
+    expected = Translator.load(toy_run).translate(LINES, decoding=config)
+    assert changed.stdout == "".join(f"{line}\n" for line in expected)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("training.max_steps=3", "--set training.max_steps: only keys of decoding can be changed"),
+        ("decoding.top_k=3", "--set decoding.top_k: belongs to kind: sample"),
+    ],
+)
+def test_a_setting_that_is_none_of_the_search_is_refused(toy_run, tformer, setting, message):
+    result = tformer("translate", toy_run, "--set", setting, stdin="ab\n")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(message)
+
+
+def test_samples_are_as_many_as_asked_for_and_the_same_again(toy_run, tformer, source):
+    words = ("translate", toy_run, "-i", source, "--nbest", 4, "--set", "decoding={kind: sample}")
+
+    def drawn(*words: object) -> list[list[str]]:
+        # The last digits of a score depend on who shares its batch.
+        return [line.split(" ||| ")[:2] for line in tformer(*words).stdout.splitlines()]
+
+    first = drawn(*words)
+    assert first == drawn(*words, "--workers", 1)
+    assert first != drawn(*words[:-1], "decoding={kind: sample, seed: 7}")
+    numbers = [int(number) for number, _ in first]
+    assert numbers == [number for number in range(1, len(LINES) + 1) for _ in range(4)]
+
+
+def test_each_translation_begins_with_its_prefix(toy_run, tformer, source, tmp_path):
+    plain = tformer("translate", toy_run, "-i", source).stdout.splitlines()
+    prefixes = ["gf", "ab", "", "c", "e", "gf", ""]
+    file = tmp_path / "prefixes.txt"
+    file.write_text("".join(f"{prefix}\n" for prefix in prefixes))
+    begun = tformer("translate", toy_run, "-i", source, "--prefixes", file).stdout.splitlines()
+    for line, prefix, expected, translation in zip(LINES, prefixes, plain, begun, strict=True):
+        if line.strip() and prefix:
+            assert translation.startswith(prefix)
+        else:
+            assert translation == expected
+
+
+def test_prefixes_without_a_file_of_lines_are_refused(toy_run, tformer, source):
+    result = tformer("translate", toy_run, "--prefixes", source, stdin="ab\n")
+    assert result.stderr == "--prefixes: needs --input, line for line; name that file\n"
+
+
+def test_fewer_prefixes_than_lines_are_refused(toy_run, tformer, source, tmp_path):
+    file = tmp_path / "prefixes.txt"
+    file.write_text("ab\n")
+    result = tformer("translate", toy_run, "-i", source, "--prefixes", file)
+    assert result.exit_code == 2
+    assert str(file) in result.stderr
+    assert str(len(LINES)) in result.stderr
+
+
+def test_a_banned_word_is_in_no_translation(toy_run, tformer, source):
+    plain = tformer("translate", toy_run, "-i", source).stdout
+    word = plain.split()[0]
+    others = tformer("translate", toy_run, "-i", source, "--ban", word).stdout
+    assert word in plain.split()
+    assert word not in others.split()
+    assert others.count("\n") == len(LINES)
+
+
 def test_a_line_is_answered_while_the_pipe_stays_open(toy_run):
     with subprocess.Popen(
         [sys.executable, "-m", "tformer_cli", "translate", str(toy_run)],

@@ -5,7 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.decoding.processors import TokenRoles
+from tformer_cli.decoding.request import Request
+from tformer_cli.decoding.rolling import search_all
+from tformer_cli.decoding.search import Search
 
 START, END = 0, 1
 ROLES = TokenRoles(start_id=START, end_id=END, suppressed_ids=(START,))
@@ -17,21 +21,39 @@ class TableStepper:
 
     def __init__(self, tables: Tensor) -> None:
         self.tables = tables
-        self.rows = torch.empty(0, dtype=torch.long)
-        self.beam_size = 0
 
-    def start(self, sentences: Sequence[Sequence[int]], beam_size: int) -> None:
-        numbers = torch.tensor([sentence[0] for sentence in sentences])
-        self.beam_size = beam_size
-        self.rows = numbers.repeat_interleave(beam_size)
+    def start(self, sentences: Sequence[Sequence[int]], num_rows: int) -> None:
+        self.num_rows = num_rows
+        self.numbers = torch.tensor([sentence[0] for sentence in sentences])
+
+    def admit(self, places: Tensor, sentences: Sequence[Sequence[int]]) -> None:
+        self.numbers[places] = torch.tensor([sentence[0] for sentence in sentences])
 
     def step(self, ids: Tensor) -> Tensor:
-        return self.tables[self.rows, ids].clone()
+        assert ids.shape == (len(self.numbers), self.num_rows)
+        return self.tables[self.numbers[:, None], ids].clone()
 
-    def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
-        if sentences is not None:
-            assert len(rows) == len(sentences) * self.beam_size
-        self.rows = self.rows[rows]
+    def reorder(self, origins: Tensor) -> None:
+        assert origins.shape == (len(self.numbers), self.num_rows)
+
+    def keep(self, places: Tensor) -> None:
+        self.numbers = self.numbers[places]
+
+
+def search_requests(
+    tables: Tensor, search: Search, requests: Sequence[Request], num_places: int | None = None
+) -> list[list[Hypothesis]]:
+    """Search requests whose first id names a table, so many at a time."""
+    found = search_all(TableStepper(tables), search, requests, num_places or len(requests), CPU)
+    return [hypotheses for _, hypotheses in sorted(found, key=lambda one: one[0])]
+
+
+def search_tables(
+    tables: Tensor, search: Search, num_places: int | None = None
+) -> list[list[Hypothesis]]:
+    """Search a sentence for each table."""
+    requests = [Request((number, END), number=number) for number in range(len(tables))]
+    return search_requests(tables, search, requests, num_places)
 
 
 def random_tables(seed: int, *, sentences: int, vocab_size: int) -> Tensor:

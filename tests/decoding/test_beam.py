@@ -3,20 +3,19 @@
 import itertools
 
 import pytest
-from decoding.tables import CPU, END, ROLES, START, TableStepper, next_log_probs, random_tables
+from decoding.tables import CPU, END, ROLES, START, next_log_probs, random_tables, search_tables
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer_cli.config.schema import BeamConfig, GreedyConfig
-from tformer_cli.decoding.beam import beam_search
-from tformer_cli.decoding.greedy import greedy_search
+from tformer_cli.decoding.beam import BeamSearch
+from tformer_cli.decoding.greedy import GreedySearch
 
 seeds = st.integers(0, 10_000)
 
 
-def search(tables, config, nbest=1):
-    numbers = [[number] for number in range(len(tables))]
-    return beam_search(TableStepper(tables), numbers, config, ROLES, CPU, nbest=nbest)
+def search(tables, config, nbest=1, num_places=None):
+    return search_tables(tables, BeamSearch(config, ROLES, CPU, nbest=nbest), num_places)
 
 
 def all_translations(table, max_length, length_penalty):
@@ -110,18 +109,16 @@ def test_beam_search_follows_the_rules_of_ctranslate2(
 @given(seeds)
 def test_a_beam_of_one_is_greedy_search(seed):
     tables = random_tables(seed, sentences=4, vocab_size=6)
-    greedy = greedy_search(
-        TableStepper(tables), [[n] for n in range(4)], GreedyConfig(max_length=8), ROLES, CPU
-    )
+    greedy = search_tables(tables, GreedySearch(GreedyConfig(max_length=8), ROLES, CPU))
     beam = search(tables, BeamConfig(size=1, max_length=8))
-    assert [best.token_ids for (best,) in beam] == [found.token_ids for found in greedy]
+    assert [best.token_ids for (best,) in beam] == [found.token_ids for (found,) in greedy]
 
 
-@given(seeds, st.integers(1, 4))
-def test_the_company_of_a_sentence_changes_nothing(seed, size):
+@given(seeds, st.integers(1, 4), st.integers(1, 4))
+def test_the_company_of_a_sentence_changes_nothing(seed, size, num_places):
     tables = random_tables(seed, sentences=5, vocab_size=6)
     config = BeamConfig(size=size, max_length=9)
-    together = search(tables, config)
+    together = search(tables, config, num_places=num_places)
     alone = [search(tables[n : n + 1], config)[0] for n in range(5)]
     assert [best.token_ids for (best,) in together] == [best.token_ids for (best,) in alone]
 

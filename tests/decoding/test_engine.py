@@ -10,6 +10,7 @@ from tformer_cli.decoding import engine as engine_room
 from tformer_cli.decoding.engine import NativeEngine, length_batches
 from tformer_cli.decoding.hypothesis import EMPTY
 from tformer_cli.decoding.processors import TokenRoles
+from tformer_cli.decoding.request import Request
 from tformer_cli.model.seq2seq import build_model
 
 V, START, END, SUPPRESSED = 31, 2, 3, (0, 1, 2, 4, 5)
@@ -35,13 +36,19 @@ def native_engine(seed: int = 11) -> NativeEngine:
     return NativeEngine(model.eval(), ROLES, device=torch.device("cpu"), precision=torch.float32)
 
 
-def sentences(count: int = 9) -> list[list[int]]:
+def requests(count: int = 9) -> list[Request]:
     generator = torch.Generator().manual_seed(3)
     lengths = torch.randint(0, 9, (count,), generator=generator).tolist()
     return [
-        [*torch.randint(6, V, (length,), generator=generator).tolist(), END] if length else []
+        Request(
+            [*torch.randint(6, V, (length,), generator=generator).tolist(), END] if length else []
+        )
         for length in lengths
     ]
+
+
+def asked(*sources: list[int]) -> list[Request]:
+    return [Request(source) for source in sources]
 
 
 def greedy_without_cache(engine: NativeEngine, sentence: list[int], max_length: int) -> list[int]:
@@ -59,9 +66,9 @@ def greedy_without_cache(engine: NativeEngine, sentence: list[int], max_length: 
 
 
 def test_greedy_with_cache_equals_greedy_without():
-    engine, inputs = native_engine(), [sentence for sentence in sentences(80) if sentence]
+    engine, inputs = native_engine(), [one for one in requests(80) if one.source]
     with torch.inference_mode():
-        expected = [greedy_without_cache(engine, sentence, 12) for sentence in inputs]
+        expected = [greedy_without_cache(engine, one.source, 12) for one in inputs]
     found = engine.translate(inputs, GreedyConfig(max_length=12))
     assert [list(best.token_ids) for (best,) in found] == expected
     assert len({len(row) for row in expected}) > 2, "a test in which no row ends early says little"
@@ -69,17 +76,17 @@ def test_greedy_with_cache_equals_greedy_without():
 
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])
 def test_the_size_of_batches_changes_nothing(search, monkeypatch):
-    engine, inputs = native_engine(), sentences(30)
+    engine, inputs = native_engine(), requests(30)
     expected = engine.translate(inputs, search)
-    for batch_tokens in (1, 20, 50):
-        monkeypatch.setattr(engine_room, "BATCH_TOKENS", batch_tokens)
+    for num_rows in (1, 7, 20):
+        monkeypatch.setattr(engine_room, "ROWS", num_rows)
         found = engine.translate(inputs, search)
         assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])
 def test_an_empty_sentence_gives_an_empty_hypothesis_in_its_place(search):
-    found = native_engine().translate([[7, END], [], [8, 9, END], []], search)
+    found = native_engine().translate(asked([7, END], [], [8, 9, END], []), search)
     assert found[1] == found[3] == [EMPTY]
     assert found[0][0].token_ids
     assert found[2][0].token_ids
@@ -87,13 +94,13 @@ def test_an_empty_sentence_gives_an_empty_hypothesis_in_its_place(search):
 
 def test_progress_counts_every_sentence_once():
     counts: list[int] = []
-    inputs = sentences(25)
+    inputs = requests(25)
     native_engine().translate(inputs, SEARCHES[0], on_done=counts.append)
     assert sum(counts) == len(inputs)
 
 
 def test_nbest_is_sorted_and_has_no_suppressed_token():
-    found = native_engine().translate(sentences(), BeamConfig(size=4, max_length=9), nbest=4)
+    found = native_engine().translate(requests(), BeamConfig(size=4, max_length=9), nbest=4)
     for hypotheses in found:
         scores = [hypothesis.score for hypothesis in hypotheses]
         assert scores == sorted(scores, reverse=True)

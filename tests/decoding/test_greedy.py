@@ -1,10 +1,12 @@
+import math
+
 import pytest
-from decoding.tables import CPU, END, ROLES, START, TableStepper, next_log_probs, random_tables
+from decoding.tables import CPU, END, ROLES, START, next_log_probs, random_tables, search_tables
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer_cli.config.schema import GreedyConfig
-from tformer_cli.decoding.greedy import greedy_search
+from tformer_cli.decoding.greedy import GreedySearch
 
 
 def by_hand(table, max_length):
@@ -22,15 +24,23 @@ def by_hand(table, max_length):
 @given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 9))
 def test_greedy_takes_the_best_token_at_each_step(seed, sentences, max_length):
     tables = random_tables(seed, sentences=sentences, vocab_size=6)
-    found = greedy_search(
-        TableStepper(tables),
-        [[number] for number in range(sentences)],
-        GreedyConfig(max_length=max_length),
-        ROLES,
-        CPU,
-    )
-    for hypothesis, table in zip(found, tables, strict=True):
+    search = GreedySearch(GreedyConfig(max_length=max_length), ROLES, CPU)
+    found = search_tables(tables, search)
+    for (hypothesis,), table in zip(found, tables, strict=True):
         ids, log_prob, finished = by_hand(table, max_length)
         assert hypothesis.token_ids == ids
         assert hypothesis.log_prob == pytest.approx(log_prob, rel=1e-5)
         assert hypothesis.finished == finished
+
+
+@given(st.integers(0, 10_000), st.integers(1, 5))
+def test_tokens_are_the_same_when_no_scores_are_asked(seed, num_places):
+    tables = random_tables(seed, sentences=6, vocab_size=6)
+    config = GreedyConfig(max_length=8)
+    scored = search_tables(tables, GreedySearch(config, ROLES, CPU))
+    bare = search_tables(tables, GreedySearch(config, ROLES, CPU, scored=False), num_places)
+    for (expected,), (found,) in zip(scored, bare, strict=True):
+        assert found.token_ids == expected.token_ids
+        assert found.finished == expected.finished
+        assert math.isnan(found.log_prob)
+        assert math.isnan(found.score)

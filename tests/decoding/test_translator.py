@@ -24,6 +24,7 @@ from tformer_cli.config.schema import (
 )
 from tformer_cli.decoding import translator as translator_room
 from tformer_cli.decoding.hypothesis import EMPTY, Hypothesis
+from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.translator import Translator, best_combinations
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.model.seq2seq import Seq2Seq, build_model
@@ -42,16 +43,17 @@ class Backwards:
 
     def translate(
         self,
-        sentences: Sequence[Sequence[int]],
+        requests: Sequence[Request],
         config: DecodingConfig,
         *,
         nbest: int = 1,
+        scored: bool = True,
         on_done: Callable[[int], object] = lambda count: None,
     ) -> list[list[Hypothesis]]:
-        self.sentences += map(list, sentences)
-        for _ in sentences:
+        self.sentences += [list(request.source) for request in requests]
+        for _ in requests:
             on_done(1)
-        return [[hypothesis(ids, rank) for rank in range(nbest)] for ids in sentences]
+        return [[hypothesis(one.source, rank) for rank in range(nbest)] for one in requests]
 
 
 def hypothesis(ids: Sequence[int], rank: int) -> Hypothesis:

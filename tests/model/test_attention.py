@@ -96,7 +96,7 @@ def test_attention_equals_torch_multihead_attention_with_gradients():
     queries = torch.randn(B, T, dim, dtype=torch.float64, requires_grad=True)
     memory = torch.randn(B, S, dim, dtype=torch.float64, requires_grad=True)
     expected, _ = reference(queries, memory, memory, key_padding_mask=~real)
-    actual = ours(queries, ours.key_value(memory), View(mask=masks.padding(real)))
+    actual = ours(ours.queries(queries), ours.key_value(memory), View(mask=masks.padding(real)))
     torch.testing.assert_close(actual, expected)
     direction = torch.randn_like(expected)
     for mine, theirs in zip(

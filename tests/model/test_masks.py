@@ -27,11 +27,3 @@ def test_padding_mask_lets_every_query_see_the_real_tokens():
     real = torch.tensor([[YES, YES, NO]])
     queries = torch.zeros(1, 1, 2, 1, dtype=torch.bool)
     assert (masks.padding(real) | queries).tolist() == [[[[YES, YES, NO], [YES, YES, NO]]]]
-
-
-def test_cached_mask_reaches_from_the_first_slot_to_each_query():
-    positions = torch.tensor([[0, 1], [2, 3]])
-    assert masks.cached(positions, 4).squeeze(1).tolist() == [
-        [[YES, NO, NO, NO], [YES, YES, NO, NO]],
-        [[YES, YES, YES, NO], [YES, YES, YES, YES]],
-    ]

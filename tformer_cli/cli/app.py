@@ -10,6 +10,7 @@ from tformer_cli.cli.average import average
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.cli.eval import evaluate
 from tformer_cli.cli.plot import plot
+from tformer_cli.cli.score import score
 from tformer_cli.cli.train import train
 from tformer_cli.cli.translate import translate
 from tformer_cli.cli.vocab import vocab
@@ -23,6 +24,7 @@ app = new_app(
 app.command("train")(train)
 app.command("translate")(translate)
 app.command("eval")(evaluate)
+app.command("score")(score)
 app.command("vocab")(vocab)
 app.command("average")(average)
 app.command("plot")(plot)

@@ -15,6 +15,8 @@ from tformer_cli.cli.options import (
     LengthPenaltyOption,
     PrecisionOption,
     RunArgument,
+    SearchSetOption,
+    WorkersOption,
     chosen_decoding,
     chosen_run,
 )
@@ -37,10 +39,12 @@ def evaluate(
     reference: Annotated[Path | None, typer.Option(help="Its references.")] = None,
     beam: BeamOption = None,
     length_penalty: LengthPenaltyOption = None,
+    settings: SearchSetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",
+    workers: WorkersOption = None,
 ) -> None:
     """Translate a test set and score it against its raw references, by sacrebleu.
 
@@ -57,7 +61,7 @@ def evaluate(
 
     from tformer_cli.checkpoint.trained_model import load_trained_model
     from tformer_cli.decoding.translator import Translator
-    from tformer_cli.device import resolve_device, resolve_precision
+    from tformer_cli.device import default_workers, resolve_device, resolve_precision
     from tformer_cli.evaluation import evaluate as evaluation_room
     from tformer_cli.evaluation.metrics import MetricName, build_metric
 
@@ -72,9 +76,14 @@ def evaluate(
     place = resolve_device(device)
     number_format = resolve_precision(precision, place)
     translator = Translator.of_model(
-        trained.model, trained.tokenizers, config, place, number_format
+        trained.model,
+        trained.tokenizers,
+        config,
+        place,
+        number_format,
+        workers=workers or default_workers(place),
     )
-    decoding = chosen_decoding(config.decoding, beam, length_penalty)
+    decoding = chosen_decoding(config, beam, length_penalty, settings)
     results = {}
     for name, text in texts.items():
         with tqdm(unit="line", disable=not sys.stderr.isatty(), leave=False) as bar:

@@ -1,13 +1,11 @@
 """`tformer translate`."""
 
-import contextlib
 import io
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,10 +17,13 @@ from tformer_cli.cli.options import (
     LengthPenaltyOption,
     PrecisionOption,
     RunArgument,
+    SearchSetOption,
+    WorkersOption,
     chosen_decoding,
     chosen_run,
 )
-from tformer_cli.run_directory import whole_file
+from tformer_cli.cli.output import opened
+from tformer_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from tformer_cli.decoding.translator import Translation
@@ -40,6 +41,7 @@ def translate(
     ] = None,
     beam: BeamOption = None,
     length_penalty: LengthPenaltyOption = None,
+    settings: SearchSetOption = None,
     nbest: Annotated[
         int,
         typer.Option(min=1, help="Translations a line, as `line ||| translation ||| score`."),
@@ -47,6 +49,16 @@ def translate(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a line, with tokens and scores.")
     ] = False,
+    prefix_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--prefixes", help="What each translation begins with, a line for each line of --input."
+        ),
+    ] = None,
+    banned: Annotated[
+        list[str] | None,
+        typer.Option("--ban", help="A word or phrase that no translation has; may be repeated."),
+    ] = None,
     long_lines: Annotated[
         Literal["split", "truncate", "error"],
         typer.Option(help="What becomes of a line that is longer than training has seen any."),
@@ -60,6 +72,7 @@ def translate(
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",
+    workers: WorkersOption = None,
 ) -> None:
     """Translate text line by line: n lines in, n lines out, in their order.
 
@@ -77,12 +90,13 @@ def translate(
     from tformer_cli.checkpoint.trained_model import load_trained_model
     from tformer_cli.corpus.chunks import chunks
     from tformer_cli.corpus.read_ahead import arriving
-    from tformer_cli.corpus.reader import decode_lines, read_lines
     from tformer_cli.decoding.translator import WINDOW_LINES, Translator
-    from tformer_cli.device import resolve_device, resolve_precision
+    from tformer_cli.device import default_workers, resolve_device, resolve_precision
 
+    if prefix_file is not None and input_file is None:
+        raise UsageError("--prefixes", "needs --input, line for line", remedy="name that file")
     # A bad line is found before the first is translated.
-    total = None if input_file is None else sum(1 for _ in read_lines(input_file))
+    total = None if input_file is None else sum(1 for _ in _lines(input_file, prefix_file))
     trained = load_trained_model(run_directory, checkpoint)
     place = resolve_device(device)
     translator = Translator.of_model(
@@ -91,31 +105,36 @@ def translate(
         trained.config,
         place,
         resolve_precision(precision, place),
+        workers=workers or default_workers(place),
         long_lines=long_lines,
         max_source_length=max_source_length,
     )
-    decoding = chosen_decoding(trained.config.decoding, beam, length_penalty)
+    decoding = chosen_decoding(trained.config, beam, length_penalty, settings)
     number = 0
     with (
-        _output(output_file) as output,
+        opened(output_file) as output,
         tqdm(total=total, unit="line", disable=total is None or not sys.stderr.isatty()) as bar,
     ):
-        windows = (
-            arriving(decode_lines(_stdin(), "<stdin>"), WINDOW_LINES)
+        windows: Iterator[list[tuple[str, str]]] = (
+            ([(line, "") for line in lines] for lines in arriving(_stdin(), WINDOW_LINES))
             if input_file is None
-            else chunks(read_lines(input_file), WINDOW_LINES)
+            else chunks(_lines(input_file, prefix_file), WINDOW_LINES)
         )
         for window in windows:
+            lines, prefixes = zip(*window, strict=True)
             results = translator.nbest(
-                window,
+                lines,
                 nbest,
                 decoding=decoding,
+                prefixes=prefixes,
+                banned=banned or (),
+                scored=as_json or nbest > 1,
                 name=None if input_file is None else str(input_file),
                 start=number + 1,
                 on_done=bar.update,
                 on_long_line=warn,
             )
-            for line, translations in zip(window, results, strict=True):
+            for line, translations in zip(lines, results, strict=True):
                 number += 1
                 if as_json:
                     output.write(_json_line(number, line, translations))
@@ -127,36 +146,25 @@ def translate(
             output.flush()
 
 
-def _stdin() -> BinaryIO:
-    """Return the bytes of stdin, for the reading thread alone.
+def _stdin() -> Iterator[str]:
+    """Return the lines of stdin, for the reading thread alone.
 
-    Where `sys.stdin` has them too, Python closes them at exit, and aborts if the thread still
-    waits for a line.
+    Where `sys.stdin` has its bytes too, Python closes them at exit, and aborts if the thread
+    still waits for a line.
     """
+    from tformer_cli.corpus.reader import decode_lines
+
     assert isinstance(sys.stdin, io.TextIOWrapper)
-    stream: BinaryIO = sys.stdin.detach()
-    return stream
+    return decode_lines(sys.stdin.detach(), "<stdin>")
 
 
-@contextlib.contextmanager
-def _output(file: Path | None) -> Iterator[TextIO]:
-    """Open stdout, or a file that appears when it is complete."""
-    if file is None:
-        # Whatever the platform and the locale: UTF-8, and LF at the end of a line.
-        assert isinstance(sys.stdout, io.TextIOWrapper)
-        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
-        try:
-            yield sys.stdout
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # The reader has seen enough. What is still buffered must not be tried again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return
-    with (
-        whole_file(file) as temporary,
-        temporary.open("w", encoding="utf-8", newline="\n") as output,
-    ):
-        yield output
+def _lines(file: Path, prefix_file: Path | None) -> Iterator[tuple[str, str]]:
+    """Yield each line of a file with its prefix."""
+    from tformer_cli.corpus.reader import read_lines, read_pairs
+
+    if prefix_file is None:
+        return ((line, "") for line in read_lines(file))
+    return read_pairs(file, prefix_file)
 
 
 def _json_line(number: int, line: str, translations: "Sequence[Translation]") -> str:

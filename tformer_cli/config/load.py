@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import yaml
 
 from tformer_cli.config.parse import OVERRIDE, compose, parse_config
-from tformer_cli.config.schema import Config, DataConfig, ParallelText
+from tformer_cli.config.schema import Config, DataConfig, DecodingConfig, ParallelText
 from tformer_cli.errors import ConfigError, Problem
 
 _Text = TypeVar("_Text", bound=ParallelText)
@@ -47,6 +47,32 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     return _with_absolute_paths(config, path.parent)
 
 
+def changed_decoding(config: Config, overrides: Sequence[str]) -> DecodingConfig:
+    """Return the search of a configuration with some of its keys changed.
+
+    Args:
+        config: complete, as that of a run is.
+        overrides: `decoding.size=8`; `decoding={kind: sample}` replaces the whole section.
+
+    Raises:
+        ConfigError: everything that is wrong with them.
+    """
+    problems = [
+        Problem(
+            f"{OVERRIDE}{override.partition('=')[0]}", "only keys of decoding can be changed here"
+        )
+        for override in overrides
+        if not override.startswith(("decoding.", "decoding="))
+    ]
+    if problems:
+        raise ConfigError(problems)
+    root = compose(dump_config(config), "config.yaml")
+    assert root is not None
+    for override in overrides:
+        root = _overridden(root, override)
+    return parse_config(root, "config.yaml").decoding
+
+
 def dump_config(config: Config) -> str:
     """Return the configuration as YAML with every default written out, in the schema's order."""
     return yaml.dump(
@@ -61,9 +87,9 @@ def dump_config(config: Config) -> str:
 def as_plain(value: object) -> Any:
     """Return a configuration as dicts, lists and scalars, for YAML or JSON."""
     if dataclasses.is_dataclass(value):
-        return {
-            part.name: as_plain(getattr(value, part.name)) for part in dataclasses.fields(value)
-        }
+        # Inherited fields come before a `kind`, which says what they all are.
+        parts = sorted(dataclasses.fields(value), key=lambda part: part.name != "kind")
+        return {part.name: as_plain(getattr(value, part.name)) for part in parts}
     if isinstance(value, dict):
         return {key: as_plain(item) for key, item in value.items()}
     if isinstance(value, tuple):

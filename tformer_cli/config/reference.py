@@ -115,7 +115,7 @@ def _union_rows(key: str, members: Sequence[Any], default: str, meaning: str) ->
     owners: dict[Row, list[str]] = {}
     choices = {}
     for member in members:
-        kind, *others = rows(member, f"{key}.")
+        kind, *others = sorted(rows(member, f"{key}."), key=lambda row: ".kind`" not in row.key)
         choices[kind.default] = kind.meaning
         for row in others:
             owners.setdefault(row, []).append(kind.default)

@@ -387,17 +387,35 @@ ScheduleConfig = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GreedyConfig:
+class SearchConfig:
+    """What every search keeps to."""
+
+    max_length: Count = 256
+    """Longest translation, in tokens, the end token included."""
+    max_length_ratio: PositiveFloat | None = None
+    """Longest translation for each token of the source, end tokens apart; null sets no limit."""
+    min_length: Count = 1
+    """Shortest translation, in tokens, the end token apart."""
+    min_length_ratio: Annotated[float, Bounds(minimum=0)] = 0.0
+    """Shortest translation for each token of the source, end tokens apart."""
+    repetition_penalty: PositiveFloat = 1.0
+    """Factor of the log probability of a token that is written already (Keskar et al. 2019)."""
+    frequency_penalty: Annotated[float, Bounds(minimum=0)] = 0.0
+    """Taken off the log probability of a token for each time that it is written already."""
+    no_repeat_ngram: CountOrZero = 0
+    """No n-gram of so many tokens comes twice; 0 lets all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GreedyConfig(SearchConfig):
     """The most probable token at each step."""
 
     kind: Literal["greedy"] = "greedy"
     """The most probable token at each step."""
-    max_length: Count = 256
-    """Longest translation, in tokens, the end token included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BeamConfig:
+class BeamConfig(SearchConfig):
     """Beam search by CTranslate2's rules."""
 
     kind: Literal["beam"] = "beam"
@@ -408,11 +426,25 @@ class BeamConfig:
     """The score is log probability / length ** length_penalty; 0 favours short translations."""
     patience: PositiveFloat = 1.0
     """Stop when size * patience translations are finished (Kasai et al. 2022)."""
-    max_length: Count = 256
-    """Longest translation, in tokens, the end token included."""
 
 
-DecodingConfig = BeamConfig | GreedyConfig
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleConfig(SearchConfig):
+    """Tokens drawn at random."""
+
+    kind: Literal["sample"] = "sample"
+    """Each token drawn by its probability."""
+    temperature: PositiveFloat = 1.0
+    """Log probabilities are divided by it before the draw: below 1 is more careful."""
+    top_k: CountOrZero = 0
+    """Draw among so many most probable tokens (Fan et al. 2018); 0 draws among all."""
+    top_p: Annotated[float, Bounds(above=0, maximum=1)] = 1.0
+    """Draw among the fewest tokens that reach this probability (Holtzman et al. 2020)."""
+    seed: CountOrZero = 1
+    """What is drawn for a line is a function of this seed and of the line's number."""
+
+
+DecodingConfig = BeamConfig | GreedyConfig | SampleConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,20 +6,17 @@ Processes that encode import this module, so nothing here imports torch.
 import contextlib
 import functools
 import multiprocessing
-import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import chain
-from multiprocessing.connection import wait
 from pathlib import Path
 
 import numpy as np
 
+from tformer_cli.child_process import begin_child
 from tformer_cli.config.schema import FilterConfig
 from tformer_cli.corpus.filters import FilterReport, judge, pair_digests
 from tformer_cli.errors import TrainingError
@@ -102,7 +99,7 @@ def encoder(
     tokenizers.save(folder)
     # A fork would copy the threads of torch and of the tokenizers halfway through their work.
     with ProcessPoolExecutor(
-        num_processes, multiprocessing.get_context("spawn"), initializer=_begin_process
+        num_processes, multiprocessing.get_context("spawn"), initializer=begin_child
     ) as pool:
         try:
             yield lambda chunks: _in_order(
@@ -132,20 +129,6 @@ def _in_order(
             yield under_way.popleft().result()
     while under_way:
         yield under_way.popleft().result()
-
-
-def _begin_process() -> None:
-    """Leave Ctrl-C to the process that reads, and end when it does, however it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    sentinel = parent.sentinel
-
-    def end_with_parent() -> None:
-        wait([sentinel])
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _encode(folder: Path, filters: FilterConfig, chunk: Chunk) -> EncodedPairs:

@@ -2,120 +2,174 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tformer_cli.config.schema import BeamConfig
+from tformer_cli.decoding.candidates import Offer, offer
 from tformer_cli.decoding.hypothesis import Hypothesis
-from tformer_cli.decoding.processors import TokenRoles, log_probabilities
-from tformer_cli.decoding.stepper import Stepper
+from tformer_cli.decoding.processors import TokenRoles
+from tformer_cli.decoding.request import Request
+from tformer_cli.decoding.rows import Rows
+from tformer_cli.decoding.rules import Rules
+from tformer_cli.decoding.search import Advance
 
 
-def beam_search(
-    stepper: Stepper,
-    sentences: Sequence[Sequence[int]],
-    config: BeamConfig,
-    roles: TokenRoles,
-    device: torch.device,
-    *,
-    nbest: int = 1,
-) -> list[list[Hypothesis]]:
-    """Return the `nbest` best translations of each sentence, best first.
+class BeamSearch:
+    """K live rows for each sentence.
 
     At each step the 2K best continuations of the K live rows are taken. Those among the first K
     that end are stored, and the best of the rest that do not end take their places. A sentence
     is done when round(K * patience) translations are stored; without length penalty, when the
     best continuation has ended and `nbest` are stored; or at the length limit, where all live
     rows are stored. The score is log probability / length ** length_penalty, the end token
-    counted.
+    counted; penalties of the rules count in it too.
+    """
+
+    def __init__(
+        self, config: BeamConfig, roles: TokenRoles, device: torch.device, *, nbest: int = 1
+    ) -> None:
+        """Set the rules.
+
+        Args:
+            config: beam size K, length penalty, patience, and the rules.
+            roles: start, end and suppressed ids.
+            device: where the logits are.
+            nbest: translations wanted of each sentence, at most K.
+        """
+        self.config = config
+        self.roles = roles
+        self.device = device
+        self.rules = Rules(config, roles, device)
+        self.nbest = nbest
+        self.num_rows = config.size
+        self.enough = max(nbest, round(config.size * config.patience))
+
+    def start(self, requests: Sequence[Request]) -> None:
+        """Begin with a place for each request."""
+        self.rules.start(requests)
+        self.rows = Rows(len(requests), self.num_rows, self.roles.start_id, self.device)
+        self.totals = torch.zeros((len(requests), self.num_rows), device=self.device)
+        self.log_probs = torch.zeros_like(self.totals)
+        self.stored: list[list[Hypothesis]] = [[] for _ in requests]
+        self.top_ended = [False] * len(requests)
+        self._begin(torch.arange(len(requests), device=self.device))
+
+    def admit(self, places: Tensor, requests: Sequence[Request]) -> None:
+        """Begin these requests in places whose sentences are done."""
+        self.rules.admit(places, requests)
+        self.rows.admit(places)
+        for place in places.tolist():
+            self.stored[place], self.top_ended[place] = [], False
+        self._begin(places)
+
+    def _begin(self, places: Tensor) -> None:
+        # All rows of a sentence are equal at first, so only the first of them competes.
+        self.totals[places] = -math.inf
+        self.totals[places, 0] = 0.0
+        self.log_probs[places] = 0.0
+
+    def keep(self, places: Tensor) -> None:
+        """Keep these places, in this order."""
+        self.rules.keep(places)
+        self.rows.keep(places)
+        self.totals, self.log_probs = self.totals[places], self.log_probs[places]
+        self.stored = [self.stored[place] for place in places.tolist()]
+        self.top_ended = [self.top_ended[place] for place in places.tolist()]
+
+    def newest(self) -> Tensor:
+        """Return the newest token of each row, (B, K)."""
+        return self.rows.last
+
+    def advance(self, logits: Tensor) -> Advance:
+        """Let the best continuations take the places of the live rows; logits are (B, K, V)."""
+        rows, size = self.rows, self.num_rows
+        self.rules.forbid(logits, rows)
+        # None of a sentence's best is beyond the 2K best of its row.
+        found = best_continuations(
+            self.totals, self.log_probs, offer(logits, self.rules, rows, 2 * size), 2 * size
+        )
+        ends = found.tokens == self.roles.end_id
+        is_last = rows.lengths + 1 == self.rules.most
+        leaving = (ends | is_last[:, None])[:, :size] & (found.totals[:, :size] > -math.inf)
+        ended = {}
+        for place in (rows.active & (leaving.any(dim=1) | is_last)).nonzero()[:, 0].tolist():
+            self._store(place, leaving[place].nonzero()[:, 0], found)
+            if self._is_done(place) or bool(is_last[place]):
+                ended[place] = self._best(place)
+                rows.active[place] = False
+        chosen = live_continuations(ends, size)
+        self.totals = found.totals.gather(1, chosen)
+        self.log_probs = found.log_probs.gather(1, chosen)
+        origins = found.origins.gather(1, chosen)
+        rows.reorder(origins)
+        rows.append(found.tokens.gather(1, chosen))
+        return Advance(origins, ended)
+
+    def _store(self, place: int, ranks: Tensor, found: "Continuations") -> None:
+        """Store the candidates of these ranks, which end, or end here."""
+        length = int(self.rows.lengths[place]) + 1
+        for rank, total, log_prob, origin, token in zip(
+            ranks.tolist(), *(part[place, ranks].tolist() for part in found), strict=True
+        ):
+            finished = token == self.roles.end_id
+            ids = self.rows.written(place, origin)
+            score = total / length**self.config.length_penalty
+            self.stored[place].append(
+                Hypothesis(ids if finished else (*ids, token), log_prob, score, finished)
+            )
+            self.top_ended[place] |= rank == 0
+
+    def _is_done(self, place: int) -> bool:
+        if self.config.length_penalty == 0:
+            return self.top_ended[place] and len(self.stored[place]) >= self.nbest
+        return len(self.stored[place]) >= self.enough
+
+    def _best(self, place: int) -> list[Hypothesis]:
+        # A stable sort: of equal scores the one found first comes first.
+        found = sorted(self.stored[place], key=lambda one: one.score, reverse=True)
+        return found[: self.nbest]
+
+
+class Continuations(NamedTuple):
+    """Rows with one more token; each member is (B, n), best first.
+
+    Attributes:
+        totals: sum of scores.
+        log_probs: sum of log probabilities.
+        origins: which row 0..K-1 goes on.
+        tokens: its new token.
+    """
+
+    totals: Tensor
+    log_probs: Tensor
+    origins: Tensor
+    tokens: Tensor
+
+
+def best_continuations(totals: Tensor, log_probs: Tensor, best: Offer, count: int) -> Continuations:
+    """Return the best continuations of each sentence.
 
     Args:
-        stepper: says what may come next.
-        sentences: source token ids.
-        config: beam size K, length penalty, patience, length limit.
-        roles: start, end and suppressed ids.
-        device: where the stepper's logits are.
-        nbest: translations wanted of each sentence, at most K.
+        totals: (B, K) sum of scores of each live row.
+        log_probs: (B, K) sum of its log probabilities.
+        best: the best next tokens of each row.
+        count: how many are wanted; fewer come where there are fewer.
     """
-    size = config.size
-    enough = max(nbest, round(size * config.patience))
-    stored: list[list[Hypothesis]] = [[] for _ in sentences]
-    stepper.start(sentences, size)
-    alive = list(range(len(sentences)))
-    top_ended = [False] * len(sentences)
-    # All rows of a sentence are equal at first, so only the first of them competes.
-    totals = torch.full((len(sentences), size), -math.inf, device=device)
-    totals[:, 0] = 0.0
-    written = torch.full((len(sentences), size, 1), roles.start_id, device=device)
-    for length in range(1, config.max_length + 1):
-        is_last = length == config.max_length
-        logits = stepper.step(written[:, :, -1].flatten())
-        step_log_probs = log_probabilities(logits, roles, is_first=length == 1)
-        candidates, origins, tokens = _best_continuations(totals, step_log_probs, 2 * size)
-        ends = tokens == roles.end_id
-        leaving = torch.ones_like(ends) if is_last else ends
-        done = []
-        for place, rank in leaving[:, :size].nonzero().tolist():
-            total = float(candidates[place, rank])
-            if total == -math.inf:
-                continue
-            row = written[place, origins[place, rank], 1:].tolist()
-            finished = bool(ends[place, rank])
-            if not finished:
-                row.append(int(tokens[place, rank]))
-            score = total / length**config.length_penalty
-            stored[alive[place]].append(Hypothesis(tuple(row), total, score, finished))
-            top_ended[place] |= rank == 0
-        for place, sentence in enumerate(alive):
-            if config.length_penalty == 0:
-                is_done = top_ended[place] and len(stored[sentence]) >= nbest
-            else:
-                is_done = len(stored[sentence]) >= enough
-            if is_done or is_last:
-                done.append(place)
-        if len(done) == len(alive):
-            break
-        chosen = _live_continuations(ends, size)
-        totals = candidates.gather(1, chosen)
-        origins = origins.gather(1, chosen)
-        tokens = tokens.gather(1, chosen)
-        kept = sorted(set(range(len(alive))) - set(done))
-        places = torch.tensor(kept, device=device)
-        totals, origins, tokens = totals[places], origins[places], tokens[places]
-        stepper.select((places[:, None] * size + origins).flatten(), places if done else None)
-        written = written[places[:, None], origins]
-        written = torch.cat((written, tokens[:, :, None]), dim=2)
-        alive = [alive[place] for place in kept]
-        top_ended = [top_ended[place] for place in kept]
-    # A stable sort: of equal scores the one found first comes first.
-    return [
-        sorted(found, key=lambda hypothesis: hypothesis.score, reverse=True)[:nbest]
-        for found in stored
-    ]
-
-
-def _best_continuations(
-    totals: Tensor, step_log_probs: Tensor, count: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best continuations of each sentence, best first.
-
-    Args:
-        totals: (B, K) log probability of each live row.
-        step_log_probs: (B * K, V) of each token that may follow.
-        count: how many are wanted; fewer come where the vocabulary is smaller than that.
-
-    Returns:
-        Their log probabilities, the rows 0..K-1 they continue, and their last tokens, each
-        (B, count).
-    """
-    vocab_size = step_log_probs.shape[-1]
-    flat = (totals[:, :, None] + step_log_probs.view(*totals.shape, vocab_size)).flatten(1)
+    width = best.tokens.shape[2]
+    flat = (totals[:, :, None] + best.scores).flatten(1)
     candidates, places = flat.topk(min(count, flat.shape[1]), dim=-1)
-    return candidates, places // vocab_size, places % vocab_size
+    return Continuations(
+        candidates,
+        (log_probs[:, :, None] + best.log_probs).flatten(1).gather(1, places),
+        places // width,
+        best.tokens.flatten(1).gather(1, places),
+    )
 
 
-def _live_continuations(ends: Tensor, size: int) -> Tensor:
+def live_continuations(ends: Tensor, size: int) -> Tensor:
     """Return which candidates stay alive, (B, K) indices into the candidates.
 
     The first K stay; the place of one that ends goes to the best later one that does not, each

@@ -5,17 +5,24 @@ from typing import Protocol
 
 import torch
 
-from tformer_cli.config.schema import BeamConfig, DecodingConfig, GreedyConfig
-from tformer_cli.decoding.beam import beam_search
-from tformer_cli.decoding.greedy import greedy_search
+from tformer_cli.config.schema import DecodingConfig, GreedyConfig, SampleConfig
+from tformer_cli.decoding.beam import BeamSearch
+from tformer_cli.decoding.greedy import GreedySearch
 from tformer_cli.decoding.hypothesis import EMPTY, Hypothesis
 from tformer_cli.decoding.processors import TokenRoles
+from tformer_cli.decoding.request import Request
+from tformer_cli.decoding.rolling import search_all
+from tformer_cli.decoding.sample import SampleSearch
+from tformer_cli.decoding.search import Search
 from tformer_cli.decoding.stepper import ModelStepper
+from tformer_cli.model.fusion import fused
 from tformer_cli.model.seq2seq import Seq2Seq
 
 # Padded source tokens times beam size of one batch: enough to fill the matrix products of a small
 # machine, and few enough that cache and logits stay small.
 BATCH_TOKENS = 8192
+# Rows that grow together: enough to fill the matrix products of a core.
+ROWS = 256
 
 
 class Engine(Protocol):
@@ -23,26 +30,27 @@ class Engine(Protocol):
 
     def translate(
         self,
-        sentences: Sequence[Sequence[int]],
+        requests: Sequence[Request],
         config: DecodingConfig,
         *,
         nbest: int = 1,
+        scored: bool = True,
         on_done: Callable[[int], object] = lambda count: None,
     ) -> list[list[Hypothesis]]:
-        """Return for each sentence, in the order given, its best translations, best first.
+        """Return for each request, in the order given, its best translations, best first.
 
         Args:
-            sentences: source token ids, the end token included; an empty one is translated by
-                an empty hypothesis.
+            requests: an empty source is translated by an empty hypothesis.
             config: the search.
-            nbest: translations of each sentence, at most the beam size.
-            on_done: called with the number of sentences whenever some are done.
+            nbest: translations of each, at most the beam size.
+            scored: whether log probabilities and scores are wanted; without them they may be NaN.
+            on_done: called with the number of requests whenever some are done.
         """
         ...
 
 
 class NativeEngine:
-    """Runs a model of ours, in batches of similar length."""
+    """Runs a model of ours."""
 
     def __init__(
         self,
@@ -52,7 +60,7 @@ class NativeEngine:
         device: torch.device,
         precision: torch.dtype = torch.float32,
     ) -> None:
-        self.model = model
+        self.model = fused(model)
         self.roles = roles
         self.device = device
         self.precision = precision
@@ -60,32 +68,42 @@ class NativeEngine:
     @torch.inference_mode()
     def translate(
         self,
-        sentences: Sequence[Sequence[int]],
+        requests: Sequence[Request],
         config: DecodingConfig,
         *,
         nbest: int = 1,
+        scored: bool = True,
         on_done: Callable[[int], object] = lambda count: None,
     ) -> list[list[Hypothesis]]:
         """Return translations, as `Engine` says."""
-        self.model.eval()
-        results: list[list[Hypothesis]] = [[EMPTY] * nbest for _ in sentences]
-        rows = config.size if isinstance(config, BeamConfig) else 1
-        for batch in length_batches([len(sentence) for sentence in sentences], rows):
-            found = self._search([sentences[i] for i in batch], config, nbest)
-            for index, hypotheses in zip(batch, found, strict=True):
-                results[index] = hypotheses
-            on_done(len(batch))
-        on_done(sum(not sentence for sentence in sentences))
+        results: list[list[Hypothesis]] = [[EMPTY] * nbest for _ in requests]
+        order = longest_first(requests)
+        on_done(len(requests) - len(order))
+        search = self._search(config, nbest, scored)
+        stepper = ModelStepper(self.model, self.device, self.precision)
+        ordered = [requests[number] for number in order]
+        places = max(1, ROWS // search.num_rows)
+        for turn, hypotheses in search_all(stepper, search, ordered, places, self.device):
+            results[order[turn]] = hypotheses
+            on_done(1)
         return results
 
-    def _search(
-        self, sentences: list[Sequence[int]], config: DecodingConfig, nbest: int
-    ) -> list[list[Hypothesis]]:
-        stepper = ModelStepper(self.model, self.device, self.precision)
+    def _search(self, config: DecodingConfig, nbest: int, scored: bool) -> Search:
         if isinstance(config, GreedyConfig):
-            found = greedy_search(stepper, sentences, config, self.roles, self.device)
-            return [[hypothesis] for hypothesis in found]
-        return beam_search(stepper, sentences, config, self.roles, self.device, nbest=nbest)
+            return GreedySearch(config, self.roles, self.device, scored=scored)
+        if isinstance(config, SampleConfig):
+            return SampleSearch(config, self.roles, self.device, nbest=nbest)
+        return BeamSearch(config, self.roles, self.device, nbest=nbest)
+
+
+def longest_first(requests: Sequence[Request]) -> list[int]:
+    """Return the numbers of the requests that are not empty, those with long sources first.
+
+    Neighbours are of similar length, and where the longest do not fit into memory that shows at
+    once.
+    """
+    numbers = [number for number, request in enumerate(requests) if request.source]
+    return sorted(numbers, key=lambda number: -len(requests[number].source))
 
 
 def length_batches(lengths: Sequence[int], rows: int) -> Iterator[list[int]]:

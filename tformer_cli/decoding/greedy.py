@@ -1,68 +1,86 @@
-"""Greedy search: the most probable token at each step."""
+"""Greedy search: the best token at each step."""
 
+import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from tformer_cli.config.schema import GreedyConfig
+from tformer_cli.decoding.candidates import best_tokens, offer
 from tformer_cli.decoding.hypothesis import Hypothesis
-from tformer_cli.decoding.processors import TokenRoles, log_probabilities
-from tformer_cli.decoding.stepper import Stepper
-
-# Dropping finished rows copies the cache of the others, so it waits until it pays.
-FINISHED_SHARE = 0.25
-
-
-def greedy_search(
-    stepper: Stepper,
-    sentences: Sequence[Sequence[int]],
-    config: GreedyConfig,
-    roles: TokenRoles,
-    device: torch.device,
-) -> list[Hypothesis]:
-    """Return the greedy translation of each sentence; its score is its log probability.
-
-    Args:
-        stepper: says what may come next.
-        sentences: source token ids.
-        config: the length limit.
-        roles: start, end and suppressed ids.
-        device: where the stepper's logits are.
-    """
-    hypotheses: list[Hypothesis | None] = [None] * len(sentences)
-    stepper.start(sentences, 1)
-    alive = torch.arange(len(sentences), device=device)  # sentence of each row
-    finished = torch.zeros(len(sentences), dtype=torch.bool, device=device)
-    log_probs = torch.zeros(len(sentences), device=device)
-    written = torch.full((len(sentences), 1), roles.start_id, device=device)
-    for length in range(1, config.max_length + 1):
-        logits = stepper.step(written[:, -1])
-        step_log_probs, best = log_probabilities(logits, roles, is_first=length == 1).max(dim=-1)
-        log_probs = torch.where(finished, log_probs, log_probs + step_log_probs)
-        written = torch.cat((written, best[:, None]), dim=1)
-        finished = finished | (best == roles.end_id)
-        is_last = length == config.max_length or bool(finished.all())
-        if not is_last and float(finished.float().mean()) < FINISHED_SHARE:
-            continue
-        leaving = torch.ones_like(finished) if is_last else finished
-        for sentence, row, log_prob in zip(
-            alive[leaving].tolist(),
-            written[leaving].tolist(),
-            log_probs[leaving].tolist(),
-            strict=True,
-        ):
-            hypotheses[sentence] = _hypothesis(row, log_prob, roles)
-        if is_last:
-            break
-        rows = (~finished).nonzero()[:, 0]
-        stepper.select(rows, rows)
-        alive, finished = alive[rows], finished[rows]
-        written, log_probs = written[rows], log_probs[rows]
-    return [hypothesis for hypothesis in hypotheses if hypothesis is not None]
+from tformer_cli.decoding.processors import TokenRoles
+from tformer_cli.decoding.request import Request
+from tformer_cli.decoding.rows import Rows
+from tformer_cli.decoding.rules import Rules
+from tformer_cli.decoding.search import Advance
 
 
-def _hypothesis(row: list[int], log_prob: float, roles: TokenRoles) -> Hypothesis:
-    """Cut a written row at its end token and take the start token off."""
-    finished = roles.end_id in row
-    end = row.index(roles.end_id) if finished else len(row)
-    return Hypothesis(tuple(row[1:end]), log_prob, log_prob, finished)
+class GreedySearch:
+    """One row for each sentence; its score is the sum of those of its tokens."""
+
+    num_rows = 1
+
+    def __init__(
+        self, config: GreedyConfig, roles: TokenRoles, device: torch.device, *, scored: bool = True
+    ) -> None:
+        """Set the rules.
+
+        Args:
+            config: limits, penalties and bans.
+            roles: start, end and suppressed ids.
+            device: where the logits are.
+            scored: whether scores are wanted; without them rows are not normalised for nothing.
+        """
+        self.roles = roles
+        self.device = device
+        self.rules = Rules(config, roles, device)
+        self.scored = scored
+
+    def start(self, requests: Sequence[Request]) -> None:
+        """Begin with a place for each request."""
+        self.rules.start(requests)
+        self.rows = Rows(len(requests), 1, self.roles.start_id, self.device)
+        # (B, 2): the sums of scores and of log probabilities.
+        self.totals = torch.zeros((len(requests), 2), device=self.device)
+
+    def admit(self, places: Tensor, requests: Sequence[Request]) -> None:
+        """Begin these requests in places whose sentences are done."""
+        self.rules.admit(places, requests)
+        self.rows.admit(places)
+        self.totals[places] = 0.0
+
+    def keep(self, places: Tensor) -> None:
+        """Keep these places, in this order."""
+        self.rules.keep(places)
+        self.rows.keep(places)
+        self.totals = self.totals[places]
+
+    def newest(self) -> Tensor:
+        """Return the newest token of each row, (B, 1)."""
+        return self.rows.last
+
+    def advance(self, logits: Tensor) -> Advance:
+        """Let each row grow by its best token; logits are (B, 1, V)."""
+        rows = self.rows
+        self.rules.forbid(logits, rows)
+        tokens = self._best(logits)
+        rows.append(tokens)
+        is_finished = tokens[:, 0] == self.roles.end_id
+        leaving = rows.active & (is_finished | (rows.lengths == self.rules.most))
+        ended = {}
+        for place in leaving.nonzero()[:, 0].tolist():
+            finished = bool(is_finished[place])
+            ids = rows.written(place, 0)
+            score, log_prob = self.totals[place].tolist() if self.scored else (math.nan, math.nan)
+            hypothesis = Hypothesis(ids[:-1] if finished else ids, log_prob, score, finished)
+            ended[place] = [hypothesis]
+            rows.active[place] = False
+        return Advance(None, ended)
+
+    def _best(self, logits: Tensor) -> Tensor:
+        if not (self.scored or self.rules.choose):
+            return best_tokens(logits[:, 0], 1)[1]
+        best = offer(logits, self.rules, self.rows, 1)
+        self.totals = self.totals + torch.cat((best.scores, best.log_probs), dim=-1)[:, 0]
+        return best.tokens[:, 0]

@@ -1,4 +1,4 @@
-"""What is done to the logits before a search sees them as log probabilities."""
+"""What makes tokens less probable than the model says, or impossible; all of it in place."""
 
 import math
 from collections.abc import Sequence
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from tformer_cli.decoding.rows import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +25,81 @@ class TokenRoles:
     suppressed_ids: Sequence[int]
 
 
-def log_probabilities(logits: Tensor, roles: TokenRoles, *, is_first: bool) -> Tensor:
-    """Return float32 (or float64) log probabilities (N, V) over the ids that may come next.
+def forbid(logits: Tensor, suppressed: Tensor, end_id: int, lengths: Tensor) -> None:
+    """Make what may not come next impossible, in place.
 
     Args:
-        logits: (N, V), changed in place.
-        roles: the suppressed ids are impossible.
-        is_first: the row is empty, so the end token is impossible too.
+        logits: (B, K, V).
+        suppressed: (n,) ids that never come.
+        end_id: does not come in an empty row.
+        lengths: (B,) tokens that the rows have.
     """
-    impossible = [*roles.suppressed_ids, roles.end_id] if is_first else list(roles.suppressed_ids)
-    logits[:, impossible] = -math.inf
-    wide = logits.dtype if logits.dtype == torch.float64 else torch.float32
-    return logits.log_softmax(dim=-1, dtype=wide)
+    logits.index_fill_(-1, suppressed, -math.inf)
+    logits[..., end_id].masked_fill_((lengths == 0)[:, None], -math.inf)
+
+
+def penalise_repetition(log_probs: Tensor, rows: Rows, penalty: float) -> None:
+    """Multiply the log probability of each token that a row has (Keskar et al. 2019, section 4.1).
+
+    Args:
+        log_probs: (B, K, V).
+        rows: what is written.
+        penalty: above 1 disfavours repetition.
+    """
+    tokens = rows.written_tokens()
+    log_probs.scatter_(-1, tokens, log_probs.gather(-1, tokens) * penalty)
+
+
+def penalise_frequency(log_probs: Tensor, rows: Rows, penalty: float) -> None:
+    """Take `penalty` off the log probability of a token for each time that a row has it.
+
+    Args:
+        log_probs: (B, K, V).
+        rows: what is written.
+        penalty: in nats.
+    """
+    tokens = rows.written_tokens()
+    log_probs.scatter_add_(-1, tokens, torch.full_like(tokens, -penalty, dtype=log_probs.dtype))
+
+
+def ban_repeated_ngrams(log_probs: Tensor, rows: Rows, size: int) -> None:
+    """Make impossible what would end an n-gram that the row has already (Paulus et al. 2018).
+
+    Args:
+        log_probs: (B, K, V).
+        rows: what is written.
+        size: n.
+    """
+    tokens = rows.tokens
+    num_columns = tokens.shape[2]
+    # Column 0 is the start token, which is part of no n-gram.
+    ends = torch.arange(size, num_columns, device=tokens.device)
+    if len(ends) == 0:
+        return
+    windows = tokens[:, :, 1:].unfold(2, size, 1)  # (B, K, num_columns - size, size)
+    places = rows.lengths[:, None] - torch.arange(size - 2, -1, -1, device=tokens.device)
+    tail = tokens.gather(2, places.clamp(min=0)[:, None].expand(-1, tokens.shape[1], -1))
+    is_seen = (windows[..., :-1] == tail[:, :, None]).all(dim=-1)
+    is_seen &= (ends <= rows.lengths[:, None])[:, None]
+    # What is banned from rows that end no n-gram is the start token, which never comes.
+    banned = torch.where(is_seen, windows[..., -1], rows.start_id)
+    log_probs.scatter_(-1, banned, -math.inf)
+
+
+def ban_phrase(log_probs: Tensor, rows: Rows, place: int, phrase: Sequence[int]) -> None:
+    """Make the last token of a phrase impossible behind the others.
+
+    Args:
+        log_probs: (B, K, V).
+        rows: what is written.
+        place: whose rows it is banned from.
+        phrase: token ids.
+    """
+    *before, last = phrase
+    length = int(rows.lengths[place])
+    if length < len(before):
+        return
+    written = rows.tokens[place, :, 1 : length + 1]
+    tail = written[:, length - len(before) :]
+    is_next = (tail == torch.tensor(before, device=tail.device)).all(dim=-1)
+    log_probs[place, :, last].masked_fill_(is_next, -math.inf)

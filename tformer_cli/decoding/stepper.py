@@ -8,22 +8,31 @@ from torch import Tensor
 
 from tformer_cli.device import autocast
 from tformer_cli.model.cache import DecoderCache
+from tformer_cli.model.encoder import Memory
 from tformer_cli.model.seq2seq import Seq2Seq
 
 
 class Stepper(Protocol):
-    """Rows that grow a token at a time: N rows, the same number for each of B sentences."""
+    """K rows for each of B places, each with a sentence of its own, that grow a token at a time."""
 
-    def start(self, sentences: Sequence[Sequence[int]], beam_size: int) -> None:
-        """Begin `beam_size` empty rows for each sentence, sentence by sentence."""
+    def start(self, sentences: Sequence[Sequence[int]], num_rows: int) -> None:
+        """Begin with a place for each sentence, with `num_rows` empty rows."""
+        ...
+
+    def admit(self, places: Tensor, sentences: Sequence[Sequence[int]]) -> None:
+        """Begin these sentences in places (B',) whose own are forgotten."""
         ...
 
     def step(self, ids: Tensor) -> Tensor:
-        """Add one token (N,) to each row; return the logits (N, V) of what follows."""
+        """Add one token (B, K) to each row; return the logits (B, K, V) of what follows."""
         ...
 
-    def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
-        """Keep these rows (N',) in this order, and these sentences (B',), or all where None."""
+    def reorder(self, origins: Tensor) -> None:
+        """Let row k of a place go on from row origins[b, k], (B, K)."""
+        ...
+
+    def keep(self, places: Tensor) -> None:
+        """Keep these places (B',), in this order."""
         ...
 
 
@@ -34,25 +43,39 @@ class ModelStepper:
         self.model = model
         self.device = device
         self.precision = precision
-        self._cache: DecoderCache | None = None
 
-    def start(self, sentences: Sequence[Sequence[int]], beam_size: int) -> None:
+    def start(self, sentences: Sequence[Sequence[int]], num_rows: int) -> None:
         """Read the sentences; their cross-attention keys and values are made here, once."""
-        lengths = torch.tensor([len(sentence) for sentence in sentences])
-        mask = torch.arange(int(lengths.max())) < lengths[:, None]
-        source = torch.zeros(mask.shape, dtype=torch.long)
-        source[mask] = torch.tensor([token for sentence in sentences for token in sentence])
         with autocast(self.device, self.precision):
-            memory = self.model.encode(source.to(self.device), mask.to(self.device))
-            self._cache = self.model.start(memory, beam_size)
+            self._cache: DecoderCache = self.model.start(self._read(sentences), num_rows)
+
+    def admit(self, places: Tensor, sentences: Sequence[Sequence[int]]) -> None:
+        """Read more sentences, in places whose own are forgotten."""
+        with autocast(self.device, self.precision):
+            self.model.admit(self._read(sentences), places, self._cache)
 
     def step(self, ids: Tensor) -> Tensor:
         """Run the decoder over one more token of each row."""
-        assert self._cache is not None, "start comes first"
         with autocast(self.device, self.precision):
-            return self.model.step(ids[:, None], self._cache)
+            return self.model.step(ids, self._cache)
 
-    def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
-        """Reorder or drop rows of the cache."""
-        assert self._cache is not None, "start comes first"
-        self._cache.select(rows, sentences)
+    def reorder(self, origins: Tensor) -> None:
+        """Let rows go on from others of their place."""
+        self._cache.reorder(origins)
+
+    def keep(self, places: Tensor) -> None:
+        """Drop the other places from the cache."""
+        self._cache.keep(places)
+
+    def _read(self, sentences: Sequence[Sequence[int]]) -> Memory:
+        source, mask = pad_rows(sentences)
+        return self.model.encode(source.to(self.device), mask.to(self.device))
+
+
+def pad_rows(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Return ids (B, S), padded by zeros on the right, and which of them are real."""
+    lengths = torch.tensor([len(row) for row in rows])
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    ids = torch.zeros(mask.shape, dtype=torch.long)
+    ids[mask] = torch.tensor([token for row in rows for token in row])
+    return ids, mask

@@ -9,11 +9,13 @@ from typing import Literal
 import torch
 
 from tformer_cli.checkpoint.trained_model import load_trained_model
-from tformer_cli.config.schema import Config, DecodingConfig
+from tformer_cli.config.schema import BeamConfig, Config, DecodingConfig, SampleConfig
 from tformer_cli.corpus.chunks import chunks
 from tformer_cli.decoding.engine import Engine, NativeEngine
 from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.decoding.processors import TokenRoles
+from tformer_cli.decoding.request import Request
+from tformer_cli.decoding.workers import WorkersEngine
 from tformer_cli.device import resolve_device
 from tformer_cli.errors import DataError, Problem, UsageError
 from tformer_cli.model.seq2seq import Seq2Seq
@@ -25,6 +27,9 @@ from tformer_cli.text.vocabulary import END_ID, START_ID
 # Lines read before they are sorted by length and translated: enough for full batches of equal
 # length, little enough to hold in memory whatever the file.
 WINDOW_LINES = 8192
+
+# Numbers the pieces of a line, for what is drawn at random.
+MOST_PIECES = 1 << 20
 
 LongLines = Literal["split", "truncate", "error"]
 
@@ -94,6 +99,7 @@ class Translator:
         *,
         checkpoint: str = "best",
         device: str = "auto",
+        workers: int = 1,
         long_lines: LongLines = "split",
         max_source_length: int | None = None,
     ) -> "Translator":
@@ -103,6 +109,8 @@ class Translator:
             run: the folder.
             checkpoint: `best`, `last` or a name such as `step-000400`.
             device: auto, cpu, cuda or mps.
+            workers: processes that share the work on a CPU, with a thread each; 1 works in this
+                process, with all threads that torch has.
             long_lines: what becomes of a long line.
             max_source_length: tokens above which a line is long; the run's
                 `data.filters.max_length` where it is None.
@@ -118,6 +126,7 @@ class Translator:
             trained.tokenizers,
             trained.config,
             resolve_device(device),
+            workers=workers,
             long_lines=long_lines,
             max_source_length=max_source_length,
         )
@@ -131,6 +140,7 @@ class Translator:
         device: torch.device,
         precision: torch.dtype = torch.float32,
         *,
+        workers: int = 1,
         long_lines: LongLines = "split",
         max_source_length: int | None = None,
     ) -> "Translator":
@@ -148,10 +158,11 @@ class Translator:
                 got=str(max_source_length),
                 remedy="leave it out, or train with model.positions: {kind: sinusoidal}",
             )
+        engine: Engine = NativeEngine(
+            model.to(device), token_roles(tokenizers.target), device=device, precision=precision
+        )
         return cls(
-            NativeEngine(
-                model.to(device), token_roles(tokenizers.target), device=device, precision=precision
-            ),
+            engine if workers == 1 else WorkersEngine(engine, workers),
             tokenizers,
             config.decoding,
             max_source_length=max_source_length,
@@ -167,7 +178,7 @@ class Translator:
         on_long_line: Callable[[Problem], object] = lambda problem: None,
     ) -> list[str]:
         """Return the best translation of each line; a blank line gives an empty one."""
-        found = self.nbest(lines, 1, decoding=decoding, on_long_line=on_long_line)
+        found = self.nbest(lines, 1, decoding=decoding, scored=False, on_long_line=on_long_line)
         return [best.text for best, *_ in found]
 
     def nbest(
@@ -176,6 +187,9 @@ class Translator:
         count: int,
         *,
         decoding: DecodingConfig | None = None,
+        prefixes: Iterable[str] | None = None,
+        banned: Sequence[str] = (),
+        scored: bool = True,
         name: str | None = None,
         start: int = 1,
         on_done: Callable[[int], object] = lambda count: None,
@@ -187,6 +201,11 @@ class Translator:
             lines: source text, read ahead by a window of lines.
             count: translations of each line, at most the beam size.
             decoding: the search; the run's own where it is None.
+            prefixes: what the translation of each line begins with, as many as lines; of a line in
+                pieces that of the first piece.
+            banned: words and phrases that no translation contains, as the target tokenizer writes
+                them.
+            scored: whether scores are wanted; without them they may be NaN.
             name: of the file that the lines are from, for messages.
             start: number of the first line, for messages.
             on_done: called with the number of lines whenever some are translated; where long
@@ -195,28 +214,57 @@ class Translator:
 
         Raises:
             UsageError: the search keeps fewer than `count` translations.
-            DataError: a line is long, and that is an error here.
+            DataError: a line is long, and that is an error here; or a prefix or a banned word has
+                a token that no translation has.
         """
         search = self.decoding if decoding is None else decoding
-        beam_size = 1 if search.kind == "greedy" else search.size
-        if count > beam_size:
-            raise UsageError(
-                "--nbest",
-                f"must be at most the beam size ({beam_size})",
-                got=str(count),
-                remedy=f"use --beam {count}",
-            )
-        for window in chunks(enumerate(lines, start), WINDOW_LINES):
-            lines_in_pieces = [
-                self._pieces(line, f"line {n}" if name is None else f"{name}:{n}", on_long_line)
-                for n, line in window
-            ]
+        if not isinstance(search, SampleConfig):
+            beam_size = search.size if isinstance(search, BeamConfig) else 1
+            if count > beam_size:
+                raise UsageError(
+                    "--nbest",
+                    f"must be at most the beam size ({beam_size})",
+                    got=str(count),
+                    remedy=f"use --beam {count}",
+                )
+        phrases = tuple(self._target_ids(phrase, "a banned word") for phrase in banned)
+        with_prefix = zip(lines, prefixes, strict=True) if prefixes is not None else None
+        both = with_prefix or ((line, "") for line in lines)
+        for window in chunks(enumerate(both, start), WINDOW_LINES):
+            lines_in_pieces = []
+            for n, (line, prefix) in window:
+                where = f"line {n}" if name is None else f"{name}:{n}"
+                first = self._target_ids(prefix, f"the prefix of {where}")
+                lines_in_pieces.append(
+                    [
+                        Request(
+                            source=source,
+                            prefix=() if place else first,
+                            banned=phrases,
+                            number=n * MOST_PIECES + place,
+                        )
+                        for place, source in enumerate(self._pieces(line, where, on_long_line))
+                    ]
+                )
             pieces = [piece for pieces in lines_in_pieces for piece in pieces]
             progress = _in_proportion(on_done, len(pieces), len(window))
-            found = iter(self.engine.translate(pieces, search, nbest=count, on_done=progress))
-            for line in lines_in_pieces:
-                hypotheses = [next(found) for _ in line]
+            found = iter(
+                self.engine.translate(pieces, search, nbest=count, scored=scored, on_done=progress)
+            )
+            for line_in_pieces in lines_in_pieces:
+                hypotheses = [next(found) for _ in line_in_pieces]
                 yield [self._translation(parts) for parts in best_combinations(hypotheses, count)]
+
+    def _target_ids(self, text: str, where: str) -> tuple[int, ...]:
+        """Return the ids of a text that is to be, or not to be, in a translation."""
+        target = self.tokenizers.target
+        ids = tuple(target.encode(text))
+        if impossible := set(ids) & set(target.suppressed_ids):
+            token = target.tokens([min(impossible)])[0]
+            raise DataError(
+                where, "has a token that no translation has", got=f"{token} in {text!r}"
+            )
+        return ids
 
     def _pieces(
         self, line: str, where: str, on_long_line: Callable[[Problem], object]

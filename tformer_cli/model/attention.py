@@ -3,11 +3,11 @@
 import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tformer_cli.model import masks
-from tformer_cli.model.positions import Rotary
 
 
 class KeyValue(NamedTuple):
@@ -31,10 +31,14 @@ class View(NamedTuple):
     causal: bool = False
 
 
+# Up to so many queries of one place, torch's kernel for CPUs takes longer than the formula.
+FEW_QUERIES = 16
+
+
 def attend(
     queries: Tensor, keys: Tensor, values: Tensor, view: View, dropout: float = 0.0
 ) -> Tensor:
-    """Return softmax(Q K^T / sqrt(Dh) + bias) V as (N, H, T, Dh), by the fastest kernel there is.
+    """Return softmax(Q K^T / sqrt(Dh) + bias) V as (N, H, T, Dh), by the fastest way there is.
 
     Args:
         queries: (N, H, T, Dh).
@@ -43,6 +47,9 @@ def attend(
         view: which keys each query sees, and how.
         dropout: share of the attention weights set to zero.
     """
+    is_step = queries.shape[2] <= FEW_QUERIES and not torch.is_grad_enabled()
+    if is_step and queries.device.type == "cpu":
+        return naive_attend(queries, keys, values, view, dropout)
     mask, bias, is_causal = view
     if is_causal and (mask is not None or bias is not None):
         lower = masks.causal(queries.shape[2], queries.device)
@@ -56,7 +63,7 @@ def attend(
 
 def attention_weights(queries: Tensor, keys: Tensor, view: View) -> Tensor:
     """Return softmax(Q K^T / sqrt(Dh) + bias) as (N, H, T, S), written out."""
-    logits = queries @ keys.transpose(-2, -1) / math.sqrt(queries.shape[-1])
+    logits = queries / math.sqrt(queries.shape[-1]) @ keys.transpose(-2, -1)
     if view.bias is not None:
         logits = logits + view.bias
     if view.mask is not None:
@@ -71,7 +78,9 @@ def naive_attend(
 ) -> Tensor:
     """Return the same as `attend`, by the formula."""
     weights = attention_weights(queries, keys, view)
-    return functional.dropout(weights, dropout) @ values
+    if dropout > 0:
+        weights = functional.dropout(weights, dropout)
+    return weights @ values
 
 
 class Attention(nn.Module):
@@ -90,48 +99,57 @@ class Attention(nn.Module):
         self.output = nn.Linear(dim, dim)
         self.dropout = dropout
 
-    def key_value(
-        self, states: Tensor, rotary: Rotary | None = None, positions: Tensor | None = None
-    ) -> KeyValue:
-        """Return the keys and values of states (N, S, D).
+    def queries(self, states: Tensor) -> Tensor:
+        """Return the queries (N, H, T, Dh) of states (N, T, D)."""
+        return split_heads(self.query(states), self.num_heads)
+
+    def key_value(self, states: Tensor) -> KeyValue:
+        """Return the keys and values of states (N, S, D)."""
+        keys, values = self.key(states), self.value(states)
+        return KeyValue(split_heads(keys, self.num_heads), split_heads(values, self.num_heads))
+
+    def project(self, states: Tensor) -> tuple[Tensor, KeyValue]:
+        """Return queries, and keys and values, of the same states (N, T, D)."""
+        return self.queries(states), self.key_value(states)
+
+    def forward(self, queries: Tensor, key_value: KeyValue, view: View) -> Tensor:
+        """Return (N, T, D): what queries (N, H, T, Dh) find.
 
         Args:
-            states: (N, S, D).
-            rotary: turns the keys by `positions`, or None.
-            positions: (S,) or (N, S), needed with rotary only.
-        """
-        keys = self._split(self.key(states))
-        if rotary is not None:
-            assert positions is not None
-            keys = rotary(keys, positions)
-        return KeyValue(keys, self._split(self.value(states)))
-
-    def forward(
-        self,
-        states: Tensor,
-        key_value: KeyValue,
-        view: View,
-        rotary: Rotary | None = None,
-        positions: Tensor | None = None,
-    ) -> Tensor:
-        """Return (N, T, D): what the states (N, T, D) find at the keys.
-
-        Args:
-            states: (N, T, D), where the queries come from.
+            queries: (N, H, T, Dh).
             key_value: what they look at.
             view: which keys each query sees.
-            rotary: turns the queries by `positions`, or None.
-            positions: (T,) or (N, T), needed with rotary only.
         """
-        queries = self._split(self.query(states))
-        if rotary is not None:
-            assert positions is not None
-            queries = rotary(queries, positions)
         dropout = self.dropout if self.training else 0.0
         heads = attend(queries, key_value.keys, key_value.values, view, dropout)
         attended: Tensor = self.output(heads.transpose(1, 2).flatten(2))  # (N, T, D)
         return attended
 
-    def _split(self, states: Tensor) -> Tensor:
-        heads = states.reshape(*states.shape[:2], self.num_heads, -1)
-        return heads.transpose(1, 2)  # (N, H, T, Dh)
+
+class FusedAttention(Attention):
+    """The same with one product for queries, keys and values of the same states.
+
+    For weights that no longer change.
+    """
+
+    def __init__(self, parts: Attention) -> None:
+        """Take over the weights of `parts`."""
+        nn.Module.__init__(self)
+        self.num_heads, self.dropout, self.output = parts.num_heads, parts.dropout, parts.output
+        projections = (parts.query, parts.key, parts.value)
+        weight = torch.cat([projection.weight.detach() for projection in projections])
+        bias = torch.cat([projection.bias.detach() for projection in projections])
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = nn.Parameter(bias, requires_grad=False)
+
+    def project(self, states: Tensor) -> tuple[Tensor, KeyValue]:
+        """Return queries, and keys and values, of the same states (N, T, D)."""
+        projected = functional.linear(states, self.weight, self.bias)
+        heads = split_heads(projected, 3 * self.num_heads)  # (N, 3 H, T, Dh)
+        queries, keys, values = heads.chunk(3, dim=1)
+        return queries, KeyValue(keys, values)
+
+
+def split_heads(states: Tensor, num_heads: int) -> Tensor:
+    """Return (N, H, T, Dh) from (N, T, H * Dh)."""
+    return states.view(states.shape[0], states.shape[1], num_heads, -1).transpose(1, 2)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from tformer_cli.config.schema import EncoderDecoderConfig
 from tformer_cli.model import masks
 from tformer_cli.model.attention import KeyValue, View
-from tformer_cli.model.cache import DecoderCache, empty_cache
+from tformer_cli.model.cache import DecoderCache, new_cache
 from tformer_cli.model.embeddings import Embeddings
 from tformer_cli.model.encoder import Memory
 from tformer_cli.model.layers import DecoderLayer, final_norm
@@ -45,19 +45,22 @@ class Decoder(nn.Module):
         normed: Tensor = self.norm(states)
         return normed
 
-    def start(self, memory: Memory, beam_size: int = 1) -> DecoderCache:
-        """Return an empty cache for `beam_size` rows of each sentence of the memory."""
-        return empty_cache(self._sources(memory), memory.mask, beam_size)
+    def start(self, memory: Memory, num_rows: int = 1) -> DecoderCache:
+        """Return an empty cache for `num_rows` rows of each sentence of the memory."""
+        return new_cache(self._sources(memory), memory.mask, num_rows)
+
+    def admit(self, memory: Memory, places: Tensor, cache: DecoderCache) -> None:
+        """Begin the sentences of the memory in these places (B',) of a cache."""
+        cache.admit(places, self._sources(memory), memory.mask)
 
     def step(self, target: Tensor, cache: DecoderCache) -> Tensor:
-        """Return states (N, T, D) of each row's next T tokens (N, T); the cache grows by them."""
-        positions = cache.advance(target.shape[1])  # (N, T)
-        mask = masks.cached(positions, cache.longest)
-        bias = None
+        """Return states (B, K, D) of each row's next token (B, K); the cache grows by them."""
+        positions = cache.advance()  # (B, K)
+        seen = cache.visible()
         if self.bias is not None:
-            bias = self.bias(positions, torch.arange(cache.longest, device=target.device))
-        self_view = View(mask=mask, bias=bias)
-        source_view = View(mask=masks.padding(cache.source_mask))
+            bias = self.bias(positions, cache.positions[:, : cache.used])
+            seen = bias if seen is None else seen + bias
+        self_view, source_view = View(bias=seen), View(bias=cache.visible_source())
         states = self.embeddings(target, positions)
         for layer, remembered in zip(self.layers, cache.layers, strict=True):
             states = layer(states, self_view, remembered.source, source_view, positions, remembered)

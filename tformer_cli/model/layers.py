@@ -53,6 +53,23 @@ def final_norm(config: EncoderDecoderConfig) -> nn.Module:
     return _norm(config) if config.norm_position == "pre" else nn.Identity()
 
 
+def turned(
+    queries: Tensor, key_value: KeyValue, rotary: Rotary | None, positions: Tensor
+) -> tuple[Tensor, KeyValue]:
+    """Return queries and keys as rotary positions have them; without any, as they are.
+
+    Args:
+        queries: (N, H, T, Dh).
+        key_value: of the same states.
+        rotary: turns heads by their places.
+        positions: (T,) or (N, T) place of each token in its row.
+    """
+    if rotary is None:
+        return queries, key_value
+    keys = rotary(key_value.keys, positions)
+    return rotary(queries, positions), KeyValue(keys, key_value.values)
+
+
 class EncoderLayer(nn.Module):
     """Self-attention, then feed-forward."""
 
@@ -76,9 +93,10 @@ class EncoderLayer(nn.Module):
         """
 
         def look_around(states: Tensor) -> Tensor:
-            attention = self.self_attention
-            key_value = attention.key_value(states, self.rotary, positions)
-            around: Tensor = attention(states, key_value, view, self.rotary, positions)
+            queries, key_value = turned(
+                *self.self_attention.project(states), self.rotary, positions
+            )
+            around: Tensor = self.self_attention(queries, key_value, view)
             return around
 
         states = self.residual(states, self.self_attention_norm, look_around, self.dropout)
@@ -109,31 +127,31 @@ class DecoderLayer(nn.Module):
         positions: Tensor,
         cache: LayerCache | None = None,
     ) -> Tensor:
-        """Return (N, T, D).
+        """Return (B, T, D).
 
         Args:
-            states: (N, T, D).
-            self_view: which target tokens each row sees, those in the cache included.
-            source: keys and values of the source, (B, H, S, Dh); N is a multiple of B, and row
-                n belongs to sentence n * B // N.
+            states: (B, T, D): the tokens of whole targets, or with a cache the next token of each
+                of T rows.
+            self_view: which target tokens each query sees, those in the cache included.
+            source: keys and values of the source, (B, H, S, Dh).
             source_view: which source tokens may be seen.
-            positions: (T,) or (N, T) place of each token in its row.
+            positions: (T,) or (B, T) place of each token in its row.
             cache: keys and values of the target so far; the new ones are added to it.
         """
 
         def look_back(states: Tensor) -> Tensor:
-            attention = self.self_attention
-            key_value = attention.key_value(states, self.rotary, positions)
+            queries, key_value = turned(
+                *self.self_attention.project(states), self.rotary, positions
+            )
             if cache is not None:
-                key_value = cache.append(key_value, positions)
-            back: Tensor = attention(states, key_value, self_view, self.rotary, positions)
+                key_value = cache.append(key_value)
+            back: Tensor = self.self_attention(queries, key_value, self_view)
             return back
 
         def look_across(states: Tensor) -> Tensor:
-            # The rows of a sentence become more queries on one copy of its keys and values.
-            queries = states.reshape(len(source.keys), -1, states.shape[-1])
+            queries = self.cross_attention.queries(states)
             across: Tensor = self.cross_attention(queries, source, source_view)
-            return across.reshape(states.shape)
+            return across
 
         states = self.residual(states, self.self_attention_norm, look_back, self.dropout)
         states = self.residual(states, self.cross_attention_norm, look_across, self.dropout)

@@ -21,13 +21,3 @@ def combined(mask: Tensor) -> Tensor:
     alone hides it from them.
     """
     return padding(mask) & causal(mask.shape[1], mask.device)
-
-
-def cached(positions: Tensor, length: int) -> Tensor:
-    """Return (N, 1, T, length): a query at position p sees the cache up to slot p.
-
-    Args:
-        positions: (N, T) place of each new token in its row.
-        length: number of cache slots in use.
-    """
-    return torch.arange(length, device=positions.device) <= positions[:, None, :, None]

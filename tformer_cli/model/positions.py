@@ -51,16 +51,19 @@ class SinusoidalEncoding(nn.Module):
     """
 
     frequencies: Tensor
+    phases: Tensor
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         frequencies = torch.exp(torch.arange(0, dim, 2) * (-math.log(10000.0) / dim))
-        self.register_buffer("frequencies", frequencies, persistent=False)
+        # cos(x) is sin(x + pi / 2), so one function serves all components.
+        phases = torch.tensor([0.0, math.pi / 2]).repeat(dim // 2)
+        self.register_buffer("frequencies", frequencies.repeat_interleave(2), persistent=False)
+        self.register_buffer("phases", phases, persistent=False)
 
     def forward(self, positions: Tensor) -> Tensor:
         """Return (..., D) for integer positions (...)."""
-        angles = positions[..., None] * self.frequencies
-        return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
+        return torch.sin(positions[..., None] * self.frequencies + self.phases)
 
 
 def build_positions(config: PositionsConfig, dim: int) -> Positions:

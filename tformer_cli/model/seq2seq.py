@@ -58,13 +58,17 @@ class Seq2Seq(nn.Module):
         memory: Memory = self.encoder(source, source_mask)
         return memory
 
-    def start(self, memory: Memory, beam_size: int = 1) -> DecoderCache:
-        """Return an empty cache for `beam_size` rows of each sentence of the memory."""
-        return self.decoder.start(memory, beam_size)
+    def start(self, memory: Memory, num_rows: int = 1) -> DecoderCache:
+        """Return an empty cache for `num_rows` rows of each sentence of the memory."""
+        return self.decoder.start(memory, num_rows)
+
+    def admit(self, memory: Memory, places: Tensor, cache: DecoderCache) -> None:
+        """Begin the sentences of the memory in these places (B',) of a cache."""
+        self.decoder.admit(memory, places, cache)
 
     def step(self, target: Tensor, cache: DecoderCache) -> Tensor:
-        """Return the logits (N, V) that follow the next T tokens (N, T) of each row."""
-        logits: Tensor = self.output(self.decoder.step(target, cache)[:, -1])
+        """Return the logits (B, K, V) that follow the next token (B, K) of each row."""
+        logits: Tensor = self.output(self.decoder.step(target, cache))
         return logits
 
     @property

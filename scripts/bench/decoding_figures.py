@@ -1,0 +1,81 @@
+"""What the turns of the contestants of decode.py come to."""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+# What a table calls each contestant.
+TITLES = {
+    "ours": "tformer",
+    "hf": "transformers' Marian",
+    "textbook": "textbook",
+    "ctranslate2_float32": "CTranslate2 float32",
+    "ctranslate2_int8": "CTranslate2 int8",
+}
+
+
+def summary(rounds: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Return the medians over some rounds.
+
+    Args:
+        rounds: sentences a second of each contestant; at least one round.
+
+    Returns:
+        The median speed of each contestant under its name, and under `ratios` how many times as
+        fast as each other one ours is: the median of the rounds' own ratios.
+    """
+    others = [name for name in rounds[0] if name != "ours"]
+    return {
+        **{name: median(played[name] for played in rounds) for name in rounds[0]},
+        "ratios": {
+            name: median(played["ours"] / played[name] for played in rounds) for name in others
+        },
+    }
+
+
+def table(size: str, results: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """Return the figures of one size as lines to read.
+
+    Args:
+        size: its name.
+        results: what `summary` returned, with what else there is, by search and mode.
+    """
+    cells = [cell for modes in results.values() for cell in modes.values()]
+    heads = [f"{search} {mode}" for search, modes in results.items() for mode in modes]
+    lines = [(size, *heads)]
+    names = list(cells[0]["sentences"])
+
+    def rows(title: str, key: str, form: str, chosen: Sequence[str] = names) -> None:
+        lines.append((title, *("" for _ in cells)))
+        for name in chosen:
+            figures = (cell[key][name] if key else cell[name] for cell in cells)
+            lines.append((f"  {TITLES[name]}", *(format(figure, form) for figure in figures)))
+
+    rows("sentences/s", "", ",.1f")
+    rows("tformer is so many times as fast as", "ratios", ".2f", names[1:])
+    rows("BLEU", "bleu", ".2f")
+    rows("output tokens", "tokens", ",")
+    rows("sentences", "sentences", ",")
+    rows("peak MiB", "memory_mib", ",.0f")
+    rows("fastest setting", "settings", "")
+    return _aligned(lines)
+
+
+def cache_table(results: dict[str, dict[str, dict[str, float]]]) -> str:
+    """Return how many times as fast the cache makes each size, a column a length."""
+    lengths = list(next(iter(results.values())))
+    lines = [("tokens", *lengths)]
+    for size, by_length in results.items():
+        lines.append((size, *(f"{by_length[length]['ratio']:.2f}" for length in lengths)))
+    return _aligned(lines)
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Return rows with the first cell to the left, the others to the right, and room between."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rows = (
+        f"{title:<{widths[0]}}"
+        + "".join(f"{cell:>{width + 3}}" for cell, width in zip(cells, widths[1:], strict=True))
+        for title, *cells in lines
+    )
+    return "\n".join(row.rstrip() for row in rows)

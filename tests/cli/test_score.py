@@ -1,0 +1,200 @@
+import json
+import math
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from tformer_cli.checkpoint.trained_model import load_trained_model
+from tformer_cli.cli.score import _tabbed_line
+from tformer_cli.decoding import scored_pair as scored_pair_room
+from tformer_cli.decoding import scoring as scoring_room
+from tformer_cli.run_directory import RunDirectory
+from tformer_cli.text.vocabulary import END_ID, START_ID
+
+PAIRS = [
+    ("ab cd", "DC BA"),
+    ("", "A"),
+    ("feg", "GEF"),
+    ("a", ""),
+    ("   ", "\t"),
+    ("bcd ef ag", "GA FE DCB"),
+    ("ab", "xyz"),
+]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """The options that name the texts."""
+    return written(tmp_path, PAIRS)
+
+
+def written(folder: Path, pairs: list[tuple[str, str]]) -> list[str]:
+    names = folder / "text.src", folder / "text.tgt"
+    for file, lines in zip(names, zip(*pairs, strict=True), strict=True):
+        file.write_text("".join(f"{line}\n" for line in lines))
+    return ["--source", str(names[0]), "--target", str(names[1])]
+
+
+@torch.inference_mode()
+def by_hand(run: Path, source: str, target: str) -> float:
+    """The log probability over what may come next, in float64, with no batch around it."""
+    trained = load_trained_model(RunDirectory(run))
+    model, tokenizers = trained.model.double(), trained.tokenizers
+    ids = torch.tensor([[*tokenizers.source.encode(source), END_ID]])
+    row = [START_ID, *tokenizers.target.encode(target), END_ID]
+    logits = model.output(model.decoder(torch.tensor([row[:-1]]), model.encode(ids, ids >= 0)))[0]
+    logits[:, list(tokenizers.target.suppressed_ids)] = -math.inf
+    logits[0, END_ID] = -math.inf
+    return logits.log_softmax(-1)[range(len(row) - 1), row[1:]].sum().item()
+
+
+def test_each_line_is_the_log_probability_of_its_pair(toy_run, tformer, files):
+    result = tformer("score", toy_run, *files)
+    assert (result.exit_code, result.stderr) == (0, "")
+    found = [float(line) for line in result.stdout.split("\n")[:-1]]
+    assert found[4] == 0.0
+    # An empty source, an empty target, letters that training has not seen.
+    assert [place for place, log_prob in enumerate(found) if math.isinf(log_prob)] == [1, 3, 6]
+    for place in (0, 2, 5):
+        assert found[place] == pytest.approx(by_hand(toy_run, *PAIRS[place]), abs=1e-4)
+
+
+@pytest.mark.parametrize("beam", [1, 2])
+def test_translations_score_as_the_search_says(toy_run, tformer, tmp_path, beam):
+    text = "ab cd\n\nfeg\na\nbcd ef ag\n   \ngg f\n"
+    output = tformer("translate", toy_run, "--json", "--beam", beam, stdin=text).stdout
+    lines = [json.loads(line) for line in output.splitlines()]
+    found = [(line["source"], line["translations"][0]) for line in lines]
+    # Of a translation that was cut off the search has not counted the end.
+    assert all(len(best["tokens"]) < 20 for _, best in found)
+    files = written(tmp_path, [(source, best["text"]) for source, best in found])
+    scores = tformer("score", toy_run, *files).stdout.split()
+    assert [float(score) for score in scores] == pytest.approx(
+        [best["log_prob"] for _, best in found], abs=1e-4
+    )
+
+
+def test_tokens_stand_between_tabs_with_their_log_probabilities(toy_run, tformer, files):
+    output = tformer("score", toy_run, *files, "--per-token").stdout
+    rows = [line.split("\t") for line in output.split("\n")[:-1]]
+    assert [row[0] for row in rows] == tformer("score", toy_run, *files).stdout.split()
+    for (_, target), (total, *fields) in zip(PAIRS, rows, strict=True):
+        tokens, log_probs = fields[::2], [float(field) for field in fields[1::2]]
+        known = [c if c in "ABCDEFG " else "<unk>" for c in target.strip("\t")]
+        assert tokens == [*known, "</s>"]
+        assert float(total) == pytest.approx(sum(log_probs), abs=1e-5)
+
+
+def test_tabs_and_backslashes_in_tokens_are_escaped():
+    pair = scored_pair_room.ScoredPair("a", "\t\\t", ("\t", "\\t", "</s>"), (-1.0, -0.5, -0.25))
+    assert _tabbed_line(pair, per_token=True) == (
+        "-1.750000\t\\t\t-1.000000\t\\\\t\t-0.500000\t</s>\t-0.250000\n"
+    )
+
+
+def test_json_holds_texts_tokens_and_no_infinity(toy_run, tformer, files):
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    output = tformer("score", toy_run, *files, "--json").stdout
+    found = [json.loads(line, parse_constant=refuse) for line in output.split("\n")[:-1]]
+    assert [(line["source"], line["target"]) for line in found] == PAIRS
+    plain = tformer("score", toy_run, *files).stdout.split()
+    for line, log_prob in zip(found, plain, strict=True):
+        assert [*line] == [
+            "source", "target", "log_prob", "num_tokens", "tokens", "token_log_probs"
+        ]  # fmt: skip
+        assert len(line["tokens"]) == len(line["token_log_probs"]) == line["num_tokens"]
+        if math.isinf(float(log_prob)):
+            assert line["log_prob"] is None
+            assert None in line["token_log_probs"]
+        else:
+            assert line["log_prob"] == sum(line["token_log_probs"])
+            assert line["log_prob"] == pytest.approx(float(log_prob), abs=1e-6)
+    assert found[6]["tokens"] == ["<unk>", "<unk>", "<unk>", "</s>"]
+    assert found[6]["token_log_probs"][:3] == [None] * 3
+    assert found[6]["token_log_probs"][3] < 0
+
+
+def test_company_changes_nothing(toy_run, tformer, files, monkeypatch):
+    together = [float(score) for score in tformer("score", toy_run, *files).stdout.split()]
+    monkeypatch.setattr(scoring_room, "BATCH_TOKENS", 1)
+    monkeypatch.setattr(scored_pair_room, "WINDOW_PAIRS", 3)
+    alone = [float(score) for score in tformer("score", toy_run, *files).stdout.split()]
+    assert alone == pytest.approx(together, abs=1e-4)
+
+
+def test_output_file_equals_stdout(toy_run, tformer, files, tmp_path):
+    file = tmp_path / "new folder" / "scores"
+    assert tformer("score", toy_run, *files, "-o", file).stdout == ""
+    assert file.read_text() == tformer("score", toy_run, *files).stdout
+
+
+def test_no_pairs_give_no_lines(toy_run, tformer, tmp_path):
+    empty = tmp_path / "empty"
+    empty.touch()
+    result = tformer("score", toy_run, "--source", empty, "--target", empty)
+    assert (result.exit_code, result.stdout) == (0, "")
+
+
+def test_a_pipe_is_read_once(toy_run, tformer, files, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    text = Path(files[3]).read_text()
+    writer = threading.Thread(target=pipe.write_text, args=(text,), daemon=True)
+    writer.start()
+    result = tformer("score", toy_run, *files[:3], pipe)
+    writer.join()
+    assert (result.exit_code, result.stdout) == (0, tformer("score", toy_run, *files).stdout)
+
+
+def test_unequal_files_are_refused_with_both_counts_and_nothing_is_scored(
+    toy_run, tformer, tmp_path
+):
+    files = written(tmp_path, [("a", "A"), ("b", "B"), ("c", "C")])
+    source, target = files[1::2]
+    Path(target).write_text("A\n")
+    output = tmp_path / "scores"
+    for options in ([], ["-o", output]):
+        result = tformer("score", toy_run, *files, *options)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr == (
+            f"{source}:2: has no counterpart in {target}; got 3 and 1 lines; "
+            "line n of one file must translate line n of the other\n"
+        )
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "named"),
+    [("a\n", "\udcff\n", "text.tgt"), ("\udcff\n", "A\n", "text.src")],
+)
+def test_a_bad_line_is_named(toy_run, tformer, tmp_path, source, target, named):
+    files = written(tmp_path, [("a", "A")])
+    for file, content in zip(files[1::2], (source, target), strict=True):
+        Path(file).write_bytes(content.encode("utf-8", "surrogateescape"))
+    result = tformer("score", toy_run, *files)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{tmp_path / named}:1: not UTF-8 (byte 0xff at column 1)")
+
+
+def test_a_missing_file_is_named(toy_run, tformer, tmp_path):
+    result = tformer("score", toy_run, "--source", tmp_path / "x", "--target", tmp_path / "y")
+    assert (result.exit_code, result.stderr) == (2, f"{tmp_path / 'x'}: no such file\n")
+
+
+def test_per_token_and_json_contradict_each_other(toy_run, tformer, files):
+    result = tformer("score", toy_run, *files, "--per-token", "--json")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "--per-token: has no effect with --json; leave it out: JSON has the tokens\n",
+    )
+
+
+def test_a_checkpoint_is_scored_by_its_own_weights(toy_run, tformer, files):
+    names = sorted(folder.name for folder in (toy_run / "checkpoints").iterdir())
+    outputs = {tformer("score", toy_run, *files, "--checkpoint", name).stdout for name in names}
+    assert len(outputs) == len(names) > 1

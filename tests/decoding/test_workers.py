@@ -1,0 +1,64 @@
+"""An engine of processes gives what the engine in them gives."""
+
+import os
+import signal
+
+import pytest
+from decoding.test_engine import SEARCHES, asked, native_engine, requests
+
+from tformer_cli.config.schema import BeamConfig
+from tformer_cli.decoding.hypothesis import EMPTY, Hypothesis
+from tformer_cli.decoding.workers import WorkersEngine
+from tformer_cli.errors import DeviceError, UsageError
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])
+def test_processes_translate_as_one_does(search):
+    engine, inputs = native_engine(), requests(25)
+    counts: list[int] = []
+    found = WorkersEngine(engine, 3).translate(inputs, search, on_done=counts.append)
+    expected = engine.translate(inputs, search)
+    assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
+    assert sum(counts) == len(inputs)
+
+
+def test_more_processes_than_sentences_do_no_harm():
+    workers = WorkersEngine(native_engine(), 4)
+    for inputs in ([], [[]], [[7, 8, 3]], [[7, 3], [], [8, 9, 3]]):
+        found = workers.translate(asked(*inputs), BeamConfig(size=3, max_length=9), nbest=2)
+        assert [len(hypotheses) for hypotheses in found] == [2 for _ in inputs]
+        empty = [hypotheses == [EMPTY] * 2 for hypotheses in found]
+        assert empty == [not sentence for sentence in inputs]
+
+
+class Broken:
+    """An engine that does something worse than translating."""
+
+    def __init__(self, deed):
+        self.deed = deed
+
+    def translate(self, sentences, config, **_) -> list[list[Hypothesis]]:
+        self.deed()
+        return []
+
+
+def test_a_process_that_is_ended_is_told():
+    workers = WorkersEngine(Broken(lambda: os.kill(os.getpid(), signal.SIGKILL)), 2)
+    with pytest.raises(DeviceError) as raised:
+        workers.translate(asked([7, 3]), SEARCHES[0])
+    assert str(raised.value) == (
+        "a process that translates: has been ended, mostly for want of memory; use fewer --workers"
+    )
+
+
+def test_a_fault_in_a_process_is_shown_here():
+    workers = WorkersEngine(Broken(lambda: [][1]), 1)
+    with pytest.raises(RuntimeError, match="IndexError: list index out of range"):
+        workers.translate(asked([7, 3]), SEARCHES[0])
+
+
+def test_a_system_that_cannot_fork_is_refused(monkeypatch):
+    monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
+    with pytest.raises(UsageError) as raised:
+        WorkersEngine(native_engine(), 2)
+    assert str(raised.value) == "--workers: needs a system that can fork; got 2; use 1"

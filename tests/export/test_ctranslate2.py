@@ -1,0 +1,213 @@
+"""A model in CTranslate2: the same probabilities and the same translations."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import ctranslate2
+import pytest
+import torch
+
+from tformer_cli.config.schema import (
+    BeamConfig,
+    CharConfig,
+    Config,
+    DataConfig,
+    DecodingConfig,
+    EncoderDecoderConfig,
+    GreedyConfig,
+    LearnedPositions,
+    ParallelText,
+    TrainingText,
+)
+from tformer_cli.decoding.translator import Translation, Translator
+from tformer_cli.errors import UsageError
+from tformer_cli.export.ctranslate2 import write_ctranslate2
+from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
+from tformer_cli.text.vocabulary import END_ID, START_ID
+
+LINES = ["abc de", "g", "a b c d e f g", "gfedcba abcdefg gfedcba", "", "ccc", "b", "de", "fa ce"]
+TRANSLATIONS = ["ED CBA", "G", "G F E", "ABCDEFG GFEDCBA", "", "CCCCCCC C", "A", "E", "J A H"]
+CHARACTERS = [("abcdefg ", "ABCDEFGHIJ ")]
+LONGEST = 31
+
+PLAIN = EncoderDecoderConfig(
+    dim=12,
+    num_heads=3,
+    feedforward_dim=14,
+    num_encoder_layers=1,
+    num_decoder_layers=2,
+    norm_epsilon=1e-3,
+)
+CONFIGS = {
+    "pre": PLAIN,
+    "post": replace(PLAIN, norm_position="post", tie="output"),
+    "rms": replace(PLAIN, norm="rms", activation="gelu"),
+    "post-rms": replace(PLAIN, norm="rms", norm_position="post", tie="none"),
+    "learned": replace(PLAIN, positions=LearnedPositions(max_length=LONGEST), tie="none"),
+}
+SEARCHES = [
+    GreedyConfig(max_length=23),
+    BeamConfig(size=5, max_length=23),
+    BeamConfig(size=3, max_length=19, length_penalty=0.6, patience=2.0),
+]
+
+
+def char_tokenizers(*, shared: bool) -> Tokenizers:
+    return build_tokenizers(CharConfig(shared=shared), lambda: CHARACTERS, seed=1)
+
+
+def random_model(config: EncoderDecoderConfig, tokenizers: Tokenizers) -> Seq2Seq:
+    """Weights that let every part matter, and with this seed some translations end early."""
+    torch.manual_seed(7)
+    model = build_model(
+        config, source_size=tokenizers.source.size, target_size=tokenizers.target.size, seed=5
+    )
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            torch.nn.init.normal_(parameter)
+        else:
+            parameter.data += 0.3 * torch.randn(parameter.shape)
+    model.output.weight.data[END_ID] *= 3
+    return model.eval()
+
+
+def exported(
+    model: Seq2Seq, tokenizers: Tokenizers, config: EncoderDecoderConfig, folder: Path, **options
+) -> ctranslate2.Translator:
+    write_ctranslate2(model, tokenizers, config, folder, **options)
+    return ctranslate2.Translator(str(folder), intra_threads=1)
+
+
+def log_probs(
+    model: Seq2Seq, tokenizers: Tokenizers, source: str, target: str
+) -> tuple[float, ...]:
+    """What each token of a given translation has, `</s>` included, by the formula."""
+    read = torch.tensor([[*tokenizers.source.encode(source), END_ID]])
+    written = [*tokenizers.target.encode(target), END_ID]
+    shown = torch.tensor([[START_ID, *written[:-1]]])
+    real = [torch.ones_like(ids, dtype=torch.bool) for ids in (read, shown)]
+    with torch.no_grad():
+        logits = model(read, real[0], shown, real[1])
+    logits[:, list(tokenizers.target.suppressed_ids)] = -torch.inf
+    return tuple(logits.log_softmax(-1)[range(len(written)), written].tolist())
+
+
+def ours(
+    model: Seq2Seq, tokenizers: Tokenizers, config: EncoderDecoderConfig, search: DecodingConfig
+) -> list[Translation]:
+    nowhere = {"source": Path("source"), "target": Path("target")}
+    data = DataConfig(train=(TrainingText(**nowhere),), valid=ParallelText(**nowhere))
+    whole = Config(data=data, model=config)
+    translator = Translator.of_model(
+        model, tokenizers, whole, torch.device("cpu"), max_source_length=LONGEST - 1
+    )
+    return [best for (best,) in translator.nbest(LINES, 1, decoding=search)]
+
+
+def source_tokens(tokenizers: Tokenizers) -> list[list[str]]:
+    source = tokenizers.source
+    return [source.tokens(source.encode(line)) for line in LINES]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_given_translations_have_the_same_probabilities(name, tmp_path):
+    config, tokenizers = CONFIGS[name], char_tokenizers(shared=CONFIGS[name].tie == "all")
+    model = random_model(config, tokenizers)
+    target = tokenizers.target
+    pairs = [pair for pair in zip(LINES, TRANSLATIONS, strict=True) if pair[0]]
+    results = exported(model, tokenizers, config, tmp_path / "model").score_batch(
+        [tokens for tokens in source_tokens(tokenizers) if tokens],
+        [target.tokens(target.encode(line)) for _, line in pairs],
+    )
+    for result, pair in zip(results, pairs, strict=True):
+        expected = log_probs(model, tokenizers, *pair)
+        assert result.log_probs == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam", "patient"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_translations_are_those_of_our_own_engine(name, search, tmp_path):
+    config, tokenizers = CONFIGS[name], char_tokenizers(shared=CONFIGS[name].tie == "all")
+    model = random_model(config, tokenizers)
+    beam = search if isinstance(search, BeamConfig) else BeamConfig(size=1, length_penalty=0)
+    results = exported(model, tokenizers, config, tmp_path / "model").translate_batch(
+        source_tokens(tokenizers),
+        beam_size=beam.size,
+        length_penalty=beam.length_penalty,
+        patience=beam.patience,
+        max_decoding_length=search.max_length,
+        max_input_length=0,
+        return_scores=True,
+    )
+    expected = ours(model, tokenizers, config, search)
+    assert [tuple(result.hypotheses[0]) for result in results] == [
+        translation.tokens for translation in expected
+    ]
+    filled = [place for place, line in enumerate(LINES) if line]
+    assert [results[place].scores[0] for place in filled] == pytest.approx(
+        [expected[place].score for place in filled], rel=1e-4
+    )
+    assert len({len(translation.tokens) for translation in expected}) > 2
+
+
+def test_sentences_longer_than_training_ones_have_positions(tmp_path):
+    tokenizers = char_tokenizers(shared=True)
+    model = random_model(PLAIN, tokenizers)
+    source, target = "abcdefg " * 40, "GFED CBA" * 30
+    (result,) = exported(model, tokenizers, PLAIN, tmp_path / "model").score_batch(
+        [list(source)], [list(target)]
+    )
+    expected = log_probs(model, tokenizers, source, target)
+    assert result.log_probs == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_quantising_changes_the_export_by_rounding_and_the_model_not_at_all(tmp_path):
+    tokenizers = char_tokenizers(shared=True)
+    model = random_model(PLAIN, tokenizers)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    rounded = exported(model, tokenizers, PLAIN, tmp_path / "int8", quantization="int8")
+    write_ctranslate2(model, tokenizers, PLAIN, tmp_path / "half", "float16")
+    write_ctranslate2(model, tokenizers, PLAIN, tmp_path / "float32")
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    sizes = {
+        name: (tmp_path / name / "model.bin").stat().st_size for name in ("int8", "half", "float32")
+    }
+    assert max(sizes["int8"], sizes["half"]) < sizes["float32"]
+    (result,) = rounded.score_batch([list(LINES[0])], [list(TRANSLATIONS[0])])
+    expected = log_probs(model, tokenizers, LINES[0], TRANSLATIONS[0])
+    assert result.log_probs == pytest.approx(expected, abs=2.0)
+    assert result.log_probs != pytest.approx(expected, abs=1e-4)
+
+
+def test_tied_tables_are_written_once(tmp_path):
+    tokenizers = char_tokenizers(shared=True)
+    sizes = []
+    for tie in ("all", "output", "none"):
+        config = replace(PLAIN, tie=tie)
+        write_ctranslate2(random_model(config, tokenizers), tokenizers, config, tmp_path / tie)
+        sizes.append((tmp_path / tie / "model.bin").stat().st_size)
+    table = tokenizers.target.size * PLAIN.dim * 4
+    one, two, three = sizes
+    assert two - one == pytest.approx(table, abs=100)
+    assert three - two == pytest.approx(table, abs=100)
+
+
+def test_folder_that_is_there_is_left_alone(tmp_path):
+    tokenizers = char_tokenizers(shared=True)
+    (tmp_path / "mine.txt").touch()
+    with pytest.raises(UsageError) as raised:
+        write_ctranslate2(random_model(PLAIN, tokenizers), tokenizers, PLAIN, tmp_path)
+    assert str(raised.value) == f"{tmp_path}: is there already; remove it, or name another"
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_missing_ctranslate2_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    tokenizers = char_tokenizers(shared=True)
+    with pytest.raises(UsageError) as raised:
+        write_ctranslate2(random_model(PLAIN, tokenizers), tokenizers, PLAIN, tmp_path / "model")
+    assert str(raised.value) == (
+        "ctranslate2: is not installed; pip install 'tformer[ctranslate2]'"
+    )

@@ -1,0 +1,33 @@
+"""A fused model is the same function, and leaves the model it came from alone."""
+
+import pytest
+import torch
+from hypothesis import given
+from model.test_seq2seq import family, member, small_model, source
+
+from tformer_cli.model.fusion import fused
+
+V = 23
+
+
+@given(family)
+@torch.inference_mode()
+def test_a_fused_model_gives_the_same_logits(config):
+    model, (ids, mask) = member(config), source()
+    target = torch.randint(6, V, (len(ids), 7))
+    expected = model.output(model.decoder(target, model.encode(ids, mask)))
+    twin = fused(model)
+    torch.testing.assert_close(twin.output(twin.decoder(target, twin.encode(ids, mask))), expected)
+
+
+@pytest.mark.parametrize("tie", ["none", "all"])
+def test_weights_that_are_not_fused_are_shared(tie):
+    model = small_model(tie=tie).train()
+    twin = fused(model)
+    assert twin.output.weight is model.output.weight
+    assert twin.encoder.embeddings.tokens.weight is model.encoder.embeddings.tokens.weight
+    ours, theirs = twin.decoder.layers[0], model.decoder.layers[0]
+    assert ours.feedforward.inner.weight is theirs.feedforward.inner.weight
+    assert not any(module.training for module in twin.modules())
+    assert all(module.training for module in model.modules())
+    assert set(dict(model.named_parameters())) == set(dict(small_model(tie=tie).named_parameters()))

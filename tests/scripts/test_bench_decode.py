@@ -1,0 +1,384 @@
+"""The decoding benchmark: one model, the same translations, figures by hand."""
+
+import gzip
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import decode
+import pytest
+import torch
+from decode import Measuring, app, compare, compare_cache, spread
+from decoding_contestants import CONTESTANTS, Contestant, Setting, Task, answer
+from decoding_figures import TITLES, cache_table, summary, table
+from decoding_models import (
+    SIZES,
+    decoding_config,
+    pairs_to_translate,
+    refuse_another_design,
+    trained,
+    write_endless,
+)
+from decoding_worker import (
+    Turn,
+    Worker,
+    family,
+    family_memory,
+    speeds_by_setting,
+    watched,
+)
+from toy import CONFIG, sentence, translation, write_toy
+from typer.testing import CliRunner
+
+from tformer_cli.checkpoint.state import load_state
+from tformer_cli.checkpoint.trained_model import load_trained_model
+from tformer_cli.config.load import load_config
+from tformer_cli.config.schema import GreedyConfig
+from tformer_cli.decoding.translator import Translator
+from tformer_cli.errors import TrainingError, UsageError
+from tformer_cli.export.ctranslate2 import write_ctranslate2
+from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.run_directory import RunDirectory
+from tformer_cli.training.run import train
+
+LINES = ["abc de", "", "g", "fa b c", "dd ee ff", "a b", "efg"]
+Make = Callable[..., Contestant]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run of Marian's design that has learnt to end its translations."""
+    folder = tmp_path_factory.mktemp("toy")
+    config = load_config(
+        write_toy(folder / "data", config=CONFIG),
+        [
+            "model.norm_position=post",
+            "training.max_steps=150",
+            "training.validate_every=150",
+            "training.save_every=150",
+        ],
+    )
+    run = RunDirectory(folder / "run")
+    train(config, run, device=torch.device("cpu"))
+    return run
+
+
+@pytest.fixture(scope="module")
+def exports(run: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exports")
+    known = load_trained_model(run)
+    for name, quantization in (("float32", None), ("int8", "int8")):
+        write_ctranslate2(
+            known.model, known.tokenizers, known.config.model, folder / name, quantization
+        )
+    return folder
+
+
+@pytest.fixture
+def contestant(run: RunDirectory, exports: Path) -> Make:
+    def make(name: str, setting: Setting | None = None, **task) -> Contestant:
+        defaults = {"beam": 1, "alone": False, "threads": 1, "max_length": 20}
+        whole = Task(str(run.path), str(exports), **(defaults | task))
+        made = CONTESTANTS[name](whole)
+        made.use(made.settings(whole)[0] if setting is None else setting)
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "beam"),
+    [(name, beam) for name in list(TITLES)[1:] for beam in (1, 5)] + [("uncached", 1)],
+)
+def test_all_translate_alike(name, beam, contestant):
+    expected = contestant("ours", beam=beam).translate(LINES)
+    assert len(set(expected)) == len(LINES)
+    found = contestant(name, beam=beam).translate(LINES)
+    differing = [pair for pair in zip(expected, found, strict=True) if len(set(pair)) > 1]
+    # Eight bits may decide otherwise where two tokens are nearly as good.
+    assert len(differing) <= (1 if name == "ctranslate2_int8" else 0)
+
+
+@pytest.mark.parametrize("name", ["hf", "textbook", "ctranslate2_float32"])
+def test_neither_batches_nor_workers_change_translations(name, contestant):
+    expected = contestant(name).translate(LINES)
+    for setting in (Setting(2), Setting(1)):
+        assert contestant(name, setting).translate(LINES) == expected
+    alone = contestant(name, alone=True)
+    assert [text for line in LINES for text in alone.translate([line])] == expected
+
+
+class InProcess(Worker):
+    """A contestant without a process of its own, which would take seconds to start."""
+
+    def __init__(self, name: str, task: Task) -> None:
+        self.contestant = CONTESTANTS[name](task)
+        self.process = SimpleNamespace(pid=os.getpid())
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, **request) -> dict:
+        return answer(self.contestant, json.loads(json.dumps(request)))
+
+
+def test_all_have_figures_and_ours_has_ratios(run, monkeypatch, capsys):
+    names = ("ours", "textbook", "ctranslate2_int8")
+    monkeypatch.setattr(decode, "SEARCHES", {"greedy": 1})
+    monkeypatch.setattr(decode, "MODES", {"one": True})
+    monkeypatch.setattr(decode, "TITLES", names)
+    monkeypatch.setattr(decode, "Worker", InProcess)
+    results = compare(run, Measuring(threads=1, rounds=1, alone=6, textbook=2))
+    assert results.keys() == {"greedy"}
+    assert results["greedy"].keys() == {"one"}
+    cell = results["greedy"]["one"]
+    for figure in ("bleu", "tokens", "sentences", "memory_mib"):
+        assert tuple(cell[figure]) == names
+    assert cell["sentences"] == {"ours": 6, "textbook": 2, "ctranslate2_int8": 6}
+    assert cell["settings"] == {
+        "ours": "own batches",
+        "textbook": "batch 1",
+        "ctranslate2_int8": "batch 1",
+    }
+    assert cell["ratios"] == {name: pytest.approx(cell["ours"] / cell[name]) for name in names[1:]}
+    lines = [source for source, _ in pairs_to_translate(load_config(run.config_file))]
+    expected = Translator.load(run.path).translate(spread(lines, 6), decoding=GreedyConfig())
+    # Each character is a token.
+    assert cell["tokens"]["ours"] == sum(map(len, expected))
+    assert 0 <= cell["bleu"]["ours"] <= 100
+    assert cell["memory_mib"]["ours"] > 50
+    assert capsys.readouterr().err.startswith("run greedy one\nround 1/1: ours ")
+
+
+def test_fastest_setting_is_kept(run, exports, monkeypatch):
+    monkeypatch.setattr(decode, "TITLES", ("ours", "textbook", "hf"))
+    monkeypatch.setattr(decode, "Worker", InProcess)
+    monkeypatch.setattr(
+        decode, "speeds_by_setting", lambda *_: {Setting(64): 3.0, Setting(128): 5.0}
+    )
+    known = load_trained_model(run)
+    cell = decode.compare_one(
+        Task(str(run.path), str(exports), 1, alone=False, threads=1, max_length=20),
+        [("abc", "CBA"), ("d", "D")],
+        known.config,
+        known.tokenizers,
+        Measuring(threads=1, rounds=1, alone=1, textbook=1),
+    )
+    assert cell["settings"]["hf"] == "batch 128"
+    assert cell["tried"] == {"hf": {"batch 64": 3.0, "batch 128": 5.0}}
+
+
+def test_settings_are_tried_in_a_process_without_torch(run, exports, contestant):
+    name = "ctranslate2_float32"
+    task = Task(str(run.path), str(exports), 1, alone=True, threads=2, max_length=20)
+    speeds = speeds_by_setting(name, task, LINES)
+    assert list(speeds) == CONTESTANTS[name].settings(task) == [Setting(1, 1), Setting(1, 2)]
+    assert min(speeds.values()) > 0
+    with Worker(name, task) as worker:
+        worker.use(Setting(1), LINES)
+        turn, memory = worker.watched_turn(LINES)
+    assert turn.texts == contestant(name).translate(LINES)
+    # torch alone has more.
+    assert 5 * 2**20 < memory < 150 * 2**20
+
+
+def test_json_is_by_size_search_and_mode(run, monkeypatch):
+    cells = []
+
+    def known(task, *_):
+        cells.append(task)
+        return {"ours": 7.0}
+
+    monkeypatch.setattr(decode, "compare_one", known)
+    printed = CliRunner().invoke(
+        app, ["--run", str(run.path), "--threads", "3", "--json"], catch_exceptions=False
+    )
+    modes = {"file": {"ours": 7.0}, "one": {"ours": 7.0}}
+    assert json.loads(printed.stdout) == {"run": {"greedy": modes, "beam5": modes}}
+    assert [(cell.beam, cell.alone, cell.threads) for cell in cells] == [
+        (1, False, 3),
+        (1, True, 3),
+        (5, False, 3),
+        (5, True, 3),
+    ]
+
+
+def test_cache_is_compared_by_length(run, monkeypatch):
+    monkeypatch.setattr(decode, "CACHE_LENGTHS", (3,))
+    monkeypatch.setattr(decode, "Worker", InProcess)
+    known = load_trained_model(run)
+    results = compare_cache(
+        known.config, known.tokenizers, Measuring(threads=1, rounds=1, alone=1, textbook=1)
+    )
+    assert results.keys() == {"3"}
+    figures = results["3"]
+    assert figures["ratio"] == pytest.approx(figures["cached"] / figures["uncached"])
+
+
+@pytest.mark.parametrize("length", [3, 11])
+def test_endless_model_always_writes_as_much_as_it_may(length, run, tmp_path):
+    known = load_trained_model(run)
+    write_endless(known.config, known.tokenizers, RunDirectory(tmp_path))
+    task = Task(str(tmp_path), "", 1, alone=False, threads=1, max_length=length)
+    made = {name: CONTESTANTS[name](task) for name in ("ours", "uncached")}
+    for contestant in made.values():
+        contestant.use(Setting(4))
+    lines = [line for line in LINES if line]
+    written = made["ours"].translate(lines)
+    assert {len(text) for text in written} == {length}
+    assert made["uncached"].translate(lines) == written
+
+
+def test_summary_takes_medians_of_speeds_and_of_the_rounds_own_ratios():
+    # The machine is half as fast in the second round.
+    rounds = [
+        {"ours": 800.0, "hf": 400.0, "textbook": 10.0},
+        {"ours": 400.0, "hf": 100.0, "textbook": 4.0},
+        {"ours": 720.0, "hf": 240.0, "textbook": 8.0},
+    ]
+    assert summary(rounds) == {
+        "ours": 720.0,
+        "hf": 240.0,
+        "textbook": 8.0,
+        "ratios": {"hf": 3.0, "textbook": 90.0},
+    }
+    assert Turn(seconds=4.0, texts=["a", "b"]).sentences_per_second == 0.5
+
+
+def test_table_reads_as_a_column_a_search_and_mode():
+    cell = {
+        "ours": 1234.56,
+        "textbook": 8.0,
+        "ratios": {"textbook": 154.32},
+        "bleu": {"ours": 30.0, "textbook": 29.5},
+        "tokens": {"ours": 13000, "textbook": 400},
+        "sentences": {"ours": 1000, "textbook": 32},
+        "memory_mib": {"ours": 301.2, "textbook": 400.0},
+        "settings": {"ours": "own batches", "textbook": "batch 32"},
+        "tried": {},
+    }
+    results = {"greedy": {"file": cell, "one": cell | {"ours": 99.0}}}
+    assert table("tiny", results).split("\n") == [
+        "tiny                                  greedy file    greedy one",
+        "sentences/s",
+        "  tformer                                 1,234.6          99.0",
+        "  textbook                                    8.0           8.0",
+        "tformer is so many times as fast as",
+        "  textbook                                 154.32        154.32",
+        "BLEU",
+        "  tformer                                   30.00         30.00",
+        "  textbook                                  29.50         29.50",
+        "output tokens",
+        "  tformer                                  13,000        13,000",
+        "  textbook                                    400           400",
+        "sentences",
+        "  tformer                                   1,000         1,000",
+        "  textbook                                     32            32",
+        "peak MiB",
+        "  tformer                                     301           301",
+        "  textbook                                    400           400",
+        "fastest setting",
+        "  tformer                             own batches   own batches",
+        "  textbook                               batch 32      batch 32",
+    ]
+
+
+def test_table_of_the_cache_reads_as_a_column_a_length():
+    results = {
+        "tiny": {"5": {"ratio": 1.504}, "80": {"ratio": 12.3}},
+        "base": {"5": {"ratio": 2.0}, "80": {"ratio": 130.0}},
+    }
+    assert cache_table(results).split("\n") == [
+        "tokens      5       80",
+        "tiny     1.50    12.30",
+        "base     2.00   130.00",
+    ]
+
+
+def test_settings_say_batch_and_workers():
+    names = [str(setting) for setting in (Setting(), Setting(64), Setting(16, 2))]
+    assert names == ["own batches", "batch 64", "batch 16 x 2"]
+
+
+def test_memory_is_that_of_a_process_and_its_children():
+    before = family_memory(os.getpid())
+    code = "held = b'x' * 2**25; print(flush=True); input()"
+    with (
+        watched(os.getpid()) as samples,
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as child,
+    ):
+        child.stdout.readline()
+        members = family(os.getpid())
+        held = family_memory(os.getpid())
+        child.communicate(b"\n")
+    assert child.pid in members
+    assert 2**25 < held - before < 2**26
+    assert max(samples) >= before
+    assert child.pid not in family(os.getpid())
+
+
+def test_spread_takes_items_at_equal_distances():
+    assert spread(range(10), 4) == [0, 2, 5, 7]
+    assert spread(range(3), 8) == [0, 1, 2]
+
+
+def test_base_has_the_shape_of_the_paper():
+    with torch.device("meta"):
+        base = Seq2Seq(SIZES["base"], source_size=37, target_size=37)
+    layer, wide = 4 * 512 * 512 + 4 * 512, 2 * 512 * 2048 + 2048 + 512
+    norm = 2 * 512
+    encoder, decoder = layer + wide + 2 * norm, 2 * layer + wide + 3 * norm
+    assert base.num_parameters() == 37 * 512 + 6 * (encoder + decoder)
+
+
+def test_models_are_trained_once(tmp_path):
+    chooser = random.Random(1)
+    for split in ("train", "val", "test_2016_flickr"):
+        lines = [sentence(chooser) for _ in range(120 if split == "train" else 7)]
+        for language, text in (("en", lines), ("de", map(translation, lines))):
+            with gzip.open(tmp_path / f"{split}.lc.norm.tok.{language}.gz", "wt") as file:
+                file.writelines(f"{line}\n" for line in text)
+    config = decoding_config(tmp_path, "tiny", 300, steps=1)
+    config = replace(config, model=replace(config.model, num_encoder_layers=1, dim=12))
+    ((name, folder),) = trained({"tiny": config}, tmp_path / "models")
+    first = load_state(RunDirectory(folder).pointed("last"))
+    assert (name, first.step) == ("tiny", 1)
+    ((_, folder),) = trained({"tiny": config}, tmp_path / "models")
+    assert load_state(RunDirectory(folder).pointed("last")) == first
+
+
+def test_run_of_another_design_is_refused():
+    with pytest.raises(UsageError) as raised:
+        refuse_another_design(replace(SIZES["tiny"], norm_position="pre"))
+    assert str(raised.value) == (
+        "--run: its norms, positions and ties must be Marian's (post, layer, sinusoidal, all); "
+        "got pre, layer, sinusoidal, all; name another run, or use --sizes"
+    )
+
+
+def test_contestant_that_fails_is_named(monkeypatch):
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with (
+        Worker("hf", Task("run", "exports", 1, alone=False, threads=1)) as worker,
+        pytest.raises(TrainingError) as raised,
+    ):
+        worker.use(Setting(), LINES)
+    assert str(raised.value) == (
+        "the contestant hf: has ended before its time; got exit code 1; what it wrote stands above"
+    )
+
+
+def test_unknown_size_is_named():
+    result = CliRunner().invoke(app, ["--sizes", "tiny,large"])
+    assert str(result.exception) == (
+        "--sizes: no such size; got large; choose from: tiny, small, base"
+    )

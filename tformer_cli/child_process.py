@@ -1,0 +1,21 @@
+"""Processes that work for this one, and end with it."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from multiprocessing.connection import wait
+
+
+def begin_child() -> None:
+    """Leave Ctrl-C to the process that began this one, and end when it does, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    sentinel = parent.sentinel
+
+    def end_with_parent() -> None:
+        wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()

@@ -1,0 +1,32 @@
+"""Where the lines that a command writes go."""
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from tformer_cli.run_directory import whole_file
+
+
+@contextlib.contextmanager
+def opened(file: Path | None) -> Iterator[TextIO]:
+    """Open stdout, or a file that appears when it is complete."""
+    if file is None:
+        # Whatever the platform and the locale: UTF-8, and LF at the end of a line.
+        assert isinstance(sys.stdout, io.TextIOWrapper)
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+        try:
+            yield sys.stdout
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader has seen enough. What is still buffered must not be tried again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    with (
+        whole_file(file) as temporary,
+        temporary.open("w", encoding="utf-8", newline="\n") as output,
+    ):
+        yield output

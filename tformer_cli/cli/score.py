@@ -1,0 +1,118 @@
+"""`tformer score`."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tformer_cli.cli.options import (
+    CheckpointOption,
+    DeviceOption,
+    PrecisionOption,
+    RunArgument,
+    chosen_run,
+)
+from tformer_cli.cli.output import opened
+from tformer_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from tformer_cli.decoding.scored_pair import ScoredPair
+
+
+def score(
+    run: RunArgument = None,
+    *,
+    source: Annotated[Path, typer.Option(help="A text, plain or .gz.")],
+    target: Annotated[Path, typer.Option(help="Its translation, line by line.")],
+    output_file: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Where the log probabilities go. Default: stdout."),
+    ] = None,
+    per_token: Annotated[
+        bool,
+        typer.Option("--per-token", help="Add each token and its log probability, between tabs."),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line, with texts and tokens.")
+    ] = False,
+    checkpoint: CheckpointOption = "best",
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "float32",
+) -> None:
+    """Print the log probability of given translations: n pairs in, n lines out, in their order.
+
+    It is a natural logarithm, summed over the tokens of the translation and </s>, by the
+    probabilities that a search sees. What no search writes has -inf, in JSON null: a translation
+    with an unknown token, an empty one, or any of an empty line but the empty one, which has 0.
+
+    Example: tformer score runs/demo --source test.en --target test.de
+    """
+    if per_token and as_json:
+        raise UsageError(
+            "--per-token", "has no effect with --json", remedy="leave it out: JSON has the tokens"
+        )
+    run_directory = chosen_run(run)
+
+    from tqdm import tqdm
+
+    from tformer_cli.checkpoint.trained_model import load_trained_model
+    from tformer_cli.corpus.reader import read_pairs
+    from tformer_cli.decoding.scored_pair import score_pairs
+    from tformer_cli.decoding.scoring import ModelScorer
+    from tformer_cli.decoding.translator import token_roles
+    from tformer_cli.device import resolve_device, resolve_precision
+
+    # A bad line is found before the first is scored; but a pipe can be read only once.
+    is_pipe = source.is_fifo() or target.is_fifo()
+    total = None if is_pipe else sum(1 for _ in read_pairs(source, target))
+    trained = load_trained_model(run_directory, checkpoint)
+    place = resolve_device(device)
+    scorer = ModelScorer(
+        trained.model.to(place),
+        token_roles(trained.tokenizers.target),
+        device=place,
+        precision=resolve_precision(precision, place),
+    )
+    with (
+        opened(output_file) as output,
+        tqdm(total=total, unit="line", disable=total is None or not sys.stderr.isatty()) as bar,
+    ):
+        for found in score_pairs(
+            scorer,
+            trained.tokenizers,
+            read_pairs(source, target),
+            names=(str(source), str(target)),
+            on_done=bar.update,
+        ):
+            output.write(_json_line(found) if as_json else _tabbed_line(found, per_token))
+
+
+def _tabbed_line(found: "ScoredPair", per_token: bool) -> str:
+    """Return the log probability, and where asked for each token with its own."""
+    fields = [f"{found.log_prob:.6f}"]
+    if per_token:
+        for token, log_prob in zip(found.tokens, found.token_log_probs, strict=True):
+            # A token may hold a tab, which ends a field.
+            escaped = token.replace("\\", "\\\\").replace("\t", "\\t")
+            fields += [escaped, f"{log_prob:.6f}"]
+    return "\t".join(fields) + "\n"
+
+
+def _json_line(found: "ScoredPair") -> str:
+    content = {
+        "source": found.source,
+        "target": found.target,
+        "log_prob": _number(found.log_prob),
+        "num_tokens": len(found.tokens),
+        "tokens": found.tokens,
+        "token_log_probs": [_number(log_prob) for log_prob in found.token_log_probs],
+    }
+    return json.dumps(content, ensure_ascii=False) + "\n"
+
+
+def _number(log_prob: float) -> float | None:
+    """Return what JSON has for it, which knows no infinity."""
+    return log_prob if math.isfinite(log_prob) else None

@@ -1,0 +1,68 @@
+"""A search over any number of sentences, a few of them at a time.
+
+When a sentence is done, one that waits takes its place, so no place idles while the longest
+translation is written on.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from tformer_cli.decoding.hypothesis import Hypothesis
+from tformer_cli.decoding.request import Request
+from tformer_cli.decoding.search import Search
+from tformer_cli.decoding.stepper import Stepper
+
+# Reading new sentences, and leaving idle places out, pay when there are some of them.
+IDLE_SHARE = 0.25
+
+
+def search_all(
+    stepper: Stepper,
+    search: Search,
+    requests: Sequence[Request],
+    num_places: int,
+    device: torch.device,
+) -> Iterator[tuple[int, list[Hypothesis]]]:
+    """Yield the number of each sentence, counted from 0, and its hypotheses when it is done.
+
+    Args:
+        stepper: says what may come next.
+        search: decides how rows go on.
+        requests: they begin in this order.
+        num_places: sentences at work at a time.
+        device: where the logits are.
+    """
+    waiting = iter(enumerate(requests))
+    first = list(itertools.islice(waiting, num_places))
+    if not first:
+        return
+    owners: list[int | None] = [number for number, _ in first]
+    stepper.start([request.source for _, request in first], search.num_rows)
+    search.start([request for _, request in first])
+    while True:
+        advance = search.advance(stepper.step(search.newest()))
+        for place, hypotheses in advance.ended.items():
+            number, owners[place] = owners[place], None
+            assert number is not None
+            yield number, hypotheses
+        idle = [place for place, owner in enumerate(owners) if owner is None]
+        if advance.origins is not None and len(idle) < len(owners):
+            stepper.reorder(advance.origins)
+        if len(idle) < max(1, IDLE_SHARE * len(owners)):
+            continue
+        if newcomers := list(itertools.islice(waiting, len(idle))):
+            places = torch.tensor(idle[: len(newcomers)], device=device)
+            stepper.admit(places, [request.source for _, request in newcomers])
+            search.admit(places, [request for _, request in newcomers])
+            for place, (number, _) in zip(idle, newcomers, strict=False):
+                owners[place] = number
+        else:
+            busy = [place for place, owner in enumerate(owners) if owner is not None]
+            if not busy:
+                return
+            places = torch.tensor(busy, device=device)
+            stepper.keep(places)
+            search.keep(places)
+            owners = [owners[place] for place in busy]

@@ -1,0 +1,62 @@
+"""What the rows of a search have written so far."""
+
+import torch
+from torch import Tensor
+
+FIRST_COLUMNS = 32
+
+
+class Rows:
+    """K rows for each of B places; the rows of a place are all of the same length.
+
+    Attributes:
+        tokens: (B, K, W) the start token, then `lengths` tokens, then anything.
+        lengths: (B,) tokens that the rows of a place have, the start token not counted.
+        last: (B, K) the newest token of each row.
+        active: (B,) whether a place is at work; the others no longer grow.
+    """
+
+    def __init__(self, num_places: int, num_rows: int, start_id: int, device: torch.device) -> None:
+        self.start_id = start_id
+        self.tokens = torch.full((num_places, num_rows, FIRST_COLUMNS), start_id, device=device)
+        self.lengths = torch.zeros(num_places, dtype=torch.long, device=device)
+        self.last = self.tokens[:, :, 0]
+        self.active = torch.ones(num_places, dtype=torch.bool, device=device)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def append(self, tokens: Tensor) -> None:
+        """Let each row of the active places grow by its token, (B, K)."""
+        self.lengths = self.lengths + self.active
+        if int(self.lengths.max()) >= self.tokens.shape[2]:
+            self.tokens = torch.cat((self.tokens, torch.zeros_like(self.tokens)), dim=2)
+        columns = self.lengths[:, None, None].expand(*tokens.shape, 1)
+        self.tokens.scatter_(2, columns, tokens[:, :, None])
+        self.last = tokens
+
+    def reorder(self, origins: Tensor) -> None:
+        """Let row k of a place go on from row origins[b, k], (B, K)."""
+        columns = origins[:, :, None].expand(self.tokens.shape)
+        self.tokens = self.tokens.gather(1, columns)
+
+    def admit(self, places: Tensor) -> None:
+        """Begin anew in these places."""
+        self.lengths[places] = 0
+        self.active[places] = True
+        self.last[places] = self.start_id
+
+    def keep(self, places: Tensor) -> None:
+        """Keep these places, in this order."""
+        self.tokens, self.lengths = self.tokens[places], self.lengths[places]
+        self.last, self.active = self.last[places], self.active[places]
+
+    def written_tokens(self) -> Tensor:
+        """Return what each row has written, (B, K, W), filled up with the start token."""
+        columns = torch.arange(self.tokens.shape[2], device=self.tokens.device)
+        is_written = columns <= self.lengths[:, None]
+        return self.tokens.where(is_written[:, None], self.start_id)
+
+    def written(self, place: int, row: int) -> tuple[int, ...]:
+        """Return the tokens of a row, the start token left out."""
+        return tuple(self.tokens[place, row, 1 : int(self.lengths[place]) + 1].tolist())

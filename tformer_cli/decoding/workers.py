@@ -1,0 +1,111 @@
+"""An engine of several processes: on a CPU one thread a sentence is faster than all on each."""
+
+import multiprocessing
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+
+import torch
+
+from tformer_cli.child_process import begin_child
+from tformer_cli.config.schema import DecodingConfig
+from tformer_cli.decoding.engine import Engine, longest_first
+from tformer_cli.decoding.hypothesis import EMPTY, Hypothesis
+from tformer_cli.decoding.request import Request
+from tformer_cli.errors import DeviceError, UsageError
+
+
+class WorkersEngine:
+    """Deals sentences out to processes, each with a thread and the same weights in memory."""
+
+    def __init__(self, engine: Engine, num_workers: int) -> None:
+        """Begin the processes.
+
+        Args:
+            engine: translates in each of them; its weights are shared, not copied.
+            num_workers: how many.
+
+        Raises:
+            UsageError: this system cannot share weights with processes.
+        """
+        if "fork" not in multiprocessing.get_all_start_methods():
+            raise UsageError(
+                "--workers", "needs a system that can fork", got=str(num_workers), remedy="use 1"
+            )
+        context = multiprocessing.get_context("fork")
+        self._connections: list[Connection] = []
+        for _ in range(num_workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(engine, theirs), daemon=True)
+            with warnings.catch_warnings():
+                # Python warns of threads that hold locks; the child takes up none of theirs.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+            # So that its end is seen here.
+            theirs.close()
+            self._connections.append(ours)
+
+    def translate(
+        self,
+        requests: Sequence[Request],
+        config: DecodingConfig,
+        *,
+        nbest: int = 1,
+        scored: bool = True,
+        on_done: Callable[[int], object] = lambda count: None,
+    ) -> list[list[Hypothesis]]:
+        """Return translations, as `Engine` says.
+
+        Raises:
+            DeviceError: a process has ended, as the system does to one that wants too much memory.
+        """
+        order = longest_first(requests)
+        on_done(len(requests) - len(order))
+        results: list[list[Hypothesis]] = [[EMPTY] * nbest for _ in requests]
+        # Dealt like cards, so that all have as many long ones.
+        shares = {
+            connection: order[place :: len(self._connections)]
+            for place, connection in enumerate(self._connections[: len(order)])
+        }
+        try:
+            for connection, share in shares.items():
+                connection.send(([requests[number] for number in share], config, nbest, scored))
+            busy = set(shares)
+            while busy:
+                ready = wait(list(busy))
+                for connection in [one for one in busy if one in ready]:
+                    answer = connection.recv()
+                    if isinstance(answer, int):
+                        on_done(answer)
+                        continue
+                    if isinstance(answer, str):
+                        raise RuntimeError(f"in a process that translates:\n{answer}")
+                    busy.remove(connection)
+                    for number, hypotheses in zip(shares[connection], answer, strict=True):
+                        results[number] = hypotheses
+        except (EOFError, ConnectionError):
+            raise DeviceError(
+                "a process that translates",
+                "has been ended, mostly for want of memory",
+                remedy="use fewer --workers",
+            ) from None
+        return results
+
+
+def _serve(engine: Engine, connection: Connection) -> None:
+    begin_child()
+    torch.set_num_threads(1)
+    while True:
+        try:
+            requests, config, nbest, scored = connection.recv()
+        except EOFError:
+            return
+        try:
+            found = engine.translate(
+                requests, config, nbest=nbest, scored=scored, on_done=connection.send
+            )
+        except Exception:
+            connection.send(traceback.format_exc())
+        else:
+            connection.send(found)

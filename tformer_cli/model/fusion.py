@@ -1,0 +1,34 @@
+"""A model as it is when its weights no longer change: the same function, with less to do."""
+
+import copy
+
+from torch import nn
+
+from tformer_cli.model.attention import FusedAttention
+from tformer_cli.model.layers import DecoderLayer, EncoderLayer
+from tformer_cli.model.seq2seq import Seq2Seq
+
+
+def fused(model: Seq2Seq) -> Seq2Seq:
+    """Return a model for inference, which shares its weights with `model` but what is fused.
+
+    Its modules have no hooks and are not to be moved, trained or saved any more.
+    """
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    twin: Seq2Seq = copy.deepcopy(model, shared)
+    for layer in list(twin.modules()):
+        if isinstance(layer, EncoderLayer | DecoderLayer):
+            layer.self_attention = FusedAttention(layer.self_attention)
+    for module in list(twin.eval().modules()):
+        _bare(module)
+    return twin
+
+
+def _bare(module: nn.Module) -> None:
+    """Take off what torch wraps around a module; with a few rows it costs more than the module.
+
+    A call goes straight to `forward`, and weights and parts are plain attributes.
+    """
+    module.__dict__.update(module._parameters, **module._buffers, **module._modules)
+    kind = type(module)
+    module.__class__ = type(kind.__name__, (kind,), {"__call__": kind.forward})
