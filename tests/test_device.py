@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tformer_cli.device import derive_seed, resolve_device, resolve_precision
+from tformer_cli.device import derive_seed, is_out_of_memory, resolve_device, resolve_precision
 from tformer_cli.errors import DeviceError
 
 CPU = torch.device("cpu")
@@ -58,3 +58,19 @@ def test_derived_seeds_depend_on_every_part():
     assert len(seeds) == 4
     assert derive_seed(1, "a", 2) == derive_seed(1, "a", 2)
     torch.manual_seed(max(seeds))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (MemoryError(), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to ..."), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to ..."), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: ...)"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (OSError("out of memory"), False),
+    ],
+)
+def test_errors_of_memory_are_told_from_others(error, expected):
+    assert is_out_of_memory(error) == expected

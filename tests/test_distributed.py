@@ -13,7 +13,8 @@ from toy import write_toy
 
 from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
-from tformer_cli.distributed import ALONE, own_device
+from tformer_cli.distributed import ALONE, World, own_device
+from tformer_cli.errors import DeviceError
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.training.run import train
 from tformer_cli.training.validation import validate
@@ -79,6 +80,39 @@ def test_a_process_alone_hears_itself():
     with ALONE.first_alone():
         ALONE.wait()
     assert ALONE.is_first
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 2, 3, 7])
+def test_what_is_dealt_out_and_collected_is_in_order(monkeypatch, num_items):
+    items = [f"{place}" for place in range(num_items)]
+    worlds = [World(rank, 3) for rank in range(3)]
+    shares = [list(world.dealt(items)) for world in worlds]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    monkeypatch.setattr(World, "gather", lambda world, lines: shares)
+    for world, share in zip(worlds, shares, strict=True):
+        assert world.collected(share) == items
+
+
+@pytest.mark.parametrize(
+    ("phrase", "expected"),
+    [
+        ("Read error [127.0.0.1]:19118: Connection reset by peer.", "torchrun: another process"),
+        ("Connection closed by peer [127.0.0.1]:4711", "torchrun: another process has ended; see"),
+        ("tensors have other shapes", "tensors have other shapes"),
+    ],
+)
+def test_a_process_that_has_gone_is_said_in_a_line(monkeypatch, phrase, expected):
+    def fail(*_, **__) -> None:
+        raise RuntimeError(phrase)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", fail)
+    monkeypatch.setattr(torch.distributed, "all_gather", fail)
+    world = World(0, 2)
+    for talk in (lambda: world.largest(3), lambda: world.sums(3), lambda: world.gather(["a"])):
+        with pytest.raises((RuntimeError, DeviceError)) as caught:
+            talk()
+        assert str(caught.value).startswith(expected)
+        assert isinstance(caught.value, DeviceError) == expected.startswith("torchrun")
 
 
 def test_each_process_of_a_machine_has_a_gpu_of_its_own(monkeypatch):

@@ -14,7 +14,7 @@ PACKAGE = Path(tformer_cli.__file__).parent
 # Each rung may import from itself and from the rungs above it.
 LADDER = [
     ["errors", "version", "child_process"],
-    ["config.schema", "device", "distributed", "run_directory"],
+    ["config.schema", "device", "distributed", "file_lock", "run_directory", "partial_file"],
     ["plotting"],
     ["config"],
     ["text"],
@@ -22,7 +22,7 @@ LADDER = [
     ["corpus"],
     ["decoding"],
     ["checkpoint"],
-    ["decoding.translator", "decoding.scored_pair"],
+    ["decoding.translator", "decoding.scored_pair", "decoding.consensus"],
     ["evaluation"],
     ["export"],
     ["training"],

@@ -11,6 +11,7 @@ import importlib
 from tformer_cli.version import __version__
 
 _HOMES = {
+    "Consensus": "tformer_cli.decoding.consensus",
     "Translator": "tformer_cli.decoding.translator",
     "build_metric": "tformer_cli.evaluation.metrics",
     "evaluate": "tformer_cli.evaluation.evaluate",
@@ -20,6 +21,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Consensus",
     "Translator",
     "__version__",
     "build_metric",

@@ -13,6 +13,14 @@ import torch
 
 from tformer_cli.errors import DeviceError
 
+# The allocators of the CPU, of Apple's GPU and of cuBLAS have no error class of their own.
+SHORTAGES = (
+    "not enough memory",
+    "can't allocate memory",
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
 
 def resolve_device(name: str) -> torch.device:
     """Return the device called `name`: auto, cpu, cuda, cuda:N or mps.
@@ -129,6 +137,19 @@ def hardware_name(device: torch.device) -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that a smaller batch might have gone through."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in SHORTAGES)
+
+
+def give_back_memory(device: torch.device) -> None:
+    """Return cached memory to the device, so that pieces of another size find room."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def peak_memory(device: torch.device) -> int:

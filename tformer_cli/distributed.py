@@ -11,13 +11,21 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 from torch import Tensor, distributed
 
+from tformer_cli.errors import DeviceError
+
 # One process may encode a large corpus while the others wait. A process that dies is noticed by
 # torchrun, not by this.
 PATIENCE = timedelta(days=2)
+
+# How gloo says that a process has ended.
+GONE = ("closed by peer", "reset by peer", "Broken pipe")
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +52,8 @@ class World:
         if self.size == 1:
             return
         flat = torch.cat([tensor.flatten() for tensor in tensors])
-        distributed.all_reduce(flat)
+        with _in_company():
+            distributed.all_reduce(flat)
         parts = torch.split(flat, [tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
@@ -59,7 +68,8 @@ class World:
         """Return the largest of the numbers of all processes."""
         found = torch.tensor(number)
         if self.size > 1:
-            distributed.all_reduce(found, distributed.ReduceOp.MAX)
+            with _in_company():
+                distributed.all_reduce(found, distributed.ReduceOp.MAX)
         return int(found)
 
     def gather(self, lines: Sequence[str]) -> list[list[str]]:
@@ -69,16 +79,28 @@ class World:
         # As JSON in a tensor: torch would pickle objects.
         own = torch.frombuffer(bytearray(json.dumps(list(lines)).encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        distributed.all_gather(lengths, torch.tensor([len(own)]))
+        with _in_company():
+            distributed.all_gather(lengths, torch.tensor([len(own)]))
         longest = int(max(lengths))
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(own)] = own
         texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
-        distributed.all_gather(texts, padded)
+        with _in_company():
+            distributed.all_gather(texts, padded)
         return [
-            json.loads(bytes(text[: int(length)].tolist()))
+            json.loads(text[: int(length)].numpy().tobytes())
             for text, length in zip(texts, lengths, strict=True)
         ]
+
+    def dealt(self, items: Sequence[Item]) -> Sequence[Item]:
+        """Return this process's share of items that are dealt out like cards."""
+        return items[self.rank :: self.size]
+
+    def collected(self, lines: Sequence[str]) -> list[str]:
+        """Return what all made of their shares, a line for each item, in the order of the items."""
+        shares = self.gather(lines)
+        num_items = sum(map(len, shares))
+        return [shares[i % self.size][i // self.size] for i in range(num_items)]
 
     def wait(self) -> None:
         """Wait until all processes are here."""
@@ -95,13 +117,35 @@ class World:
             self.wait()
 
 
+@contextlib.contextmanager
+def _in_company() -> Iterator[None]:
+    """Be brief where another process has gone: it says itself what was wrong.
+
+    Raises:
+        DeviceError: one has.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(phrase in str(error) for phrase in GONE):
+            raise
+        raise DeviceError(
+            "torchrun", "another process has ended", remedy="see what it says"
+        ) from None
+
+
 ALONE = World()
+
+
+def num_processes() -> int:
+    """Return how many processes torchrun has started; without it, there is this one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @contextlib.contextmanager
 def joined() -> Iterator[World]:
     """Join the processes that torchrun has started; without it, be alone."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = num_processes()
     if size == 1:
         yield ALONE
         return

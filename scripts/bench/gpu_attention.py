@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tformer_cli.device import resolve_precision
 from tformer_cli.model import masks
-from tformer_cli.model.attention import View, attend
+from tformer_cli.model.attention import View, kernel_attend
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -100,7 +100,7 @@ def timed(
     """Return the milliseconds of the first call and of one of the next."""
 
     def call() -> None:
-        attended = attend(*inputs, view)
+        attended = kernel_attend(*inputs, view, 0.0)
         torch.autograd.grad(attended, inputs, attended.detach())
 
     return {

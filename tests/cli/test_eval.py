@@ -1,6 +1,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -126,3 +127,31 @@ def test_a_long_line_is_named(toy_run, tformer, tmp_path):
     assert (
         result.stderr == f"{source}:2: is longer than 256 tokens; got 420; translated in 2 pieces\n"
     )
+
+
+def test_an_ensemble_is_judged_as_one(toy_run, tformer, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(toy_run, other)
+    names = {folder.name for folder in (other / "checkpoints").iterdir()}
+    (other / "best").write_text(min(names - {(other / "best").read_text().strip()}) + "\n")
+
+    def losses(*words):
+        content = json.loads(tformer("eval", *words, "--split", "valid", "--json").stdout)["valid"]
+        return content["num_models"], content["loss"]
+
+    one, two, both = losses(toy_run), losses(other), losses(toy_run, "--ensemble", other)
+    assert (one[0], two[0], both[0]) == (1, 1, 2)
+    # The logarithm of a mean is above the mean of the logarithms.
+    assert both[1] < (one[1] + two[1]) / 2
+    assert losses(toy_run, "--ensemble", toy_run) == (2, pytest.approx(one[1], rel=1e-5))
+    head = tformer("eval", toy_run, "--ensemble", other, "--split", "valid").stdout.splitlines()[0]
+    assert head.endswith(", ensemble of 2")
+
+
+def test_a_consensus_is_written_beside_its_score(toy_run, tformer):
+    words = ("eval", toy_run, "--beam", 4, "--mbr", "chrf", "--json")
+    assert json.loads(tformer(*words).stdout)["toy"]["consensus"] == {
+        "utility": "chrf",
+        "num_candidates": None,
+    }
+    assert json.loads(tformer("eval", toy_run, "--json").stdout)["toy"]["consensus"] is None

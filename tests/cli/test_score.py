@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tformer_cli import Translator
 from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.cli.score import _tabbed_line
 from tformer_cli.decoding import scored_pair as scored_pair_room
@@ -198,3 +199,13 @@ def test_a_checkpoint_is_scored_by_its_own_weights(toy_run, tformer, files):
     names = sorted(folder.name for folder in (toy_run / "checkpoints").iterdir())
     outputs = {tformer("score", toy_run, *files, "--checkpoint", name).stdout for name in names}
     assert len(outputs) == len(names) > 1
+
+
+def test_python_and_command_line_score_alike(toy_run, tformer, files):
+    translator = Translator.load(toy_run)
+    found = list(translator.score(*zip(*PAIRS, strict=True)))
+    assert [(pair.source, pair.target) for pair in found] == PAIRS
+    printed = tformer("score", toy_run, *files).stdout.split()
+    assert [pair.log_prob for pair in found] == pytest.approx([*map(float, printed)], abs=1e-4)
+    with pytest.raises(ValueError, match="shorter"):
+        list(translator.score(["a", "b"], ["A"]))

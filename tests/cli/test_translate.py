@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sacrebleu.metrics.chrf import CHRF
 
 from tformer_cli import Translator
 from tformer_cli.config.schema import GreedyConfig
@@ -365,3 +367,230 @@ def test_a_long_line_is_cut_or_refused_by_choice(toy_run, tformer, long_lines, e
 def test_the_longest_pair_of_training_is_the_limit(toy_run, tformer):
     result = tformer("translate", toy_run, "--beam", 1, stdin=f"{'a' * 256}\n{'a' * 257}\n")
     assert result.stderr == "line 2: is longer than 256 tokens; got 257; translated in 2 pieces\n"
+
+
+def test_alignments_are_a_line_of_word_pairs_for_each_line(toy_run, tformer, source, tmp_path):
+    words = ("translate", toy_run, "-i", source, "--alignments")
+    output = tformer(*words, tmp_path / "pairs.txt", "--json").stdout
+    results = [json.loads(line) for line in output.splitlines()]
+    rows = (tmp_path / "pairs.txt").read_text().split("\n")
+    assert rows.pop() == ""
+    assert [result["line"] for result in results] == [*range(1, len(LINES) + 1)]
+    for line, result, row in zip(LINES, results, rows, strict=True):
+        (best,) = result["translations"]
+        assert row == " ".join(f"{one}-{other}" for one, other in best["alignments"])
+        assert result["source_tokens"] == list(line if line.strip() else "")
+        # Every word that is not blank comes from somewhere, and no number is beyond the words.
+        assert {other for _, other in best["alignments"]} == {*range(len(best["text"].split()))}
+        assert {one for one, _ in best["alignments"]} <= {*range(len(line.split()))}
+    assert rows[1] == rows[3] == ""
+    tformer(*words, tmp_path / "again.txt", "--workers", 1)
+    assert (tmp_path / "again.txt").read_text() == (tmp_path / "pairs.txt").read_text()
+
+
+def test_alignments_of_a_command_that_fails_leave_no_file(toy_run, tformer, tmp_path):
+    file, pairs = tmp_path / "long.txt", tmp_path / "pairs.txt"
+    file.write_text("ab\nabcdefg\n")
+    options = ("--long-lines", "error", "--max-source-length", 4)
+    result = tformer("translate", toy_run, "-i", file, "--alignments", pairs, *options)
+    assert result.exit_code == 2
+    assert not list(tmp_path.glob("*pairs*"))
+
+
+def test_alignments_cannot_be_resumed(toy_run, tformer, source, tmp_path):
+    files = ("-i", source, "-o", tmp_path / "out.txt", "--alignments", tmp_path / "pairs.txt")
+    result = tformer("translate", toy_run, *files, "--resume")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "--alignments: contradicts --resume; use --json, which holds them too\n",
+    )
+
+
+SAMPLING = ("--set", "decoding={kind: sample, max_length: 20, temperature: 2.0}")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_candidate_that_is_most_like_all_is_chosen(toy_run, tformer, source, workers):
+    words = ("translate", toy_run, "-i", source, *SAMPLING)
+    rows = [row.split(" ||| ") for row in tformer(*words, "--nbest", 6).stdout.split("\n") if row]
+    chosen = tformer(*words, "--mbr", "chrf", "--candidates", 6, "--workers", workers).stdout
+    for number, text in enumerate(chosen.split("\n")[:-1], start=1):
+        texts = [row[1] for row in rows if row[0] == str(number)]
+        means = {
+            one: sum(CHRF().sentence_score(one, [other]).score for other in texts) for one in texts
+        }
+        assert means[text] == pytest.approx(max(means.values()))
+
+
+def test_nbest_by_utility_has_each_text_once(toy_run, tformer, source):
+    words = ("translate", toy_run, "-i", source, *SAMPLING, "--mbr", "bleu", "--nbest", 5)
+    output = tformer(*words, "--candidates", 12).stdout
+    rows = [row.split(" ||| ") for row in output.splitlines()]
+    assert len({(number, text) for number, text, _ in rows}) == len(rows)
+    assert {number for number, *_ in rows} == {str(n) for n in range(1, len(LINES) + 1)}
+    for (number, _, score), (other, _, next_score) in itertools.pairwise(rows):
+        assert 0 <= float(score) <= 100
+        assert number != other or float(score) >= float(next_score)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--candidates", 4), "--candidates: has no effect without --mbr; got 4; add --mbr chrf"),
+        (
+            ("--beam", 5, "--set", "decoding.groups=2"),
+            "--set decoding.groups: must divide size (5); got 2",
+        ),
+        (
+            ("--beam", 5, "--set", "decoding={size: 4, groups: 2}"),
+            "decoding.groups: must divide size (5); got 2",
+        ),
+    ],
+)
+def test_choices_without_effect_are_refused(toy_run, tformer, options, message):
+    result = tformer("translate", toy_run, *options, stdin="ab\n")
+    assert (result.exit_code, result.stderr) == (2, f"{message}\n")
+
+
+def test_groups_of_a_beam_are_chosen_together_with_its_size(toy_run, tformer, source):
+    words = ("translate", toy_run, "-i", source, "--beam", 6, "--nbest", 6)
+    options = ("--set", "decoding.groups=3", "--set", "decoding.diversity=9")
+
+    def beginnings(*words):
+        rows = [row.split(" ||| ") for row in tformer(*words).stdout.splitlines()]
+        return {(number, text[:1]) for number, text, _ in rows}
+
+    assert len(beginnings(*words, *options)) > len(beginnings(*words))
+
+
+@pytest.fixture
+def other_run(toy_run, tmp_path) -> Path:
+    """The same training at an earlier checkpoint."""
+    run = tmp_path / "other"
+    shutil.copytree(toy_run, run)
+    names = {folder.name for folder in (run / "checkpoints").iterdir()}
+    (run / "best").write_text(min(names - {(run / "best").read_text().strip()}) + "\n")
+    return run
+
+
+def test_a_run_with_itself_translates_as_it_does_alone(toy_run, tformer, source):
+    alone = tformer("translate", toy_run, "-i", source).stdout
+    assert tformer("translate", toy_run, "-i", source, "--ensemble", toy_run).stdout == alone
+
+
+def test_python_and_command_line_ensembles_translate_alike(toy_run, other_run, tformer, source):
+    words = ("translate", toy_run, "-i", source, "--ensemble", other_run, "--json")
+    output = [json.loads(line) for line in tformer(*words).stdout.splitlines()]
+    translator = Translator.load(toy_run, ensemble=[other_run])
+    alone = Translator.load(toy_run)
+    for line, found in zip(LINES, output, strict=True):
+        ((expected,),) = translator.nbest([line], 1)
+        (best,) = found["translations"]
+        assert best["text"] == expected.text
+        assert best["log_prob"] == pytest.approx(expected.log_prob, abs=1e-4)
+        if line.strip():
+            assert expected.log_prob != next(alone.nbest([line], 1))[0].log_prob
+
+
+def test_runs_of_two_vocabularies_are_refused_by_name(toy_run, other_run, tformer):
+    file = other_run / "tokenizer" / "tokenizer.json"
+    header = json.loads(file.read_text())
+    header["source"]["lowercase"] = not header["source"]["lowercase"]
+    file.write_text(json.dumps(header))
+    result = tformer("translate", toy_run, "--ensemble", other_run, stdin="ab\n")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{other_run}: has other tokenizers than {toy_run}; ")
+
+
+def test_each_translation_has_the_phrases_of_its_line(toy_run, tformer, source, tmp_path):
+    plain = tformer("translate", toy_run, "-i", source).stdout.splitlines()
+    phrases = ["GA\tB", "AB", "", "G", "FFF\tGGG\tDA", "", "AB\tBA\tAB"]
+    file = tmp_path / "phrases.txt"
+    file.write_text("".join(f"{line}\n" for line in phrases))
+    words = ("translate", toy_run, "-i", source, "--constraints", file)
+    output = tformer(*words).stdout
+    for line, wanted, expected, translation in zip(
+        LINES, phrases, plain, output.splitlines(), strict=True
+    ):
+        if line.strip() and wanted:
+            assert all(phrase in translation for phrase in wanted.split("\t"))
+        else:
+            assert translation == expected
+    assert tformer(*words, "--workers", 1).stdout == output
+    assert tformer(*words, "--workers", 2).stdout == output
+
+
+def test_phrases_stand_behind_a_prefix_and_beside_terms(toy_run, tformer, tmp_path):
+    texts = {
+        "input.txt": "ab cd\nfeg ab\na\n",
+        "prefixes.txt": "FF\n\nG\n",
+        "phrases.txt": "EE\t \nBB\tGG\n\n",
+        "terms.tsv": "ab\tDDD\nfeg ab\tFCF\ncd\tEE\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    first, second, third = tformer(
+        "translate",
+        toy_run,
+        "-i",
+        tmp_path / "input.txt",
+        "--prefixes",
+        tmp_path / "prefixes.txt",
+        "--constraints",
+        tmp_path / "phrases.txt",
+        "--terminology",
+        tmp_path / "terms.tsv",
+    ).stdout.splitlines()
+    assert first.startswith("FF")
+    assert "EE" in first
+    assert "DDD" in first
+    assert all(phrase in second for phrase in ("BB", "GG", "FCF"))
+    assert "DDD" not in second
+    assert third.startswith("G")
+
+
+def test_terms_are_translated_as_the_terminology_says(toy_run, tformer, tmp_path):
+    file = tmp_path / "terms.tsv"
+    file.write_text("ab\tFFF\n\nab cd\tGGG\n")
+    output = tformer("translate", toy_run, "--terminology", file, stdin="ab\nabc\ng ab cd\n").stdout
+    first, second, third = output.splitlines()
+    assert "FFF" in first
+    assert f"{second}\n" == tformer("translate", toy_run, stdin="abc\n").stdout
+    assert "GGG" in third
+    assert "FFF" not in third
+
+
+def test_a_line_that_is_no_term_is_refused_before_any_is_translated(toy_run, tformer, tmp_path):
+    file = tmp_path / "terms.tsv"
+    file.write_text("ab\tFFF\ncd FFF\n")
+    result = tformer("translate", toy_run, "--terminology", file, stdin="ab\n")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"{file}:2: must be a source term, a tab and a target term; got 'cd FFF'\n"
+    )
+
+
+def test_phrases_without_a_file_of_lines_are_refused(toy_run, tformer, source):
+    result = tformer("translate", toy_run, "--constraints", source, stdin="ab\n")
+    assert result.stderr == "--constraints: needs --input, line for line; name that file\n"
+
+
+def test_fewer_lines_of_phrases_than_lines_are_refused(toy_run, tformer, source, tmp_path):
+    file = tmp_path / "phrases.txt"
+    file.write_text("AB\n" * (len(LINES) + 1))
+    result = tformer("translate", toy_run, "-i", source, "--constraints", file)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{file}:8: has no counterpart in {source}; ")
+
+
+@pytest.mark.parametrize(
+    ("options", "got"),
+    [(("--beam", 1), "greedy"), (("--set", "decoding={kind: sample}"), "sample")],
+)
+def test_searches_that_cannot_wait_for_a_phrase_are_refused(toy_run, tformer, source, options, got):
+    for option in ("--constraints", "--terminology"):
+        file = source.with_name("terms.tsv")
+        file.write_text("ab\tAB\n" * len(LINES))
+        result = tformer("translate", toy_run, "-i", source, option, file, *options)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr == f"{option}: needs beam search; got {got}; add --beam 5\n"

@@ -7,6 +7,7 @@ import pytest
 
 from tformer_cli.config.schema import (
     AdamWConfig,
+    BeamConfig,
     Bounds,
     CharConfig,
     Config,
@@ -171,3 +172,18 @@ def test_rules_hold_at_their_edges() -> None:
             )
         )
     )
+
+
+def test_groups_of_a_beam_are_equal_and_more_than_one() -> None:
+    assert list(check(BeamConfig(size=6, groups=3, diversity=2.0))) == []
+    assert list(check(BeamConfig(size=5, groups=3))) == [
+        Conflict("groups", "must divide size (5)", "3")
+    ]
+    assert list(check(BeamConfig(diversity=2.0))) == [
+        Conflict(
+            "diversity",
+            "has no effect on one group",
+            "2",
+            "set groups to 2 or more, or leave it out",
+        )
+    ]

@@ -63,6 +63,14 @@ def random_tables(seed: int, *, sentences: int, vocab_size: int) -> Tensor:
     ).mul(2)
 
 
+def ascending_tables(seed: int, *, sentences: int, vocab_size: int) -> Tensor:
+    """Tables by which ids ascend, so that no two sequences take the same transitions and tie."""
+    tables = random_tables(seed, sentences=sentences, vocab_size=vocab_size)
+    back = torch.full((vocab_size, vocab_size), -torch.inf).tril()
+    tables[:, :, END + 1 :] += back[:, END + 1 :]
+    return tables
+
+
 def next_log_probs(table: Tensor, last: int, *, is_first: bool) -> list[float]:
     """The distribution that a search must see, computed by itself."""
     logits = table[last].clone()

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import torch
 from decoding.tables import CPU, END, ROLES, START, next_log_probs, random_tables, search_tables
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,7 +76,7 @@ def by_the_rules(table, config, nbest):
                     live.append(substitutes.pop(0))
             else:
                 live.append((row, total))
-        if config.length_penalty == 0:
+        if config.length_penalty == config.coverage_penalty == 0:
             is_done = top_ended and len(stored) >= nbest
         else:
             is_done = len(stored) >= round(config.size * config.patience)
@@ -104,6 +105,24 @@ def test_beam_search_follows_the_rules_of_ctranslate2(
         assert [hypothesis.token_ids for hypothesis in hypotheses] == [ids for _, ids in expected]
         scores = [hypothesis.score for hypothesis in hypotheses]
         assert scores == pytest.approx([score for score, _ in expected], rel=1e-5)
+
+
+@given(seeds, st.sampled_from([0.0, 0.6]), st.sampled_from([1.0, 2.0]))
+def test_with_a_coverage_penalty_all_that_are_stored_come_out(seed, length_penalty, patience):
+    tables = random_tables(seed, sentences=2, vocab_size=8)
+    # Ids ascend, so no two sequences take the same transitions and tie.
+    tables[:, :, END + 1 :] += torch.full((8, 8), -torch.inf).tril()[:, END + 1 :]
+    config = BeamConfig(
+        size=3,
+        length_penalty=length_penalty,
+        patience=patience,
+        max_length=8,
+        coverage_penalty=0.5,
+    )
+    for hypotheses, table in zip(search(tables, config), tables, strict=True):
+        expected = by_the_rules(table, config, nbest=None)
+        assert [hypothesis.token_ids for hypothesis in hypotheses] == [ids for _, ids in expected]
+        assert len(hypotheses) >= 3
 
 
 @given(seeds)

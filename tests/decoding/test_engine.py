@@ -11,14 +11,14 @@ from tformer_cli.decoding.engine import NativeEngine, length_batches
 from tformer_cli.decoding.hypothesis import EMPTY
 from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
-from tformer_cli.model.seq2seq import build_model
+from tformer_cli.model.seq2seq import Seq2Seq, build_model
 
 V, START, END, SUPPRESSED = 31, 2, 3, (0, 1, 2, 4, 5)
 ROLES = TokenRoles(START, END, SUPPRESSED)
 SEARCHES = [GreedyConfig(max_length=12), BeamConfig(size=3, max_length=12)]
 
 
-def native_engine(seed: int = 11) -> NativeEngine:
+def small_model(seed: int = 11) -> Seq2Seq:
     config = EncoderDecoderConfig(
         dim=12,
         num_heads=3,
@@ -33,7 +33,12 @@ def native_engine(seed: int = 11) -> NativeEngine:
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter)
     model.output.weight.data[END] *= 2
-    return NativeEngine(model.eval(), ROLES, device=torch.device("cpu"), precision=torch.float32)
+    return model.eval()
+
+
+def native_engine(seed: int = 11) -> NativeEngine:
+    model, cpu = small_model(seed), torch.device("cpu")
+    return NativeEngine(model, ROLES, device=cpu, precision=torch.float32)
 
 
 def requests(count: int = 9) -> list[Request]:
@@ -53,11 +58,11 @@ def asked(*sources: list[int]) -> list[Request]:
 
 def greedy_without_cache(engine: NativeEngine, sentence: list[int], max_length: int) -> list[int]:
     """Run the whole decoder again for every token."""
-    source = torch.tensor([sentence])
-    memory = engine.model.encode(source, torch.ones_like(source, dtype=torch.bool))
+    (model,), source = engine.models, torch.tensor([sentence])
+    memory = model.encode(source, torch.ones_like(source, dtype=torch.bool))
     row = [START]
     while len(row) <= max_length and row[-1] != END:
-        logits = engine.model.output(engine.model.decoder(torch.tensor([row]), memory))[0, -1]
+        logits = model.output(model.decoder(torch.tensor([row]), memory))[0, -1]
         logits[list(SUPPRESSED)] = -torch.inf
         if len(row) == 1:
             logits[END] = -torch.inf
@@ -75,11 +80,11 @@ def test_greedy_with_cache_equals_greedy_without():
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])
-def test_the_size_of_batches_changes_nothing(search, monkeypatch):
+def test_the_size_of_batches_changes_nothing(search):
     engine, inputs = native_engine(), requests(30)
     expected = engine.translate(inputs, search)
     for num_rows in (1, 7, 20):
-        monkeypatch.setattr(engine_room, "ROWS", num_rows)
+        engine.num_rows = num_rows
         found = engine.translate(inputs, search)
         assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
 

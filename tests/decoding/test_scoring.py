@@ -47,7 +47,7 @@ def random_model() -> Seq2Seq:
 
 @pytest.fixture
 def scorer() -> ModelScorer:
-    return ModelScorer(random_model(), ROLES, device=CPU)
+    return ModelScorer([random_model()], ROLES, device=CPU)
 
 
 @torch.inference_mode()
@@ -72,7 +72,7 @@ def by_hand(model: Seq2Seq, source: list[int], target: list[int]) -> list[float]
 
 def test_scores_are_log_probabilities_over_what_may_come_next(scorer):
     for (source, target), found in zip(PAIRS, scorer.score(PAIRS), strict=True):
-        assert found == pytest.approx(by_hand(scorer.model, source, target), rel=1e-9)
+        assert found == pytest.approx(by_hand(scorer.models[0], source, target), rel=1e-9)
 
 
 @pytest.mark.parametrize("prefix", [[], [9], [9, 10]])
@@ -88,21 +88,27 @@ def test_what_may_come_next_has_probability_one_together(scorer, prefix):
 
 def test_a_token_is_no_less_probable_than_over_all_ids(scorer):
     for (source, target), found in zip(PAIRS, scorer.score(PAIRS), strict=True):
-        everything = plain(scorer.model, source, target).log_softmax(-1)
+        everything = plain(scorer.models[0], source, target).log_softmax(-1)
         over_all = everything[range(len(target) + 1), [*target, END]].tolist()
         assert all(one > other for one, other in zip(found, over_all, strict=True))
 
 
 @pytest.mark.parametrize(
     "search",
-    [GreedyConfig(max_length=12), BeamConfig(size=4, max_length=12)],
-    ids=["greedy", "beam"],
+    [
+        GreedyConfig(max_length=12),
+        BeamConfig(size=4, max_length=12),
+        BeamConfig(size=4, groups=2, max_length=12),
+    ],
+    ids=["greedy", "beam", "groups"],
 )
 def test_scores_of_hypotheses_are_what_the_search_says_of_them(scorer, search):
     sources = [[one, other, END] for one in range(6, V) for other in range(6, V)]
     nbest = search.size if isinstance(search, BeamConfig) else 1
     requests = [Request(tuple(source)) for source in sources]
-    found = NativeEngine(scorer.model, ROLES, device=CPU).translate(requests, search, nbest=nbest)
+    found = NativeEngine(scorer.models[0], ROLES, device=CPU).translate(
+        requests, search, nbest=nbest
+    )
     finished = [
         (source, hypothesis)
         for source, hypotheses in zip(sources, found, strict=True)
@@ -120,7 +126,7 @@ def test_a_suppressed_id_is_impossible_and_what_follows_is_not(scorer):
     target = [9, 1, 10]
     (found,) = scorer.score([([7, END], target)])
     assert [math.isinf(log_prob) for log_prob in found] == [False, True, False, False]
-    assert found == pytest.approx(by_hand(scorer.model, [7, END], target), rel=1e-9)
+    assert found == pytest.approx(by_hand(scorer.models[0], [7, END], target), rel=1e-9)
 
 
 def test_an_empty_target_is_impossible(scorer):
@@ -133,7 +139,7 @@ def test_an_empty_source_has_the_empty_target_alone(scorer):
     assert found[1] == (0.0,)
     assert found[3] == (-math.inf,) * 3
     assert [found[0], found[2]] == [
-        pytest.approx(by_hand(scorer.model, *pair), rel=1e-9) for pair in PAIRS[:2]
+        pytest.approx(by_hand(scorer.models[0], *pair), rel=1e-9) for pair in PAIRS[:2]
     ]
 
 
@@ -151,7 +157,7 @@ IDS = st.lists(st.integers(6, V - 1), max_size=7)
     chunk_rows=st.integers(1, 9),
 )
 def test_the_company_of_a_pair_changes_nothing(pairs, batch_tokens, chunk_rows):
-    scorer = ModelScorer(random_model(), ROLES, device=CPU)
+    scorer = ModelScorer([random_model()], ROLES, device=CPU)
     inputs = [([*source, END] if source else [], target) for source, target in pairs]
     alone = [scorer.score([pair])[0] for pair in inputs]
     with pytest.MonkeyPatch.context() as patched:
@@ -166,8 +172,12 @@ def test_the_company_of_a_pair_changes_nothing(pairs, batch_tokens, chunk_rows):
 
 def test_logits_are_held_in_chunks_and_batches_keep_to_their_budget(scorer, monkeypatch):
     rows, shapes = [], []
-    scorer.model.output.register_forward_hook(lambda _, inputs, output: rows.append(len(output)))
-    scorer.model.decoder.register_forward_hook(lambda _, inputs, out: shapes.append(out.shape[:2]))
+    scorer.models[0].output.register_forward_hook(
+        lambda _, inputs, output: rows.append(len(output))
+    )
+    scorer.models[0].decoder.register_forward_hook(
+        lambda _, inputs, out: shapes.append(out.shape[:2])
+    )
     monkeypatch.setattr(scoring_room, "CHUNK_ROWS", 4)
     monkeypatch.setattr(scoring_room, "BATCH_TOKENS", 30)
     scorer.score(PAIRS * 5)
@@ -178,7 +188,7 @@ def test_logits_are_held_in_chunks_and_batches_keep_to_their_budget(scorer, monk
 
 
 def test_dropout_is_off(scorer):
-    scorer.model.train()
+    scorer.models[0].train()
     assert scorer.score(PAIRS) == scorer.score(PAIRS)
 
 
@@ -187,9 +197,23 @@ def test_precision_is_that_of_the_matrix_products():
     for parameter in model.parameters():
         parameter.data.mul_(0.3)
     wide, narrow = (
-        ModelScorer(model, ROLES, device=CPU, precision=precision).score(PAIRS)
+        ModelScorer([model], ROLES, device=CPU, precision=precision).score(PAIRS)
         for precision in (torch.float32, torch.bfloat16)
     )
     assert wide != narrow
     for one, other in zip(wide, narrow, strict=True):
         assert one == pytest.approx(other, abs=0.1)
+
+
+def test_an_ensemble_has_the_mean_of_the_probabilities():
+    models = [random_model(), random_model()]
+    for parameter in models[1].parameters():
+        parameter.data.mul_(0.5)
+    alone = [ModelScorer([model], ROLES, device=CPU).score(PAIRS) for model in models]
+    together = ModelScorer(models, ROLES, device=CPU).score(PAIRS)
+    for one, other, found in zip(*alone, together, strict=True):
+        expected = [
+            -math.inf if -math.inf in both else math.log(sum(map(math.exp, both)) / 2)
+            for both in zip(one, other, strict=True)
+        ]
+        assert found == pytest.approx(expected)

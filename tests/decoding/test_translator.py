@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sacrebleu.metrics.chrf import CHRF
 
 from tformer_cli.config.schema import (
     BeamConfig,
@@ -18,16 +19,21 @@ from tformer_cli.config.schema import (
     DecodingConfig,
     EncoderDecoderConfig,
     FilterConfig,
+    GreedyConfig,
     LearnedPositions,
     ParallelText,
+    SampleConfig,
+    SubwordConfig,
     TrainingText,
 )
 from tformer_cli.decoding import translator as translator_room
+from tformer_cli.decoding.consensus import Consensus
 from tformer_cli.decoding.hypothesis import EMPTY, Hypothesis
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.translator import Translator, best_combinations
-from tformer_cli.errors import DataError, UsageError
+from tformer_cli.errors import DataError, Problem, UsageError
 from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.text.terminology import Terminology
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import END_ID
 
@@ -49,6 +55,7 @@ class Backwards:
         nbest: int = 1,
         scored: bool = True,
         on_done: Callable[[int], object] = lambda count: None,
+        on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> list[list[Hypothesis]]:
         self.sentences += [list(request.source) for request in requests]
         for _ in requests:
@@ -83,7 +90,7 @@ def said(translator: Translator) -> list[str]:
 def test_a_line_as_long_as_training_has_seen_is_one_sentence(translator):
     warnings = []
     lines = ["abc ef", "", " ", "a"]
-    assert translator.translate(lines, on_long_line=warnings.append) == ["fe cba", "", "", "a"]
+    assert translator.translate(lines, on_warning=warnings.append) == ["fe cba", "", "", "a"]
     assert said(translator) == ["abc ef", "", "", "a"]
     assert warnings == []
 
@@ -91,7 +98,7 @@ def test_a_line_as_long_as_training_has_seen_is_one_sentence(translator):
 def test_a_long_line_is_said_in_pieces_between_its_neighbours(translator):
     warnings = []
     lines = ["ab", "abc. de. fg, abcdefg", "cd"]
-    found = translator.translate(lines, on_long_line=warnings.append)
+    found = translator.translate(lines, on_warning=warnings.append)
     assert found == ["ba", ".cba .ed ,gf fedcba g", "dc"]
     assert said(translator) == ["ab", "abc.", "de.", "fg,", "abcdef", "g", "cd"]
     assert [str(warning) for warning in warnings] == [
@@ -106,7 +113,7 @@ def test_a_language_without_blanks_gets_none(translator):
 
 def test_blanks_at_the_end_make_no_piece(translator):
     warnings = []
-    found = translator.translate(["abc" + 9 * " ", 9 * " " + "abc"], on_long_line=warnings.append)
+    found = translator.translate(["abc" + 9 * " ", 9 * " " + "abc"], on_warning=warnings.append)
     assert found == ["cba", "cba"]
     assert str(warnings[0]) == "line 1: is longer than 6 tokens; got 12; translated in 1 piece"
 
@@ -141,7 +148,7 @@ def test_best_combinations_are_the_best_of_all(pieces, count):
 def test_truncating_keeps_the_first_tokens(translator):
     translator.long_lines = "truncate"
     warnings = []
-    found = translator.translate(["abcdefg", "ab"], on_long_line=warnings.append)
+    found = translator.translate(["abcdefg", "ab"], on_warning=warnings.append)
     assert found == ["fedcba", "ba"]
     assert [str(warning) for warning in warnings] == [
         "line 1: is longer than 6 tokens; got 7; only the first 6 are translated"
@@ -162,9 +169,25 @@ def test_messages_count_across_windows_and_name_the_file(translator, monkeypatch
     monkeypatch.setattr(translator_room, "WINDOW_LINES", 2)
     warnings = []
     lines = ["abcdefg", "ab", "cd", "abcd efg", "abcdefg"]
-    found = translator.nbest(lines, 1, name="x.en", start=11, on_long_line=warnings.append)
+    found = translator.nbest(lines, 1, name="x.en", start=11, on_warning=warnings.append)
     assert [best.text for (best,) in found] == ["fedcba g", "ba", "dc", "dcba gfe", "fedcba g"]
     assert [warning.where for warning in warnings] == ["x.en:11", "x.en:14", "x.en:15"]
+
+
+def test_lines_of_a_share_have_their_numbers_in_the_whole(translator, monkeypatch):
+    monkeypatch.setattr(translator_room, "WINDOW_LINES", 2)
+    warnings, numbers = [], []
+    translate = translator.engine.translate
+
+    def numbered(requests, *arguments, **options):
+        numbers.extend(request.number // translator_room.MOST_PIECES for request in requests)
+        return translate(requests, *arguments, **options)
+
+    monkeypatch.setattr(translator.engine, "translate", numbered)
+    lines = ["ab", "c", "abcdefg", "d"]
+    list(translator.nbest(lines, 1, name="x.en", start=5, step=3, on_warning=warnings.append))
+    assert numbers == [5, 8, 11, 11, 14]
+    assert [warning.where for warning in warnings] == ["x.en:11"]
 
 
 def test_progress_counts_lines_not_pieces(translator):
@@ -221,3 +244,179 @@ def test_no_limit_goes_beyond_learnt_positions(tokenizers):
         "--max-source-length: must be below the positions that the model has learnt (10); got 10; "
         "leave it out, or train with model.positions: {kind: sinusoidal}"
     )
+
+
+class Mirror:
+    """Knows where the words of `Backwards` come from."""
+
+    def align(
+        self, sentences: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]]
+    ) -> list[list[tuple[int, ...]]]:
+        return [[tuple(range(len(row)))[::-1] for row in rows] for _, rows in sentences]
+
+
+def test_alignments_count_words_of_the_line_and_of_its_translation(translator):
+    translator.aligner = Mirror()
+    lines = ["abc ef", "", "a b", " "]
+    found = [best for (best,) in translator.nbest(lines, 1, aligned=True)]
+    assert [best.text for best in found] == ["fe cba", "", "b a", ""]
+    assert [best.alignments for best in found] == [((0, 1), (1, 0)), (), ((0, 1), (1, 0)), ()]
+    assert found[0].source_tokens == tuple("abc ef")
+
+
+def test_alignments_of_pieces_are_those_of_the_joined_text(translator):
+    translator.aligner = Mirror()
+    found = list(translator.nbest(["a abc. de. fg, g"], 2, aligned=True))
+    ((first, second),) = found
+    assert said(translator) == ["a abc.", "de.", "fg, g"]
+    assert (first.text, second.text) == (".cba a .ed g ,gf", "cba a .ed g ,gf")
+    assert first.alignments == ((0, 1), (1, 0), (2, 2), (3, 4), (4, 3))
+    assert second.alignments == first.alignments
+
+
+def test_without_blanks_alignments_count_tokens(translator):
+    translator.aligner, translator.blank, translator.source_blank = Mirror(), "", ""
+    ((best,),) = translator.nbest(["abc。de。"], 1, aligned=True)
+    assert said(translator) == ["abc。", "de。"]
+    assert best.text == "。cba。ed"
+    assert best.alignments == ((0, 3), (1, 2), (2, 1), (3, 0), (4, 6), (5, 5), (6, 4))
+
+
+def test_alignments_without_an_aligner_are_refused(translator):
+    with pytest.raises(UsageError) as caught:
+        next(translator.nbest(["a"], 1, aligned=True))
+    assert str(caught.value) == (
+        "alignments: need a translator that has an aligner; leave them out"
+    )
+    ((best,),) = translator.nbest(["a"], 1)
+    assert (best.alignments, best.source_tokens) == (None, None)
+
+
+def utilities(texts: Sequence[str]) -> dict[str, float]:
+    """The mean chrF2 of each text against all."""
+    return {
+        text: sum(CHRF().sentence_score(text, [other]).score for other in texts) / len(texts)
+        for text in texts
+    }
+
+
+def test_a_consensus_chooses_among_all_that_the_search_finds(translator):
+    expected = utilities(["fedcba", "edcba", "dcba"])
+    (found,) = translator.nbest(["abcdef"], 2, consensus=Consensus("chrf"))
+    assert [best.text for best in found] == sorted(expected, key=lambda text: -expected[text])[:2]
+    assert [best.score for best in found] == pytest.approx([expected[one.text] for one in found])
+    assert translator.translate(["abcdef", ""], consensus=Consensus()) == [found[0].text, ""]
+
+
+def test_each_piece_of_a_line_has_its_own_consensus(translator):
+    first, second = utilities([".cba", "cba", "ba"]), utilities([".gfed", "gfed", "fed"])
+    ((best,),) = translator.nbest(["abc. defg."], 1, consensus=Consensus("chrf"))
+    assert best.text == " ".join(max(texts, key=texts.get) for texts in (first, second))
+    assert best.score == pytest.approx((max(first.values()) + max(second.values())) / 2)
+
+
+def test_more_translations_than_candidates_are_refused(translator):
+    with pytest.raises(UsageError) as caught:
+        next(translator.nbest(["ab"], 3, consensus=Consensus("bleu", 2)))
+    assert str(caught.value) == (
+        "--nbest: must be at most the candidates of --mbr (2); got 3; use --candidates 3"
+    )
+
+
+class Requested(Backwards):
+    """Says what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[Request] = []
+
+    def translate(self, requests, config, **others):
+        self.requests += requests
+        return super().translate(requests, config, **others)
+
+
+def required(translator: Translator, lines: Sequence[str], **options: object) -> list[list[str]]:
+    """What a translator requires of each piece of some lines, as text."""
+    translator.engine = Requested()
+    list(translator.nbest(lines, 1, **options))
+    decode = translator.tokenizers.target.decode
+    return [[decode(ids) for ids in one.required] for one in translator.engine.requests]
+
+
+def test_each_line_requires_its_phrases(translator):
+    phrases = [["ab", "c", "ab"], [], ["d e"]]
+    assert required(translator, ["abc", "", "ed"], required=phrases) == phrases
+
+
+def test_each_piece_requires_the_terms_of_its_own_text(translator):
+    terms = Terminology(["ab\tga", "c\tef", "ab c\tg"], "terms.tsv", source_language="en")
+    lines = ["c ab c", "c. ab. ab c.", "gab"]
+    assert required(translator, lines, terminology=terms) == [["ef", "g"], ["ef", "ga"], ["g"], []]
+
+
+def test_terms_beyond_a_cut_are_not_required(translator):
+    translator.long_lines = "truncate"
+    terms = Terminology(["ab\tga", "c\tef"], "terms.tsv", source_language="en")
+    assert required(translator, ["ab def c"], terminology=terms) == [["ga"]]
+
+
+def test_a_term_that_is_required_anyway_is_required_once(translator):
+    terms = Terminology(["ab\tga", "c\tef"], "terms.tsv", source_language="en")
+    found = required(translator, ["ab c"], required=[["ef", "d"]], terminology=terms)
+    assert found == [["ef", "d", "ga"]]
+
+
+def test_a_phrase_has_no_blank_before_it_in_a_language_without_blanks():
+    lines = ["東京都に住む。", "私は東京に行く。", "京都は東京ではない。"]
+    config = SubwordConfig(vocab_size=300)
+    japanese = build_tokenizers(config, lambda: [(line, line) for line in lines] * 9, seed=1)
+    translator = Translator(Backwards(), japanese, BEAM, max_source_length=50, blank="")
+    translator.engine = Requested()
+    list(translator.nbest(["私"], 1, required=[["東京", "京都"]]))
+    ((first, second),) = (one.required for one in translator.engine.requests)
+    assert "".join(japanese.target.tokens([*first, *second])) == "東京京都"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"required": [["aéb"]]}, "has a token that no translation has; got <unk> in 'aéb'"),
+        ({"required": [["ga"]], "banned": ["a"]}, "contains a banned word; got 'ga'"),
+        ({"required": [[""]]}, "has no token; got ''"),
+    ],
+)
+def test_a_phrase_that_cannot_come_is_refused(translator, options, message):
+    with pytest.raises(DataError) as caught:
+        required(translator, ["ab"], name="x.en", **options)
+    assert str(caught.value) == f"a required phrase of x.en:1: {message}"
+
+
+def test_phrases_of_a_line_in_pieces_are_refused(translator):
+    with pytest.raises(DataError) as caught:
+        required(translator, ["ab", "abc. de. fg"], required=[[], ["a"]])
+    assert str(caught.value) == (
+        "line 2: has required phrases and is cut into pieces; got 2 pieces; "
+        "split it and them, or raise --max-source-length"
+    )
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        (GreedyConfig(), "needs beam search; got greedy; add --beam 5"),
+        (SampleConfig(), "needs beam search; got sample; add --beam 5"),
+        (
+            BeamConfig(size=4, groups=2),
+            "needs a beam of one group; got 2; use --set decoding.groups=1",
+        ),
+    ],
+)
+def test_searches_that_keep_to_no_phrases_are_refused(translator, search, message):
+    terms = Terminology(["ab\tga"], "terms.tsv", source_language="en")
+    for option, options in (
+        ("--constraints", {"required": [["a"]]}),
+        ("--terminology", {"terminology": terms}),
+    ):
+        with pytest.raises(UsageError) as caught:
+            required(translator, ["ab"], decoding=search, **options)
+        assert str(caught.value) == f"{option}: {message}"

@@ -41,3 +41,25 @@ def test_likelihood_is_the_mean_over_tokens_whatever_the_batches():
         assert likelihood.accuracy == pytest.approx(correct / count)
         assert likelihood.num_tokens == count
         assert likelihood.perplexity == pytest.approx(math.exp(nll / count), rel=1e-5)
+
+
+def test_the_likelihood_of_an_ensemble_is_that_of_the_mean_probability():
+    config = EncoderDecoderConfig(dim=12, num_heads=3, feedforward_dim=16, dropout=0.5)
+    models = [build_model(config, source_size=V, target_size=V, seed=seed) for seed in (2, 3)]
+    source, target = [7, 8, 3], [9, 10, 11, 3]
+    store = build_store([(source[:-1], target[:-1], 1.0)])
+    ids, inputs = torch.tensor([source]), torch.tensor([[2, *target[:-1]]])
+    found = reference_likelihood(
+        models[0],
+        batches_in_order(store, batch_tokens=20),
+        device=torch.device("cpu"),
+        precision=torch.float32,
+        others=models[1:],
+    )
+    mean = torch.zeros(len(target), V)
+    for model in models:
+        states = model.eval().decoder(inputs, model.encode(ids, torch.ones_like(ids).bool()))
+        mean += model.output(states)[0].softmax(-1) / 2
+    expected = -mean[torch.arange(len(target)), target].log().mean()
+    assert found.loss == pytest.approx(expected.item(), rel=1e-5)
+    assert found.accuracy == (mean.argmax(-1) == torch.tensor(target)).float().mean().item()

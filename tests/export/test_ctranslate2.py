@@ -51,6 +51,8 @@ SEARCHES = [
     GreedyConfig(max_length=23),
     BeamConfig(size=5, max_length=23),
     BeamConfig(size=3, max_length=19, length_penalty=0.6, patience=2.0),
+    BeamConfig(size=4, max_length=23, length_penalty=0.0, coverage_penalty=0.9),
+    BeamConfig(size=3, max_length=19, patience=2.0, coverage_penalty=0.4),
 ]
 
 
@@ -126,7 +128,7 @@ def test_given_translations_have_the_same_probabilities(name, tmp_path):
         assert result.log_probs == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam", "patient"])
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam", "patient", "covering", "both"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_translations_are_those_of_our_own_engine(name, search, tmp_path):
     config, tokenizers = CONFIGS[name], char_tokenizers(shared=CONFIGS[name].tie == "all")
@@ -136,9 +138,12 @@ def test_translations_are_those_of_our_own_engine(name, search, tmp_path):
         source_tokens(tokenizers),
         beam_size=beam.size,
         length_penalty=beam.length_penalty,
+        coverage_penalty=beam.coverage_penalty,
         patience=beam.patience,
         max_decoding_length=search.max_length,
         max_input_length=0,
+        # CTranslate2 counts the padding of a batch as source tokens that are not covered.
+        max_batch_size=1 if beam.coverage_penalty else 0,
         return_scores=True,
     )
     expected = ours(model, tokenizers, config, search)

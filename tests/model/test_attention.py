@@ -1,5 +1,7 @@
 """Attention against torch's own layer, and the fast kernel against the formula."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,7 +9,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tformer_cli.model import masks
-from tformer_cli.model.attention import Attention, View, attend, attention_weights, naive_attend
+from tformer_cli.model.attention import (
+    MOST_WEIGHTS,
+    Attention,
+    View,
+    attend,
+    attention_weights,
+    kernel_attend,
+    naive_attend,
+    softmax,
+)
 
 B, H, S, T, DH = 2, 3, 5, 7, 11
 
@@ -36,11 +47,35 @@ def views(length: int, keys: int) -> dict[str, View]:
 
 
 @pytest.mark.parametrize("keys", [S, T])
-def test_attend_equals_its_naive_twin_in_every_view(keys):
-    queries, k, v = heads(T), heads(keys), heads(keys)
+def test_kernel_and_formula_agree_in_every_view_with_their_gradients(keys):
+    inputs = [heads(length).requires_grad_() for length in (T, keys, keys)]
+    direction = heads(T)
     for name, view in views(T, keys).items():
-        fast, naive = attend(queries, k, v, view), naive_attend(queries, k, v, view)
+        fast, naive = (way(*inputs, view, 0.0) for way in (kernel_attend, naive_attend))
         torch.testing.assert_close(fast, naive, msg=f"differs in view {name}")
+        gradients = [torch.autograd.grad((out * direction).sum(), inputs) for out in (fast, naive)]
+        for one, other in zip(*gradients, strict=True):
+            torch.testing.assert_close(one, other, msg=f"gradients differ in view {name}")
+
+
+@pytest.mark.parametrize(("batch", "way"), [(1, naive_attend), (2, kernel_attend)])
+def test_a_large_attention_goes_by_the_kernel(batch, way):
+    length = math.isqrt(MOST_WEIGHTS // 4)
+    queries, keys, values = (torch.randn(batch, 4, length, 1) for _ in range(3))
+    found = attend(queries, keys, values, View(causal=True))
+    assert torch.equal(found, way(queries, keys, values, View(causal=True), 0.0))
+
+
+@pytest.mark.parametrize("length", [1, 7, 15, 16, 17, 40])
+def test_softmax_is_that_of_torch_with_its_gradient(length):
+    logits = torch.randn(3, 2, length, dtype=torch.float64).requires_grad_()
+    direction = torch.randn(3, 2, length, dtype=torch.float64)
+    found, expected = softmax(logits), logits.softmax(-1)
+    torch.testing.assert_close(found, expected)
+    mine, theirs = (
+        torch.autograd.grad((out * direction).sum(), logits)[0] for out in (found, expected)
+    )
+    torch.testing.assert_close(mine, theirs)
 
 
 def test_attention_weights_are_distributions_over_what_may_be_seen():

@@ -3,7 +3,7 @@ import torch
 
 from tformer_cli.corpus.batch import Batch, Example, collate
 from tformer_cli.errors import TrainingError
-from tformer_cli.training.memory import in_halves, is_out_of_memory, memory_sufficing
+from tformer_cli.training.memory import in_halves, memory_sufficing
 
 ROWS = [
     Example(0, [7, 8, 9], [9, 10, 11]),
@@ -34,22 +34,6 @@ def test_a_single_row_cannot_be_halved():
         "step 3: memory ran out on a single pair of sentences; got 3 and 6 tokens; "
         "lower data.filters.max_length, or train a smaller model"
     )
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory."), True),
-        (MemoryError(), True),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to ..."), True),
-        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to ..."), True),
-        (RuntimeError("MPS backend out of memory (MPS allocated: ...)"), True),
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
-        (OSError("out of memory"), False),
-    ],
-)
-def test_errors_of_memory_are_told_from_others(error, expected):
-    assert is_out_of_memory(error) == expected
 
 
 def test_memory_that_runs_out_elsewhere_is_said_of_the_run():

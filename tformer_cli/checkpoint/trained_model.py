@@ -1,7 +1,12 @@
 """A trained model, with all that it takes to translate."""
 
+import hashlib
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from tformer_cli.checkpoint.checkpoint import load_weights
 from tformer_cli.checkpoint.integrity import check_translating, damage
@@ -23,6 +28,19 @@ class TrainedModel:
     tokenizers: Tokenizers
     model: Seq2Seq
     step: int
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all that decides how it translates, the search apart."""
+        data = self.config.data
+        shape = (self.config.model, data.filters.max_length, data.target_language)
+        digest = hashlib.sha256(f"{self.tokenizers.fingerprint} {shape}".encode())
+        for name, weight in self.model.named_parameters():
+            digest.update(name.encode())
+            digest.update(
+                weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+            )
+        return digest.hexdigest()
 
 
 def load_trained_model(run: RunDirectory, name: str = "best") -> TrainedModel:
@@ -63,6 +81,38 @@ def load_trained_model(run: RunDirectory, name: str = "best") -> TrainedModel:
     )
     load_weights(directory, model)
     return TrainedModel(config, tokenizers, model.eval(), state.step)
+
+
+def load_ensemble(runs: Sequence[RunDirectory], name: str = "best") -> list[TrainedModel]:
+    """Load the models of several runs, which translate as one.
+
+    The config of the first run is in force, so its limits of length must do for all.
+
+    Args:
+        runs: one run folder or more.
+        name: of the checkpoint of each, as `load_trained_model` has it.
+
+    Raises:
+        CheckpointError: a run cannot be loaded, or does not go with the first.
+    """
+    first, *others = [load_trained_model(run, name) for run in runs]
+    for run, other in zip(runs[1:], others, strict=True):
+        if other.tokenizers.fingerprint != first.tokenizers.fingerprint:
+            raise CheckpointError(
+                str(run.path),
+                f"has other tokenizers than {runs[0].path}",
+                remedy="an ensemble has one vocabulary: name runs of the same text, tokenizer "
+                "section and seed, or one that continues from the other",
+            )
+        longest = other.model.max_length
+        if longest is not None and longest < (first.model.max_length or math.inf):
+            raise CheckpointError(
+                str(run.path),
+                f"has learnt fewer positions than {runs[0].path} has",
+                got=str(longest),
+                remedy="name it first",
+            )
+    return [first, *others]
 
 
 def _sentence_hint(path: Path) -> str:

@@ -10,18 +10,23 @@ import typer
 from tformer_cli.cli.messages import warn
 from tformer_cli.cli.options import (
     BeamOption,
+    CandidatesOption,
     CheckpointOption,
     DeviceOption,
+    EnsembleOption,
     LengthPenaltyOption,
+    MbrOption,
     PrecisionOption,
     RunArgument,
     SearchSetOption,
     WorkersOption,
+    chosen_consensus,
     chosen_decoding,
     chosen_run,
 )
 from tformer_cli.config.schema import Config, ParallelText
 from tformer_cli.errors import UsageError
+from tformer_cli.run_directory import RunDirectory
 
 
 def evaluate(
@@ -40,6 +45,9 @@ def evaluate(
     beam: BeamOption = None,
     length_penalty: LengthPenaltyOption = None,
     settings: SearchSetOption = None,
+    mbr: MbrOption = None,
+    candidates: CandidatesOption = None,
+    ensemble: EnsembleOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
@@ -56,16 +64,23 @@ def evaluate(
     Example: tformer eval runs/demo --bleu --chrf --split valid --json
     """
     run_directory = chosen_run(run)
+    runs = [run_directory, *map(RunDirectory, ensemble or [])]
 
     from tqdm import tqdm
 
-    from tformer_cli.checkpoint.trained_model import load_trained_model
+    from tformer_cli.checkpoint.trained_model import load_ensemble
     from tformer_cli.decoding.translator import Translator
-    from tformer_cli.device import default_workers, resolve_device, resolve_precision
+    from tformer_cli.device import (
+        default_workers,
+        keep_freed_memory,
+        resolve_device,
+        resolve_precision,
+    )
     from tformer_cli.evaluation import evaluate as evaluation_room
     from tformer_cli.evaluation.metrics import MetricName, build_metric
 
-    trained = load_trained_model(run_directory, checkpoint)
+    trained, *rest = load_ensemble(runs, checkpoint)
+    others = [one.model for one in rest]
     config = trained.config
     texts = _chosen_texts(config, split, source, reference)
     names: list[MetricName] = []
@@ -74,6 +89,7 @@ def evaluate(
             names.append(name)  # type: ignore[arg-type]
     metrics = [build_metric(name, config.evaluation, config.data.target_language) for name in names]
     place = resolve_device(device)
+    keep_freed_memory()
     number_format = resolve_precision(precision, place)
     translator = Translator.of_model(
         trained.model,
@@ -81,9 +97,11 @@ def evaluate(
         config,
         place,
         number_format,
+        others=others,
         workers=workers or default_workers(place),
     )
     decoding = chosen_decoding(config, beam, length_penalty, settings)
+    consensus = chosen_consensus(mbr, candidates)
     results = {}
     for name, text in texts.items():
         with tqdm(unit="line", disable=not sys.stderr.isatty(), leave=False) as bar:
@@ -93,10 +111,12 @@ def evaluate(
                 text,
                 metrics,
                 decoding=decoding,
+                consensus=consensus,
+                others=others,
                 device=place,
                 precision=number_format,
                 on_done=bar.update,
-                on_long_line=warn,
+                on_warning=warn,
             )
         hypothesis_file = evaluation_room.save_evaluation(evaluation, run_directory.eval, name)
         commands = [
@@ -109,7 +129,10 @@ def evaluate(
             "sacrebleu": commands,
         }
         if not as_json:
-            typer.echo(f"{name}: {len(evaluation.hypotheses)} sentences, step {trained.step}")
+            models = f", ensemble of {len(runs)}" if others else ""
+            typer.echo(
+                f"{name}: {len(evaluation.hypotheses)} sentences, step {trained.step}{models}"
+            )
             for score in evaluation.scores:
                 typer.echo(str(score))
             likelihood = evaluation.likelihood

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,9 +14,13 @@ from tformer_cli.config.schema import (
     DecodingConfig,
     GreedyConfig,
     SearchConfig,
+    check,
 )
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import ConfigError, Problem, UsageError
 from tformer_cli.run_directory import RunDirectory, newest_run
+
+if TYPE_CHECKING:
+    from tformer_cli.decoding.consensus import Consensus
 
 RunArgument = Annotated[
     Path | None,
@@ -56,6 +60,23 @@ LengthPenaltyOption = Annotated[
     float | None,
     typer.Option(min=0.0, help="Score is log probability / length ** A. Default: the run's."),
 ]
+EnsembleOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="RUN",
+        help="Another run whose model has an equal say; may be repeated.",
+    ),
+]
+MbrOption = Annotated[
+    Literal["chrf", "bleu"] | None,
+    typer.Option(help="Choose the translation that is most like all others that the search finds."),
+]
+CandidatesOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="How many --mbr chooses from. Default: the beam size; of sampling 32."
+    ),
+]
 
 NAMES = {"greedy": "greedy search", "beam": "beam search", "sample": "sampling"}
 
@@ -87,6 +108,9 @@ def chosen_decoding(
         ConfigError: a setting is wrong.
         UsageError: a length penalty was asked of a search that has no use for it.
     """
+    if beam is not None and beam > 1 and isinstance(config.decoding, BeamConfig):
+        # A setting may make sense for this size alone.
+        config = replace(config, decoding=replace(config.decoding, size=beam))
     decoding = changed_decoding(config, settings or [])
     rules = {part.name: getattr(decoding, part.name) for part in fields(SearchConfig)}
     if beam == 1:
@@ -96,7 +120,7 @@ def chosen_decoding(
     elif beam is not None:
         decoding = BeamConfig(size=beam, **rules)
     if length_penalty is None:
-        return decoding
+        return checked(decoding)
     if not isinstance(decoding, BeamConfig):
         raise UsageError(
             "--length-penalty",
@@ -104,4 +128,41 @@ def chosen_decoding(
             got=f"{length_penalty:g}",
             remedy="add --beam 5",
         )
-    return replace(decoding, length_penalty=length_penalty)
+    return checked(replace(decoding, length_penalty=length_penalty))
+
+
+def checked(decoding: DecodingConfig) -> DecodingConfig:
+    """Return a search that options have changed, if it still makes sense.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    problems = [
+        Problem(conflict.key, conflict.what, conflict.got, conflict.remedy)
+        for conflict in check(decoding, "decoding")
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return decoding
+
+
+def chosen_consensus(
+    utility: Literal["chrf", "bleu"] | None, num_candidates: int | None
+) -> "Consensus | None":
+    """Return how --mbr and --candidates choose among translations.
+
+    Raises:
+        UsageError: a number of candidates was asked of no choice.
+    """
+    from tformer_cli.decoding.consensus import Consensus
+
+    if utility is not None:
+        return Consensus(utility, num_candidates)
+    if num_candidates is not None:
+        raise UsageError(
+            "--candidates",
+            "has no effect without --mbr",
+            got=str(num_candidates),
+            remedy="add --mbr chrf",
+        )
+    return None

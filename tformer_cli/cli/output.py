@@ -11,6 +11,38 @@ from typing import TextIO
 from tformer_cli.run_directory import whole_file
 
 
+class Stream:
+    """Where lines go as they come.
+
+    Attributes:
+        num_lines: that are done already: none.
+    """
+
+    num_lines = 0
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def add(self, text: str, num_lines: int) -> None:
+        """Write what comes of some more lines."""
+        self._file.write(text)
+        self._file.flush()
+
+
+@contextlib.contextmanager
+def streamed(file: Path | None) -> Iterator[Stream]:
+    """Open stdout, or a file that appears when it is complete, for lines as they come."""
+    with opened(file) as output:
+        yield Stream(output)
+
+
+@contextlib.contextmanager
+def discarded() -> Iterator[Stream]:
+    """Open what nobody reads, for lines as they come."""
+    with open(os.devnull, "w", encoding="utf-8") as nothing:
+        yield Stream(nothing)
+
+
 @contextlib.contextmanager
 def opened(file: Path | None) -> Iterator[TextIO]:
     """Open stdout, or a file that appears when it is complete."""

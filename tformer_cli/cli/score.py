@@ -11,12 +11,14 @@ import typer
 from tformer_cli.cli.options import (
     CheckpointOption,
     DeviceOption,
+    EnsembleOption,
     PrecisionOption,
     RunArgument,
     chosen_run,
 )
 from tformer_cli.cli.output import opened
 from tformer_cli.errors import UsageError
+from tformer_cli.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from tformer_cli.decoding.scored_pair import ScoredPair
@@ -38,6 +40,7 @@ def score(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a line, with texts and tokens.")
     ] = False,
+    ensemble: EnsembleOption = None,
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",
@@ -58,20 +61,23 @@ def score(
 
     from tqdm import tqdm
 
-    from tformer_cli.checkpoint.trained_model import load_trained_model
+    from tformer_cli.checkpoint.trained_model import load_ensemble
     from tformer_cli.corpus.reader import read_pairs
     from tformer_cli.decoding.scored_pair import score_pairs
     from tformer_cli.decoding.scoring import ModelScorer
     from tformer_cli.decoding.translator import token_roles
-    from tformer_cli.device import resolve_device, resolve_precision
+    from tformer_cli.device import keep_freed_memory, resolve_device, resolve_precision
 
     # A bad line is found before the first is scored; but a pipe can be read only once.
     is_pipe = source.is_fifo() or target.is_fifo()
     total = None if is_pipe else sum(1 for _ in read_pairs(source, target))
-    trained = load_trained_model(run_directory, checkpoint)
+    trained, *others = load_ensemble(
+        [run_directory, *map(RunDirectory, ensemble or [])], checkpoint
+    )
     place = resolve_device(device)
+    keep_freed_memory()
     scorer = ModelScorer(
-        trained.model.to(place),
+        [one.model.to(place) for one in (trained, *others)],
         token_roles(trained.tokenizers.target),
         device=place,
         precision=resolve_precision(precision, place),

@@ -1,35 +1,47 @@
 """`tformer translate`."""
 
+import contextlib
 import io
+import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
 from tformer_cli.cli.messages import warn
 from tformer_cli.cli.options import (
     BeamOption,
+    CandidatesOption,
     CheckpointOption,
     DeviceOption,
+    EnsembleOption,
     LengthPenaltyOption,
+    MbrOption,
     PrecisionOption,
     RunArgument,
     SearchSetOption,
     WorkersOption,
+    chosen_consensus,
     chosen_decoding,
     chosen_run,
 )
-from tformer_cli.cli.output import opened
+from tformer_cli.cli.output import Stream, discarded, streamed
+from tformer_cli.cli.resumption import made_from
 from tformer_cli.errors import UsageError
+from tformer_cli.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from tformer_cli.decoding.translator import Translation
+    from tformer_cli.partial_file import PartialFile
+    from tformer_cli.text.terminology import Terminology
 
 
 def translate(
+    context: typer.Context,
     run: RunArgument = None,
     input_file: Annotated[
         Path | None,
@@ -39,16 +51,35 @@ def translate(
         Path | None,
         typer.Option("--output", "-o", help="Where the translations go. Default: stdout."),
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on where the same command was killed; what is done lies in OUTPUT.partial.",
+        ),
+    ] = False,
     beam: BeamOption = None,
     length_penalty: LengthPenaltyOption = None,
     settings: SearchSetOption = None,
+    mbr: MbrOption = None,
+    candidates: CandidatesOption = None,
+    ensemble: EnsembleOption = None,
     nbest: Annotated[
         int,
         typer.Option(min=1, help="Translations a line, as `line ||| translation ||| score`."),
     ] = 1,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line, with tokens and scores.")
+        bool,
+        typer.Option("--json", help="One JSON object a line, with tokens, scores, alignments."),
     ] = False,
+    alignments_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--alignments",
+            help="Where to write which words come from which: for each line the numbers of source "
+            "and target words, from 0, as in `0-0 1-2`.",
+        ),
+    ] = None,
     prefix_file: Annotated[
         Path | None,
         typer.Option(
@@ -58,6 +89,22 @@ def translate(
     banned: Annotated[
         list[str] | None,
         typer.Option("--ban", help="A word or phrase that no translation has; may be repeated."),
+    ] = None,
+    constraints_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--constraints",
+            help="Phrases that each translation has, with tabs between them, a line for each line "
+            "of --input. A long line in pieces can have none.",
+        ),
+    ] = None,
+    terminology_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--terminology",
+            help="Lines of a source term, a tab and a target term: the translation of a line, or "
+            "of a piece of a long one, that has the first has the second.",
+        ),
     ] = None,
     long_lines: Annotated[
         Literal["split", "truncate", "error"],
@@ -82,68 +129,177 @@ def translate(
     Example: echo "The old dog sleeps." | tformer translate
 
     Example: tformer translate runs/demo --input test.en --output test.de --beam 5
+
+    Example: tformer translate runs/demo --input crawl.en.gz --output crawl.de --resume
     """
-    run_directory = chosen_run(run)
+    runs = [chosen_run(run), *map(RunDirectory, ensemble or [])]
 
     from tqdm import tqdm
 
-    from tformer_cli.checkpoint.trained_model import load_trained_model
+    from tformer_cli.checkpoint.trained_model import load_ensemble
     from tformer_cli.corpus.chunks import chunks
     from tformer_cli.corpus.read_ahead import arriving
     from tformer_cli.decoding.translator import WINDOW_LINES, Translator
-    from tformer_cli.device import default_workers, resolve_device, resolve_precision
+    from tformer_cli.device import (
+        default_workers,
+        keep_freed_memory,
+        resolve_device,
+        resolve_precision,
+    )
+    from tformer_cli.distributed import joined, num_processes, own_device
+    from tformer_cli.text.words import pharaoh
 
-    if prefix_file is not None and input_file is None:
-        raise UsageError("--prefixes", "needs --input, line for line", remedy="name that file")
-    # A bad line is found before the first is translated.
-    total = None if input_file is None else sum(1 for _ in _lines(input_file, prefix_file))
-    trained = load_trained_model(run_directory, checkpoint)
-    place = resolve_device(device)
+    beside = Beside(prefix_file, constraints_file)
+    _check_usage(input_file, beside, output_file, alignments_file, workers, resume=resume)
+    total = None
+    # A bad line is found before the first is translated; but a pipe can be read only once.
+    if input_file is not None and not _has_pipe(input_file, *beside):
+        total = sum(1 for _ in _lines(input_file, beside))
+    trained, *others = load_ensemble(runs, checkpoint)
+    place = own_device(resolve_device(device))
+    keep_freed_memory()
+    if workers is None:
+        workers = default_workers(place) if num_processes() == 1 else 1
     translator = Translator.of_model(
         trained.model,
         trained.tokenizers,
         trained.config,
         place,
         resolve_precision(precision, place),
-        workers=workers or default_workers(place),
+        others=[other.model for other in others],
+        workers=workers,
         long_lines=long_lines,
         max_source_length=max_source_length,
     )
     decoding = chosen_decoding(trained.config, beam, length_penalty, settings)
-    number = 0
+    consensus = chosen_consensus(mbr, candidates)
+    language = trained.config.data.source_language
+    terminology = None if terminology_file is None else _terms(terminology_file, language)
+    made = partial(made_from, context, [trained, *others], decoding) if resume else None
     with (
-        opened(output_file) as output,
-        tqdm(total=total, unit="line", disable=total is None or not sys.stderr.isatty()) as bar,
+        joined() as world,
+        _destination(output_file, made) if world.is_first else discarded() as output,
+        streamed(alignments_file)
+        if world.is_first and alignments_file is not None
+        else discarded() as alignments,
+        tqdm(
+            total=total,
+            initial=output.num_lines,
+            unit="line",
+            disable=total is None or not world.is_first or not sys.stderr.isatty(),
+        ) as bar,
     ):
-        windows: Iterator[list[tuple[str, str]]] = (
-            ([(line, "") for line in lines] for lines in arriving(_stdin(), WINDOW_LINES))
+        num_done = world.largest(output.num_lines)
+        windows: Iterator[list[tuple[str, str, list[str]]]] = (
+            ([(line, "", []) for line in lines] for lines in arriving(_stdin(), WINDOW_LINES))
             if input_file is None
-            else chunks(_lines(input_file, prefix_file), WINDOW_LINES)
+            else chunks(
+                itertools.islice(_lines(input_file, beside), num_done, None),
+                WINDOW_LINES * world.size,
+            )
         )
         for window in windows:
-            lines, prefixes = zip(*window, strict=True)
-            results = translator.nbest(
-                lines,
+            own = world.dealt(window)
+            found = translator.nbest(
+                [line for line, _, _ in own],
                 nbest,
                 decoding=decoding,
-                prefixes=prefixes,
+                consensus=consensus,
+                prefixes=[prefix for _, prefix, _ in own],
                 banned=banned or (),
+                required=[phrases for *_, phrases in own] if constraints_file else None,
+                terminology=terminology,
                 scored=as_json or nbest > 1,
+                aligned=as_json or alignments_file is not None,
                 name=None if input_file is None else str(input_file),
-                start=number + 1,
-                on_done=bar.update,
-                on_long_line=warn,
+                start=num_done + 1 + world.rank,
+                step=world.size,
+                # The others are about as fast.
+                on_done=lambda count: bar.update(count * world.size),
+                on_warning=warn,
             )
-            for line, translations in zip(lines, results, strict=True):
-                number += 1
-                if as_json:
-                    output.write(_json_line(number, line, translations))
-                elif nbest == 1:
-                    output.write(f"{translations[0].text}\n")
-                else:
-                    for found in translations:
-                        output.write(f"{number} ||| {found.text} ||| {found.score:.6f}\n")
-            output.flush()
+            results = list(found)
+            numbers = world.dealt(range(num_done + 1, num_done + 1 + len(window)))
+            written = [
+                _json_line(number, line, translations)
+                if as_json
+                else _text_lines(number, translations, numbered=nbest > 1)
+                for number, (line, *_), translations in zip(numbers, own, results, strict=True)
+            ]
+            output.add("".join(world.collected(written)), len(window))
+            if alignments_file is not None:
+                pairs = [f"{pharaoh(best.alignments or ())}\n" for best, *_ in results]
+                alignments.add("".join(world.collected(pairs)), len(window))
+            num_done += len(window)
+            bar.update(num_done - bar.n)
+
+
+class Beside(NamedTuple):
+    """Files with a line for each line of the input."""
+
+    prefixes: Path | None
+    constraints: Path | None
+
+
+def _check_usage(
+    input_file: Path | None,
+    beside: Beside,
+    output_file: Path | None,
+    alignments_file: Path | None,
+    workers: int | None,
+    *,
+    resume: bool,
+) -> None:
+    """Refuse what several processes cannot share, or what nobody can go on with.
+
+    Raises:
+        UsageError: there is such.
+    """
+    from tformer_cli.distributed import num_processes
+
+    for option, file in zip(("--prefixes", "--constraints"), beside, strict=True):
+        if file is not None and input_file is None:
+            raise UsageError(option, "needs --input, line for line", remedy="name that file")
+    if resume and (input_file is None or output_file is None):
+        raise UsageError("--resume", "needs --input and --output", remedy="name both files")
+    if resume and alignments_file is not None:
+        raise UsageError(
+            "--alignments", "contradicts --resume", remedy="use --json, which holds them too"
+        )
+    is_shared = num_processes() > 1
+    if is_shared and input_file is None:
+        raise UsageError(
+            "--input", "is needed by torchrun, for stdin cannot be shared", remedy="name a file"
+        )
+    if is_shared and workers is not None and workers > 1:
+        raise UsageError(
+            "--workers",
+            "must be 1 under torchrun, which has begun the processes itself",
+            got=str(workers),
+            remedy="leave it out",
+        )
+    if (is_shared or resume or all(beside)) and _has_pipe(input_file, *beside):
+        raise UsageError(
+            "--input",
+            "must be read more than once, and a pipe cannot be",
+            remedy="write it to a file first",
+        )
+
+
+def _has_pipe(*files: Path | None) -> bool:
+    """Return whether what is read can be read only once."""
+    return any(file is not None and file.is_fifo() for file in files)
+
+
+def _destination(
+    output_file: Path | None, made: Callable[[], Mapping[str, object]] | None
+) -> "contextlib.AbstractContextManager[PartialFile | Stream]":
+    """Open what the translations are added to; a file goes on where it is known what it is of."""
+    from tformer_cli.partial_file import partial_file
+
+    if made is None or output_file is None:
+        return streamed(output_file)
+    return partial_file(output_file, made())
 
 
 def _stdin() -> Iterator[str]:
@@ -158,25 +314,49 @@ def _stdin() -> Iterator[str]:
     return decode_lines(sys.stdin.detach(), "<stdin>")
 
 
-def _lines(file: Path, prefix_file: Path | None) -> Iterator[tuple[str, str]]:
-    """Yield each line of a file with its prefix."""
+def _lines(file: Path, beside: Beside) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield each line of a file with its prefix and the phrases that it requires."""
     from tformer_cli.corpus.reader import read_lines, read_pairs
 
-    if prefix_file is None:
-        return ((line, "") for line in read_lines(file))
-    return read_pairs(file, prefix_file)
+    def pairs(other: Path | None) -> Iterator[tuple[str, str]]:
+        return (
+            ((line, "") for line in read_lines(file)) if other is None else read_pairs(file, other)
+        )
+
+    if beside.constraints is None:
+        return ((line, prefix, []) for line, prefix in pairs(beside.prefixes))
+    both = zip(pairs(beside.prefixes), read_pairs(file, beside.constraints), strict=True)
+    return (
+        (line, prefix, [phrase for phrase in phrases.split("\t") if phrase.strip()])
+        for (line, prefix), (_, phrases) in both
+    )
+
+
+def _terms(file: Path, source_language: str) -> "Terminology":
+    from tformer_cli.corpus.reader import read_lines
+    from tformer_cli.text.terminology import Terminology
+
+    return Terminology(read_lines(file), str(file), source_language=source_language)
+
+
+def _text_lines(number: int, translations: "Sequence[Translation]", *, numbered: bool) -> str:
+    if not numbered:
+        return f"{translations[0].text}\n"
+    return "".join(f"{number} ||| {found.text} ||| {found.score:.6f}\n" for found in translations)
 
 
 def _json_line(number: int, line: str, translations: "Sequence[Translation]") -> str:
     content = {
         "line": number,
         "source": line,
+        "source_tokens": translations[0].source_tokens,
         "translations": [
             {
                 "text": found.text,
                 "tokens": found.tokens,
                 "score": found.score,
                 "log_prob": found.log_prob,
+                "alignments": found.alignments,
             }
             for found in translations
         ],

@@ -414,6 +414,10 @@ class GreedyConfig(SearchConfig):
     """The most probable token at each step."""
 
 
+# Between groups of a beam, where the config says no other.
+DIVERSITY = 0.5
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BeamConfig(SearchConfig):
     """Beam search by CTranslate2's rules."""
@@ -426,6 +430,23 @@ class BeamConfig(SearchConfig):
     """The score is log probability / length ** length_penalty; 0 favours short translations."""
     patience: PositiveFloat = 1.0
     """Stop when size * patience translations are finished (Kasai et al. 2022)."""
+    coverage_penalty: Annotated[float, Bounds(minimum=0)] = 0.0
+    """Weight, in the score, of the sum of log(min(attention to a source token, 1))."""
+    groups: Count = 1
+    """Parts of the beam that keep apart from each other (Vijayakumar et al. 2018)."""
+    diversity: Annotated[float, Bounds(minimum=0)] = DIVERSITY
+    """What a group takes off a token for each time that one before it chose it at this step."""
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if self.size % self.groups:
+            yield Conflict("groups", f"must divide size ({self.size})", str(self.groups))
+        if self.groups == 1 and self.diversity != DIVERSITY:
+            yield Conflict(
+                "diversity",
+                "has no effect on one group",
+                f"{self.diversity:g}",
+                "set groups to 2 or more, or leave it out",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -74,11 +74,11 @@ def evaluation_store(
             (text.target, store.target_lengths + 1),
         ):
             for place in np.flatnonzero(lengths > max_length):
-                raise _too_long(f"{file}:{place + 1}", int(lengths[place]), max_length)
+                raise too_long(f"{file}:{place + 1}", int(lengths[place]), max_length)
     return store
 
 
-def _too_long(where: str, length: int, max_length: int) -> DataError:
+def too_long(where: str, length: int, max_length: int) -> DataError:
     """Return the error of a sentence that is longer than the model's positions."""
     return DataError(
         where,

@@ -22,10 +22,11 @@ class BeamSearch:
 
     At each step the 2K best continuations of the K live rows are taken. Those among the first K
     that end are stored, and the best of the rest that do not end take their places. A sentence
-    is done when round(K * patience) translations are stored; without length penalty, when the
-    best continuation has ended and `nbest` are stored; or at the length limit, where all live
-    rows are stored. The score is log probability / length ** length_penalty, the end token
-    counted; penalties of the rules count in it too.
+    is done when round(K * patience) translations are stored; without length and coverage penalty,
+    when the best continuation has ended and `nbest` are stored; or at the length limit, where all
+    live rows are stored. The score is log probability / length ** length_penalty, the end token
+    counted; penalties of the rules count in it too. With a coverage penalty all that are stored
+    come out, for which are the best is not known yet.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class BeamSearch:
         self.device = device
         self.rules = Rules(config, roles, device)
         self.nbest = nbest
+        # What is stored is ranked anew by what it covers.
+        self.num_kept = nbest if config.coverage_penalty == 0 else None
         self.num_rows = config.size
         self.enough = max(nbest, round(config.size * config.patience))
 
@@ -87,10 +90,7 @@ class BeamSearch:
         """Let the best continuations take the places of the live rows; logits are (B, K, V)."""
         rows, size = self.rows, self.num_rows
         self.rules.forbid(logits, rows)
-        # None of a sentence's best is beyond the 2K best of its row.
-        found = best_continuations(
-            self.totals, self.log_probs, offer(logits, self.rules, rows, 2 * size), 2 * size
-        )
+        found = self._continuations(logits)
         ends = found.tokens == self.roles.end_id
         is_last = rows.lengths + 1 == self.rules.most
         leaving = (ends | is_last[:, None])[:, :size] & (found.totals[:, :size] > -math.inf)
@@ -108,6 +108,13 @@ class BeamSearch:
         rows.append(found.tokens.gather(1, chosen))
         return Advance(origins, ended)
 
+    def _continuations(self, logits: Tensor) -> "Continuations":
+        """Return the 2K best continuations of each sentence."""
+        count = 2 * self.num_rows
+        # None of a sentence's best is beyond the 2K best of its row.
+        best = offer(logits, self.rules, self.rows, count)
+        return best_continuations(self.totals, self.log_probs, best, count)
+
     def _store(self, place: int, ranks: Tensor, found: "Continuations") -> None:
         """Store the candidates of these ranks, which end, or end here."""
         length = int(self.rows.lengths[place]) + 1
@@ -123,14 +130,14 @@ class BeamSearch:
             self.top_ended[place] |= rank == 0
 
     def _is_done(self, place: int) -> bool:
-        if self.config.length_penalty == 0:
+        if self.config.length_penalty == self.config.coverage_penalty == 0:
             return self.top_ended[place] and len(self.stored[place]) >= self.nbest
         return len(self.stored[place]) >= self.enough
 
     def _best(self, place: int) -> list[Hypothesis]:
         # A stable sort: of equal scores the one found first comes first.
         found = sorted(self.stored[place], key=lambda one: one.score, reverse=True)
-        return found[: self.nbest]
+        return found[: self.num_kept]
 
 
 class Continuations(NamedTuple):

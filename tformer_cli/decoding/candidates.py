@@ -39,13 +39,24 @@ def offer(logits: Tensor, rules: Rules, rows: Rows, count: int) -> Offer:
         rows: what is written.
         count: n.
     """
+    if rules.choose:
+        return best_of(*ranked(logits, rules, rows), count)
     shape = (*logits.shape[:2], -1)
-    if not rules.choose:
-        values, tokens = best_log_probs(logits.flatten(0, 1), count)
-        log_probs = values.view(shape)
-        return Offer(tokens.view(shape), log_probs, log_probs)
+    values, tokens = best_log_probs(logits.flatten(0, 1), count)
+    log_probs = values.view(shape)
+    return Offer(tokens.view(shape), log_probs, log_probs)
+
+
+def ranked(logits: Tensor, rules: Rules, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Return what all next tokens are ranked by, and their log probabilities, both (B, K, V)."""
     log_probs = log_softmax(logits)
-    values, tokens = best_tokens(rules.apply(log_probs, rows).flatten(0, 1), count)
+    return rules.apply(log_probs, rows) if rules.choose else log_probs, log_probs
+
+
+def best_of(scores: Tensor, log_probs: Tensor, count: int) -> Offer:
+    """Return the `count` best next tokens of each row, from what `ranked` returns."""
+    values, tokens = best_tokens(scores.flatten(0, 1), count)
+    shape = (*scores.shape[:2], -1)
     found = tokens.view(shape)
     return Offer(found, values.view(shape), log_probs.gather(-1, found))
 

@@ -5,16 +5,24 @@ from typing import Protocol
 
 import torch
 
-from tformer_cli.config.schema import DecodingConfig, GreedyConfig, SampleConfig
+from tformer_cli.config.schema import BeamConfig, DecodingConfig, GreedyConfig, SampleConfig
+from tformer_cli.decoding.alignment import ModelAligner
 from tformer_cli.decoding.beam import BeamSearch
+from tformer_cli.decoding.constrained import ConstrainedBeamSearch
+from tformer_cli.decoding.coverage import ranked_by_coverage
+from tformer_cli.decoding.diverse import DiverseBeamSearch
+from tformer_cli.decoding.ensemble import joined
 from tformer_cli.decoding.greedy import GreedySearch
 from tformer_cli.decoding.hypothesis import EMPTY, Hypothesis
 from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.rolling import search_all
 from tformer_cli.decoding.sample import SampleSearch
+from tformer_cli.decoding.scoring import ModelScorer, Scorer
 from tformer_cli.decoding.search import Search
-from tformer_cli.decoding.stepper import ModelStepper
+from tformer_cli.decoding.stepper import ModelStepper, Stepper
+from tformer_cli.device import give_back_memory, is_out_of_memory
+from tformer_cli.errors import DeviceError, Problem
 from tformer_cli.model.fusion import fused
 from tformer_cli.model.seq2seq import Seq2Seq
 
@@ -28,6 +36,11 @@ ROWS = 256
 class Engine(Protocol):
     """Translates token ids."""
 
+    @property
+    def scorer(self) -> Scorer:
+        """Says how probable given translations are."""
+        ...
+
     def translate(
         self,
         requests: Sequence[Request],
@@ -36,6 +49,7 @@ class Engine(Protocol):
         nbest: int = 1,
         scored: bool = True,
         on_done: Callable[[int], object] = lambda count: None,
+        on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> list[list[Hypothesis]]:
         """Return for each request, in the order given, its best translations, best first.
 
@@ -45,12 +59,21 @@ class Engine(Protocol):
             nbest: translations of each, at most the beam size.
             scored: whether log probabilities and scores are wanted; without them they may be NaN.
             on_done: called with the number of requests whenever some are done.
+            on_warning: called once, when memory has run out and fewer are translated at a time.
+
+        Raises:
+            DeviceError: memory does not suffice for a single one.
         """
         ...
 
 
 class NativeEngine:
-    """Runs a model of ours."""
+    """Runs a model of ours, or several of one vocabulary as an ensemble.
+
+    Attributes:
+        num_rows: rows that grow together; halved whenever memory runs out.
+        aligner: says what the models look at.
+    """
 
     def __init__(
         self,
@@ -59,11 +82,25 @@ class NativeEngine:
         *,
         device: torch.device,
         precision: torch.dtype = torch.float32,
+        others: Sequence[Seq2Seq] = (),
     ) -> None:
-        self.model = fused(model)
+        """Make the models ready.
+
+        Args:
+            model: on the device.
+            roles: start, end and suppressed ids.
+            device: where to compute.
+            precision: number format of matrix products.
+            others: the rest of an ensemble, on the device too.
+        """
+        self.models = [fused(one) for one in (model, *others)]
         self.roles = roles
         self.device = device
         self.precision = precision
+        self.scorer = ModelScorer(self.models, roles, device=device, precision=precision)
+        self.aligner = ModelAligner(self.models, roles.start_id, device=device, precision=precision)
+        self.num_rows = ROWS
+        self._is_short = False
 
     @torch.inference_mode()
     def translate(
@@ -74,25 +111,78 @@ class NativeEngine:
         nbest: int = 1,
         scored: bool = True,
         on_done: Callable[[int], object] = lambda count: None,
+        on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> list[list[Hypothesis]]:
         """Return translations, as `Engine` says."""
-        results: list[list[Hypothesis]] = [[EMPTY] * nbest for _ in requests]
-        order = longest_first(requests)
-        on_done(len(requests) - len(order))
-        search = self._search(config, nbest, scored)
-        stepper = ModelStepper(self.model, self.device, self.precision)
-        ordered = [requests[number] for number in order]
-        places = max(1, ROWS // search.num_rows)
-        for turn, hypotheses in search_all(stepper, search, ordered, places, self.device):
-            results[order[turn]] = hypotheses
-            on_done(1)
-        return results
+        results: dict[int, list[Hypothesis]] = {}
+        waiting = longest_first(requests)
+        on_done(len(requests) - len(waiting))
+        while waiting:
+            search = self._search(config, nbest, scored, requests)
+            ordered = [requests[number] for number in waiting]
+            places = min(max(1, self.num_rows // search.num_rows), len(waiting))
+            try:
+                for turn, hypotheses in search_all(
+                    self._stepper(), search, ordered, places, self.device
+                ):
+                    results[waiting[turn]] = hypotheses
+                    on_done(1)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._need_less(places, search.num_rows, on_warning)
+            # Out here the error has gone, and with it the tensors that its traceback kept alive.
+            waiting = [number for number in waiting if number not in results]
+            if waiting:
+                give_back_memory(self.device)
+        found = [results.get(number, [EMPTY] * nbest) for number in range(len(requests))]
+        if not isinstance(config, BeamConfig) or config.coverage_penalty == 0:
+            return found
+        return ranked_by_coverage(
+            self.aligner,
+            self.roles.end_id,
+            requests,
+            found,
+            penalty=config.coverage_penalty,
+            nbest=nbest,
+        )
 
-    def _search(self, config: DecodingConfig, nbest: int, scored: bool) -> Search:
+    def _need_less(
+        self, places: int, rows_a_place: int, on_warning: Callable[[Problem], object]
+    ) -> None:
+        """Let half as many sentences be translated at a time from now on.
+
+        Raises:
+            DeviceError: it was one.
+        """
+        where = str(self.device)
+        if places == 1:
+            raise DeviceError(
+                where,
+                "memory ran out on a single sentence",
+                remedy="lower --beam, --nbest, decoding.max_length or --max-source-length",
+            )
+        self.num_rows = places // 2 * rows_a_place
+        if not self._is_short:
+            self._is_short = True
+            got = f"{places:,} sentences at a time"
+            on_warning(Problem(where, "memory ran out", got, "going on with fewer"))
+
+    def _stepper(self) -> Stepper:
+        steppers = [ModelStepper(model, self.device, self.precision) for model in self.models]
+        return joined(steppers, self.roles, self.device)
+
+    def _search(
+        self, config: DecodingConfig, nbest: int, scored: bool, requests: Sequence[Request]
+    ) -> Search:
         if isinstance(config, GreedyConfig):
             return GreedySearch(config, self.roles, self.device, scored=scored)
         if isinstance(config, SampleConfig):
             return SampleSearch(config, self.roles, self.device, nbest=nbest)
+        if config.groups > 1:
+            return DiverseBeamSearch(config, self.roles, self.device, nbest=nbest)
+        if any(request.required for request in requests):
+            return ConstrainedBeamSearch(config, self.roles, self.device, nbest=nbest)
         return BeamSearch(config, self.roles, self.device, nbest=nbest)
 
 

@@ -65,7 +65,7 @@ class Rules:
         most = config.max_length
         if config.max_length_ratio is not None:
             most = min(most, math.ceil(config.max_length_ratio * source_length) + 1)
-        most = max(most, len(request.prefix) + 1)
+        most = max(most, len(request.prefix) + sum(map(len, request.required)) + 1)
         least = max(config.min_length, math.ceil(config.min_length_ratio * source_length))
         return min(least, most - 1), most
 

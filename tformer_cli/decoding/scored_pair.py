@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tformer_cli.corpus.chunks import chunks
+from tformer_cli.corpus.pipeline import too_long
 from tformer_cli.decoding.scoring import Scorer
-from tformer_cli.errors import DataError
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID
 
@@ -66,7 +66,8 @@ def score_pairs(
         if scorer.max_length is not None:
             for name, sentences in zip(names, (sources, targets), strict=True):
                 for place, ids in enumerate(sentences, start=number):
-                    _check_length(f"{name}:{place}", len(ids) + 1, scorer.max_length)
+                    if len(ids) >= scorer.max_length:
+                        raise too_long(f"{name}:{place}", len(ids) + 1, scorer.max_length)
         found = scorer.score(
             [
                 ([*ids, END_ID] if ids else [], target)
@@ -78,13 +79,3 @@ def score_pairs(
             tokens = tuple(tokenizers.target.tokens([*ids, END_ID]))
             yield ScoredPair(source, target, tokens, log_probs)
         number += len(window)
-
-
-def _check_length(where: str, length: int, max_length: int) -> None:
-    if length > max_length:
-        raise DataError(
-            where,
-            f"is longer than the positions that the model has learnt ({max_length} tokens)",
-            got=f"{length} tokens",
-            remedy="split it, or train with model.positions: {kind: sinusoidal}",
-        )

@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tformer_cli.decoding.candidates import log_softmax
+from tformer_cli.decoding.ensemble import log_mean_probabilities
 from tformer_cli.decoding.processors import TokenRoles, forbid
 from tformer_cli.decoding.stepper import pad_rows
 from tformer_cli.device import autocast
@@ -56,21 +58,22 @@ class Scorer(Protocol):
 
 
 class ModelScorer:
-    """Asks a model of ours, in batches of similar length."""
+    """Asks a model of ours, or an ensemble of several, in batches of similar length."""
 
     def __init__(
         self,
-        model: Seq2Seq,
+        models: Sequence[Seq2Seq],
         roles: TokenRoles,
         *,
         device: torch.device,
         precision: torch.dtype = torch.float32,
     ) -> None:
-        self.model = model
+        self.models = models
         self.roles = roles
         self.device = device
         self.precision = precision
-        self.max_length = model.max_length
+        lengths = [model.max_length for model in models if model.max_length is not None]
+        self.max_length = min(lengths, default=None)
         self.suppressed = torch.tensor(list(roles.suppressed_ids), device=device)
 
     @torch.inference_mode()
@@ -81,7 +84,8 @@ class ModelScorer:
         on_done: Callable[[int], object] = lambda count: None,
     ) -> list[tuple[float, ...]]:
         """Return log probabilities, as `Scorer` says."""
-        self.model.eval()
+        for model in self.models:
+            model.eval()
         results = [_of_an_empty_source(target) for _, target in pairs]
         for batch in _batches(pairs):
             found = self._score([pairs[i] for i in batch])
@@ -101,29 +105,34 @@ class ModelScorer:
         ids, mask = target[:, 1:], target_mask[:, 1:]
         lengths = torch.arange(ids.shape[1], device=self.device).expand_as(ids)
         with autocast(self.device, self.precision):
-            states = self.model.decoder(target[:, :-1], self.model.encode(source, source_mask))
-            log_probs = iter(self._log_probs(states[mask], ids[mask], lengths[mask]))
+            states = [
+                model.decoder(target[:, :-1], model.encode(source, source_mask))[mask]
+                for model in self.models
+            ]
+            log_probs = iter(self._log_probs(states, ids[mask], lengths[mask]))
         return [tuple(itertools.islice(log_probs, len(target) + 1)) for _, target in pairs]
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         ids, mask = pad_rows(rows)
         return ids.to(self.device), mask.to(self.device)
 
-    def _log_probs(self, states: Tensor, ids: Tensor, lengths: Tensor) -> list[float]:
+    def _log_probs(self, states: Sequence[Tensor], ids: Tensor, lengths: Tensor) -> list[float]:
         """Return the log probability of each id (n,).
 
         Args:
-            states: (n, D) what the decoder says before it.
+            states: (n, D) what each decoder says before it.
             ids: (n,).
             lengths: (n,) tokens before it in its row, the start token not counted.
         """
         found: list[float] = []
         for start in range(0, len(ids), CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)
-            logits = self.model.output(states[rows])
-            forbid(logits[:, None], self.suppressed, self.roles.end_id, lengths[rows])
-            wide = torch.promote_types(logits.dtype, torch.float32)
-            log_probs = logits.log_softmax(dim=-1, dtype=wide)
+            answers = []
+            for model, said in zip(self.models, states, strict=True):
+                logits = model.output(said[rows])
+                forbid(logits[:, None], self.suppressed, self.roles.end_id, lengths[rows])
+                answers.append(logits)
+            log_probs = log_softmax(log_mean_probabilities(answers))
             found += log_probs.gather(-1, ids[rows, None])[:, 0].tolist()
         return found
 

@@ -1,28 +1,34 @@
 """Strings in, strings out, in the order given, over any engine."""
 
 import heapq
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from tformer_cli.checkpoint.trained_model import load_trained_model
+from tformer_cli.checkpoint.trained_model import load_ensemble
 from tformer_cli.config.schema import BeamConfig, Config, DecodingConfig, SampleConfig
 from tformer_cli.corpus.chunks import chunks
+from tformer_cli.decoding.alignment import Aligner
+from tformer_cli.decoding.consensus import Consensus
 from tformer_cli.decoding.engine import Engine, NativeEngine
 from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
+from tformer_cli.decoding.scored_pair import ScoredPair, score_pairs
 from tformer_cli.decoding.workers import WorkersEngine
 from tformer_cli.device import resolve_device
 from tformer_cli.errors import DataError, Problem, UsageError
 from tformer_cli.model.seq2seq import Seq2Seq
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.segments import blank_between, segments
+from tformer_cli.text.terminology import Terminology
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import END_ID, START_ID
+from tformer_cli.text.words import linked_units, unit_numbers
 
 # Lines read before they are sorted by length and translated: enough for full batches of equal
 # length, little enough to hold in memory whatever the file.
@@ -30,6 +36,9 @@ WINDOW_LINES = 8192
 
 # Numbers the pieces of a line, for what is drawn at random.
 MOST_PIECES = 1 << 20
+
+# What a phrase stands behind, in a language without blanks.
+FULL_STOP = "。"
 
 LongLines = Literal["split", "truncate", "error"]
 
@@ -43,12 +52,17 @@ class Translation:
         tokens: its tokens as the model wrote them.
         score: what the search ranked it by; of a line in pieces the mean over them.
         log_prob: natural logarithm of its probability; of a line in pieces the sum over them.
+        source_tokens: the tokens of the line as the model read them; None without alignments.
+        alignments: pairs of a word of the line and a word that comes from it, counted from 0, where
+            they were asked for; in a language without blanks each token counts as a word.
     """
 
     text: str
     tokens: tuple[str, ...]
     score: float
     log_prob: float
+    source_tokens: tuple[str, ...] | None = None
+    alignments: tuple[tuple[int, int], ...] | None = None
 
 
 class Translator:
@@ -74,6 +88,8 @@ class Translator:
         max_source_length: int,
         long_lines: LongLines = "split",
         blank: str = " ",
+        source_blank: str = " ",
+        aligner: Aligner | None = None,
     ) -> None:
         """Join an engine and the tokenizers of its model.
 
@@ -84,6 +100,8 @@ class Translator:
             max_source_length: tokens of a line, `</s>` not counted, above which it is long.
             long_lines: what becomes of a long line.
             blank: what joins the translations of its pieces.
+            source_blank: likewise in the source language.
+            aligner: of the model behind the engine; without it there are no alignments.
         """
         self.engine = engine
         self.tokenizers = tokenizers
@@ -91,22 +109,27 @@ class Translator:
         self.max_source_length = max_source_length
         self.long_lines = long_lines
         self.blank = blank
+        self.source_blank = source_blank
+        self.aligner = aligner
 
     @classmethod
     def load(
         cls,
         run: str | Path,
         *,
+        ensemble: Sequence[str | Path] = (),
         checkpoint: str = "best",
         device: str = "auto",
         workers: int = 1,
         long_lines: LongLines = "split",
         max_source_length: int | None = None,
     ) -> "Translator":
-        """Load the translator of a run folder.
+        """Load the translator of a run folder, or of several as an ensemble.
 
         Args:
             run: the folder.
+            ensemble: further runs of the same tokenizers; what counts is the mean of the
+                probabilities that their models and that of `run` give.
             checkpoint: `best`, `last` or a name such as `step-000400`.
             device: auto, cpu, cuda or mps.
             workers: processes that share the work on a CPU, with a thread each; 1 works in this
@@ -116,16 +139,19 @@ class Translator:
                 `data.filters.max_length` where it is None.
 
         Raises:
-            CheckpointError: there is no such run or checkpoint, or it is damaged.
+            CheckpointError: there is no such run or checkpoint, it is damaged, or the runs do not
+                go together.
             DeviceError: this machine does not have the device.
             UsageError: the model has not learnt positions for so many tokens.
         """
-        trained = load_trained_model(RunDirectory(Path(run)), checkpoint)
+        runs = [RunDirectory(Path(one)) for one in (run, *ensemble)]
+        trained, *others = load_ensemble(runs, checkpoint)
         return cls.of_model(
             trained.model,
             trained.tokenizers,
             trained.config,
             resolve_device(device),
+            others=[other.model for other in others],
             workers=workers,
             long_lines=long_lines,
             max_source_length=max_source_length,
@@ -140,11 +166,14 @@ class Translator:
         device: torch.device,
         precision: torch.dtype = torch.float32,
         *,
+        others: Sequence[Seq2Seq] = (),
         workers: int = 1,
         long_lines: LongLines = "split",
         max_source_length: int | None = None,
     ) -> "Translator":
-        """Return the translator of a model in memory; the model moves to `device`.
+        """Return the translator of a model in memory, or with others of an ensemble.
+
+        The models move to `device`.
 
         Raises:
             UsageError: the model has not learnt positions for `max_source_length` tokens.
@@ -158,8 +187,12 @@ class Translator:
                 got=str(max_source_length),
                 remedy="leave it out, or train with model.positions: {kind: sinusoidal}",
             )
-        engine: Engine = NativeEngine(
-            model.to(device), token_roles(tokenizers.target), device=device, precision=precision
+        engine = NativeEngine(
+            model.to(device),
+            token_roles(tokenizers.target),
+            device=device,
+            precision=precision,
+            others=[other.to(device) for other in others],
         )
         return cls(
             engine if workers == 1 else WorkersEngine(engine, workers),
@@ -168,6 +201,10 @@ class Translator:
             max_source_length=max_source_length,
             long_lines=long_lines,
             blank=blank_between(config.data.target_language),
+            source_blank=blank_between(config.data.source_language),
+            # One pass over many translations has matrices large enough for all threads of this
+            # process, and the others have nothing to do in the meantime.
+            aligner=engine.aligner,
         )
 
     def translate(
@@ -175,10 +212,18 @@ class Translator:
         lines: Iterable[str],
         *,
         decoding: DecodingConfig | None = None,
-        on_long_line: Callable[[Problem], object] = lambda problem: None,
+        consensus: Consensus | None = None,
+        on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> list[str]:
         """Return the best translation of each line; a blank line gives an empty one."""
-        found = self.nbest(lines, 1, decoding=decoding, scored=False, on_long_line=on_long_line)
+        found = self.nbest(
+            lines,
+            1,
+            decoding=decoding,
+            consensus=consensus,
+            scored=False,
+            on_warning=on_warning,
+        )
         return [best.text for best, *_ in found]
 
     def nbest(
@@ -187,13 +232,18 @@ class Translator:
         count: int,
         *,
         decoding: DecodingConfig | None = None,
+        consensus: Consensus | None = None,
         prefixes: Iterable[str] | None = None,
         banned: Sequence[str] = (),
+        required: Iterable[Sequence[str]] | None = None,
+        terminology: Terminology | None = None,
         scored: bool = True,
+        aligned: bool = False,
         name: str | None = None,
         start: int = 1,
+        step: int = 1,
         on_done: Callable[[int], object] = lambda count: None,
-        on_long_line: Callable[[Problem], object] = lambda problem: None,
+        on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> Iterator[list[Translation]]:
         """Yield the `count` best translations of each line, best first, in the order given.
 
@@ -201,23 +251,52 @@ class Translator:
             lines: source text, read ahead by a window of lines.
             count: translations of each line, at most the beam size.
             decoding: the search; the run's own where it is None.
+            consensus: choose among more that the search finds those that agree most with all,
+                whose `score` is then the mean utility; each text comes once, so fewer may come.
+                Without it the score of the search decides.
             prefixes: what the translation of each line begins with, as many as lines; of a line in
                 pieces that of the first piece.
             banned: words and phrases that no translation contains, as the target tokenizer writes
                 them.
+            required: phrases that the translation of each line contains, each as often as it is
+                listed, as many lists as lines; a blank line stays empty. Beam search alone keeps
+                to them.
+            terminology: terms whose translations are required where a line has them; of a line in
+                pieces each piece has its own.
             scored: whether scores are wanted; without them they may be NaN.
+            aligned: whether alignments are wanted.
             name: of the file that the lines are from, for messages.
-            start: number of the first line, for messages.
+            start: number of the first line, for messages and for what is drawn at random.
+            step: from the number of a line to that of the next.
             on_done: called with the number of lines whenever some are translated; where long
                 ones are among them, in proportion to their pieces.
-            on_long_line: called with each long line that is split or truncated.
+            on_warning: called with each long line that is split or truncated, and once if memory
+                runs out and less is translated at a time.
 
         Raises:
-            UsageError: the search keeps fewer than `count` translations.
-            DataError: a line is long, and that is an error here; or a prefix or a banned word has
-                a token that no translation has.
+            UsageError: the search keeps fewer than `count` translations, or to no phrases; or there
+                is no aligner for alignments.
+            DataError: a line is long, and that is an error here, or it has phrases and is cut into
+                pieces; or a prefix or a phrase has a token that no translation has; or a required
+                phrase contains a banned one.
         """
+        if aligned and self.aligner is None:
+            raise UsageError(
+                "alignments", "need a translator that has an aligner", remedy="leave them out"
+            )
         search = self.decoding if decoding is None else decoding
+        if required is not None or terminology is not None:
+            _check_keeps_to_phrases(
+                search, "--constraints" if required is not None else "--terminology"
+            )
+        num_wanted = count if consensus is None else consensus.num_wanted(search)
+        if count > num_wanted:
+            raise UsageError(
+                "--nbest",
+                f"must be at most the candidates of --mbr ({num_wanted})",
+                got=str(count),
+                remedy=f"use --candidates {count}",
+            )
         if not isinstance(search, SampleConfig):
             beam_size = search.size if isinstance(search, BeamConfig) else 1
             if count > beam_size:
@@ -230,35 +309,67 @@ class Translator:
         phrases = tuple(self._target_ids(phrase, "a banned word") for phrase in banned)
         with_prefix = zip(lines, prefixes, strict=True) if prefixes is not None else None
         both = with_prefix or ((line, "") for line in lines)
-        for window in chunks(enumerate(both, start), WINDOW_LINES):
+        with_phrases = zip(both, required, strict=True) if required is not None else None
+        asked = with_phrases or ((pair, ()) for pair in both)
+        for window in chunks(zip(itertools.count(start, step), asked), WINDOW_LINES):
             lines_in_pieces = []
-            for n, (line, prefix) in window:
+            for n, ((line, prefix), wanted) in window:
                 where = f"line {n}" if name is None else f"{name}:{n}"
                 first = self._target_ids(prefix, f"the prefix of {where}")
+                pieces_of_line = self._pieces(line, where, on_warning)
+                if wanted and len(pieces_of_line) > 1:
+                    raise DataError(
+                        where,
+                        "has required phrases and is cut into pieces",
+                        got=f"{len(pieces_of_line)} pieces",
+                        remedy="split it and them, or raise --max-source-length",
+                    )
                 lines_in_pieces.append(
                     [
                         Request(
                             source=source,
                             prefix=() if place else first,
                             banned=phrases,
+                            required=self._required(text, wanted, terminology, phrases, where),
                             number=n * MOST_PIECES + place,
                         )
-                        for place, source in enumerate(self._pieces(line, where, on_long_line))
+                        for place, (text, source) in enumerate(pieces_of_line)
                     ]
                 )
             pieces = [piece for pieces in lines_in_pieces for piece in pieces]
             progress = _in_proportion(on_done, len(pieces), len(window))
             found = iter(
-                self.engine.translate(pieces, search, nbest=count, scored=scored, on_done=progress)
+                self.engine.translate(
+                    pieces,
+                    search,
+                    nbest=num_wanted,
+                    scored=scored,
+                    on_done=progress,
+                    on_warning=on_warning,
+                )
             )
+            chosen = []
             for line_in_pieces in lines_in_pieces:
                 hypotheses = [next(found) for _ in line_in_pieces]
-                yield [self._translation(parts) for parts in best_combinations(hypotheses, count)]
+                if consensus is not None:
+                    hypotheses = [self._agreeing(piece, consensus) for piece in hypotheses]
+                chosen.append(best_combinations(hypotheses, count))
+            if aligned:
+                yield from self._aligned(lines_in_pieces, chosen)
+            else:
+                yield from ([self._translation(parts) for parts in ways] for ways in chosen)
+
+    def _agreeing(self, found: Sequence[Hypothesis], consensus: Consensus) -> list[Hypothesis]:
+        texts = [self.tokenizers.target.decode(one.token_ids) for one in found]
+        return consensus.ranked(found, texts, has_blanks=self.blank != "")
 
     def _target_ids(self, text: str, where: str) -> tuple[int, ...]:
         """Return the ids of a text that is to be, or not to be, in a translation."""
-        target = self.tokenizers.target
-        ids = tuple(target.encode(text))
+        return self._possible(self.tokenizers.target.encode(text), text, where)
+
+    def _possible(self, target_ids: Sequence[int], text: str, where: str) -> tuple[int, ...]:
+        """Return the ids of a text, all of which a translation may have."""
+        target, ids = self.tokenizers.target, tuple(target_ids)
         if impossible := set(ids) & set(target.suppressed_ids):
             token = target.tokens([min(impossible)])[0]
             raise DataError(
@@ -266,19 +377,31 @@ class Translator:
             )
         return ids
 
+    def score(
+        self,
+        sources: Iterable[str],
+        targets: Iterable[str],
+        *,
+        on_done: Callable[[int], object] = lambda count: None,
+    ) -> Iterator[ScoredPair]:
+        """Yield how probable given translations are, in the order given, as `score_pairs` says."""
+        pairs = zip(sources, targets, strict=True)
+        return score_pairs(self.engine.scorer, self.tokenizers, pairs, on_done=on_done)
+
     def _pieces(
-        self, line: str, where: str, on_long_line: Callable[[Problem], object]
-    ) -> list[list[int]]:
-        """Return the source ids of a line, or of each piece of a long one."""
+        self, line: str, where: str, on_warning: Callable[[Problem], object]
+    ) -> list[tuple[str, list[int]]]:
+        """Return the text and the source ids of a line, or of each piece of a long one."""
         encode, most = self.tokenizers.source.encode, self.max_source_length
         ids = encode(line)
         if len(ids) <= most:
-            return [_ended(ids)]
+            return [(line, _ended(ids))]
         what, got = f"is longer than {most:,} tokens", f"{len(ids):,}"
         if self.long_lines == "error":
             raise DataError(where, what, got=got, remedy="split it, or use --long-lines split")
         if self.long_lines == "truncate":
             pieces = [ids[:most]]
+            texts = [line[: len(self.tokenizers.source.decode(pieces[0]))]]
             outcome = f"only the first {most:,} are translated"
         else:
             # No sentence of training ends in blanks; to some tokenizers they are tokens.
@@ -287,8 +410,39 @@ class Translator:
             pieces = [encode(text.strip())[:most] for text in texts]
             noun = "piece" if len(pieces) == 1 else "pieces"
             outcome = f"translated in {len(pieces):,} {noun}"
-        on_long_line(Problem(where, what, got, outcome))
-        return [_ended(piece) for piece in pieces]
+        on_warning(Problem(where, what, got, outcome))
+        return [(text, _ended(piece)) for text, piece in zip(texts, pieces, strict=True)]
+
+    def _required(
+        self,
+        text: str,
+        phrases: Sequence[str],
+        terminology: Terminology | None,
+        banned: Sequence[tuple[int, ...]],
+        where: str,
+    ) -> tuple[tuple[int, ...], ...]:
+        """Return the ids of what the translation of a piece of source text must contain."""
+        terms = [] if terminology is None else terminology.wanted(text)
+        required = []
+        for phrase in (*phrases, *(term for term in terms if term not in phrases)):
+            whose = f"a required phrase of {where}"
+            ids = self._possible(self._ids_within(phrase), phrase, whose)
+            if not ids:
+                raise DataError(whose, "has no token", got=repr(phrase))
+            if any(_contains(ids, one) for one in banned):
+                raise DataError(whose, "contains a banned word", got=repr(phrase))
+            required.append(ids)
+        return tuple(required)
+
+    def _ids_within(self, phrase: str) -> list[int]:
+        """Return the ids of a phrase that does not begin a translation."""
+        encode = self.tokenizers.target.encode
+        if self.blank:
+            return encode(phrase)
+        # The first piece of a text has a blank before it; a language without blanks has none later.
+        begin, whole = encode(FULL_STOP), encode(FULL_STOP + phrase)
+        is_apart = whole[: len(begin)] == begin
+        return whole[len(begin) :] if is_apart else encode(phrase)
 
     def _translation(self, pieces: Sequence[Hypothesis]) -> Translation:
         target = self.tokenizers.target
@@ -298,6 +452,56 @@ class Translator:
             tokens=tuple(token for piece in pieces for token in target.tokens(piece.token_ids)),
             score=sum(piece.score for piece in pieces) / len(pieces),
             log_prob=sum(piece.log_prob for piece in pieces),
+        )
+
+    def _aligned(
+        self,
+        lines_in_pieces: Sequence[Sequence[Request]],
+        chosen: Sequence[Sequence[Sequence[Hypothesis]]],
+    ) -> Iterator[list[Translation]]:
+        """Yield the translations of each line with their alignments.
+
+        Args:
+            lines_in_pieces: what was asked of each line.
+            chosen: the ways to translate each line, each of them a hypothesis a piece.
+        """
+        assert self.aligner is not None
+        both = list(zip(lines_in_pieces, chosen, strict=True))
+        links = iter(
+            self.aligner.align(
+                [
+                    (piece.source, [parts[place].token_ids for parts in ways])
+                    for pieces, ways in both
+                    for place, piece in enumerate(pieces)
+                ]
+            )
+        )
+        for pieces, ways in both:
+            sources = [piece.source[:-1] for piece in pieces]
+            links_of_ways = zip(*[next(links) for _ in pieces], strict=True)
+            yield [
+                self._with_alignments(self._translation(parts), sources, parts, links_of_parts)
+                for parts, links_of_parts in zip(ways, links_of_ways, strict=True)
+            ]
+
+    def _with_alignments(
+        self,
+        translation: Translation,
+        sources: Sequence[Sequence[int]],
+        parts: Sequence[Hypothesis],
+        links: Sequence[Sequence[int]],
+    ) -> Translation:
+        """Return a translation with what the links between the tokens of its pieces make of it."""
+        source, target = self.tokenizers.source, self.tokenizers.target
+        starts = itertools.accumulate((len(ids) for ids in sources), initial=0)
+        return replace(
+            translation,
+            source_tokens=tuple(source.tokens([token for ids in sources for token in ids])),
+            alignments=linked_units(
+                [start + link for start, own in zip(starts, links, strict=False) for link in own],
+                unit_numbers(source, sources, self.source_blank),
+                unit_numbers(target, [part.token_ids for part in parts], self.blank),
+            ),
         )
 
 
@@ -338,6 +542,28 @@ def _in_proportion(
         on_done(pieces_done * num_lines // num_pieces - before)
 
     return on_pieces
+
+
+def _check_keeps_to_phrases(search: DecodingConfig, option: str) -> None:
+    """Check that a search keeps to required phrases.
+
+    Raises:
+        UsageError: it does not.
+    """
+    if not isinstance(search, BeamConfig):
+        raise UsageError(option, "needs beam search", got=search.kind, remedy="add --beam 5")
+    if search.groups > 1:
+        raise UsageError(
+            option,
+            "needs a beam of one group",
+            got=str(search.groups),
+            remedy="use --set decoding.groups=1",
+        )
+
+
+def _contains(ids: Sequence[int], phrase: Sequence[int]) -> bool:
+    places = range(len(ids) - len(phrase) + 1)
+    return any(tuple(ids[place : place + len(phrase)]) == tuple(phrase) for place in places)
 
 
 def _ended(ids: Sequence[int]) -> list[int]:

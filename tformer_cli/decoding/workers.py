@@ -13,7 +13,8 @@ from tformer_cli.config.schema import DecodingConfig
 from tformer_cli.decoding.engine import Engine, longest_first
 from tformer_cli.decoding.hypothesis import EMPTY, Hypothesis
 from tformer_cli.decoding.request import Request
-from tformer_cli.errors import DeviceError, UsageError
+from tformer_cli.decoding.scoring import Scorer
+from tformer_cli.errors import DeviceError, Problem, UsageError
 
 
 class WorkersEngine:
@@ -34,6 +35,7 @@ class WorkersEngine:
                 "--workers", "needs a system that can fork", got=str(num_workers), remedy="use 1"
             )
         context = multiprocessing.get_context("fork")
+        self._engine = engine
         self._connections: list[Connection] = []
         for _ in range(num_workers):
             ours, theirs = context.Pipe()
@@ -45,6 +47,12 @@ class WorkersEngine:
             # So that its end is seen here.
             theirs.close()
             self._connections.append(ours)
+        self._has_warned = False
+
+    @property
+    def scorer(self) -> Scorer:
+        """Says how probable given translations are, in this process."""
+        return self._engine.scorer
 
     def translate(
         self,
@@ -54,11 +62,13 @@ class WorkersEngine:
         nbest: int = 1,
         scored: bool = True,
         on_done: Callable[[int], object] = lambda count: None,
+        on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> list[list[Hypothesis]]:
         """Return translations, as `Engine` says.
 
         Raises:
-            DeviceError: a process has ended, as the system does to one that wants too much memory.
+            DeviceError: a process has ended, as the system does to one that wants too much memory;
+                or memory does not suffice for a single request.
         """
         order = longest_first(requests)
         on_done(len(requests) - len(order))
@@ -75,15 +85,22 @@ class WorkersEngine:
             while busy:
                 ready = wait(list(busy))
                 for connection in [one for one in busy if one in ready]:
-                    answer = connection.recv()
-                    if isinstance(answer, int):
-                        on_done(answer)
-                        continue
-                    if isinstance(answer, str):
-                        raise RuntimeError(f"in a process that translates:\n{answer}")
-                    busy.remove(connection)
-                    for number, hypotheses in zip(shares[connection], answer, strict=True):
-                        results[number] = hypotheses
+                    match connection.recv():
+                        case int(count):
+                            on_done(count)
+                        case Problem() as warning:
+                            # What one process is short of, the others are too.
+                            if not self._has_warned:
+                                on_warning(warning)
+                            self._has_warned = True
+                        case (Problem(where, what, got, remedy),):
+                            raise DeviceError(where, what, got=got, remedy=remedy)
+                        case str(fault):
+                            raise RuntimeError(f"in a process that translates:\n{fault}")
+                        case found:
+                            busy.remove(connection)
+                            for number, hypotheses in zip(shares[connection], found, strict=True):
+                                results[number] = hypotheses
         except (EOFError, ConnectionError):
             raise DeviceError(
                 "a process that translates",
@@ -103,8 +120,15 @@ def _serve(engine: Engine, connection: Connection) -> None:
             return
         try:
             found = engine.translate(
-                requests, config, nbest=nbest, scored=scored, on_done=connection.send
+                requests,
+                config,
+                nbest=nbest,
+                scored=scored,
+                on_done=connection.send,
+                on_warning=connection.send,
             )
+        except DeviceError as error:
+            connection.send(error.problems)
         except Exception:
             connection.send(traceback.format_exc())
         else:

@@ -11,6 +11,7 @@ import torch
 from tformer_cli.config.schema import DecodingConfig, ParallelText
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
 from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.decoding.consensus import Consensus
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import Problem
@@ -31,12 +32,16 @@ class Evaluation:
         likelihood: of the references.
         hypotheses: the translations, line by line.
         decoding: the search that found them.
+        consensus: how they were chosen; by the score of the search where it is None.
+        num_models: of the ensemble; 1 where there is none.
     """
 
     scores: tuple[Score, ...]
     likelihood: Likelihood
     hypotheses: tuple[str, ...]
     decoding: DecodingConfig
+    consensus: Consensus | None
+    num_models: int
 
 
 def evaluate(
@@ -46,11 +51,13 @@ def evaluate(
     metrics: Sequence[Metric],
     *,
     decoding: DecodingConfig | None = None,
+    consensus: Consensus | None = None,
+    others: Sequence[Seq2Seq] = (),
     device: torch.device,
     precision: torch.dtype = torch.float32,
     world: World = ALONE,
     on_done: Callable[[int], object] = lambda count: None,
-    on_long_line: Callable[[Problem], object] = lambda problem: None,
+    on_warning: Callable[[Problem], object] = lambda problem: None,
 ) -> Evaluation:
     """Translate the source of a text, and compare with its target as it stands in the file.
 
@@ -60,12 +67,15 @@ def evaluate(
         text: source and references.
         metrics: what to score by.
         decoding: the search; the run's own where it is None.
+        consensus: how to choose among what the search finds; by its own score where it is None.
+        others: the rest of an ensemble, which the translator has too.
         device: where the model is.
         precision: of the likelihood; the translator has its own.
         world: the processes that work together: each translates its share of the lines, and all
             have the whole result.
         on_done: called with the number of lines whenever some are translated.
-        on_long_line: called with each source line that is split or truncated.
+        on_warning: called with each source line that is split or truncated, and once if memory
+            runs out and less is translated at a time.
 
     Raises:
         DataError: a file cannot be read, the line counts differ, or there are no lines.
@@ -76,22 +86,25 @@ def evaluate(
         batches_in_order(store, batch_tokens=LIKELIHOOD_BATCH_TOKENS),
         device=device,
         precision=precision,
+        others=others,
         world=world,
     )
     sources, references = zip(*read_pairs(text.source, text.target), strict=True)
     search = translator.decoding if decoding is None else decoding
     translations = translator.nbest(
-        sources[world.rank :: world.size],
+        world.dealt(sources),
         1,
         decoding=search,
+        consensus=consensus,
         name=str(text.source),
+        start=1 + world.rank,
+        step=world.size,
         on_done=on_done,
-        on_long_line=on_long_line,
+        on_warning=on_warning,
     )
-    shares = world.gather([best.text for best, *_ in translations])
-    hypotheses = tuple(shares[i % world.size][i // world.size] for i in range(len(sources)))
+    hypotheses = tuple(world.collected([best.text for best, *_ in translations]))
     scores = tuple(metric.score(hypotheses, references) for metric in metrics)
-    return Evaluation(scores, likelihood, hypotheses, search)
+    return Evaluation(scores, likelihood, hypotheses, search, consensus, 1 + len(others))
 
 
 def save_evaluation(evaluation: Evaluation, folder: Path, name: str) -> Path:
@@ -113,6 +126,8 @@ def as_json(evaluation: Evaluation) -> dict[str, object]:
         "num_tokens": likelihood.num_tokens,
         "num_sentences": len(evaluation.hypotheses),
         "decoding": asdict(evaluation.decoding),
+        "consensus": None if evaluation.consensus is None else asdict(evaluation.consensus),
+        "num_models": evaluation.num_models,
     }
 
 

@@ -44,7 +44,8 @@ def write_ctranslate2(
     """Write a model in the format of CTranslate2: as a whole, or not at all.
 
     Translations are equal where CTranslate2 is asked for the same `beam_size`, `length_penalty`,
-    `patience` and `max_decoding_length`, and for `max_input_length=0`.
+    `coverage_penalty`, `patience` and `max_decoding_length`, and for `max_input_length=0`. With a
+    coverage penalty it takes `max_batch_size=1` too: CTranslate2 counts padding as source tokens.
 
     Args:
         model: its weights.
@@ -80,7 +81,14 @@ def _specification(model: Seq2Seq, tokenizers: Tokenizers, config: EncoderDecode
         "rms_norm": config.norm == "rms",
     }
     encoder = specs.TransformerEncoderSpec(config.num_encoder_layers, config.num_heads, **shape)
-    decoder = specs.TransformerDecoderSpec(config.num_decoder_layers, config.num_heads, **shape)
+    decoder = specs.TransformerDecoderSpec(
+        config.num_decoder_layers,
+        config.num_heads,
+        # Attention, and with it coverage, is the mean over all heads of the last layer.
+        alignment_layer=-1,
+        alignment_heads=0,
+        **shape,
+    )
     _set_embeddings(encoder.embeddings[0], encoder, model.encoder.embeddings, config)
     _set_embeddings(decoder.embeddings, decoder, model.decoder.embeddings, config)
     _set_layers(encoder, model.encoder)

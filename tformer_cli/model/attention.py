@@ -31,8 +31,11 @@ class View(NamedTuple):
     causal: bool = False
 
 
-# Up to so many queries of one place, torch's kernel for CPUs takes longer than the formula.
-FEW_QUERIES = 16
+# Up to so many weights the formula is faster on a CPU than torch's kernel: those of some hundred
+# sentences.
+MOST_WEIGHTS = 1 << 20
+# Over fewer numbers than a vector register holds, torch's softmax takes several times as long.
+VECTOR = 16
 
 
 def attend(
@@ -47,18 +50,33 @@ def attend(
         view: which keys each query sees, and how.
         dropout: share of the attention weights set to zero.
     """
-    is_step = queries.shape[2] <= FEW_QUERIES and not torch.is_grad_enabled()
-    if is_step and queries.device.type == "cpu":
-        return naive_attend(queries, keys, values, view, dropout)
-    mask, bias, is_causal = view
-    if is_causal and (mask is not None or bias is not None):
-        lower = masks.causal(queries.shape[2], queries.device)
-        mask, is_causal = lower if mask is None else mask & lower, False
-    if bias is not None:
-        mask = bias if mask is None else bias.masked_fill(~mask, -math.inf)
+    num_weights = queries.shape[:3].numel() * keys.shape[2]
+    is_small = queries.device.type == "cpu" and num_weights <= MOST_WEIGHTS
+    way = naive_attend if is_small else kernel_attend
+    return way(queries, keys, values, view, dropout)
+
+
+def kernel_attend(
+    queries: Tensor, keys: Tensor, values: Tensor, view: View, dropout: float
+) -> Tensor:
+    """Do as `attend` by torch's kernel, which never holds all weights at once."""
+    is_causal = view.causal and view.mask is None and view.bias is None
+    mask = None if is_causal else seen(view, queries.shape[2], queries.device)
+    if view.bias is not None:
+        mask = view.bias if mask is None else view.bias.masked_fill(~mask, -math.inf)
     return functional.scaled_dot_product_attention(
         queries, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=is_causal
     )
+
+
+def naive_attend(
+    queries: Tensor, keys: Tensor, values: Tensor, view: View, dropout: float
+) -> Tensor:
+    """Do as `attend` by the formula."""
+    weights = attention_weights(queries, keys, view)
+    if dropout > 0:
+        weights = functional.dropout(weights, dropout)
+    return weights @ values
 
 
 def attention_weights(queries: Tensor, keys: Tensor, view: View) -> Tensor:
@@ -66,21 +84,27 @@ def attention_weights(queries: Tensor, keys: Tensor, view: View) -> Tensor:
     logits = queries / math.sqrt(queries.shape[-1]) @ keys.transpose(-2, -1)
     if view.bias is not None:
         logits = logits + view.bias
-    if view.mask is not None:
-        logits = logits.masked_fill(~view.mask, -math.inf)
-    if view.causal:
-        logits = logits.masked_fill(~masks.causal(logits.shape[-1], logits.device), -math.inf)
-    return logits.softmax(dim=-1)
+    mask = seen(view, queries.shape[2], queries.device)
+    if mask is not None:
+        # A small matrix to add, rather than a large one to fill in both directions.
+        logits = logits + torch.zeros_like(mask, dtype=logits.dtype).masked_fill_(~mask, -math.inf)
+    return softmax(logits)
 
 
-def naive_attend(
-    queries: Tensor, keys: Tensor, values: Tensor, view: View, dropout: float = 0.0
-) -> Tensor:
-    """Return the same as `attend`, by the formula."""
-    weights = attention_weights(queries, keys, view)
-    if dropout > 0:
-        weights = functional.dropout(weights, dropout)
-    return weights @ values
+def seen(view: View, length: int, device: torch.device) -> Tensor | None:
+    """Return the mask of a view over `length` queries, its causality included; None is all."""
+    if not view.causal:
+        return view.mask
+    lower = masks.causal(length, device)
+    return lower if view.mask is None else view.mask & lower
+
+
+def softmax(logits: Tensor) -> Tensor:
+    """Return the softmax over the last dimension."""
+    missing = VECTOR - logits.shape[-1]
+    if missing <= 0 or logits.device.type != "cpu":
+        return logits.softmax(dim=-1)
+    return functional.pad(logits, (0, missing), value=-math.inf).softmax(dim=-1)[..., :-missing]
 
 
 class Attention(nn.Module):

@@ -44,22 +44,21 @@ class LayerCache:
 
     def lay_out(self, columns: Tensor, capacity: int) -> None:
         """Move the columns (B, used) to the front, in this order, of `capacity` columns."""
-        self.keys = self._laid_out(self.keys, columns, capacity)
-        self.values = self._laid_out(self.values, columns, capacity)
+        self.keys = _laid_out(self.keys, columns, capacity)
+        self.values = _laid_out(self.values, columns, capacity)
         self.used = columns.shape[1]
 
-    def _laid_out(self, content: Tensor, columns: Tensor, capacity: int) -> Tensor:
-        batch, num_heads, _, head_dim = content.shape
-        moved = content.new_zeros((batch, num_heads, capacity, head_dim))
-        places = torch.arange(batch, device=content.device)[:, None]
-        # Indexing puts (B, used) first; both sides are views in that order.
-        moved.transpose(1, 2)[:, : columns.shape[1]] = content.transpose(1, 2)[places, columns]
-        return moved
+    def widen_source(self, num_tokens: int) -> None:
+        """Make room for sources that are longer by so many tokens."""
+        keys, values = self.source
+        keys = pad(keys.transpose(2, 3), (0, num_tokens)).transpose(2, 3)
+        self.source = KeyValue(keys, pad(values, (0, 0, 0, num_tokens)))
 
     def keep(self, places: Tensor) -> None:
         """Keep these sentences (B',), in this order."""
         self.keys, self.values = self.keys[places], self.values[places]
-        self.source = KeyValue(*(part[places] for part in self.source))
+        keys, values = self.source
+        self.source = readable(KeyValue(keys[places], values[places]))
 
 
 @dataclass(slots=True)
@@ -156,7 +155,7 @@ class DecoderCache:
         more = max(0, length - num_tokens)
         if more:
             for layer in self.layers:
-                layer.source = KeyValue(*(pad(part, (0, 0, 0, more)) for part in layer.source))
+                layer.widen_source(more)
         return pad(seen, (0, more), value=-math.inf)
 
     def _tidy(self, num_rows: int) -> None:
@@ -181,10 +180,29 @@ class DecoderCache:
         self.used = num_columns
 
 
+def _laid_out(content: Tensor, columns: Tensor, capacity: int) -> Tensor:
+    """Return columns (B, n) of keys or values (B, H, C, Dh), in this order, with room behind."""
+    batch, num_heads, _, head_dim = content.shape
+    places = torch.arange(batch, device=content.device)[:, None]
+    moved = content.new_zeros((batch, num_heads, capacity, head_dim))
+    # Indexing puts (B, n) first; both sides are views in that order.
+    moved.transpose(1, 2)[:, : columns.shape[1]] = content.transpose(1, 2)[places, columns]
+    return moved
+
+
 def unseen(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Return zero where a mask is True, and minus infinity elsewhere."""
     hidden = torch.full((), -math.inf, dtype=dtype, device=mask.device)
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, hidden)
+
+
+def readable(source: KeyValue) -> KeyValue:
+    """Return the same keys and values, laid out for being read at every step.
+
+    Keys lie the way in which a product with queries reads them, a component after the other.
+    """
+    keys = source.keys.transpose(2, 3).contiguous().transpose(2, 3)
+    return KeyValue(keys, source.values.contiguous())
 
 
 def new_cache(sources: list[KeyValue], source_mask: Tensor, num_rows: int) -> DecoderCache:
@@ -198,17 +216,16 @@ def new_cache(sources: list[KeyValue], source_mask: Tensor, num_rows: int) -> De
     batch, num_heads, _, head_dim = sources[0].keys.shape
     num_columns = max(FIRST_COLUMNS, 4 * num_rows)
     shape = (batch, num_heads, num_columns, head_dim)
-    dtype = sources[0].keys.dtype
     layers = [
         LayerCache(
             source.keys.new_zeros(shape),
             source.values.new_zeros(shape),
-            # Read at every step, so laid out for reading.
-            KeyValue(source.keys.contiguous(), source.values.contiguous()),
+            readable(source),
         )
         for source in sources
     ]
-    device, is_padded = source_mask.device, not bool(source_mask.all())
+    device, dtype = source_mask.device, sources[0].keys.dtype
+    is_padded = not bool(source_mask.all())
     own = torch.full((num_rows, num_rows), -math.inf, dtype=dtype, device=device)
     return DecoderCache(
         layers,

@@ -14,7 +14,12 @@ import torch
 
 from tformer_cli.config.schema import Config
 from tformer_cli.corpus.store import TokenStore
-from tformer_cli.device import keep_freed_memory, peak_memory
+from tformer_cli.device import (
+    give_back_memory,
+    is_out_of_memory,
+    keep_freed_memory,
+    peak_memory,
+)
 from tformer_cli.errors import DeviceError, TrainingError, UsageError
 from tformer_cli.rehearsal.free_memory import free_memory
 from tformer_cli.rehearsal.rehearsal import (
@@ -25,7 +30,6 @@ from tformer_cli.rehearsal.rehearsal import (
     take_worst_steps,
 )
 from tformer_cli.run_directory import RunDirectory
-from tformer_cli.training.memory import give_back_memory, is_out_of_memory
 from tformer_cli.training.preparation import Preparation
 
 # The first step makes the optimiser's moments; the second needs them and all the rest at once.

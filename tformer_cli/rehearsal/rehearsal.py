@@ -14,14 +14,13 @@ from tformer_cli.config.load import check_data_files, dump_config, load_config
 from tformer_cli.config.schema import Config, TrainingText
 from tformer_cli.corpus.pipeline import evaluation_store
 from tformer_cli.corpus.reader import read_pairs
-from tformer_cli.device import keep_freed_memory
+from tformer_cli.device import is_out_of_memory, keep_freed_memory
 from tformer_cli.errors import TrainingError, UsageError
 from tformer_cli.rehearsal.worst_batch import Shape, worst_shapes, worst_text
 from tformer_cli.run_directory import RunDirectory, write_text
 from tformer_cli.text.subword import reservoir_sample
 from tformer_cli.text.tokenizer import load_tokenizers
 from tformer_cli.training.loop import Fault, Group, StepReport, train_steps
-from tformer_cli.training.memory import is_out_of_memory
 from tformer_cli.training.preparation import Preparation, prepare
 from tformer_cli.training.reporting import Reporter
 from tformer_cli.training.tokenizers import run_tokenizers

@@ -85,6 +85,15 @@ class SubwordTokenizer:
         """Return the pieces of ids, special ones included."""
         return [self._processor.id_to_piece(int(i)) for i in ids]
 
+    def spelled(self, ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes of each piece; a word has a blank before it."""
+        return [
+            bytes([self.byte_ids.index(i)])
+            if i in self.byte_ids
+            else piece.replace(BLANK_MARK, " ").encode()
+            for i, piece in zip(ids, self.tokens(ids), strict=True)
+        ]
+
     def _text(self, line: str) -> str:
         return self.normalizer(line).replace(BLANK_MARK, " ")
 

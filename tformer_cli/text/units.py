@@ -51,3 +51,7 @@ class UnitTokenizer(ABC):
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Return the units of ids, special tokens included."""
         return [self._vocabulary.tokens[i] for i in ids]
+
+    def spelled(self, ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes of each unit, and of the separator after it."""
+        return [f"{unit}{self.separator}".encode() for unit in self.tokens(ids)]

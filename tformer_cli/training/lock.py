@@ -1,16 +1,12 @@
 """One training at a time in a run folder."""
 
 import contextlib
-import errno
-import fcntl
 import os
 from collections.abc import Iterator
 
 from tformer_cli.errors import TrainingError
+from tformer_cli.file_lock import take_lock
 from tformer_cli.run_directory import RunDirectory, writing
-
-# A network file system may have no locks: there the user has to see to it.
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 @contextlib.contextmanager
@@ -37,16 +33,11 @@ def locked(run: RunDirectory) -> Iterator[None]:
 
 
 def _take(handle: int, run: RunDirectory) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not take_lock(handle):
         holder = os.pread(handle, 20, 0).decode(errors="replace").strip()
         raise TrainingError(
             str(run.path),
             "another process is training here",
             got=f"process {holder}" if holder else None,
             remedy="wait for it, or train elsewhere with --run",
-        ) from None
-    except OSError as error:
-        if error.errno not in WITHOUT_LOCKS:
-            raise
+        )

@@ -18,11 +18,11 @@ from torch.nn.utils import get_total_norm
 from tformer_cli.config.schema import TrainingConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.bucketing import Position
-from tformer_cli.device import autocast, derive_seed
+from tformer_cli.device import autocast, derive_seed, give_back_memory, is_out_of_memory
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.training.loss import smoothed_nll_sum
 from tformer_cli.training.loss_scale import LossScale
-from tformer_cli.training.memory import give_back_memory, in_halves, is_out_of_memory
+from tformer_cli.training.memory import in_halves
 from tformer_cli.training.optim import set_learning_rate
 from tformer_cli.training.parts import PartReport, PartsWatch
 from tformer_cli.training.schedules import Schedule

@@ -1,28 +1,12 @@
-"""When memory runs out: how to know it, and how to need less."""
+"""When memory runs out: how to need less, and what to say where that cannot be."""
 
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-import torch
-
 from tformer_cli.corpus.batch import Batch
+from tformer_cli.device import is_out_of_memory
 from tformer_cli.errors import TrainingError
-
-# The allocators of the CPU, of Apple's GPU and of cuBLAS have no error class of their own.
-PHRASES = (
-    "not enough memory",
-    "can't allocate memory",
-    "out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that a smaller batch might have gone through."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in PHRASES)
 
 
 @contextlib.contextmanager
@@ -43,12 +27,6 @@ def memory_sufficing(where: str) -> Iterator[None]:
             got=str(error).partition("\n")[0] or None,
             remedy="lower training.batch_tokens, or train a smaller model",
         ) from error
-
-
-def give_back_memory(device: torch.device) -> None:
-    """Return cached memory to the device, so that pieces of another size find room."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def in_halves(batches: Sequence[Batch], *, where: str) -> list[Batch]:
