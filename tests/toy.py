@@ -24,6 +24,7 @@ training:
   batch_tokens: 300
   max_steps: 24
   validate_every: 12
+  validation_decoding: {kind: greedy, max_length: 20}
   save_every: 6
   report_every: 5
 decoding: {kind: beam, size: 2, max_length: 20}
