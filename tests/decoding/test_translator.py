@@ -29,8 +29,10 @@ from tformer_cli.config.schema import (
 from tformer_cli.decoding import translator as translator_room
 from tformer_cli.decoding.consensus import Consensus
 from tformer_cli.decoding.hypothesis import EMPTY, Hypothesis
+from tformer_cli.decoding.line_requests import MOST_PIECES
 from tformer_cli.decoding.request import Request
-from tformer_cli.decoding.translator import Translator, best_combinations
+from tformer_cli.decoding.translation import best_combinations
+from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import DataError, Problem, UsageError
 from tformer_cli.model.seq2seq import Seq2Seq, build_model
 from tformer_cli.text.terminology import Terminology
@@ -107,7 +109,7 @@ def test_a_long_line_is_said_in_pieces_between_its_neighbours(translator):
 
 
 def test_a_language_without_blanks_gets_none(translator):
-    translator.blank = ""
+    translator.wording.blank = ""
     assert translator.translate(["abc。defg。"]) == ["。cba。gfed"]
 
 
@@ -180,7 +182,7 @@ def test_lines_of_a_share_have_their_numbers_in_the_whole(translator, monkeypatc
     translate = translator.engine.translate
 
     def numbered(requests, *arguments, **options):
-        numbers.extend(request.number // translator_room.MOST_PIECES for request in requests)
+        numbers.extend(request.number // MOST_PIECES for request in requests)
         return translate(requests, *arguments, **options)
 
     monkeypatch.setattr(translator.engine, "translate", numbered)
@@ -275,7 +277,8 @@ def test_alignments_of_pieces_are_those_of_the_joined_text(translator):
 
 
 def test_without_blanks_alignments_count_tokens(translator):
-    translator.aligner, translator.blank, translator.source_blank = Mirror(), "", ""
+    translator.aligner = Mirror()
+    translator.wording.blank = translator.wording.source_blank = ""
     ((best,),) = translator.nbest(["abc。de。"], 1, aligned=True)
     assert said(translator) == ["abc。", "de。"]
     assert best.text == "。cba。ed"

@@ -20,7 +20,8 @@ from tformer_cli.config.schema import (
     ParallelText,
     TrainingText,
 )
-from tformer_cli.decoding.translator import Translation, Translator
+from tformer_cli.decoding.translation import Translation
+from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import UsageError
 from tformer_cli.export.ctranslate2 import write_ctranslate2
 from tformer_cli.model.seq2seq import Seq2Seq, build_model

@@ -35,7 +35,7 @@ from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from tformer_cli.decoding.translator import Translation
+    from tformer_cli.decoding.translation import Translation
     from tformer_cli.partial_file import PartialFile
     from tformer_cli.text.terminology import Terminology
 

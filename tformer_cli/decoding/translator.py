@@ -1,11 +1,8 @@
 """Strings in, strings out, in the order given, over any engine."""
 
-import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -16,53 +13,23 @@ from tformer_cli.decoding.alignment import Aligner
 from tformer_cli.decoding.consensus import Consensus
 from tformer_cli.decoding.engine import Engine, NativeEngine
 from tformer_cli.decoding.hypothesis import Hypothesis
+from tformer_cli.decoding.line_requests import LineRequests, LongLines
 from tformer_cli.decoding.processors import TokenRoles
-from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.scored_pair import ScoredPair, score_pairs
+from tformer_cli.decoding.translation import Translation, Wording, best_combinations
 from tformer_cli.decoding.workers import WorkersEngine
 from tformer_cli.device import resolve_device
-from tformer_cli.errors import DataError, Problem, UsageError
+from tformer_cli.errors import Problem, UsageError
 from tformer_cli.model.seq2seq import Seq2Seq
 from tformer_cli.run_directory import RunDirectory
-from tformer_cli.text.segments import blank_between, segments
+from tformer_cli.text.segments import blank_between
 from tformer_cli.text.terminology import Terminology
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import END_ID, START_ID
-from tformer_cli.text.words import linked_units, unit_numbers
 
 # Lines read before they are sorted by length and translated: enough for full batches of equal
 # length, little enough to hold in memory whatever the file.
 WINDOW_LINES = 8192
-
-# Numbers the pieces of a line, for what is drawn at random.
-MOST_PIECES = 1 << 20
-
-# What a phrase stands behind, in a language without blanks.
-FULL_STOP = "。"
-
-LongLines = Literal["split", "truncate", "error"]
-
-
-@dataclass(frozen=True, slots=True)
-class Translation:
-    """One translation of a line.
-
-    Attributes:
-        text: the translation.
-        tokens: its tokens as the model wrote them.
-        score: what the search ranked it by; of a line in pieces the mean over them.
-        log_prob: natural logarithm of its probability; of a line in pieces the sum over them.
-        source_tokens: the tokens of the line as the model read them; None without alignments.
-        alignments: pairs of a word of the line and a word that comes from it, counted from 0, where
-            they were asked for; in a language without blanks each token counts as a word.
-    """
-
-    text: str
-    tokens: tuple[str, ...]
-    score: float
-    log_prob: float
-    source_tokens: tuple[str, ...] | None = None
-    alignments: tuple[tuple[int, int], ...] | None = None
 
 
 class Translator:
@@ -108,8 +75,7 @@ class Translator:
         self.decoding = decoding
         self.max_source_length = max_source_length
         self.long_lines = long_lines
-        self.blank = blank
-        self.source_blank = source_blank
+        self.wording = Wording(tokenizers, blank=blank, source_blank=source_blank)
         self.aligner = aligner
 
     @classmethod
@@ -289,53 +255,31 @@ class Translator:
             _check_keeps_to_phrases(
                 search, "--constraints" if required is not None else "--terminology"
             )
-        num_wanted = count if consensus is None else consensus.num_wanted(search)
-        if count > num_wanted:
-            raise UsageError(
-                "--nbest",
-                f"must be at most the candidates of --mbr ({num_wanted})",
-                got=str(count),
-                remedy=f"use --candidates {count}",
-            )
-        if not isinstance(search, SampleConfig):
-            beam_size = search.size if isinstance(search, BeamConfig) else 1
-            if count > beam_size:
-                raise UsageError(
-                    "--nbest",
-                    f"must be at most the beam size ({beam_size})",
-                    got=str(count),
-                    remedy=f"use --beam {count}",
-                )
-        phrases = tuple(self._target_ids(phrase, "a banned word") for phrase in banned)
+        num_wanted = _num_wanted(search, count, consensus)
+        requests = LineRequests(
+            self.tokenizers,
+            max_source_length=self.max_source_length,
+            long_lines=self.long_lines,
+            has_blanks=self.wording.blank != "",
+            banned=banned,
+            terminology=terminology,
+            on_warning=on_warning,
+        )
         with_prefix = zip(lines, prefixes, strict=True) if prefixes is not None else None
         both = with_prefix or ((line, "") for line in lines)
         with_phrases = zip(both, required, strict=True) if required is not None else None
         asked = with_phrases or ((pair, ()) for pair in both)
         for window in chunks(zip(itertools.count(start, step), asked), WINDOW_LINES):
-            lines_in_pieces = []
-            for n, ((line, prefix), wanted) in window:
-                where = f"line {n}" if name is None else f"{name}:{n}"
-                first = self._target_ids(prefix, f"the prefix of {where}")
-                pieces_of_line = self._pieces(line, where, on_warning)
-                if wanted and len(pieces_of_line) > 1:
-                    raise DataError(
-                        where,
-                        "has required phrases and is cut into pieces",
-                        got=f"{len(pieces_of_line)} pieces",
-                        remedy="split it and them, or raise --max-source-length",
-                    )
-                lines_in_pieces.append(
-                    [
-                        Request(
-                            source=source,
-                            prefix=() if place else first,
-                            banned=phrases,
-                            required=self._required(text, wanted, terminology, phrases, where),
-                            number=n * MOST_PIECES + place,
-                        )
-                        for place, (text, source) in enumerate(pieces_of_line)
-                    ]
+            lines_in_pieces = [
+                requests.of(
+                    line,
+                    prefix,
+                    phrases,
+                    number=n,
+                    where=f"line {n}" if name is None else f"{name}:{n}",
                 )
+                for n, ((line, prefix), phrases) in window
+            ]
             pieces = [piece for pieces in lines_in_pieces for piece in pieces]
             progress = _in_proportion(on_done, len(pieces), len(window))
             found = iter(
@@ -355,27 +299,14 @@ class Translator:
                     hypotheses = [self._agreeing(piece, consensus) for piece in hypotheses]
                 chosen.append(best_combinations(hypotheses, count))
             if aligned:
-                yield from self._aligned(lines_in_pieces, chosen)
+                assert self.aligner is not None
+                yield from self.wording.aligned(self.aligner, lines_in_pieces, chosen)
             else:
-                yield from ([self._translation(parts) for parts in ways] for ways in chosen)
+                yield from ([self.wording.translation(parts) for parts in ways] for ways in chosen)
 
     def _agreeing(self, found: Sequence[Hypothesis], consensus: Consensus) -> list[Hypothesis]:
         texts = [self.tokenizers.target.decode(one.token_ids) for one in found]
-        return consensus.ranked(found, texts, has_blanks=self.blank != "")
-
-    def _target_ids(self, text: str, where: str) -> tuple[int, ...]:
-        """Return the ids of a text that is to be, or not to be, in a translation."""
-        return self._possible(self.tokenizers.target.encode(text), text, where)
-
-    def _possible(self, target_ids: Sequence[int], text: str, where: str) -> tuple[int, ...]:
-        """Return the ids of a text, all of which a translation may have."""
-        target, ids = self.tokenizers.target, tuple(target_ids)
-        if impossible := set(ids) & set(target.suppressed_ids):
-            token = target.tokens([min(impossible)])[0]
-            raise DataError(
-                where, "has a token that no translation has", got=f"{token} in {text!r}"
-            )
-        return ids
+        return consensus.ranked(found, texts, has_blanks=self.wording.blank != "")
 
     def score(
         self,
@@ -387,146 +318,6 @@ class Translator:
         """Yield how probable given translations are, in the order given, as `score_pairs` says."""
         pairs = zip(sources, targets, strict=True)
         return score_pairs(self.engine.scorer, self.tokenizers, pairs, on_done=on_done)
-
-    def _pieces(
-        self, line: str, where: str, on_warning: Callable[[Problem], object]
-    ) -> list[tuple[str, list[int]]]:
-        """Return the text and the source ids of a line, or of each piece of a long one."""
-        encode, most = self.tokenizers.source.encode, self.max_source_length
-        ids = encode(line)
-        if len(ids) <= most:
-            return [(line, _ended(ids))]
-        what, got = f"is longer than {most:,} tokens", f"{len(ids):,}"
-        if self.long_lines == "error":
-            raise DataError(where, what, got=got, remedy="split it, or use --long-lines split")
-        if self.long_lines == "truncate":
-            pieces = [ids[:most]]
-            texts = [line[: len(self.tokenizers.source.decode(pieces[0]))]]
-            outcome = f"only the first {most:,} are translated"
-        else:
-            # No sentence of training ends in blanks; to some tokenizers they are tokens.
-            texts = segments(line, most, lambda text: len(encode(text.strip())))
-            # A single character may have more tokens than there is room for.
-            pieces = [encode(text.strip())[:most] for text in texts]
-            noun = "piece" if len(pieces) == 1 else "pieces"
-            outcome = f"translated in {len(pieces):,} {noun}"
-        on_warning(Problem(where, what, got, outcome))
-        return [(text, _ended(piece)) for text, piece in zip(texts, pieces, strict=True)]
-
-    def _required(
-        self,
-        text: str,
-        phrases: Sequence[str],
-        terminology: Terminology | None,
-        banned: Sequence[tuple[int, ...]],
-        where: str,
-    ) -> tuple[tuple[int, ...], ...]:
-        """Return the ids of what the translation of a piece of source text must contain."""
-        terms = [] if terminology is None else terminology.wanted(text)
-        required = []
-        for phrase in (*phrases, *(term for term in terms if term not in phrases)):
-            whose = f"a required phrase of {where}"
-            ids = self._possible(self._ids_within(phrase), phrase, whose)
-            if not ids:
-                raise DataError(whose, "has no token", got=repr(phrase))
-            if any(_contains(ids, one) for one in banned):
-                raise DataError(whose, "contains a banned word", got=repr(phrase))
-            required.append(ids)
-        return tuple(required)
-
-    def _ids_within(self, phrase: str) -> list[int]:
-        """Return the ids of a phrase that does not begin a translation."""
-        encode = self.tokenizers.target.encode
-        if self.blank:
-            return encode(phrase)
-        # The first piece of a text has a blank before it; a language without blanks has none later.
-        begin, whole = encode(FULL_STOP), encode(FULL_STOP + phrase)
-        is_apart = whole[: len(begin)] == begin
-        return whole[len(begin) :] if is_apart else encode(phrase)
-
-    def _translation(self, pieces: Sequence[Hypothesis]) -> Translation:
-        target = self.tokenizers.target
-        texts = [target.decode(piece.token_ids) for piece in pieces]
-        return Translation(
-            text=self.blank.join(text for text in texts if text),
-            tokens=tuple(token for piece in pieces for token in target.tokens(piece.token_ids)),
-            score=sum(piece.score for piece in pieces) / len(pieces),
-            log_prob=sum(piece.log_prob for piece in pieces),
-        )
-
-    def _aligned(
-        self,
-        lines_in_pieces: Sequence[Sequence[Request]],
-        chosen: Sequence[Sequence[Sequence[Hypothesis]]],
-    ) -> Iterator[list[Translation]]:
-        """Yield the translations of each line with their alignments.
-
-        Args:
-            lines_in_pieces: what was asked of each line.
-            chosen: the ways to translate each line, each of them a hypothesis a piece.
-        """
-        assert self.aligner is not None
-        both = list(zip(lines_in_pieces, chosen, strict=True))
-        links = iter(
-            self.aligner.align(
-                [
-                    (piece.source, [parts[place].token_ids for parts in ways])
-                    for pieces, ways in both
-                    for place, piece in enumerate(pieces)
-                ]
-            )
-        )
-        for pieces, ways in both:
-            sources = [piece.source[:-1] for piece in pieces]
-            links_of_ways = zip(*[next(links) for _ in pieces], strict=True)
-            yield [
-                self._with_alignments(self._translation(parts), sources, parts, links_of_parts)
-                for parts, links_of_parts in zip(ways, links_of_ways, strict=True)
-            ]
-
-    def _with_alignments(
-        self,
-        translation: Translation,
-        sources: Sequence[Sequence[int]],
-        parts: Sequence[Hypothesis],
-        links: Sequence[Sequence[int]],
-    ) -> Translation:
-        """Return a translation with what the links between the tokens of its pieces make of it."""
-        source, target = self.tokenizers.source, self.tokenizers.target
-        starts = itertools.accumulate((len(ids) for ids in sources), initial=0)
-        return replace(
-            translation,
-            source_tokens=tuple(source.tokens([token for ids in sources for token in ids])),
-            alignments=linked_units(
-                [start + link for start, own in zip(starts, links, strict=False) for link in own],
-                unit_numbers(source, sources, self.source_blank),
-                unit_numbers(target, [part.token_ids for part in parts], self.blank),
-            ),
-        )
-
-
-def best_combinations(
-    pieces: Sequence[Sequence[Hypothesis]], count: int
-) -> list[tuple[Hypothesis, ...]]:
-    """Return the `count` ways to take a translation of each piece whose scores sum highest.
-
-    Args:
-        pieces: the translations of each piece, best first.
-        count: how many ways are wanted; fewer come where there are fewer.
-
-    Returns:
-        One translation a piece, the best way first.
-    """
-    best: list[tuple[float, tuple[Hypothesis, ...]]] = [(0.0, ())]
-    for hypotheses in pieces:
-        # Of ranks i and j, counted from one, i * j - 1 other pairs are no worse.
-        pairs = (
-            (total + hypothesis.score, (*chosen, hypothesis))
-            for rank, (total, chosen) in enumerate(best, start=1)
-            for hypothesis in hypotheses[: count // rank]
-        )
-        best = heapq.nlargest(count, pairs, key=lambda pair: pair[0])
-    return [chosen for _, chosen in best]
 
 
 def _in_proportion(
@@ -544,6 +335,33 @@ def _in_proportion(
     return on_pieces
 
 
+def _num_wanted(search: DecodingConfig, count: int, consensus: Consensus | None) -> int:
+    """Return how many translations of a line a search has to find, so that `count` are left.
+
+    Raises:
+        UsageError: it keeps fewer.
+    """
+    num_wanted = count if consensus is None else consensus.num_wanted(search)
+    if count > num_wanted:
+        raise UsageError(
+            "--nbest",
+            f"must be at most the candidates of --mbr ({num_wanted})",
+            got=str(count),
+            remedy=f"use --candidates {count}",
+        )
+    if isinstance(search, SampleConfig):
+        return num_wanted
+    beam_size = search.size if isinstance(search, BeamConfig) else 1
+    if count > beam_size:
+        raise UsageError(
+            "--nbest",
+            f"must be at most the beam size ({beam_size})",
+            got=str(count),
+            remedy=f"use --beam {count}",
+        )
+    return num_wanted
+
+
 def _check_keeps_to_phrases(search: DecodingConfig, option: str) -> None:
     """Check that a search keeps to required phrases.
 
@@ -559,16 +377,6 @@ def _check_keeps_to_phrases(search: DecodingConfig, option: str) -> None:
             got=str(search.groups),
             remedy="use --set decoding.groups=1",
         )
-
-
-def _contains(ids: Sequence[int], phrase: Sequence[int]) -> bool:
-    places = range(len(ids) - len(phrase) + 1)
-    return any(tuple(ids[place : place + len(phrase)]) == tuple(phrase) for place in places)
-
-
-def _ended(ids: Sequence[int]) -> list[int]:
-    """Put the end token after the ids of a sentence; an empty one stays empty."""
-    return [*ids, END_ID] if ids else []
 
 
 def token_roles(target: Tokenizer) -> TokenRoles:

@@ -1,0 +1,166 @@
+"""From lines to what is asked of a search: one request a line, or one for each piece of it."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from tformer_cli.decoding.request import Request
+from tformer_cli.errors import DataError, Problem
+from tformer_cli.text.segments import segments
+from tformer_cli.text.terminology import Terminology
+from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.vocabulary import END_ID
+
+# Numbers the pieces of a line, for what is drawn at random.
+MOST_PIECES = 1 << 20
+
+# What a phrase stands behind, in a language without blanks.
+FULL_STOP = "。"
+
+LongLines = Literal["split", "truncate", "error"]
+
+
+class LineRequests:
+    """Makes the requests of lines."""
+
+    def __init__(
+        self,
+        tokenizers: Tokenizers,
+        *,
+        max_source_length: int,
+        long_lines: LongLines,
+        has_blanks: bool,
+        banned: Sequence[str],
+        terminology: Terminology | None,
+        on_warning: Callable[[Problem], object],
+    ) -> None:
+        """Set what all lines have in common.
+
+        Args:
+            tokenizers: of the model.
+            max_source_length: tokens of a line, `</s>` not counted, above which it is long.
+            long_lines: what becomes of a long line.
+            has_blanks: whether the target language has blanks between words.
+            banned: words and phrases that no translation contains.
+            terminology: terms whose translations are required where a line has them.
+            on_warning: called with each long line that is split or truncated.
+
+        Raises:
+            DataError: a banned phrase has a token that no translation has.
+        """
+        self.tokenizers = tokenizers
+        self.max_source_length = max_source_length
+        self.long_lines = long_lines
+        self.has_blanks = has_blanks
+        self.terminology = terminology
+        self.on_warning = on_warning
+        self.banned = tuple(self._target_ids(phrase, "a banned word") for phrase in banned)
+
+    def of(
+        self, line: str, prefix: str, phrases: Sequence[str], *, number: int, where: str
+    ) -> list[Request]:
+        """Return the requests of a line.
+
+        Args:
+            line: source text.
+            prefix: what its translation begins with; of a line in pieces that of the first one.
+            phrases: what its translation contains.
+            number: of the line.
+            where: the line, for messages.
+
+        Raises:
+            DataError: the line is long, and that is an error here, or it has phrases and is cut
+                into pieces; or a prefix or a phrase has a token that no translation has; or a
+                phrase contains a banned one.
+        """
+        first = self._target_ids(prefix, f"the prefix of {where}")
+        pieces = self._pieces(line, where)
+        if phrases and len(pieces) > 1:
+            raise DataError(
+                where,
+                "has required phrases and is cut into pieces",
+                got=f"{len(pieces)} pieces",
+                remedy="split it and them, or raise --max-source-length",
+            )
+        return [
+            Request(
+                source=source,
+                prefix=() if place else first,
+                banned=self.banned,
+                required=self._required(text, phrases, where),
+                number=number * MOST_PIECES + place,
+            )
+            for place, (text, source) in enumerate(pieces)
+        ]
+
+    def _pieces(self, line: str, where: str) -> list[tuple[str, list[int]]]:
+        """Return the text and the source ids of a line, or of each piece of a long one."""
+        encode, most = self.tokenizers.source.encode, self.max_source_length
+        ids = encode(line)
+        if len(ids) <= most:
+            return [(line, _ended(ids))]
+        what, got = f"is longer than {most:,} tokens", f"{len(ids):,}"
+        if self.long_lines == "error":
+            raise DataError(where, what, got=got, remedy="split it, or use --long-lines split")
+        if self.long_lines == "truncate":
+            pieces = [ids[:most]]
+            texts = [line[: len(self.tokenizers.source.decode(pieces[0]))]]
+            outcome = f"only the first {most:,} are translated"
+        else:
+            # No sentence of training ends in blanks; to some tokenizers they are tokens.
+            texts = segments(line, most, lambda text: len(encode(text.strip())))
+            # A single character may have more tokens than there is room for.
+            pieces = [encode(text.strip())[:most] for text in texts]
+            noun = "piece" if len(pieces) == 1 else "pieces"
+            outcome = f"translated in {len(pieces):,} {noun}"
+        self.on_warning(Problem(where, what, got, outcome))
+        return [(text, _ended(piece)) for text, piece in zip(texts, pieces, strict=True)]
+
+    def _required(
+        self, text: str, phrases: Sequence[str], where: str
+    ) -> tuple[tuple[int, ...], ...]:
+        """Return the ids of what the translation of a piece of source text must contain."""
+        terms = [] if self.terminology is None else self.terminology.wanted(text)
+        required = []
+        for phrase in (*phrases, *(term for term in terms if term not in phrases)):
+            whose = f"a required phrase of {where}"
+            ids = self._possible(self._ids_within(phrase), phrase, whose)
+            if not ids:
+                raise DataError(whose, "has no token", got=repr(phrase))
+            if any(_contains(ids, one) for one in self.banned):
+                raise DataError(whose, "contains a banned word", got=repr(phrase))
+            required.append(ids)
+        return tuple(required)
+
+    def _ids_within(self, phrase: str) -> list[int]:
+        """Return the ids of a phrase that does not begin a translation."""
+        encode = self.tokenizers.target.encode
+        if self.has_blanks:
+            return encode(phrase)
+        # The first piece of a text has a blank before it; a language without blanks has none later.
+        begin, whole = encode(FULL_STOP), encode(FULL_STOP + phrase)
+        is_apart = whole[: len(begin)] == begin
+        return whole[len(begin) :] if is_apart else encode(phrase)
+
+    def _target_ids(self, text: str, where: str) -> tuple[int, ...]:
+        """Return the ids of a text that is to be, or not to be, in a translation."""
+        return self._possible(self.tokenizers.target.encode(text), text, where)
+
+    def _possible(self, target_ids: Sequence[int], text: str, where: str) -> tuple[int, ...]:
+        """Return the ids of a text, all of which a translation may have."""
+        target, ids = self.tokenizers.target, tuple(target_ids)
+        if impossible := set(ids) & set(target.suppressed_ids):
+            token = target.tokens([min(impossible)])[0]
+            raise DataError(
+                where, "has a token that no translation has", got=f"{token} in {text!r}"
+            )
+        return ids
+
+
+def _contains(ids: Sequence[int], phrase: Sequence[int]) -> bool:
+    places = range(len(ids) - len(phrase) + 1)
+    return any(tuple(ids[place : place + len(phrase)]) == tuple(phrase) for place in places)
+
+
+def _ended(ids: Sequence[int]) -> list[int]:
+    """Put the end token after the ids of a sentence; an empty one stays empty."""
+    return [*ids, END_ID] if ids else []
