@@ -200,10 +200,14 @@ def one_step(folder: Path, source: Path, target: Path) -> Path:
     config = CONFIG.replace(
         "source: train.src, target: train.tgt", f"source: {source}, target: {target}"
     )
-    for key, value in (("max_steps", 1), ("validate_every", 1), ("warmup_steps", 1)):
+    for key, value in (
+        ("max_steps", 1),
+        ("validate_every", 1),
+        ("warmup_steps", 1),
+        ("greedy, max_length", 3),
+    ):
         config = re.sub(rf"{key}: \d+", f"{key}: {value}", config)
-    short = "training:\n  validation_decoding: {kind: greedy, max_length: 3}"
-    return write_toy(folder / "toy", pairs=1, config=config.replace("training:", short))
+    return write_toy(folder / "toy", pairs=1, config=config)
 
 
 def lines_of(file: Path) -> list[str]:

@@ -23,7 +23,7 @@ def test_train_names_every_mistake_of_a_config_and_writes_nothing(tformer, tmp_p
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
         f"{file}:12: model.num_heads: must divide dim (32); got 5",
-        f"{file}:21: training.safe_every: no such key; did you mean save_every?",
+        f"{file}:22: training.safe_every: no such key; did you mean save_every?",
     ]
     assert not (tmp_path / "run").exists()
 
@@ -79,7 +79,7 @@ def test_train_corrects_a_tokenizer_of_bleu_that_is_misspelt(tformer, tmp_path):
     file = write_toy(tmp_path / "data", config=f"{CONFIG}evaluation: {{bleu: {{tokenize: 13b}}}}\n")
     result = tformer("train", file, "--run", tmp_path / "run")
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"{file}:24: evaluation.bleu.tokenize: must be one of ")
+    assert result.stderr.startswith(f"{file}:25: evaluation.bleu.tokenize: must be one of ")
     assert result.stderr.endswith("; got 13b; did you mean 13a?\n")
 
 
@@ -233,9 +233,7 @@ LEARNED = CONFIG.replace(
 
 
 def test_sentences_beyond_learned_positions_are_named(tformer, tmp_path):
-    config = LEARNED.replace(
-        "max_steps: 24", "max_steps: 12\n  validation_decoding: {kind: greedy, max_length: 20}"
-    )
+    config = LEARNED.replace("max_steps: 24", "max_steps: 12")
     file = write_toy(tmp_path / "data", config=config)
     run = tmp_path / "run"
     assert tformer("train", file, "--run", run).exit_code == 0
@@ -257,10 +255,10 @@ def test_sentences_beyond_learned_positions_are_named(tformer, tmp_path):
 
 
 def test_searches_beyond_learned_positions_are_refused(tformer, tmp_path):
-    file = write_toy(tmp_path / "data", config=LEARNED)
+    file = write_toy(tmp_path / "data", config=LEARNED.replace("greedy, max_length: 20", "greedy"))
     result = tformer("config", "check", file)
     assert result.stderr == (
-        f"{file}:17: training.validation_decoding.max_length: "
+        f"{file}:23: training.validation_decoding.max_length: "
         "must be at most model.positions.max_length (20); got 256\n"
     )
 

@@ -203,6 +203,15 @@ def test_check_data_files_lists_all_that_are_missing(file: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("line_end", ["\x85", "\u2028", "\u2029"])
+def test_dump_keeps_the_line_ends_of_unicode(file: Path, line_end: str) -> None:
+    config = load_config(file)
+    data = dataclasses.replace(config.data, source_language=f"a{line_end}b")
+    config = dataclasses.replace(config, data=data)
+    file.write_text(dump_config(config), encoding="utf-8")
+    assert load_config(file).data.source_language == f"a{line_end}b"
+
+
 def test_dump_of_the_defaults_is_the_golden_one(file: Path) -> None:
     file.write_text(DATA.replace("../c", "c").replace("data:", "data:\n  root: /texts"))
     golden = (GOLDEN / "default_config.yaml").read_text(encoding="utf-8")

@@ -136,7 +136,14 @@ def _represent_list(dumper: _Dumper, items: list[object]) -> yaml.Node:
     return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=inline)
 
 
+def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+    # Unicode's own line ends are folded to a blank unless they are escaped.
+    style = '"' if {"\x85", "\u2028", "\u2029"} & set(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
 _Dumper.add_representer(list, _represent_list)
+_Dumper.add_representer(str, _represent_text)
 
 
 def _read(path: Path) -> str:
