@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from choices import chosen
 from decoding_contestants import CONTESTANTS, Setting, Task
 from decoding_figures import TITLES, cache_table, summary, table
 from decoding_models import (
@@ -36,7 +37,6 @@ from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.schema import Config
 from tformer_cli.device import hardware_name
-from tformer_cli.errors import UsageError
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.export.ctranslate2 import write_ctranslate2
 from tformer_cli.run_directory import RunDirectory
@@ -216,16 +216,6 @@ def spread(items: Sequence[Any], count: int) -> list[Any]:
     return [items[place * len(items) // count] for place in range(count)]
 
 
-def _chosen(sizes: str) -> list[str]:
-    names = sizes.split(",")
-    for name in names:
-        if name not in SIZES:
-            raise UsageError(
-                "--sizes", "no such size", got=name, remedy=f"choose from: {', '.join(SIZES)}"
-            )
-    return names
-
-
 app = new_app(add_completion=False)
 
 
@@ -293,7 +283,7 @@ def decode(
     torch.set_num_threads(threads)
     configs = {}
     if run_folder is None:
-        for size in _chosen(sizes):
+        for size in chosen("--sizes", sizes, SIZES, "size"):
             num_steps = base_steps if size == "base" else steps
             configs[size] = decoding_config(folder, size, vocab_size, num_steps)
     if cache:

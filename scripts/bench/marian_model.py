@@ -13,7 +13,7 @@ from tformer_cli.corpus.batch import Batch, pad_rows
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.corpus.store import TokenStore
-from tformer_cli.decoding.engine import length_batches
+from tformer_cli.decoding.batches import length_batches
 from tformer_cli.errors import UsageError
 from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS
 from tformer_cli.evaluation.metrics import Metric, Score
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from transformers import MarianMTModel
 
 
+# Padded source tokens times beam size of one batch of its search.
+BATCH_TOKENS = 8192
 # transformers' own default, whatever the width.
 INIT_STD = 0.02
 # Parts of the names of our weights, and of Marian's; one that begins another stands behind it.
@@ -181,7 +183,7 @@ def generate(
     suppressed_ids: Sequence[int],
     device: torch.device,
 ) -> list[list[int]]:
-    """Translate by transformers' own search, in the batches of our engine.
+    """Translate by transformers' own search, in batches of similar length.
 
     Args:
         marian: the model.
@@ -210,7 +212,8 @@ def generate(
         pad_token_id=PAD_ID,
     )
     translations: list[list[int]] = [[] for _ in sentences]
-    for places in length_batches([len(sentence) for sentence in sentences], beam.size):
+    widths, counts = [len(sentence) for sentence in sentences], [beam.size] * len(sentences)
+    for places in length_batches(widths, counts, BATCH_TOKENS):
         source, mask = pad_rows([sentences[place] for place in places])
         written = marian.generate(
             input_ids=source.to(device),

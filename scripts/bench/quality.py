@@ -7,12 +7,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import typer
+from choices import chosen
 from marian_model import INIT_STD
-from marian_training import OPTIMIZERS, with_optimizer
+from marian_training import with_optimizer
 from quality_contestants import CONTESTANTS, Contestant, Marian, Ours
 from quality_figures import Course, Point, check_drawing, draw, table
 from quality_worker import Clock, train_apart
@@ -142,7 +143,8 @@ def quality(
     ] = ",".join(CONTESTANTS),
     settings: SetOption = None,
     optimizer: Annotated[
-        str | None, typer.Option(help="Marian's.", show_default="the config's")
+        Literal["adam", "adamw", "muon"] | None,
+        typer.Option(help="Marian's.", show_default="the config's"),
     ] = None,
     learning_rate: Annotated[
         float | None, typer.Option(min=0.0, help="Marian's peak.", show_default="the config's")
@@ -176,13 +178,6 @@ def quality(
     """
     parsed = load_config(config, settings or [])
     check_data_files(parsed.data)
-    if optimizer not in (None, *OPTIMIZERS):
-        raise UsageError(
-            "--optimizer",
-            "no such optimiser",
-            got=optimizer,
-            remedy=f"choose from: {', '.join(OPTIMIZERS)}",
-        )
     test_set = next(iter(parsed.data.test), None)
     if test_set is None:
         raise UsageError(str(config), "has no test set", remedy="name one under data.test")
@@ -195,7 +190,7 @@ def quality(
         contestants(
             parsed,
             folder,
-            _names(names),
+            chosen("--contestants", names, CONTESTANTS, "contestant"),
             _seeds(seeds),
             optimizer=optimizer,
             learning_rate=learning_rate,
@@ -233,19 +228,6 @@ def quality(
         "trainings": [found.as_json() for found in courses],
     }
     typer.echo(json.dumps(result, indent=2))
-
-
-def _names(text: str) -> list[str]:
-    names = list(dict.fromkeys(text.split(",")))
-    for name in names:
-        if name not in CONTESTANTS:
-            raise UsageError(
-                "--contestants",
-                "no such contestant",
-                got=name,
-                remedy=f"choose from: {', '.join(CONTESTANTS)}",
-            )
-    return names
 
 
 def _seeds(text: str) -> list[int]:

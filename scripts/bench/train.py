@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 import typer
+from choices import chosen
 from training_contestants import CONTESTANTS, CPU
 from training_figures import (
     Round,
@@ -195,16 +196,6 @@ def _steps(config: Config, store: TokenStore, num_tokens: int) -> int:
     return math.ceil(num_tokens * batches / int(np.sum(store.target_lengths + 1)))
 
 
-def _chosen(sizes: str) -> list[str]:
-    names = sizes.split(",")
-    for name in names:
-        if name not in SIZES:
-            raise UsageError(
-                "--sizes", "no such size", got=name, remedy=f"choose from: {', '.join(SIZES)}"
-            )
-    return names
-
-
 app = new_app(add_completion=False)
 
 
@@ -251,7 +242,7 @@ def train(
 
     Example: python scripts/bench/train.py --sizes tiny --json
     """
-    names = _chosen(sizes)
+    names = chosen("--sizes", sizes, SIZES, "size")
     torch.set_num_threads(threads)
     configs = {name: benchmark_config(data, name, vocab_size) for name in names}
     first = configs[names[0]]

@@ -2,12 +2,9 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tformer_cli.config.schema import BeamConfig, EncoderDecoderConfig, GreedyConfig
-from tformer_cli.decoding import engine as engine_room
-from tformer_cli.decoding.engine import NativeEngine, length_batches
+from tformer_cli.decoding.engine import NativeEngine
 from tformer_cli.decoding.hypothesis import EMPTY
 from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
@@ -112,13 +109,3 @@ def test_nbest_is_sorted_and_has_no_suppressed_token():
         assert len(hypotheses) == 4
         for hypothesis in hypotheses:
             assert not set(hypothesis.token_ids) & {*SUPPRESSED, END}
-
-
-@given(st.lists(st.integers(0, 40), max_size=50), st.integers(1, 8))
-def test_length_batches_hold_every_non_empty_sentence_once_within_the_budget(lengths, rows):
-    batches = list(length_batches(lengths, rows))
-    held = sorted(index for batch in batches for index in batch)
-    assert held == [index for index, length in enumerate(lengths) if length]
-    for batch in batches:
-        widest = max(lengths[index] for index in batch)
-        assert len(batch) == 1 or len(batch) * rows * widest <= engine_room.BATCH_TOKENS

@@ -4,19 +4,17 @@ import math
 
 import pytest
 import torch
+from decoding.test_engine import END, ROLES, START, SUPPRESSED, V, small_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema import BeamConfig, EncoderDecoderConfig, GreedyConfig
+from tformer_cli.config.schema import BeamConfig, GreedyConfig
 from tformer_cli.decoding import scoring as scoring_room
 from tformer_cli.decoding.engine import NativeEngine
-from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.scoring import ModelScorer
-from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.model.seq2seq import Seq2Seq
 
-V, START, END, SUPPRESSED = 23, 2, 3, (0, 1, 2, 4, 5)
-ROLES = TokenRoles(START, END, SUPPRESSED)
 CPU = torch.device("cpu")
 PAIRS = [
     ([7, 8, END], [9, 10, 11]),
@@ -27,27 +25,9 @@ PAIRS = [
 ]
 
 
-def random_model() -> Seq2Seq:
-    config = EncoderDecoderConfig(
-        dim=12,
-        num_heads=3,
-        feedforward_dim=16,
-        num_encoder_layers=1,
-        num_decoder_layers=2,
-        tie="none",
-    )
-    model = build_model(config, source_size=V, target_size=V, seed=11).double()
-    # Large matrices let sentences differ, and a long vector lets some end before the limit.
-    for parameter in model.parameters():
-        if parameter.dim() == 2:
-            torch.nn.init.normal_(parameter)
-    model.output.weight.data[END] *= 2
-    return model
-
-
 @pytest.fixture
 def scorer() -> ModelScorer:
-    return ModelScorer([random_model()], ROLES, device=CPU)
+    return ModelScorer([small_model()], ROLES, device=CPU)
 
 
 @torch.inference_mode()
@@ -157,7 +137,7 @@ IDS = st.lists(st.integers(6, V - 1), max_size=7)
     chunk_rows=st.integers(1, 9),
 )
 def test_the_company_of_a_pair_changes_nothing(pairs, batch_tokens, chunk_rows):
-    scorer = ModelScorer([random_model()], ROLES, device=CPU)
+    scorer = ModelScorer([small_model()], ROLES, device=CPU)
     inputs = [([*source, END] if source else [], target) for source, target in pairs]
     alone = [scorer.score([pair])[0] for pair in inputs]
     with pytest.MonkeyPatch.context() as patched:
@@ -193,7 +173,7 @@ def test_dropout_is_off(scorer):
 
 
 def test_precision_is_that_of_the_matrix_products():
-    model = random_model().float()
+    model = small_model().float()
     for parameter in model.parameters():
         parameter.data.mul_(0.3)
     wide, narrow = (
@@ -206,7 +186,7 @@ def test_precision_is_that_of_the_matrix_products():
 
 
 def test_an_ensemble_has_the_mean_of_the_probabilities():
-    models = [random_model(), random_model()]
+    models = [small_model(), small_model()]
     for parameter in models[1].parameters():
         parameter.data.mul_(0.5)
     alone = [ModelScorer([model], ROLES, device=CPU).score(PAIRS) for model in models]

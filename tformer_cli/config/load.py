@@ -66,6 +66,8 @@ def changed_decoding(config: Config, overrides: Sequence[str]) -> DecodingConfig
     ]
     if problems:
         raise ConfigError(problems)
+    if not overrides:
+        return config.decoding
     root = compose(dump_config(config), "config.yaml")
     assert root is not None
     for override in overrides:

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tformer_cli.decoding.batches import length_batches
 from tformer_cli.decoding.stepper import pad_rows
 from tformer_cli.device import autocast
 from tformer_cli.model.encoder import Memory
@@ -72,7 +73,12 @@ class ModelAligner:
         """
         for model in self.models:
             model.eval()
-        for batch in _batches(sentences):
+        widths = [
+            max(len(source), *(len(row) for row in rows)) if source and rows else 0
+            for source, rows in sentences
+        ]
+        counts = [len(rows) for _, rows in sentences]
+        for batch in length_batches(widths, counts, BATCH_TOKENS):
             maps = iter(self._maps([sentences[number] for number in batch]))
             for number in batch:
                 source, rows = sentences[number]
@@ -92,23 +98,3 @@ class ModelAligner:
                 weights = cross_attention_weights(model.decoder, target, shared)[-1]
             maps.append(weights.to(torch.promote_types(weights.dtype, torch.float32)).mean(dim=1))
         return torch.stack(maps).mean(dim=0)
-
-
-def _batches(sentences: Sequence[Translated]) -> Iterator[list[int]]:
-    """Yield the numbers of sentences with translations, of similar length, longest first."""
-    lengths = {
-        number: max(len(source), *(len(row) for row in rows))
-        for number, (source, rows) in enumerate(sentences)
-        if source and rows
-    }
-    batch: list[int] = []
-    num_rows = 0
-    for number in sorted(lengths, key=lambda number: -lengths[number]):
-        more = len(sentences[number][1])
-        if batch and (num_rows + more) * lengths[batch[0]] > BATCH_TOKENS:
-            yield batch
-            batch, num_rows = [], 0
-        batch.append(number)
-        num_rows += more
-    if batch:
-        yield batch

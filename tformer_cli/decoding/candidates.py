@@ -39,7 +39,7 @@ def offer(logits: Tensor, rules: Rules, rows: Rows, count: int) -> Offer:
         rows: what is written.
         count: n.
     """
-    if rules.choose:
+    if rules.has_effect:
         return best_of(*ranked(logits, rules, rows), count)
     shape = (*logits.shape[:2], -1)
     values, tokens = best_log_probs(logits.flatten(0, 1), count)
@@ -50,7 +50,7 @@ def offer(logits: Tensor, rules: Rules, rows: Rows, count: int) -> Offer:
 def ranked(logits: Tensor, rules: Rules, rows: Rows) -> tuple[Tensor, Tensor]:
     """Return what all next tokens are ranked by, and their log probabilities, both (B, K, V)."""
     log_probs = log_softmax(logits)
-    return rules.apply(log_probs, rows) if rules.choose else log_probs, log_probs
+    return rules.apply(log_probs, rows) if rules.has_effect else log_probs, log_probs
 
 
 def best_of(scores: Tensor, log_probs: Tensor, count: int) -> Offer:

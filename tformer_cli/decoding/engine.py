@@ -1,6 +1,6 @@
 """What turns source ids into translations: one interface, and our own engine behind it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -26,9 +26,6 @@ from tformer_cli.errors import DeviceError, Problem
 from tformer_cli.model.fusion import fused
 from tformer_cli.model.seq2seq import Seq2Seq
 
-# Padded source tokens times beam size of one batch: enough to fill the matrix products of a small
-# machine, and few enough that cache and logits stay small.
-BATCH_TOKENS = 8192
 # Rows that grow together: enough to fill the matrix products of a core.
 ROWS = 256
 
@@ -194,23 +191,3 @@ def longest_first(requests: Sequence[Request]) -> list[int]:
     """
     numbers = [number for number, request in enumerate(requests) if request.source]
     return sorted(numbers, key=lambda number: -len(requests[number].source))
-
-
-def length_batches(lengths: Sequence[int], rows: int) -> Iterator[list[int]]:
-    """Yield the indices of non-empty sentences in batches of similar length, longest first.
-
-    The longest batch needs most memory, so where it does not fit that shows at once.
-
-    Args:
-        lengths: source tokens of each sentence.
-        rows: rows that each sentence takes in the decoder.
-    """
-    order = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
-    batch: list[int] = []
-    for index in order:
-        if batch and (len(batch) + 1) * rows * lengths[batch[0]] > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch

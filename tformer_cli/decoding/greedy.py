@@ -79,7 +79,7 @@ class GreedySearch:
         return Advance(None, ended)
 
     def _best(self, logits: Tensor) -> Tensor:
-        if not (self.scored or self.rules.choose):
+        if not (self.scored or self.rules.has_effect):
             return best_tokens(logits[:, 0], 1)[1]
         best = offer(logits, self.rules, self.rows, 1)
         self.totals = self.totals + torch.cat((best.scores, best.log_probs), dim=-1)[:, 0]

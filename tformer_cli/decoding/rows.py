@@ -23,9 +23,6 @@ class Rows:
         self.last = self.tokens[:, :, 0]
         self.active = torch.ones(num_places, dtype=torch.bool, device=device)
 
-    def __len__(self) -> int:
-        return len(self.lengths)
-
     def append(self, tokens: Tensor) -> None:
         """Let each row of the active places grow by its token, (B, K)."""
         self.lengths = self.lengths + self.active

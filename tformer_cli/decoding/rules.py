@@ -27,6 +27,7 @@ class Rules:
 
     Attributes:
         most: (B,) tokens that a translation has at most, the end token included.
+        has_effect: whether `apply` does anything in this company.
     """
 
     def __init__(self, config: DecodingConfig, roles: TokenRoles, device: torch.device) -> None:
@@ -58,6 +59,15 @@ class Rules:
         self._least = torch.tensor([least for least, _ in limits], device=self.device)
         self._has_phrases = any(request.banned for request in self._requests)
         self._has_prefixes = any(request.prefix for request in self._requests)
+        config = self.config
+        self.has_effect = (
+            self._has_phrases
+            or self._has_prefixes
+            or config.repetition_penalty != 1
+            or config.frequency_penalty != 0
+            or config.no_repeat_ngram > 0
+            or any(least > 1 for least, _ in limits)
+        )
 
     def _limits(self, request: Request) -> tuple[int, int]:
         """Return the fewest tokens before the end token, and the most with it."""
@@ -68,19 +78,6 @@ class Rules:
         most = max(most, len(request.prefix) + sum(map(len, request.required)) + 1)
         least = max(config.min_length, math.ceil(config.min_length_ratio * source_length))
         return min(least, most - 1), most
-
-    @property
-    def choose(self) -> bool:
-        """Whether `apply` does anything in this company."""
-        config = self.config
-        return (
-            self._has_phrases
-            or self._has_prefixes
-            or config.repetition_penalty != 1
-            or config.frequency_penalty != 0
-            or config.no_repeat_ngram > 0
-            or bool((self._least > 1).any())
-        )
 
     def forbid(self, logits: Tensor, rows: Rows) -> None:
         """Make impossible, in place, what no translation has; logits are (B, K, V)."""

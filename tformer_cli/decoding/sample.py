@@ -76,7 +76,7 @@ class SampleSearch:
         rows, end_id = self.rows, self.roles.end_id
         self.rules.forbid(logits, rows)
         log_probs = log_softmax(logits)
-        scores = self.rules.apply(log_probs, rows) if self.rules.choose else log_probs
+        scores = self.rules.apply(log_probs, rows) if self.rules.has_effect else log_probs
         # The last draw of idle places repeats; nobody looks at it.
         steps = rows.lengths.clamp(max=self.noise.shape[2] - 1)[:, None, None]
         noise = self.noise.gather(2, steps.expand(-1, self.num_rows, 1))

@@ -7,12 +7,13 @@ tokens here. The likelihood of an evaluation is over all ids, as the training lo
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from tformer_cli.decoding.batches import length_batches
 from tformer_cli.decoding.candidates import log_softmax
 from tformer_cli.decoding.ensemble import log_mean_probabilities
 from tformer_cli.decoding.processors import TokenRoles, forbid
@@ -87,7 +88,8 @@ class ModelScorer:
         for model in self.models:
             model.eval()
         results = [_of_an_empty_source(target) for _, target in pairs]
-        for batch in _batches(pairs):
+        widths = [max(len(source), len(target) + 1) if source else 0 for source, target in pairs]
+        for batch in length_batches(widths, [1] * len(pairs), BATCH_TOKENS):
             found = self._score([pairs[i] for i in batch])
             for index, log_probs in zip(batch, found, strict=True):
                 results[index] = log_probs
@@ -135,20 +137,6 @@ class ModelScorer:
             log_probs = log_softmax(log_mean_probabilities(answers))
             found += log_probs.gather(-1, ids[rows, None])[:, 0].tolist()
         return found
-
-
-def _batches(pairs: Sequence[Pair]) -> Iterator[list[int]]:
-    """Yield the places of pairs with a source, in batches of similar length, longest first."""
-    lengths = [(max(len(source), len(target) + 1), len(source)) for source, target in pairs]
-    order = sorted((i for i, (source, _) in enumerate(pairs) if source), key=lengths.__getitem__)
-    batch: list[int] = []
-    for index in reversed(order):
-        if batch and (len(batch) + 1) * lengths[batch[0]][0] > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
 
 
 def _of_an_empty_source(target: Sequence[int]) -> tuple[float, ...]:

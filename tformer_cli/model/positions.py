@@ -22,7 +22,12 @@ class AttentionBias(Protocol):
     """Adds a function of distance to the logits of self-attention."""
 
     def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return a bias that broadcasts to (N, H, T, L) for positions (T,) or (N, T) and (L,)."""
+        """Return a bias that broadcasts to (N, H, T, L).
+
+        Args:
+            queries: (T,) or (N, T) places of the queries.
+            keys: (L,) or (N, L) places of the keys.
+        """
         ...
 
 
