@@ -57,6 +57,31 @@ def test_a_fault_in_a_process_is_shown_here():
         workers.translate(asked([7, 3]), SEARCHES[0])
 
 
+class BrokenHere:
+    """An engine that fails where a certain source comes first."""
+
+    def __init__(self):
+        self.engine = native_engine()
+
+    def translate(self, sentences, config, **options) -> list[list[Hypothesis]]:
+        if sentences[0].source == WRONG:
+            raise IndexError
+        return self.engine.translate(sentences, config, **options)
+
+
+WRONG = [7] * 9
+
+
+def test_after_a_fault_the_next_answer_is_that_of_the_next_call():
+    engine = BrokenHere()
+    workers, inputs = WorkersEngine(engine, 2), requests(7)
+    with pytest.raises(RuntimeError, match="IndexError"):
+        workers.translate(asked(WRONG, [8, 3], [9, 3]), SEARCHES[0])
+    found = workers.translate(inputs, SEARCHES[0])
+    expected = engine.translate(inputs, SEARCHES[0])
+    assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
+
+
 def test_a_system_that_cannot_fork_is_refused(monkeypatch):
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
     with pytest.raises(UsageError) as raised:

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tformer_cli.decoding.batches import length_batches
+from tformer_cli.decoding.batches import each_in_memory, length_batches
 from tformer_cli.decoding.stepper import pad_rows
 from tformer_cli.device import autocast
 from tformer_cli.model.encoder import Memory
@@ -70,6 +70,9 @@ class ModelAligner:
         Args:
             sentences: source ids with the end token, and rows of ids, with the end token where
                 the step that writes it counts.
+
+        Raises:
+            DeviceError: memory has no room for a single sentence and its rows.
         """
         for model in self.models:
             model.eval()
@@ -78,8 +81,13 @@ class ModelAligner:
             for source, rows in sentences
         ]
         counts = [len(rows) for _, rows in sentences]
-        for batch in length_batches(widths, counts, BATCH_TOKENS):
-            maps = iter(self._maps([sentences[number] for number in batch]))
+        found = each_in_memory(
+            lambda batch: self._maps([sentences[number] for number in batch]),
+            length_batches(widths, counts, BATCH_TOKENS),
+            self.device,
+        )
+        for batch, padded in found:
+            maps = iter(padded)
             for number in batch:
                 source, rows = sentences[number]
                 yield number, [next(maps)[: len(row), : len(source)] for row in rows]

@@ -1,6 +1,14 @@
 """Sentences of similar length, together."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+
+from tformer_cli.device import give_back_memory, is_out_of_memory
+from tformer_cli.errors import DeviceError
+
+Result = TypeVar("Result")
 
 
 def length_batches(
@@ -27,3 +35,40 @@ def length_batches(
         num_rows += counts[number]
     if batch:
         yield batch
+
+
+def each_in_memory(
+    work: Callable[[list[int]], Result], batches: Iterable[list[int]], device: torch.device
+) -> Iterator[tuple[list[int], Result]]:
+    """Yield batches with what `work` returns of each; what memory has no room for is halved.
+
+    Args:
+        work: takes the numbers of a batch.
+        batches: numbers of sentences.
+        device: whose memory it is.
+
+    Raises:
+        DeviceError: it has no room for a single sentence.
+    """
+    for batch in batches:
+        waiting = [batch]
+        while waiting:
+            part = waiting.pop()
+            try:
+                result = work(part)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if len(part) == 1:
+                    raise DeviceError(
+                        str(device),
+                        "memory ran out on a single sentence and its translations",
+                        remedy="use shorter lines, or fewer translations of each",
+                    ) from error
+            else:
+                yield part, result
+                continue
+            # Out here the error has gone, and with it the tensors that its traceback kept alive.
+            give_back_memory(device)
+            half = (len(part) + 1) // 2
+            waiting += [part[half:], part[:half]]

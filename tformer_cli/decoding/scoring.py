@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tformer_cli.decoding.batches import length_batches
+from tformer_cli.decoding.batches import each_in_memory, length_batches
 from tformer_cli.decoding.candidates import log_softmax
 from tformer_cli.decoding.ensemble import log_mean_probabilities
 from tformer_cli.decoding.processors import TokenRoles, forbid
@@ -54,6 +54,9 @@ class Scorer(Protocol):
             pairs: source ids with the end token, and target ids without it. An empty source has
                 one possible target, the empty one, and that is certain.
             on_done: called with the number of pairs whenever some are done.
+
+        Raises:
+            DeviceError: memory has no room for a single pair.
         """
         ...
 
@@ -89,8 +92,12 @@ class ModelScorer:
             model.eval()
         results = [_of_an_empty_source(target) for _, target in pairs]
         widths = [max(len(source), len(target) + 1) if source else 0 for source, target in pairs]
-        for batch in length_batches(widths, [1] * len(pairs), BATCH_TOKENS):
-            found = self._score([pairs[i] for i in batch])
+        scored = each_in_memory(
+            lambda batch: self._score([pairs[number] for number in batch]),
+            length_batches(widths, [1] * len(pairs), BATCH_TOKENS),
+            self.device,
+        )
+        for batch, found in scored:
             for index, log_probs in zip(batch, found, strict=True):
                 results[index] = log_probs
             on_done(len(batch))

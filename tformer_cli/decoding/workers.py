@@ -78,36 +78,53 @@ class WorkersEngine:
             connection: order[place :: len(self._connections)]
             for place, connection in enumerate(self._connections[: len(order)])
         }
-        try:
-            for connection, share in shares.items():
+        faults: list[Exception] = []
+        busy: set[Connection] = set()
+        for connection, share in shares.items():
+            try:
                 connection.send(([requests[number] for number in share], config, nbest, scored))
-            busy = set(shares)
-            while busy:
-                ready = wait(list(busy))
-                for connection in [one for one in busy if one in ready]:
-                    match connection.recv():
-                        case int(count):
-                            on_done(count)
-                        case Problem() as warning:
-                            # What one process is short of, the others are too.
-                            if not self._has_warned:
-                                on_warning(warning)
-                            self._has_warned = True
-                        case (Problem(where, what, got, remedy),):
-                            raise DeviceError(where, what, got=got, remedy=remedy)
-                        case str(fault):
-                            raise RuntimeError(f"in a process that translates:\n{fault}")
-                        case found:
-                            busy.remove(connection)
-                            for number, hypotheses in zip(shares[connection], found, strict=True):
-                                results[number] = hypotheses
-        except (EOFError, ConnectionError):
-            raise DeviceError(
-                "a process that translates",
-                "has been ended, mostly for want of memory",
-                remedy="use fewer --workers",
-            ) from None
+                busy.add(connection)
+            except ConnectionError:
+                faults.append(_ended())
+        # To the end even after a fault: what is left in a pipe would answer the next call.
+        while busy:
+            ready = wait(list(busy))
+            for connection in [one for one in busy if one in ready]:
+                try:
+                    message = connection.recv()
+                except (EOFError, ConnectionError):
+                    busy.remove(connection)
+                    faults.append(_ended())
+                    continue
+                match message:
+                    case int(count):
+                        on_done(count)
+                    case Problem() as warning:
+                        # What one process is short of, the others are too.
+                        if not self._has_warned:
+                            on_warning(warning)
+                        self._has_warned = True
+                    case (Problem(where, what, got, remedy),):
+                        busy.remove(connection)
+                        faults.append(DeviceError(where, what, got=got, remedy=remedy))
+                    case str(fault):
+                        busy.remove(connection)
+                        faults.append(RuntimeError(f"in a process that translates:\n{fault}"))
+                    case found:
+                        busy.remove(connection)
+                        for number, hypotheses in zip(shares[connection], found, strict=True):
+                            results[number] = hypotheses
+        if faults:
+            raise faults[0]
         return results
+
+
+def _ended() -> DeviceError:
+    return DeviceError(
+        "a process that translates",
+        "has been ended, mostly for want of memory",
+        remedy="use fewer --workers",
+    )
 
 
 def _serve(engine: Engine, connection: Connection) -> None:
