@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tformer_cli.cli.input import has_pipe
 from tformer_cli.cli.options import (
     CheckpointOption,
     DeviceOption,
@@ -69,7 +70,7 @@ def score(
     from tformer_cli.device import keep_freed_memory, resolve_device, resolve_precision
 
     # A bad line is found before the first is scored; but a pipe can be read only once.
-    is_pipe = source.is_fifo() or target.is_fifo()
+    is_pipe = has_pipe(source, target)
     total = None if is_pipe else sum(1 for _ in read_pairs(source, target))
     trained, *others = load_ensemble(
         [run_directory, *map(RunDirectory, ensemble or [])], checkpoint

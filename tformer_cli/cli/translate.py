@@ -1,17 +1,17 @@
 """`tformer translate`."""
 
 import contextlib
-import io
 import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tformer_cli.cli.input import AskedLine, Beside, asked_lines, has_pipe, stdin_lines
 from tformer_cli.cli.messages import warn
 from tformer_cli.cli.options import (
     BeamOption,
@@ -153,8 +153,8 @@ def translate(
     _check_usage(input_file, beside, output_file, alignments_file, workers, resume=resume)
     total = None
     # A bad line is found before the first is translated; but a pipe can be read only once.
-    if input_file is not None and not _has_pipe(input_file, *beside):
-        total = sum(1 for _ in _lines(input_file, beside))
+    if input_file is not None and not has_pipe(input_file, *beside):
+        total = sum(1 for _ in asked_lines(input_file, beside))
     trained, *others = load_ensemble(runs, checkpoint)
     place = own_device(resolve_device(device))
     keep_freed_memory()
@@ -190,24 +190,24 @@ def translate(
         ) as bar,
     ):
         num_done = world.largest(output.num_lines)
-        windows: Iterator[list[tuple[str, str, list[str]]]] = (
-            ([(line, "", []) for line in lines] for lines in arriving(_stdin(), WINDOW_LINES))
+        windows: Iterator[list[AskedLine]] = (
+            ([AskedLine(line) for line in lines] for lines in arriving(stdin_lines(), WINDOW_LINES))
             if input_file is None
             else chunks(
-                itertools.islice(_lines(input_file, beside), num_done, None),
+                itertools.islice(asked_lines(input_file, beside), num_done, None),
                 WINDOW_LINES * world.size,
             )
         )
         for window in windows:
             own = world.dealt(window)
             found = translator.nbest(
-                [line for line, _, _ in own],
+                [one.text for one in own],
                 nbest,
                 decoding=decoding,
                 consensus=consensus,
-                prefixes=[prefix for _, prefix, _ in own],
+                prefixes=[one.prefix for one in own],
                 banned=banned or (),
-                required=[phrases for *_, phrases in own] if constraints_file else None,
+                required=[one.phrases for one in own] if constraints_file else None,
                 terminology=terminology,
                 scored=as_json or nbest > 1,
                 aligned=as_json or alignments_file is not None,
@@ -221,10 +221,10 @@ def translate(
             results = list(found)
             numbers = world.dealt(range(num_done + 1, num_done + 1 + len(window)))
             written = [
-                _json_line(number, line, translations)
+                _json_line(number, asked.text, translations)
                 if as_json
                 else _text_lines(number, translations, numbered=nbest > 1)
-                for number, (line, *_), translations in zip(numbers, own, results, strict=True)
+                for number, asked, translations in zip(numbers, own, results, strict=True)
             ]
             output.add("".join(world.collected(written)), len(window))
             if alignments_file is not None:
@@ -232,13 +232,6 @@ def translate(
                 alignments.add("".join(world.collected(pairs)), len(window))
             num_done += len(window)
             bar.update(num_done - bar.n)
-
-
-class Beside(NamedTuple):
-    """Files with a line for each line of the input."""
-
-    prefixes: Path | None
-    constraints: Path | None
 
 
 def _check_usage(
@@ -278,17 +271,12 @@ def _check_usage(
             got=str(workers),
             remedy="leave it out",
         )
-    if (is_shared or resume or all(beside)) and _has_pipe(input_file, *beside):
+    if (is_shared or resume or all(beside)) and has_pipe(input_file, *beside):
         raise UsageError(
             "--input",
             "must be read more than once, and a pipe cannot be",
             remedy="write it to a file first",
         )
-
-
-def _has_pipe(*files: Path | None) -> bool:
-    """Return whether what is read can be read only once."""
-    return any(file is not None and file.is_fifo() for file in files)
 
 
 def _destination(
@@ -300,36 +288,6 @@ def _destination(
     if made is None or output_file is None:
         return streamed(output_file)
     return partial_file(output_file, made())
-
-
-def _stdin() -> Iterator[str]:
-    """Return the lines of stdin, for the reading thread alone.
-
-    Where `sys.stdin` has its bytes too, Python closes them at exit, and aborts if the thread
-    still waits for a line.
-    """
-    from tformer_cli.corpus.reader import decode_lines
-
-    assert isinstance(sys.stdin, io.TextIOWrapper)
-    return decode_lines(sys.stdin.detach(), "<stdin>")
-
-
-def _lines(file: Path, beside: Beside) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield each line of a file with its prefix and the phrases that it requires."""
-    from tformer_cli.corpus.reader import read_lines, read_pairs
-
-    def pairs(other: Path | None) -> Iterator[tuple[str, str]]:
-        return (
-            ((line, "") for line in read_lines(file)) if other is None else read_pairs(file, other)
-        )
-
-    if beside.constraints is None:
-        return ((line, prefix, []) for line, prefix in pairs(beside.prefixes))
-    both = zip(pairs(beside.prefixes), read_pairs(file, beside.constraints), strict=True)
-    return (
-        (line, prefix, [phrase for phrase in phrases.split("\t") if phrase.strip()])
-        for (line, prefix), (_, phrases) in both
-    )
 
 
 def _terms(file: Path, source_language: str) -> "Terminology":
