@@ -36,7 +36,8 @@ def rows(run: RunDirectory) -> list[str]:
         raise CheckpointError(str(run.path), "is no finished run", remedy="train it first")
     state = load_state(last)
     environment = state.environment
-    hardware = f"{environment['threads']} threads, {environment['device']}"
+    threads = environment["threads"]
+    hardware = f"{threads} thread{'' if threads == 1 else 's'}, {environment['device']}"
     minutes = f"{state.seconds / 60:.0f}"
     parameters = f"{num_parameters(best / MODEL_FILE) / 1e6:.1f} M"
     config = f"[{run.path.name}](configs/{run.path.name}.yaml)"
