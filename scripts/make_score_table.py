@@ -37,7 +37,7 @@ def rows(run: RunDirectory) -> list[str]:
     state = load_state(last)
     environment = state.environment
     threads = environment["threads"]
-    hardware = f"{threads} thread{'' if threads == 1 else 's'}, {environment['device']}"
+    hardware = f"{threads} thread{'' if threads == '1' else 's'}, {environment['device']}"
     minutes = f"{state.seconds / 60:.0f}"
     parameters = f"{num_parameters(best / MODEL_FILE) / 1e6:.1f} M"
     config = f"[{run.path.name}](configs/{run.path.name}.yaml)"
