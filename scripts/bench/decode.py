@@ -17,9 +17,9 @@ from typing import Annotated, Any
 import torch
 import typer
 from choices import chosen
-from decoding_contestants import CONTESTANTS, Setting, Task
-from decoding_figures import TITLES, cache_table, summary, table
-from decoding_models import (
+from decoders.contestants import CONTESTANTS, Setting, Task
+from decoders.figures import TITLES, cache_table, summary, table
+from decoders.models import (
     SIZES,
     decoding_config,
     described,
@@ -29,9 +29,9 @@ from decoding_models import (
     untrained,
     write_endless,
 )
-from decoding_worker import Worker, speeds_by_setting
+from decoders.worker import Worker, speeds_by_setting
 from train import DEFAULT_FOLDER
-from training_contestants import CPU
+from trainers.contestants import CPU
 
 from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.cli.entry import new_app, run

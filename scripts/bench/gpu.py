@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+from apart import command
 
 Figures = dict[str, Any]
 
@@ -54,24 +54,24 @@ def throughput(network: str, contestant: str, seconds: float) -> Part:
     """Return the part that lets one contestant train one network."""
     return Part(
         network if contestant == "ours" else f"{network}-{contestant}",
-        "gpu_throughput.throughput",
+        "accelerator.throughput.throughput",
         seconds,
         (*RUNS, "transformers") if contestant == "marian" else LOADER,
         {"network": network, "contestant": contestant},
     )
 
 
-MACHINE = Part("machine", "gpu_machine.machine", 60, ("torch",))
+MACHINE = Part("machine", "accelerator.machine.machine", 60, ("torch",))
 PARTS = (
-    Part("tests", "gpu_tests.run", 30, (*LOOP, "pytest"), {"kind": "frugal"}),
-    Part("run-tests", "gpu_tests.run", 60, (*RUNS, "pytest"), {"kind": "other"}),
-    Part("demo", "gpu_demo.demo", 50, RUNS),
+    Part("tests", "accelerator.tests.run", 30, (*LOOP, "pytest"), {"kind": "frugal"}),
+    Part("run-tests", "accelerator.tests.run", 60, (*RUNS, "pytest"), {"kind": "other"}),
+    Part("demo", "accelerator.demo.demo", 50, RUNS),
     throughput("big", "ours", 30),
     throughput("big", "marian", 40),
     throughput("deep", "ours", 35),
     throughput("deep", "marian", 45),
-    Part("idle", "gpu_idle.idle", 30, LOADER, {"network": "big"}),
-    Part("attention", "gpu_attention.attention", 15),
+    Part("idle", "accelerator.idle.idle", 30, LOADER, {"network": "big"}),
+    Part("attention", "accelerator.attention.attention", 15),
     throughput("big", "checkpointed", 30),
     # Compilation takes longest and is the least certain, so it comes last.
     throughput("big", "compiled", 100),
@@ -142,10 +142,10 @@ class Session:
     def _run(self, part: Part) -> Figures:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "figures.json"
-            command = [sys.executable, str(HERE / "gpu_part.py"), part.call]
+            words = (part.call, json.dumps(part.arguments), str(file))
             try:
                 done = subprocess.run(
-                    [*command, json.dumps(part.arguments), str(file)],
+                    command("accelerator.part.serve", *words),
                     stdin=subprocess.DEVNULL,
                     # The JSON has the figures; whatever else is printed is progress.
                     stdout=sys.stderr.fileno(),

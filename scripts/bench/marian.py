@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from marian_model import (
+from peers.marian import (
     INIT_STD,
     build_marian,
     count_parameters,
@@ -36,7 +36,7 @@ from marian_model import (
     refuse_another_size,
     score,
 )
-from marian_training import OPTIMIZERS, train_marian, with_optimizer
+from peers.marian_training import OPTIMIZERS, train_marian, with_optimizer
 
 from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.checkpoint.trained_model import load_trained_model

@@ -12,11 +12,11 @@ from typing import Annotated, Literal
 import torch
 import typer
 from choices import chosen
-from marian_model import INIT_STD
-from marian_training import with_optimizer
-from quality_contestants import CONTESTANTS, Contestant, Marian, Ours
-from quality_figures import Course, Point, check_drawing, draw, table
-from quality_worker import Clock, train_apart
+from learners.contestants import CONTESTANTS, Contestant, Marian, Ours
+from learners.figures import Course, Point, check_drawing, draw, table
+from learners.worker import Clock, train_apart
+from peers.marian import INIT_STD
+from peers.marian_training import with_optimizer
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.cli.options import SetOption

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 import typer
 from choices import chosen
-from training_contestants import CONTESTANTS, CPU
-from training_figures import (
+from trainers.contestants import CONTESTANTS, CPU
+from trainers.figures import (
     Round,
     entry_name,
     flops_per_target_token,
@@ -27,7 +27,7 @@ from training_figures import (
     summary,
     table,
 )
-from training_worker import Measurement, Worker
+from trainers.worker import Measurement, Worker
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import data_files, dump_config

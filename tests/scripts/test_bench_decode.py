@@ -16,9 +16,9 @@ import decode
 import pytest
 import torch
 from decode import Measuring, app, compare, compare_cache, spread
-from decoding_contestants import CONTESTANTS, Contestant, Setting, Task, answer
-from decoding_figures import TITLES, cache_table, summary, table
-from decoding_models import (
+from decoders.contestants import CONTESTANTS, Contestant, Setting, Task, answer
+from decoders.figures import TITLES, cache_table, summary, table
+from decoders.models import (
     SIZES,
     decoding_config,
     pairs_to_translate,
@@ -26,7 +26,7 @@ from decoding_models import (
     trained,
     write_endless,
 )
-from decoding_worker import (
+from decoders.worker import (
     Turn,
     Worker,
     family,

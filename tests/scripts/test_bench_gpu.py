@@ -10,17 +10,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import gpu
-import gpu_attention
-import gpu_demo
-import gpu_figures
-import gpu_idle
-import gpu_tests
-import gpu_throughput
 import numpy as np
 import pytest
 import torch
+from accelerator import attention, demo, figures, idle, tests, throughput
+from accelerator.figures import Ceiling, Step, data_sheet_flops, summary, training_flops
 from gpu import Part, Session, headline, ratios, report
-from gpu_figures import Ceiling, Step, data_sheet_flops, summary, training_flops
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from toy import write_toy
@@ -51,7 +46,7 @@ SMALL = {
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpu_throughput.NETWORKS, "tiny", TINY)
+    monkeypatch.setitem(throughput.NETWORKS, "tiny", TINY)
 
 
 # ----------------------------------------------------------------------------- figures
@@ -142,17 +137,17 @@ def test_a_device_without_a_data_sheet_is_held_to_its_own_products():
 
 def test_gemm_rate_is_of_two_operations_a_cell_and_term(monkeypatch):
     times = iter(range(100))
-    monkeypatch.setattr(gpu_figures.time, "perf_counter", lambda: float(next(times)))
+    monkeypatch.setattr(figures.time, "perf_counter", lambda: float(next(times)))
     # Each round of products takes a second by this clock.
-    rate = gpu_figures.gemm_flops(torch.device("cpu"), torch.float32, size=8, seconds=1.0)
-    assert rate == 2 * 8**3 * gpu_figures.GEMM_ROUND
+    rate = figures.gemm_flops(torch.device("cpu"), torch.float32, size=8, seconds=1.0)
+    assert rate == 2 * 8**3 * figures.GEMM_ROUND
 
 
 # -------------------------------------------------------------------------- throughput
 
 
 def test_lengths_are_those_of_sentences():
-    store = gpu_throughput.made_up_store(20_000, 97)
+    store = throughput.made_up_store(20_000, 97)
     source, target = store.source_lengths, store.target_lengths
     assert np.mean(source) == pytest.approx(25, rel=0.02)
     assert np.mean(target) == pytest.approx(25 * np.exp(0.02), rel=0.02)
@@ -161,7 +156,7 @@ def test_lengths_are_those_of_sentences():
     assert 0.02 < np.mean(source > 50) < 0.10
     assert np.corrcoef(source, target)[0, 1] > 0.8
     assert source.min() >= 1
-    assert 100 < source.max() <= gpu_throughput.LONGEST
+    assert 100 < source.max() <= throughput.LONGEST
     counts = np.bincount(store.source_ids, minlength=97)
     assert counts[:16].sum() == 0
     # The k-th word is k times as rare as the first.
@@ -169,7 +164,7 @@ def test_lengths_are_those_of_sentences():
 
 
 def test_the_same_store_comes_again():
-    one, other = (gpu_throughput.made_up_store(50, 97) for _ in range(2))
+    one, other = (throughput.made_up_store(50, 97) for _ in range(2))
     assert one.fingerprint() == other.fingerprint()
 
 
@@ -183,9 +178,9 @@ def test_contestants_learn_the_same_batches(contestant, monkeypatch):
 
     monkeypatch.setattr(torch, "compile", compile_model)
     arguments = {key: SMALL[key] for key in SMALL if key != "warm_up"}
-    task, feed, losses = gpu_throughput.begin("tiny", contestant, **arguments)
-    steps = list(islice(gpu_throughput.measured(losses, feed, task), 4))
-    _, expected, reference = gpu_throughput.begin("tiny", "ours", **arguments)
+    task, feed, losses = throughput.begin("tiny", contestant, **arguments)
+    steps = list(islice(throughput.measured(losses, feed, task), 4))
+    _, expected, reference = throughput.begin("tiny", "ours", **arguments)
     for step, loss in zip(steps, reference, strict=False):
         (batch,) = expected.group.batches
         assert step.target_tokens == batch.num_target_tokens
@@ -201,7 +196,7 @@ def test_contestants_learn_the_same_batches(contestant, monkeypatch):
 
 def test_a_step_that_does_not_fit_is_no_measurement(monkeypatch):
     arguments = {key: SMALL[key] for key in SMALL if key != "warm_up"}
-    task, feed, _ = gpu_throughput.begin("tiny", "ours", **arguments)
+    task, feed, _ = throughput.begin("tiny", "ours", **arguments)
     model = task.our_model()
     forward, attempts = model.forward, []
 
@@ -213,11 +208,11 @@ def test_a_step_that_does_not_fit_is_no_measurement(monkeypatch):
 
     monkeypatch.setattr(model, "forward", limited)
     with pytest.raises(MemoryError, match="step 1 did not fit: redone in 2 pieces"):
-        next(gpu_throughput.our_losses(task.learner(model), feed))
+        next(throughput.our_losses(task.learner(model), feed))
 
 
 def test_throughput_has_all_figures():
-    figures = gpu_throughput.throughput("tiny", seconds=0.0, gemm_size=16, **SMALL)
+    figures = throughput.throughput("tiny", seconds=0.0, gemm_size=16, **SMALL)
     assert json.loads(json.dumps(figures)) == figures
     assert figures["steps"] == 1
     assert figures["precision"] == "float32"
@@ -234,11 +229,11 @@ def test_throughput_has_all_figures():
 
 def test_idle_is_what_no_work_covers():
     busy = [(8.0, 9.0), (2.0, 4.0), (3.0, 5.0), (-1.0, 0.5), (3.5, 3.6), (11.0, 14.0)]
-    gaps = list(gpu_idle.idle_intervals((0.0, 12.0), busy))
+    gaps = list(idle.idle_intervals((0.0, 12.0), busy))
     assert gaps == [(0.5, 2.0), (5.0, 8.0), (9.0, 11.0)]
-    assert list(gpu_idle.idle_intervals((0.0, 2.0), [])) == [(0.0, 2.0)]
-    assert list(gpu_idle.idle_intervals((0.0, 2.0), [(-1.0, 3.0)])) == []
-    assert gpu_idle.overlap(gaps, [(1.0, 6.0), (9.5, 10.0)]) == 1.0 + 1.0 + 0.5
+    assert list(idle.idle_intervals((0.0, 2.0), [])) == [(0.0, 2.0)]
+    assert list(idle.idle_intervals((0.0, 2.0), [(-1.0, 3.0)])) == []
+    assert idle.overlap(gaps, [(1.0, 6.0), (9.5, 10.0)]) == 1.0 + 1.0 + 0.5
 
 
 def event(name: str, category: str, start: float, duration: float) -> dict[str, object]:
@@ -249,18 +244,18 @@ def test_shares_of_a_trace():
     attention = "aten::_scaled_dot_product_efficient_attention"
     events = [
         {"name": "process_name", "ph": "M"},
-        event(gpu_idle.STEP, "user_annotation", 100, 50),
-        event(gpu_throughput.LOADING, "user_annotation", 100, 20),
-        event(gpu_throughput.LOADING, "gpu_user_annotation", 100, 50),
+        event(idle.STEP, "user_annotation", 100, 50),
+        event(throughput.LOADING, "user_annotation", 100, 20),
+        event(throughput.LOADING, "gpu_user_annotation", 100, 50),
         event("gemm", "kernel", 125, 30),
         event("copy", "gpu_memcpy", 120, 5),
         event("gemm", "kernel", 160, 15),
         event("gemm", "kernel", 90, 5),
         event(attention, "cpu_op", 100, 99),
-        event(gpu_idle.STEP, "user_annotation", 150, 50),
-        event(gpu_throughput.LOADING, "user_annotation", 150, 20),
+        event(idle.STEP, "user_annotation", 150, 50),
+        event(throughput.LOADING, "user_annotation", 150, 20),
     ]
-    found = gpu_idle.shares(events, gpu_idle.DEVICE_WORK["cuda"])
+    found = idle.shares(events, idle.DEVICE_WORK["cuda"])
     # Idle are 100-120, 155-160 and 175-200; the loader works in 100-120 and 150-170.
     assert found == {
         "seconds": 100e-6,
@@ -275,7 +270,7 @@ def test_shares_of_a_trace():
 def test_idle_time_of_our_loop(monkeypatch):
     # So that attention goes by torch's kernel, as it does on a GPU.
     monkeypatch.setattr("tformer_cli.model.attention.MOST_WEIGHTS", 0)
-    found = gpu_idle.idle("tiny", steps=2, **SMALL)
+    found = idle.idle("tiny", steps=2, **SMALL)
     assert json.loads(json.dumps(found)) == found
     assert found["steps"] == 2
     assert 0 < found["idle_share"] < 1
@@ -290,7 +285,7 @@ def test_idle_time_of_our_loop(monkeypatch):
 
 
 def test_attention_is_timed_by_each_kernel_that_can_do_it():
-    found = gpu_attention.attention(
+    found = attention.attention(
         device="cpu",
         precision="float32",
         rows=2,
@@ -314,8 +309,8 @@ def test_attention_is_timed_by_each_kernel_that_can_do_it():
 def test_an_error_that_is_not_of_the_kernel_is_raised():
     inputs = [torch.randn(1, 1, 2, width) for width in (4, 6, 4)]
     with pytest.raises(RuntimeError):
-        gpu_attention.forced(
-            gpu_attention.KERNELS["math"], inputs, gpu_attention.View(), torch.device("cpu"), 1
+        attention.forced(
+            attention.KERNELS["math"], inputs, attention.View(), torch.device("cpu"), 1
         )
 
 
@@ -323,7 +318,7 @@ def test_an_error_that_is_not_of_the_kernel_is_raised():
 
 
 def test_demo_trains_translates_and_scores(tmp_path):
-    figures = gpu_demo.demo(
+    figures = demo.demo(
         str(write_toy(tmp_path)),
         device="cpu",
         overrides=["training.max_steps=6", "training.validate_every=6"],
@@ -350,7 +345,7 @@ REPORT = """\
 
 def test_outcome_of_tests_is_that_of_the_report():
     report = ElementTree.fromstring(REPORT)
-    assert gpu_tests.outcome(report) == {
+    assert tests.outcome(report) == {
         "passed": 1,
         "failed": 2,
         "skipped": 1,
@@ -366,17 +361,17 @@ def test_outcome_of_tests_is_that_of_the_report():
 
 def test_a_report_without_failures_is_no_error():
     report = ElementTree.fromstring('<testsuite><testcase classname="a" name="b"/></testsuite>')
-    assert "error" not in gpu_tests.outcome(report)
-    nothing = gpu_tests.outcome(ElementTree.fromstring("<testsuite/>"))
+    assert "error" not in tests.outcome(report)
+    nothing = tests.outcome(ElementTree.fromstring("<testsuite/>"))
     assert nothing["error"] == "0 tests failed, 0 passed"
 
 
 def test_every_file_of_tests_is_run_once(monkeypatch):
     runs = []
-    monkeypatch.setattr(gpu_tests.pytest, "main", lambda words: runs.append(words) or 4)
+    monkeypatch.setattr(tests.pytest, "main", lambda words: runs.append(words) or 4)
     for part in gpu.PARTS:
-        if part.call == "gpu_tests.run":
-            assert gpu_tests.run(**part.arguments) == {"error": "pytest has not begun: exit code 4"}
+        if part.call == "accelerator.tests.run":
+            assert tests.run(**part.arguments) == {"error": "pytest has not begun: exit code 4"}
     run = sorted(Path(word).name for words in runs for word in words if word.endswith(".py"))
     assert run == sorted(file.name for file in (ROOT / "tests" / "gpu").glob("test_*.py"))
     assert len(runs) == 2
@@ -482,15 +477,15 @@ def test_headline_names_the_main_figures():
 
 
 def test_every_part_calls_a_function_with_arguments_it_has():
-    modules = {module.__name__: module for module in (gpu_attention, gpu_demo, gpu_tests)}
-    modules |= {"gpu_idle": gpu_idle, "gpu_throughput": gpu_throughput}
+    found = (attention, demo, idle, tests, throughput)
+    modules = {module.__name__: module for module in found}
     for part in gpu.PARTS:
-        module, _, function = part.call.partition(".")
+        module, _, function = part.call.rpartition(".")
         called = getattr(modules[module], function)
         assert part.arguments.keys() <= called.__annotations__.keys()
         network = part.arguments.get("network", "big")
-        assert network in gpu_throughput.NETWORKS
-        assert part.arguments.get("contestant", "ours") in gpu_throughput.CONTESTANTS
+        assert network in throughput.NETWORKS
+        assert part.arguments.get("contestant", "ours") in throughput.CONTESTANTS
     assert len({part.name for part in gpu.PARTS}) == len(gpu.PARTS)
     assert sum(part.seconds for part in gpu.PARTS) <= 600
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import marian
-import marian_model
-import marian_training
 import pytest
 import torch
+from peers import marian as marian_model
+from peers import marian_training
 from safetensors.torch import load_file
 from toy import write_toy
 from transformers import MarianMTModel

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import quality
-import quality_worker
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from quality_contestants import Contestant, Marian, Ours
-from quality_figures import THRESHOLDS, Course, Point, check_drawing, draw, table
-from quality_worker import Clock, leave_in_time, train_apart
+from learners import worker
+from learners.contestants import Contestant, Marian, Ours
+from learners.figures import THRESHOLDS, Course, Point, check_drawing, draw, table
+from learners.worker import Clock, leave_in_time, train_apart
 from safetensors.torch import load_file
 from toy import write_toy
 from typer.testing import CliRunner
@@ -353,7 +353,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The signals that were sent."""
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *arguments: sent.append(arguments))
-    monkeypatch.setattr(quality_worker, "TICK_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "TICK_SECONDS", 0.0)
     return sent
 
 

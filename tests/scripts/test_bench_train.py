@@ -16,9 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from toy import sentence, translation
 from train import NETWORK, SIZES, app, benchmark_config
-from training_contestants import CONTESTANTS, Marian, Ours, Task, Textbook, TextbookModel
-from training_figures import Round, flops_per_target_token, summary, table
-from training_worker import Measurement, Worker, measure
+from trainers.contestants import CONTESTANTS, Marian, Ours, Task, Textbook, TextbookModel
+from trainers.figures import Round, flops_per_target_token, summary, table
+from trainers.worker import Measurement, Worker, measure
 from typer.testing import CliRunner
 
 from tformer_cli.config.schema import CharConfig

@@ -18,7 +18,7 @@ def test_a_row_says_what_the_run_folder_says(toy_run, tformer, tmp_path):
     score = json.loads(tformer("eval", run.path, "--json").stdout)["toy"]["scores"][0]
     state = load_state(run.pointed("last"))
     parameters = load_trained_model(run).model.num_parameters()
-    threads = {"1": "1 thread", "2": "2 threads"}[state.environment["threads"]]
+    threads = state.environment["threads"]
     row = make_score_table.rows(run)[0]
     cells = [cell.strip() for cell in row.replace("\\|", "/").strip("|").split("|")]
     assert cells == [
@@ -28,7 +28,7 @@ def test_a_row_says_what_the_run_folder_says(toy_run, tformer, tmp_path):
         f"`{score['signature'].replace('|', '/')}`",
         "beam 2",
         f"{state.seconds / 60:.0f}",
-        f"{threads}, {state.environment['device']}",
+        f"{threads} thread{'s' * (threads != '1')}, {state.environment['device']}",
         f"{parameters / 1e6:.1f} M",
     ]
 

@@ -8,15 +8,14 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import decoding_contestants
-import training_worker
-from decoding_contestants import CONTESTANTS, Setting, Task
+from apart import command
+from decoders.contestants import CONTESTANTS, Setting, Task
+from trainers import worker
 
 # What is done for the first time takes longer.
 WARM_UP_LINES = 8
@@ -42,7 +41,7 @@ class Turn:
         return len(self.texts) / self.seconds
 
 
-class Worker(training_worker.Worker):
+class Worker(worker.Worker):
     """A contestant in a process of its own."""
 
     def __init__(self, name: str, task: Task) -> None:
@@ -53,9 +52,9 @@ class Worker(training_worker.Worker):
             task: what to translate with, and how.
         """
         self.name = name
-        own = training_worker.OUR_ENVIRONMENT if name in ("ours", "uncached") else {}
+        own = worker.OUR_ENVIRONMENT if name in ("ours", "uncached") else {}
         self.process = subprocess.Popen(
-            [sys.executable, decoding_contestants.__file__, name, json.dumps(asdict(task))],
+            command("decoders.contestants.serve", name, json.dumps(asdict(task))),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

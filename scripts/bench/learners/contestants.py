@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from marian_model import (
+from peers.marian import (
     INIT_STD,
     build_marian,
     count_parameters,
@@ -23,8 +23,8 @@ from marian_model import (
     score,
     translate,
 )
-from marian_training import POINTER, train_marian
-from training_worker import OUR_ENVIRONMENT
+from peers.marian_training import POINTER, train_marian
+from trainers.worker import OUR_ENVIRONMENT
 
 from tformer_cli.checkpoint.checkpoint import load_weights
 from tformer_cli.checkpoint.layout import MODEL_FILE, SUMS_FILE

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from training_contestants import TextbookModel
+from trainers.contestants import TextbookModel
 
 from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.corpus.batch import pad_rows

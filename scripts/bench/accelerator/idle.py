@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_figures import wait_for
-from gpu_throughput import LOADING, begin
+from accelerator.figures import wait_for
+from accelerator.throughput import LOADING, begin
 from torch.profiler import ProfilerActivity, profile
 
 Interval = tuple[float, float]

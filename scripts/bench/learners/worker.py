@@ -17,10 +17,11 @@ import time
 from pathlib import Path
 
 import torch
-from quality_contestants import CONTESTANTS, Contestant
+from apart import command
+from learners.contestants import CONTESTANTS, Contestant
 
 from tformer_cli.config.load import dump_config, load_config
-from tformer_cli.errors import Interrupted, TformerError, TrainingError
+from tformer_cli.errors import Interrupted, TrainingError
 from tformer_cli.run_directory import RunDirectory, write_text
 
 # How often the clock is written down, and the time of the steps looked at.
@@ -76,7 +77,7 @@ def train_apart(contestant: Contestant, *, seconds: float, threads: int) -> None
     words = [contestant.name, str(config_file), str(seconds), str(threads), *contestant.options]
     clock = Clock(contestant.run)
     process = subprocess.Popen(
-        [sys.executable, __file__, *words],
+        command("learners.worker.serve", *words),
         stdin=subprocess.PIPE,
         env=contestant.environment | os.environ,
         # Ctrl-C is for us to hear and to pass on.
@@ -118,11 +119,3 @@ def leave_in_time(contestant: Contestant, seconds: float) -> None:
         if state is not None and state.seconds >= seconds:
             break
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    try:
-        serve(*sys.argv[1:])
-    except TformerError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)

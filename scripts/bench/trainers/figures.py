@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from flops import product_flops
-from training_contestants import CONTESTANTS
-from training_worker import Measurement
+from trainers.contestants import CONTESTANTS
+from trainers.worker import Measurement
 
 from tformer_cli.config.schema import EncoderDecoderConfig
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from marian_model import build_marian, copy_weights, longest, mean_nll
-from marian_training import take_step
+from peers.marian import build_marian, copy_weights, longest, mean_nll
+from peers.marian_training import take_step
 from torch import Tensor, nn
 
 from tformer_cli.config.schema import Config, CosineSchedule, EncoderDecoderConfig

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from marian_model import loss_sum
+from peers.marian import loss_sum
 from torch.nn.utils import clip_grad_norm_
 
 from tformer_cli.checkpoint.checkpoint import load_optimizer, load_weights, save_checkpoint

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from tformer_cli.config.schema import BeamConfig, DecodingConfig, GreedyConfig
-from tformer_cli.errors import TformerError
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import END_ID
@@ -170,7 +169,7 @@ class Marian(InBatches):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         import torch
-        from marian_model import build_marian, copy_weights
+        from peers.marian import build_marian, copy_weights
 
         from tformer_cli.checkpoint.trained_model import load_trained_model
 
@@ -209,7 +208,7 @@ class Textbook(InBatches):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         import torch
-        from decoding_textbook import TextbookTranslator
+        from decoders.textbook import TextbookTranslator
 
         from tformer_cli.checkpoint.trained_model import load_trained_model
 
@@ -241,7 +240,7 @@ class Uncached(InBatches):
         self.model = load_trained_model(RunDirectory(Path(task.run))).model
 
     def searched(self, sentences: list[list[int]]) -> list[list[int]]:
-        from decoding_textbook import greedy
+        from decoders.textbook import greedy
 
         from tformer_cli.corpus.batch import pad_rows
 
@@ -343,11 +342,3 @@ def answer(contestant: Contestant, request: dict[str, Any]) -> dict[str, Any]:
             texts = [text for part in parts for text in contestant.translate(part)]
             return {"seconds": time.perf_counter() - started, "texts": texts}
     raise ValueError(f"nobody asks for {request}")
-
-
-if __name__ == "__main__":
-    try:
-        serve(*sys.argv[1:])
-    except TformerError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from train import NETWORK, TRAINING, benchmark_config
 from train import SIZES as TRAINING_SIZES
-from training_contestants import CPU
+from trainers.contestants import CPU
 
 from tformer_cli.checkpoint.checkpoint import save_average
 from tformer_cli.checkpoint.state import TrainingState

@@ -16,7 +16,7 @@ from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.training.run import train
 
-DEMO = Path(__file__).resolve().parents[2] / "configs" / "demo.yaml"
+DEMO = Path(__file__).resolve().parents[3] / "configs" / "demo.yaml"
 
 
 def demo(

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from training_contestants import CONTESTANTS, CPU, Step, Task
+from apart import command
+from trainers.contestants import CONTESTANTS, CPU, Step, Task
 
 from tformer_cli.config.load import load_config
 from tformer_cli.corpus.pipeline import training_store
 from tformer_cli.device import keep_freed_memory, peak_memory, resolve_precision
-from tformer_cli.errors import TformerError, TrainingError
+from tformer_cli.errors import TrainingError
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
 
@@ -74,7 +75,7 @@ class Worker:
         self.name = name
         own = OUR_ENVIRONMENT if name == "ours" else {}
         self.process = subprocess.Popen(
-            [sys.executable, __file__, name, precision, str(threads), str(run.path)],
+            command("trainers.worker.serve", name, precision, str(threads), str(run.path)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -169,11 +170,3 @@ def learn(name: str, task: Task, steps: int) -> dict[str, float]:
 
 def _page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-if __name__ == "__main__":
-    try:
-        serve(*sys.argv[1:])
-    except TformerError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "tests" / "gpu"
+FOLDER = Path(__file__).resolve().parents[3] / "tests" / "gpu"
 # What these need is torch, numpy and pytest; the others need all that a training does.
 FRUGAL = ("test_gpu_model.py", "test_gpu_memory.py")
 OPTIONS = (

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from gpu_figures import Ceiling, Step, summary, training_flops, work_of
+from accelerator.figures import Ceiling, Step, summary, training_flops, work_of
 from torch import nn
 from torch.profiler import record_function
 
@@ -184,8 +184,8 @@ def ours_compiled(task: Task, feed: Feed) -> Iterator[float]:
 
 def marian(task: Task, feed: Feed) -> Iterator[float]:
     """Train transformers' Marian in a loop as good as ours."""
-    from marian_model import build_marian
-    from marian_training import take_step
+    from peers.marian import build_marian
+    from peers.marian_training import take_step
 
     side = SimpleNamespace(size=task.vocab_size)
     model = build_marian(
