@@ -3,9 +3,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.decoding.candidates import STRETCH, best_log_probs, best_tokens
+from tformer_cli.decoding.candidates import (
+    GROUP,
+    best_of_rows,
+    best_tokens,
+    log_softmax,
+    normalisers,
+)
 
-sizes = st.sampled_from([5, STRETCH, 11 * STRETCH, 23 * STRETCH, 23 * STRETCH + 7])
+sizes = st.sampled_from([5, GROUP, 11 * GROUP, 23 * GROUP, 23 * GROUP + 7])
 
 
 @given(sizes, st.integers(1, 10), st.integers(1, 70), st.integers(0, 1000))
@@ -18,19 +24,31 @@ def test_best_tokens_are_those_of_topk(vocab_size, count, num_rows, seed):
     assert torch.equal(tokens, expected.indices)
 
 
+@given(sizes, st.integers(1, 10), st.integers(1, 20), st.integers(1, 5), st.integers(0, 1000))
+def test_the_best_of_several_rows_are_those_of_topk(vocab_size, count, num_places, num_rows, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(num_places, num_rows, vocab_size, generator=generator)
+    norms, totals = torch.randn(2, num_places, num_rows, generator=generator)
+    totals[:, 1:2] = -torch.inf
+    rows, tokens = best_of_rows(logits, norms, totals, count)
+    together = (totals[:, :, None] + (logits - norms[:, :, None])).flatten(1)
+    expected = together.topk(min(count, together.shape[1]), dim=-1)
+    found = together.gather(1, rows * vocab_size + tokens)
+    assert torch.equal(found, expected.values)
+
+
 def test_the_last_tokens_of_a_vocabulary_are_seen_too():
-    scores = torch.zeros(9, 23 * STRETCH + 7)
+    scores = torch.zeros(9, 23 * GROUP + 7)
     scores[:, -1] = 1.0
     scores[:, 0] = 2.0
-    assert best_tokens(scores, 2)[1].tolist() == [[0, 23 * STRETCH + 6]] * 9
+    assert best_tokens(scores, 2)[1].tolist() == [[0, 23 * GROUP + 6]] * 9
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_log_probs_are_normalised_over_the_whole_vocabulary(dtype):
     logits = torch.randn(50, 2345).to(dtype)
     logits[:, 7] = -torch.inf
-    values, tokens = best_log_probs(logits, 4)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    expected = logits.to(wide) - logits.to(wide).logsumexp(-1, keepdim=True)
-    torch.testing.assert_close(values, expected.gather(1, tokens))
-    torch.testing.assert_close(values, expected.topk(4).values)
+    torch.testing.assert_close(normalisers(logits), logits.to(wide).exp().sum(dim=-1).log())
+    torch.testing.assert_close(normalisers(logits[:, None]), normalisers(logits)[:, None])
+    torch.testing.assert_close(log_softmax(logits), logits.to(wide).log_softmax(dim=-1))

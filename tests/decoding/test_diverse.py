@@ -119,7 +119,7 @@ def test_groups_that_need_not_differ_find_what_a_beam_of_their_size_finds(
     seed, shape, length_penalty
 ):
     groups, size = shape
-    tables = random_tables(seed, sentences=3, vocab_size=7)
+    tables = ascending_tables(seed, sentences=3, vocab_size=7)
     plain = BeamConfig(size=size, length_penalty=length_penalty, max_length=8)
     config = replace(plain, size=groups * size, groups=groups, diversity=0.0)
     expected = search_tables(tables, BeamSearch(plain, ROLES, CPU, nbest=size))

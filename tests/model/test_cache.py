@@ -29,7 +29,8 @@ class Written:
         self.model = model
         self.sentences = sentences
         self.rows = [[[] for _ in range(K)] for _ in sentences]
-        self.cache = model.start(self.memory(sentences), K)
+        self.cache = model.start(len(sentences), K)
+        model.admit(self.memory(sentences), torch.arange(len(sentences)), self.cache)
 
     def memory(self, sentences: list[list[int]]):
         longest = max(map(len, sentences))

@@ -92,7 +92,8 @@ def test_cached_decoding_equals_uncached_step_by_step(config):
     model, (ids, mask) = member(config), source()
     target = torch.randint(6, V, (B, 35))  # more than the cache has columns at first
     memory = model.encode(ids, mask)
-    cache = model.start(memory)
+    cache = model.start(len(ids))
+    model.admit(memory, torch.arange(len(ids)), cache)
     whole = model.output(model.decoder(target, memory))
     for place in range(target.shape[1]):
         step = model.step(target[:, place, None], cache)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema import BeamConfig
-from tformer_cli.decoding.candidates import Offer, offer
+from tformer_cli.decoding.candidates import Offer, best_of_rows, normalisers, offer
 from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
@@ -94,10 +94,11 @@ class BeamSearch:
         ends = found.tokens == self.roles.end_id
         is_last = rows.lengths + 1 == self.rules.most
         leaving = (ends | is_last[:, None])[:, :size] & (found.totals[:, :size] > -math.inf)
+        self._store(rows.active[:, None] & leaving, found)
+        last = is_last.tolist()
         ended = {}
         for place in (rows.active & (leaving.any(dim=1) | is_last)).nonzero()[:, 0].tolist():
-            self._store(place, leaving[place].nonzero()[:, 0], found)
-            if self._is_done(place) or bool(is_last[place]):
+            if last[place] or self._is_done(place):
                 ended[place] = self._best(place)
                 rows.active[place] = False
         chosen = live_continuations(ends, size)
@@ -111,23 +112,34 @@ class BeamSearch:
     def _continuations(self, logits: Tensor) -> "Continuations":
         """Return the 2K best continuations of each sentence."""
         count = 2 * self.num_rows
-        # None of a sentence's best is beyond the 2K best of its row.
-        best = offer(logits, self.rules, self.rows, count)
-        return best_continuations(self.totals, self.log_probs, best, count)
+        if self.rules.has_effect:
+            # None of a sentence's best is beyond the 2K best of its row.
+            best = offer(logits, self.rules, self.rows, count)
+            return best_continuations(self.totals, self.log_probs, best, count)
+        norms = normalisers(logits)
+        origins, tokens = best_of_rows(logits, norms, self.totals, count)
+        index = (torch.arange(len(logits), device=self.device)[:, None], origins)
+        log_probs = logits[*index, tokens] - norms[index]
+        return Continuations(
+            self.totals[index] + log_probs, self.log_probs[index] + log_probs, origins, tokens
+        )
 
-    def _store(self, place: int, ranks: Tensor, found: "Continuations") -> None:
-        """Store the candidates of these ranks, which end, or end here."""
-        length = int(self.rows.lengths[place]) + 1
-        for rank, total, log_prob, origin, token in zip(
-            ranks.tolist(), *(part[place, ranks].tolist() for part in found), strict=True
-        ):
+    def _store(self, leaving: Tensor, found: "Continuations") -> None:
+        """Store the candidates that end, or end here; `leaving` is (B, K)."""
+        places, ranks = leaving.nonzero(as_tuple=True)
+        candidates = Continuations(*(part[places, ranks] for part in found))
+        written = self.rows.written(places, candidates.origins)
+        columns = (part.tolist() for part in (places, ranks, *candidates))
+        for ids, place, rank, total, log_prob, origin, token in zip(written, *columns, strict=True):
             finished = token == self.roles.end_id
-            ids = self.rows.written(place, origin)
-            score = total / length**self.config.length_penalty
-            self.stored[place].append(
-                Hypothesis(ids if finished else (*ids, token), log_prob, score, finished)
-            )
+            score = total / (len(ids) + 1) ** self.config.length_penalty
+            one = Hypothesis(ids if finished else (*ids, token), log_prob, score, finished)
+            self.stored[place].append(self._judged(place, origin, one))
             self.top_ended[place] |= rank == 0
+
+    def _judged(self, place: int, origin: int, one: Hypothesis) -> Hypothesis:
+        """Return what is stored of a candidate that goes on from row `origin` of a place."""
+        return one
 
     def _is_done(self, place: int) -> bool:
         if self.config.length_penalty == self.config.coverage_penalty == 0:

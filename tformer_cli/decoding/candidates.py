@@ -8,8 +8,8 @@ from torch import Tensor
 from tformer_cli.decoding.rows import Rows
 from tformer_cli.decoding.rules import Rules
 
-# Width of the stretches that a vocabulary is cut into; near the root of its usual size.
-STRETCH = 100
+# Tokens in each of the groups that a vocabulary is cut into.
+GROUP = 24
 # With fewer rows the steps in between cost more than they save.
 FEW_ROWS = 8
 # So many rows' logits stay in the cache of one core between two passes over them.
@@ -41,9 +41,9 @@ def offer(logits: Tensor, rules: Rules, rows: Rows, count: int) -> Offer:
     """
     if rules.has_effect:
         return best_of(*ranked(logits, rules, rows), count)
+    values, tokens = best_tokens(logits.flatten(0, 1), count)
     shape = (*logits.shape[:2], -1)
-    values, tokens = best_log_probs(logits.flatten(0, 1), count)
-    log_probs = values.view(shape)
+    log_probs = _wide(values).view(shape) - normalisers(logits)[..., None]
     return Offer(tokens.view(shape), log_probs, log_probs)
 
 
@@ -62,16 +62,20 @@ def best_of(scores: Tensor, log_probs: Tensor, count: int) -> Offer:
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Return log probabilities in float32, or in float64 where the logits are."""
-    wide = logits.dtype if logits.dtype == torch.float64 else torch.float32
-    return logits.log_softmax(dim=-1, dtype=wide)
+    """Return log probabilities (..., V) in float32, or in float64 where the logits are."""
+    return _wide(logits) - normalisers(logits)[..., None]
+
+
+def normalisers(logits: Tensor) -> Tensor:
+    """Return the logarithm (...) of what exp(logits) (..., V) add up to."""
+    rows = logits.flatten(0, -2)
+    most = ROWS_AT_ONCE if logits.device.type == "cpu" else len(rows)
+    parts = [_wide(part).logsumexp(dim=-1) for part in torch.split(rows, most)]
+    return torch.cat(parts).view(logits.shape[:-1])
 
 
 def best_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` highest scores of each row, highest first, and their tokens.
-
-    A token among the best lies in one of the `count` stretches with the best maxima, so only
-    those are sorted.
 
     Args:
         scores: (N, V).
@@ -80,33 +84,51 @@ def best_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     Returns:
         Scores and tokens, each (N, count).
     """
-    num_rows, vocab_size = scores.shape
-    num_stretches = vocab_size // STRETCH
-    if num_stretches <= 2 * count or num_rows < FEW_ROWS:
-        best = scores.topk(min(count, vocab_size), dim=-1)
-        return best.values, best.indices
-    whole = num_stretches * STRETCH
-    stretches = scores[:, :whole].view(num_rows, num_stretches, STRETCH)
-    chosen = stretches.amax(dim=-1).topk(count, dim=-1, sorted=False).indices  # (N, count)
-    rows = torch.arange(num_rows, device=scores.device)[:, None]
-    first = torch.arange(STRETCH, device=scores.device)
-    tokens = (chosen[:, :, None] * STRETCH + first).flatten(1)
-    narrow = torch.cat((stretches[rows, chosen].flatten(1), scores[:, whole:]), dim=1)
-    rest = torch.arange(whole, vocab_size, device=scores.device).expand(num_rows, -1)
-    best = narrow.topk(count, dim=-1)
-    return best.values, torch.cat((tokens, rest), dim=1).gather(1, best.indices)
+    nothing = scores.new_zeros((len(scores), 1))
+    _, tokens = best_of_rows(scores[:, None], nothing, nothing, count)
+    return scores.gather(1, tokens), tokens
 
 
-def best_log_probs(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` highest log probabilities of each row, highest first, and their tokens.
+def best_of_rows(
+    logits: Tensor, norms: Tensor, totals: Tensor, count: int
+) -> tuple[Tensor, Tensor]:
+    """Return where the `count` highest of totals + (logits - norms) are, highest first.
+
+    A token among the best lies in one of the `count` groups with the best maxima, so only those
+    are sorted.
 
     Args:
-        logits: (N, V).
-        count: how many; all where the vocabulary is smaller.
+        logits: (B, K, V).
+        norms: (B, K) of each row.
+        totals: (B, K) of each row.
+        count: how many of each place; all where it has fewer.
 
     Returns:
-        Log probabilities in float32 (or float64) and tokens, each (N, count).
+        Rows and tokens, each (B, count).
     """
-    most = ROWS_AT_ONCE if logits.device.type == "cpu" else len(logits)
-    best = [best_tokens(log_softmax(rows), count) for rows in torch.split(logits, most)]
-    return torch.cat([values for values, _ in best]), torch.cat([tokens for _, tokens in best])
+    num_places, num_rows, vocab_size = logits.shape
+    num_groups = vocab_size // GROUP
+    if num_groups <= 2 * count or num_places * num_rows < FEW_ROWS:
+        everything = (totals[:, :, None] + (logits - norms[:, :, None])).flatten(1)
+        best = everything.topk(min(count, everything.shape[1]), dim=-1).indices
+        return best // vocab_size, best % vocab_size
+    device = logits.device
+    whole = num_groups * GROUP
+    # Group g has the tokens g, g + num_groups, and so on: all maxima grow side by side.
+    grouped = logits[:, :, :whole].view(num_places, num_rows, GROUP, num_groups)
+    maxima = totals[:, :, None] + (grouped.amax(dim=2) - norms[:, :, None])
+    groups = maxima.flatten(1).topk(count, dim=-1, sorted=False).indices
+    first = groups // num_groups * vocab_size + groups % num_groups  # (B, count)
+    members = first[:, :, None] + torch.arange(0, whole, num_groups, device=device)
+    rest = torch.arange(whole, vocab_size, device=device)
+    rest = torch.arange(num_rows, device=device)[:, None] * vocab_size + rest
+    places = torch.cat((members.flatten(1), rest.flatten().expand(num_places, -1)), dim=1)
+    rows = places // vocab_size
+    narrow = totals.gather(1, rows) + (logits.flatten(1).gather(1, places) - norms.gather(1, rows))
+    best = places.gather(1, narrow.topk(count, dim=-1).indices)
+    return best // vocab_size, best % vocab_size
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """Return the same in float32, or in float64 where it is that."""
+    return logits if logits.dtype == torch.float64 else logits.float()

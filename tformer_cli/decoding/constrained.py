@@ -134,18 +134,12 @@ class ConstrainedBeamSearch(BeamSearch):
             values = [[one[member] for one in row] for row in filled]
             part[places] = torch.tensor(values, dtype=part.dtype, device=self.device)
 
-    def _store(self, place: int, ranks: Tensor, found: Continuations) -> None:
-        num_before = len(self.stored[place])
-        super()._store(place, ranks, found)
+    def _judged(self, place: int, origin: int, one: Hypothesis) -> Hypothesis:
         rows = self.constrained[place]
-        if rows is None:
-            return
-        for number, rank in enumerate(ranks.tolist(), num_before):
-            one = self.stored[place][number]
-            if one.finished and not rows.constraints.reached(one.token_ids).is_whole:
-                # It could do nothing else; the end token does not count.
-                log_prob = float(self.log_probs[place, found.origins[place, rank]])
-                self.stored[place][number] = replace(one, log_prob=log_prob, finished=False)
+        if rows is None or not one.finished or rows.constraints.reached(one.token_ids).is_whole:
+            return one
+        # It could do nothing else than end; the end token does not count.
+        return replace(one, log_prob=float(self.log_probs[place, origin]), finished=False)
 
     def _is_done(self, place: int) -> bool:
         # Of a place with phrases `advance` decides, when it is known which rows live on.

@@ -68,14 +68,19 @@ class GreedySearch:
         rows.append(tokens)
         is_finished = tokens[:, 0] == self.roles.end_id
         leaving = rows.active & (is_finished | (rows.lengths == self.rules.most))
+        places = leaving.nonzero()[:, 0]
+        rows.active[places] = False
+        totals = self.totals[places] if self.scored else self.totals[places] + math.nan
         ended = {}
-        for place in leaving.nonzero()[:, 0].tolist():
-            finished = bool(is_finished[place])
-            ids = rows.written(place, 0)
-            score, log_prob = self.totals[place].tolist() if self.scored else (math.nan, math.nan)
+        for place, ids, (score, log_prob) in zip(
+            places.tolist(),
+            rows.written(places, torch.zeros_like(places)),
+            totals.tolist(),
+            strict=True,
+        ):
+            finished = ids[-1] == self.roles.end_id
             hypothesis = Hypothesis(ids[:-1] if finished else ids, log_prob, score, finished)
             ended[place] = [hypothesis]
-            rows.active[place] = False
         return Advance(None, ended)
 
     def _best(self, logits: Tensor) -> Tensor:

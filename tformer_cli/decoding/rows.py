@@ -54,6 +54,13 @@ class Rows:
         is_written = columns <= self.lengths[:, None]
         return self.tokens.where(is_written[:, None], self.start_id)
 
-    def written(self, place: int, row: int) -> tuple[int, ...]:
-        """Return the tokens of a row, the start token left out."""
-        return tuple(self.tokens[place, row, 1 : int(self.lengths[place]) + 1].tolist())
+    def written(self, places: Tensor, rows: Tensor) -> list[tuple[int, ...]]:
+        """Return the tokens of some rows, the start token left out.
+
+        Args:
+            places: (n,) of each row.
+            rows: (n,) which of the place's.
+        """
+        written = self.tokens[places, rows, 1:].tolist()
+        lengths = self.lengths[places].tolist()
+        return [tuple(ids[:length]) for ids, length in zip(written, lengths, strict=True)]

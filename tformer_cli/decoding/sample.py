@@ -121,9 +121,13 @@ class SampleSearch:
 
     def _hypotheses(self, place: int) -> list[Hypothesis]:
         found = []
-        for row, log_prob in enumerate(self.log_probs[place].tolist()):
-            ids = self.rows.written(place, row)
-            finished = bool(self.finished[place, row])
+        numbers = torch.arange(self.num_rows, device=self.device)
+        for ids, log_prob, finished in zip(
+            self.rows.written(torch.full_like(numbers, place), numbers),
+            self.log_probs[place].tolist(),
+            self.finished[place].tolist(),
+            strict=True,
+        ):
             if finished:
                 ids = ids[: ids.index(self.roles.end_id)]
             found.append(Hypothesis(ids, log_prob, log_prob, finished))

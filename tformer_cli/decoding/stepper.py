@@ -6,10 +6,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tformer_cli.decoding.batches import length_batches
 from tformer_cli.device import autocast
 from tformer_cli.model.cache import DecoderCache
-from tformer_cli.model.encoder import Memory
 from tformer_cli.model.seq2seq import Seq2Seq
+
+# Padded source tokens that are read at a time: enough to fill the products of a core, and little
+# enough that what is computed of them stays near it.
+READ_TOKENS = 2048
 
 
 class Stepper(Protocol):
@@ -45,14 +49,21 @@ class ModelStepper:
         self.precision = precision
 
     def start(self, sentences: Sequence[Sequence[int]], num_rows: int) -> None:
-        """Read the sentences; their cross-attention keys and values are made here, once."""
-        with autocast(self.device, self.precision):
-            self._cache: DecoderCache = self.model.start(self._read(sentences), num_rows)
+        """Begin with the sentences in their order."""
+        self._cache: DecoderCache = self.model.start(len(sentences), num_rows)
+        self.admit(torch.arange(len(sentences), device=self.device), sentences)
 
     def admit(self, places: Tensor, sentences: Sequence[Sequence[int]]) -> None:
-        """Read more sentences, in places whose own are forgotten."""
-        with autocast(self.device, self.precision):
-            self.model.admit(self._read(sentences), places, self._cache)
+        """Read sentences, for places whose own are forgotten.
+
+        Their cross-attention keys and values are made here, once.
+        """
+        widths, counts = [len(sentence) for sentence in sentences], [1] * len(sentences)
+        for batch in length_batches(widths, counts, READ_TOKENS):
+            source, mask = pad_rows([sentences[number] for number in batch])
+            with autocast(self.device, self.precision):
+                memory = self.model.encode(source.to(self.device), mask.to(self.device))
+                self.model.admit(memory, places[batch], self._cache)
 
     def step(self, ids: Tensor) -> Tensor:
         """Run the decoder over one more token of each row."""
@@ -66,10 +77,6 @@ class ModelStepper:
     def keep(self, places: Tensor) -> None:
         """Drop the other places from the cache."""
         self._cache.keep(places)
-
-    def _read(self, sentences: Sequence[Sequence[int]]) -> Memory:
-        source, mask = pad_rows(sentences)
-        return self.model.encode(source.to(self.device), mask.to(self.device))
 
 
 def pad_rows(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -26,14 +26,25 @@ class LayerCache:
     Attributes:
         keys: (B, H, C, Dh) of target tokens, the columns in use first.
         values: likewise.
-        source: keys and values of the source, (B, H, S, Dh), made once a sentence.
         used: columns in use.
+        source_keys: (B, H, Dh, S), made once a sentence, and laid out as a product with queries
+            reads them: a component after the other.
+        source_values: (B, H, S, Dh).
+        source_used: tokens of the longest source.
     """
 
     keys: Tensor
     values: Tensor
-    source: KeyValue
-    used: int = 0
+    used: int
+    source_keys: Tensor
+    source_values: Tensor
+    source_used: int
+
+    @property
+    def source(self) -> KeyValue:
+        """Keys and values of the sources, (B, H, S, Dh), no wider than the longest."""
+        keys = self.source_keys[..., : self.source_used].transpose(2, 3)
+        return KeyValue(keys, self.source_values[:, :, : self.source_used])
 
     def append(self, new: KeyValue) -> KeyValue:
         """Write keys and values (B, H, K, Dh) into the newest columns; return all in use."""
@@ -48,17 +59,21 @@ class LayerCache:
         self.values = _laid_out(self.values, columns, capacity)
         self.used = columns.shape[1]
 
-    def widen_source(self, num_tokens: int) -> None:
-        """Make room for sources that are longer by so many tokens."""
-        keys, values = self.source
-        keys = pad(keys.transpose(2, 3), (0, num_tokens)).transpose(2, 3)
-        self.source = KeyValue(keys, pad(values, (0, 0, 0, num_tokens)))
+    def admit(self, places: Tensor, source: KeyValue) -> None:
+        """Put keys and values of sources (B', H, S', Dh) in these places."""
+        length = source.keys.shape[2]
+        more = length - self.source_keys.shape[3]
+        if more > 0:
+            self.source_keys = pad(self.source_keys, (0, more))
+            self.source_values = pad(self.source_values, (0, 0, 0, more))
+        self.source_keys[places, :, :, :length] = source.keys.transpose(2, 3)
+        self.source_values[places, :, :length] = source.values
 
     def keep(self, places: Tensor) -> None:
         """Keep these sentences (B',), in this order."""
         self.keys, self.values = self.keys[places], self.values[places]
-        keys, values = self.source
-        self.source = readable(KeyValue(keys[places], values[places]))
+        self.source_keys = self.source_keys[places]
+        self.source_values = self.source_values[places]
 
 
 @dataclass(slots=True)
@@ -66,12 +81,13 @@ class DecoderCache:
     """What the decoder remembers of B sentences, with K rows each.
 
     Attributes:
-        layers: one cache for each decoder layer.
+        layers: one cache for each decoder layer; there is none before the first sentence.
         seen: (B, K, C) what is added to the attention logits of each row: zero where it sees a
             column, minus infinity elsewhere.
         positions: (B, C) place, in its row, of the token of each column.
         lengths: (B,) target tokens that each row of a sentence has so far.
-        source_seen: (B, S) likewise for source tokens: minus infinity for padding; None where
+        source_lengths: (B,) tokens of each source.
+        source_seen: (B, 1, 1, S) likewise for source tokens: minus infinity for padding; None where
             nothing is padded.
         own: (K, K) what rows see of each other's newest columns: their own one.
         used: columns in use.
@@ -82,6 +98,7 @@ class DecoderCache:
     seen: Tensor
     positions: Tensor
     lengths: Tensor
+    source_lengths: Tensor
     source_seen: Tensor | None
     own: Tensor
     used: int
@@ -91,7 +108,7 @@ class DecoderCache:
         """Make a new column for each row; return the places of its token, (B, K)."""
         num_rows = len(self.own)
         if self.used + num_rows > self.seen.shape[2]:
-            self._tidy(num_rows)
+            self._tidy()
         first, self.used = self.used, self.used + num_rows
         for layer in self.layers:
             layer.used = self.used
@@ -106,10 +123,6 @@ class DecoderCache:
         """Return what is added to the logits over the columns in use, (B, 1, K, used) or None."""
         return None if self.is_plain else self.seen[:, None, :, : self.used]
 
-    def visible_source(self) -> Tensor | None:
-        """Return what is added to the logits over the source, (B, 1, 1, S) or None."""
-        return None if self.source_seen is None else self.source_seen[:, None, None]
-
     def reorder(self, origins: Tensor) -> None:
         """Let row k of a sentence go on from the tokens of row origins[b, k]; (B, K)."""
         rows = origins[:, :, None].expand(-1, -1, self.used)
@@ -121,54 +134,67 @@ class DecoderCache:
             layer.keep(places)
         self.seen, self.positions = self.seen[places], self.positions[places]
         self.lengths = self.lengths[places]
-        if self.source_seen is not None:
-            self.source_seen = self.source_seen[places]
+        self._set_sources(self.source_lengths[places])
 
     def admit(self, places: Tensor, sources: Sequence[KeyValue], source_mask: Tensor) -> None:
-        """Begin sentences anew in these places (B',).
+        """Begin sentences in these places (B').
 
         Args:
-            places: whose sentences are forgotten.
+            places: whose sentences, if there are any, are forgotten.
             sources: for each layer, keys and values of the new sources, (B', H, S', Dh).
             source_mask: (B', S') real source tokens.
         """
-        length = source_mask.shape[1]
-        seen = self._widened(length)
+        if not self.layers:
+            self.layers = [self._new_layer(source) for source in sources]
+            self.seen, self.own = self.seen.to(sources[0].keys), self.own.to(sources[0].keys)
         for layer, source in zip(self.layers, sources, strict=True):
-            layer.source.keys[places, :, :length] = source.keys
-            layer.source.values[places, :, :length] = source.values
-        seen[places] = -math.inf
-        seen[places, :length] = unseen(source_mask, self.seen.dtype)
-        self.source_seen = seen
-        if self.is_plain:
+            layer.admit(places, source)
+        if self.is_plain and self.used:
             self.seen[:, :, : self.used] = 0.0
             self.is_plain = False
         self.seen[places] = -math.inf
         self.lengths[places] = 0
+        lengths = self.source_lengths.clone()
+        lengths[places] = source_mask.sum(dim=1)
+        self._set_sources(lengths)
 
-    def _widened(self, length: int) -> Tensor:
-        """Make room for sources of some length; return what is seen of all sources, (B, S)."""
-        batch, _, num_tokens, _ = self.layers[0].source.keys.shape
-        seen = self.source_seen
-        if seen is None:
-            seen = self.seen.new_zeros((batch, num_tokens))
-        more = max(0, length - num_tokens)
-        if more:
-            for layer in self.layers:
-                layer.widen_source(more)
-        return pad(seen, (0, more), value=-math.inf)
+    def _new_layer(self, source: KeyValue) -> LayerCache:
+        num_places, _, num_columns = self.seen.shape
+        _, num_heads, length, head_dim = source.keys.shape
+        shape = (num_places, num_heads, num_columns, head_dim)
+        return LayerCache(
+            keys=source.keys.new_zeros(shape),
+            values=source.values.new_zeros(shape),
+            used=0,
+            source_keys=source.keys.new_zeros((num_places, num_heads, head_dim, length)),
+            source_values=source.values.new_zeros((num_places, num_heads, length, head_dim)),
+            source_used=0,
+        )
 
-    def _tidy(self, num_rows: int) -> None:
+    def _set_sources(self, lengths: Tensor) -> None:
+        """Let the layers read no more of the sources than the longest has."""
+        self.source_lengths = lengths
+        longest = int(lengths.max())
+        for layer in self.layers:
+            layer.source_used = longest
+        mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
+        is_padded = not bool(mask.all())
+        self.source_seen = unseen(mask, self.seen.dtype)[:, None, None] if is_padded else None
+
+    def _tidy(self) -> None:
         """Drop the columns that no row sees, and make room."""
-        num_columns = self.used
+        num_rows, num_columns = len(self.own), self.used
         order = torch.arange(num_columns, device=self.lengths.device).expand(len(self.lengths), -1)
-        if not self.is_plain:
+        if self.is_plain:
+            room = num_columns
+        else:
             is_seen = (self.seen[:, :, :num_columns] == 0.0).any(dim=1)  # (B, used)
             num_columns = int(is_seen.sum(dim=1).max())
             order = is_seen.int().argsort(dim=1, descending=True, stable=True)[:, :num_columns]
-        capacity = self.seen.shape[2]
-        while num_columns + num_rows > capacity // 2:
-            capacity *= 2
+            # Every step reads all columns in use, and to move one is as much work as to read it
+            # three times: so the least work is done with room for sqrt(6 n / K) steps.
+            room = num_rows * math.ceil(math.sqrt(6 * num_columns / num_rows))
+        capacity = num_columns + max(room, num_rows)
         for layer in self.layers:
             layer.lay_out(order, capacity)
         seen, positions = self.seen, self.positions
@@ -196,43 +222,23 @@ def unseen(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, hidden)
 
 
-def readable(source: KeyValue) -> KeyValue:
-    """Return the same keys and values, laid out for being read at every step.
-
-    Keys lie the way in which a product with queries reads them, a component after the other.
-    """
-    keys = source.keys.transpose(2, 3).contiguous().transpose(2, 3)
-    return KeyValue(keys, source.values.contiguous())
-
-
-def new_cache(sources: list[KeyValue], source_mask: Tensor, num_rows: int) -> DecoderCache:
-    """Return a cache with nothing written yet.
+def new_cache(num_places: int, num_rows: int, device: torch.device) -> DecoderCache:
+    """Return a cache without sentences.
 
     Args:
-        sources: for each decoder layer, keys and values of the source, (B, H, S, Dh).
-        source_mask: (B, S) real source tokens.
+        num_places: B, sentences that it is for.
         num_rows: K, the rows of each sentence.
+        device: of the decoder.
     """
-    batch, num_heads, _, head_dim = sources[0].keys.shape
     num_columns = max(FIRST_COLUMNS, 4 * num_rows)
-    shape = (batch, num_heads, num_columns, head_dim)
-    layers = [
-        LayerCache(
-            source.keys.new_zeros(shape),
-            source.values.new_zeros(shape),
-            readable(source),
-        )
-        for source in sources
-    ]
-    device, dtype = source_mask.device, sources[0].keys.dtype
-    is_padded = not bool(source_mask.all())
-    own = torch.full((num_rows, num_rows), -math.inf, dtype=dtype, device=device)
+    own = torch.full((num_rows, num_rows), -math.inf, device=device)
     return DecoderCache(
-        layers,
-        seen=torch.empty((batch, num_rows, num_columns), dtype=dtype, device=device),
-        positions=torch.empty((batch, num_columns), dtype=torch.long, device=device),
-        lengths=torch.zeros(batch, dtype=torch.long, device=device),
-        source_seen=unseen(source_mask, dtype) if is_padded else None,
+        layers=[],
+        seen=torch.empty((num_places, num_rows, num_columns), device=device),
+        positions=torch.empty((num_places, num_columns), dtype=torch.long, device=device),
+        lengths=torch.zeros(num_places, dtype=torch.long, device=device),
+        source_lengths=torch.zeros(num_places, dtype=torch.long, device=device),
+        source_seen=None,
         own=own.fill_diagonal_(0.0),
         used=0,
         is_plain=num_rows == 1,

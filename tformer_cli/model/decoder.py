@@ -45,9 +45,9 @@ class Decoder(nn.Module):
         normed: Tensor = self.norm(states)
         return normed
 
-    def start(self, memory: Memory, num_rows: int = 1) -> DecoderCache:
-        """Return an empty cache for `num_rows` rows of each sentence of the memory."""
-        return new_cache(self._sources(memory), memory.mask, num_rows)
+    def start(self, num_places: int, num_rows: int = 1) -> DecoderCache:
+        """Return a cache for so many sentences, with `num_rows` rows of each."""
+        return new_cache(num_places, num_rows, self.embeddings.tokens.weight.device)
 
     def admit(self, memory: Memory, places: Tensor, cache: DecoderCache) -> None:
         """Begin the sentences of the memory in these places (B',) of a cache."""
@@ -60,7 +60,7 @@ class Decoder(nn.Module):
         if self.bias is not None:
             bias = self.bias(positions, cache.positions[:, : cache.used])
             seen = bias if seen is None else seen + bias
-        self_view, source_view = View(bias=seen), View(bias=cache.visible_source())
+        self_view, source_view = View(bias=seen), View(bias=cache.source_seen)
         states = self.embeddings(target, positions)
         for layer, remembered in zip(self.layers, cache.layers, strict=True):
             states = layer(states, self_view, remembered.source, source_view, positions, remembered)

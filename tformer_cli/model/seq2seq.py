@@ -58,9 +58,9 @@ class Seq2Seq(nn.Module):
         memory: Memory = self.encoder(source, source_mask)
         return memory
 
-    def start(self, memory: Memory, num_rows: int = 1) -> DecoderCache:
-        """Return an empty cache for `num_rows` rows of each sentence of the memory."""
-        return self.decoder.start(memory, num_rows)
+    def start(self, num_places: int, num_rows: int = 1) -> DecoderCache:
+        """Return a cache for so many sentences, with `num_rows` rows of each."""
+        return self.decoder.start(num_places, num_rows)
 
     def admit(self, memory: Memory, places: Tensor, cache: DecoderCache) -> None:
         """Begin the sentences of the memory in these places (B',) of a cache."""
