@@ -50,5 +50,7 @@ def test_log_probs_are_normalised_over_the_whole_vocabulary(dtype):
     logits[:, 7] = -torch.inf
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     torch.testing.assert_close(normalisers(logits), logits.to(wide).exp().sum(dim=-1).log())
+    far = logits + torch.linspace(-300, 300, len(logits)).to(dtype)[:, None]
+    torch.testing.assert_close(normalisers(far), far.to(wide).logsumexp(dim=-1))
     torch.testing.assert_close(normalisers(logits[:, None]), normalisers(logits)[:, None])
     torch.testing.assert_close(log_softmax(logits), logits.to(wide).log_softmax(dim=-1))

@@ -80,8 +80,8 @@ def test_greedy_with_cache_equals_greedy_without():
 def test_the_size_of_batches_changes_nothing(search):
     engine, inputs = native_engine(), requests(30)
     expected = engine.translate(inputs, search)
-    for num_rows in (1, 7, 20):
-        engine.num_rows = num_rows
+    for most_places in (1, 2, 7):
+        engine.most_places = most_places
         found = engine.translate(inputs, search)
         assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
 
@@ -109,3 +109,20 @@ def test_nbest_is_sorted_and_has_no_suppressed_token():
         assert len(hypotheses) == 4
         for hypothesis in hypotheses:
             assert not set(hypothesis.token_ids) & {*SUPPRESSED, END}
+
+
+def test_a_large_vocabulary_lets_fewer_sentences_work_together(monkeypatch):
+    engine, inputs = native_engine(), requests(20)
+    expected = engine.translate(inputs, BeamConfig(size=2, max_length=9))
+    monkeypatch.setattr("tformer_cli.decoding.engine.MOST_LOGITS", 2 * 2 * V)
+    widths = []
+    step = Seq2Seq.step
+
+    def watched(model, target, cache):
+        widths.append(len(target))
+        return step(model, target, cache)
+
+    monkeypatch.setattr(Seq2Seq, "step", watched)
+    found = engine.translate(inputs, BeamConfig(size=2, max_length=9))
+    assert max(widths) == 2
+    assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]

@@ -14,6 +14,8 @@ GROUP = 24
 FEW_ROWS = 8
 # So many rows' logits stay in the cache of one core between two passes over them.
 ROWS_AT_ONCE = 32
+# The logarithm of the largest float32 is 88.
+FAR = 60.0
 
 
 class Offer(NamedTuple):
@@ -68,10 +70,16 @@ def log_softmax(logits: Tensor) -> Tensor:
 
 def normalisers(logits: Tensor) -> Tensor:
     """Return the logarithm (...) of what exp(logits) (..., V) add up to."""
-    rows = logits.flatten(0, -2)
-    most = ROWS_AT_ONCE if logits.device.type == "cpu" else len(rows)
-    parts = [_wide(part).logsumexp(dim=-1) for part in torch.split(rows, most)]
-    return torch.cat(parts).view(logits.shape[:-1])
+    if logits.device.type != "cpu":
+        return _wide(logits).logsumexp(dim=-1)
+    parts = torch.split(logits.flatten(0, -2), ROWS_AT_ONCE)
+    norms = torch.cat([_wide(part).exp().sum(dim=-1) for part in parts]).log()
+    # Where sums stay away from the ends of float32 the highest logit need not be looked for.
+    is_far = ~(norms.abs() < FAR)
+    if bool(is_far.any()):
+        exact = torch.cat([_wide(part).logsumexp(dim=-1) for part in parts])
+        norms = exact.where(is_far, norms)
+    return norms.view(logits.shape[:-1])
 
 
 def best_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:

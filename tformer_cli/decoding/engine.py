@@ -26,8 +26,11 @@ from tformer_cli.errors import DeviceError, Problem
 from tformer_cli.model.fusion import fused
 from tformer_cli.model.seq2seq import Seq2Seq
 
-# Rows that grow together: enough to fill the matrix products of a core.
-ROWS = 256
+# Sentences at work together: enough to fill the matrix products of a core; with more, keys and
+# values are too far away from it.
+PLACES = 256
+# Numbers that the vocabulary gives for all their rows.
+MOST_LOGITS = 1 << 23
 
 
 class Engine(Protocol):
@@ -68,7 +71,7 @@ class NativeEngine:
     """Runs a model of ours, or several of one vocabulary as an ensemble.
 
     Attributes:
-        num_rows: rows that grow together; halved whenever memory runs out.
+        most_places: sentences at work together; halved whenever memory runs out.
         aligner: says what the models look at.
     """
 
@@ -96,7 +99,7 @@ class NativeEngine:
         self.precision = precision
         self.scorer = ModelScorer(self.models, roles, device=device, precision=precision)
         self.aligner = ModelAligner(self.models, roles.start_id, device=device, precision=precision)
-        self.num_rows = ROWS
+        self.most_places = PLACES
         self._is_short = False
 
     @torch.inference_mode()
@@ -117,7 +120,7 @@ class NativeEngine:
         while waiting:
             search = self._search(config, nbest, scored, requests)
             ordered = [requests[number] for number in waiting]
-            places = min(max(1, self.num_rows // search.num_rows), len(waiting))
+            places = min(self._num_places(search.num_rows), len(waiting))
             try:
                 for turn, hypotheses in search_all(
                     self._stepper(), search, ordered, places, self.device
@@ -127,7 +130,7 @@ class NativeEngine:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                self._need_less(places, search.num_rows, on_warning)
+                self._need_less(places, on_warning)
             # Out here the error has gone, and with it the tensors that its traceback kept alive.
             waiting = [number for number in waiting if number not in results]
             if waiting:
@@ -144,9 +147,12 @@ class NativeEngine:
             nbest=nbest,
         )
 
-    def _need_less(
-        self, places: int, rows_a_place: int, on_warning: Callable[[Problem], object]
-    ) -> None:
+    def _num_places(self, rows_a_place: int) -> int:
+        """Return how many sentences are at work together."""
+        logits_a_place = rows_a_place * self.models[0].output.weight.shape[0]
+        return max(1, min(self.most_places, MOST_LOGITS // logits_a_place))
+
+    def _need_less(self, places: int, on_warning: Callable[[Problem], object]) -> None:
         """Let half as many sentences be translated at a time from now on.
 
         Raises:
@@ -159,7 +165,7 @@ class NativeEngine:
                 "memory ran out on a single sentence",
                 remedy="lower --beam, --nbest, decoding.max_length or --max-source-length",
             )
-        self.num_rows = places // 2 * rows_a_place
+        self.most_places = places // 2
         if not self._is_short:
             self._is_short = True
             got = f"{places:,} sentences at a time"

@@ -15,7 +15,7 @@ from tformer_cli.decoding.search import Search
 from tformer_cli.decoding.stepper import Stepper
 
 # Reading new sentences, and leaving idle places out, pay when there are some of them.
-IDLE_SHARE = 0.25
+IDLE_SHARE = 0.05
 
 
 def search_all(

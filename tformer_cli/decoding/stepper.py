@@ -13,7 +13,7 @@ from tformer_cli.model.seq2seq import Seq2Seq
 
 # Padded source tokens that are read at a time: enough to fill the products of a core, and little
 # enough that what is computed of them stays near it.
-READ_TOKENS = 2048
+READ_TOKENS = 1024
 
 
 class Stepper(Protocol):

@@ -1,12 +1,19 @@
 """The block that treats each position by itself (Vaswani et al. 2017, section 3.3)."""
 
+from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tformer_cli.model.dropout import Dropout
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
+# What comes out of `inner` is needed by nothing else, so that ReLU may change it in place.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu_,
+    "gelu": functional.gelu,
+}
 
 
 class FeedForward(nn.Module):
@@ -18,7 +25,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.inner = nn.Linear(dim, inner_dim)
         self.outer = nn.Linear(inner_dim, dim)
-        self.activation = ACTIVATIONS[activation]()
+        self.activation = ACTIVATIONS[activation]
         self.dropout = Dropout(dropout)
 
     def forward(self, states: Tensor) -> Tensor:
