@@ -92,6 +92,9 @@ def best_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     Returns:
         Scores and tokens, each (N, count).
     """
+    if len(scores) < FEW_ROWS:
+        best = scores.topk(min(count, scores.shape[1]), dim=-1)
+        return best.values, best.indices
     nothing = scores.new_zeros((len(scores), 1))
     _, tokens = best_of_rows(scores[:, None], nothing, nothing, count)
     return scores.gather(1, tokens), tokens

@@ -34,8 +34,10 @@ class View(NamedTuple):
 # Up to so many weights the formula is faster on a CPU than torch's kernel: those of some hundred
 # sentences.
 MOST_WEIGHTS = 1 << 20
-# Over fewer numbers than a vector register holds, torch's softmax takes several times as long.
+# Over fewer numbers than a vector register holds, torch's softmax takes several times as long,
+# which is worth filling rows up where there are many of them.
 VECTOR = 16
+MANY_ROWS = 64
 
 
 def attend(
@@ -102,7 +104,8 @@ def seen(view: View, length: int, device: torch.device) -> Tensor | None:
 def softmax(logits: Tensor) -> Tensor:
     """Return the softmax over the last dimension."""
     missing = VECTOR - logits.shape[-1]
-    if missing <= 0 or logits.device.type != "cpu":
+    has_many_rows = logits.shape[:-1].numel() >= MANY_ROWS
+    if missing <= 0 or not has_many_rows or logits.device.type != "cpu":
         return logits.softmax(dim=-1)
     return functional.pad(logits, (0, missing), value=-math.inf).softmax(dim=-1)[..., :-missing]
 
