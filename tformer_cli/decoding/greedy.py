@@ -69,6 +69,8 @@ class GreedySearch:
         is_finished = tokens[:, 0] == self.roles.end_id
         leaving = rows.active & (is_finished | (rows.lengths == self.rules.most))
         places = leaving.nonzero()[:, 0]
+        if len(places) == 0:
+            return Advance(None, {})
         rows.active[places] = False
         totals = self.totals[places] if self.scored else self.totals[places] + math.nan
         ended = {}
