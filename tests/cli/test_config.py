@@ -73,9 +73,10 @@ def test_check_tells_every_mistake(folder: Path) -> None:
 def test_check_tells_which_texts_are_missing(folder: Path) -> None:
     Path("valid.en").unlink()
     Path("train.de").unlink()
+    remedy = "mend the path, or set data.root"
     assert complaint(ConfigError, "check", "x.yaml").split("\n") == [
-        f"data.train.0.target: no such file; got {folder}/train.de",
-        f"data.valid.source: no such file; got {folder}/valid.en",
+        f"data.train.0.target: no such file; got {folder}/train.de; {remedy}",
+        f"data.valid.source: no such file; got {folder}/valid.en; {remedy}",
     ]
 
 
@@ -137,7 +138,10 @@ def test_new_refuses_half_a_validation_text(folder: Path) -> None:
 
 
 def test_new_lets_errors_of_the_texts_through(folder: Path) -> None:
-    assert complaint(DataError, "new", "train.en", "none.de") == "none.de: no such file"
+    assert (
+        complaint(DataError, "new", "train.en", "none.de")
+        == "none.de: no such file; name a text that is there"
+    )
     assert complaint(DataError, "new", "train.en", "valid.de").startswith("train.en:4: ")
     assert sorted(path.name for path in folder.iterdir() if "train" not in path.name) == [
         "valid.de",

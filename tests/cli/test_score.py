@@ -184,7 +184,10 @@ def test_a_bad_line_is_named(toy_run, tformer, tmp_path, source, target, named):
 
 def test_a_missing_file_is_named(toy_run, tformer, tmp_path):
     result = tformer("score", toy_run, "--source", tmp_path / "x", "--target", tmp_path / "y")
-    assert (result.exit_code, result.stderr) == (2, f"{tmp_path / 'x'}: no such file\n")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"{tmp_path / 'x'}: no such file; name a text that is there\n",
+    )
 
 
 def test_per_token_and_json_contradict_each_other(toy_run, tformer, files):

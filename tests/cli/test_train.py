@@ -210,9 +210,10 @@ def test_train_names_missing_files_before_anything_else(tformer, tmp_path):
         (tmp_path / "data" / name).unlink()
     result = tformer("train", file, "--run", tmp_path / "run")
     assert result.exit_code == 2
+    data, remedy = tmp_path / "data", "mend the path, or set data.root"
     assert result.stderr.splitlines() == [
-        f"data.valid.source: no such file; got {tmp_path / 'data' / 'valid.src'}",
-        f"data.test.toy.target: no such file; got {tmp_path / 'data' / 'test.tgt'}",
+        f"data.valid.source: no such file; got {data / 'valid.src'}; {remedy}",
+        f"data.test.toy.target: no such file; got {data / 'test.tgt'}; {remedy}",
     ]
     assert not (tmp_path / "run").exists()
 

@@ -186,8 +186,10 @@ def test_file_without_a_configuration_is_refused(
 
 
 def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    assert complaints(tmp_path / "none.yaml") == ["x.yaml: no such file"]
-    assert complaints(tmp_path) == ["x.yaml: cannot be read: Is a directory"]
+    assert complaints(tmp_path / "none.yaml") == [
+        "x.yaml: no such file; name a config, or begin one with `tformer config new`"
+    ]
+    assert complaints(tmp_path) == ["x.yaml: cannot be read; got Is a directory"]
 
 
 def test_check_data_files_lists_all_that_are_missing(file: Path) -> None:
@@ -195,11 +197,12 @@ def test_check_data_files_lists_all_that_are_missing(file: Path) -> None:
         (file.parent / name).touch()
     with pytest.raises(ConfigError) as raised:
         check_data_files(load_config(file, ["data.test.x={source: /, target: /no/t}"]).data)
+    remedy = "mend the path, or set data.root"
     assert str(raised.value).split("\n") == [
-        f"data.train.0.target: no such file; got {file.parent}/b",
-        f"data.valid.source: no such file; got {file.parent.parent}/c",
-        "data.test.x.source: is a folder; got /",
-        "data.test.x.target: no such file; got /no/t",
+        f"data.train.0.target: no such file; got {file.parent}/b; {remedy}",
+        f"data.valid.source: no such file; got {file.parent.parent}/c; {remedy}",
+        f"data.test.x.source: is a folder; got /; {remedy}",
+        f"data.test.x.target: no such file; got /no/t; {remedy}",
     ]
 
 

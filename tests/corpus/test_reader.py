@@ -170,9 +170,9 @@ def test_gzip_without_its_suffix_is_recognised(tmp_path: Path) -> None:
 
 def test_file_that_is_missing_is_named(tmp_path: Path) -> None:
     file = tmp_path / "no.en"
-    assert refusal(file) == f"{file}: no such file"
+    assert refusal(file) == f"{file}: no such file; name a text that is there"
     packed = tmp_path / "no.en.gz"
-    assert refusal(packed) == f"{packed}: no such file"
+    assert refusal(packed) == f"{packed}: no such file; name a text that is there"
 
 
 def test_folder_is_no_file(tmp_path: Path) -> None:
@@ -201,7 +201,10 @@ def test_file_may_have_any_name(name: str, tmp_path: Path) -> None:
 
 
 def test_message_moves_no_cursor(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "a\x1b[31m\nü.en") == f"{tmp_path}/a\\x1b[31m\\nü.en: no such file"
+    assert (
+        refusal(tmp_path / "a\x1b[31m\nü.en")
+        == f"{tmp_path}/a\\x1b[31m\\nü.en: no such file; name a text that is there"
+    )
 
 
 @given(st.lists(st.text(alphabet="ab \r\u2028"), max_size=9))

@@ -117,8 +117,9 @@ def check_data_files(data: DataConfig) -> None:
     Raises:
         ConfigError: some are not; all of those.
     """
+    remedy = "mend the path, or set data.root"
     missing = [
-        Problem(key, "is a folder" if path.is_dir() else "no such file", str(path))
+        Problem(key, "is a folder" if path.is_dir() else "no such file", str(path), remedy)
         for key, path in data_files(data)
         if not path.is_file()
     ]
@@ -152,9 +153,10 @@ def _read(path: Path) -> str:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise ConfigError([Problem(str(path), "no such file")]) from None
+        remedy = "name a config, or begin one with `tformer config new`"
+        raise ConfigError([Problem(str(path), "no such file", remedy=remedy)]) from None
     except OSError as error:
-        raise ConfigError([Problem(str(path), f"cannot be read: {error.strerror}")]) from None
+        raise ConfigError([Problem(str(path), "cannot be read", error.strerror)]) from None
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -102,7 +102,7 @@ def _reading(name: str) -> Iterator[None]:
             name, "is damaged gzip", got=str(error), remedy="compress or download it again"
         ) from None
     except FileNotFoundError:
-        raise DataError(name, "no such file") from None
+        raise DataError(name, "no such file", remedy="name a text that is there") from None
     except IsADirectoryError:
         raise DataError(name, "is a folder", remedy="name a file in it") from None
     except OSError as error:
