@@ -78,11 +78,11 @@ def test_fewer_at_a_time_stay_fewer_and_are_told_once():
     engine, inputs = limited(5), requests(20)
     warnings: list[Problem] = []
     engine.translate(inputs, GREEDY, on_warning=warnings.append)
-    num_rows = engine.num_rows
-    assert 1 <= num_rows <= 5
+    most_places = engine.most_places
+    assert 1 <= most_places <= 5
     engine.translate(inputs, GREEDY, on_warning=warnings.append)
-    assert engine.num_rows == num_rows
-    # A search of more rows needs less than a place for each of them.
+    assert engine.most_places == most_places
+    # A search of more rows may need still fewer.
     engine.translate(inputs, BeamConfig(size=5, max_length=12), on_warning=warnings.append)
     assert len(warnings) == 1
 
@@ -107,7 +107,7 @@ def test_sentences_that_are_done_are_not_translated_again():
 
     model.step, model.encode = failing_once, counting
     counts: list[int] = []
-    engine.num_rows = 4
+    engine.most_places = 4
     assert ids(engine.translate(inputs, GREEDY, on_done=counts.append)) == expected
     assert sum(counts) == len(inputs)
     # Beyond each sentence once only those that were at work, at most four.

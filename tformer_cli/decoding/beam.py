@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema import BeamConfig
-from tformer_cli.decoding.candidates import Offer, best_of_rows, normalisers, offer
+from tformer_cli.decoding.candidates import best_of_rows, ranked
 from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
@@ -111,18 +111,9 @@ class BeamSearch:
 
     def _continuations(self, logits: Tensor) -> "Continuations":
         """Return the 2K best continuations of each sentence."""
-        count = 2 * self.num_rows
-        if self.rules.has_effect:
-            # None of a sentence's best is beyond the 2K best of its row.
-            best = offer(logits, self.rules, self.rows, count)
-            return best_continuations(self.totals, self.log_probs, best, count)
-        norms = normalisers(logits)
-        origins, tokens = best_of_rows(logits, norms, self.totals, count)
-        index = (torch.arange(len(logits), device=self.device)[:, None], origins)
-        log_probs = logits[*index, tokens] - norms[index]
-        return Continuations(
-            self.totals[index] + log_probs, self.log_probs[index] + log_probs, origins, tokens
-        )
+        scores, log_probs, norms = ranked(logits, self.rules, self.rows)
+        sums = (self.totals, self.log_probs)
+        return best_continuations(sums, scores, log_probs, norms, 2 * self.num_rows)
 
     def _store(self, leaving: Tensor, found: "Continuations") -> None:
         """Store the candidates that end, or end here; `leaving` is (B, K)."""
@@ -168,23 +159,26 @@ class Continuations(NamedTuple):
     tokens: Tensor
 
 
-def best_continuations(totals: Tensor, log_probs: Tensor, best: Offer, count: int) -> Continuations:
+def best_continuations(
+    sums: tuple[Tensor, Tensor], scores: Tensor, log_probs: Tensor, norms: Tensor, count: int
+) -> Continuations:
     """Return the best continuations of each sentence.
 
     Args:
-        totals: (B, K) sum of scores of each live row.
-        log_probs: (B, K) sum of its log probabilities.
-        best: the best next tokens of each row.
+        sums: of the scores and of the log probabilities of each live row, (B, K) both.
+        scores: (B, K, V) of all next tokens.
+        log_probs: (B, K, V) of all next tokens.
+        norms: (B, K) what is to be taken off all scores and log probabilities of a row.
         count: how many are wanted; fewer come where there are fewer.
     """
-    width = best.tokens.shape[2]
-    flat = (totals[:, :, None] + best.scores).flatten(1)
-    candidates, places = flat.topk(min(count, flat.shape[1]), dim=-1)
+    totals, total_log_probs = sums
+    origins, tokens = best_of_rows(scores, norms, totals, count)
+    index = (torch.arange(len(scores), device=scores.device)[:, None], origins)
     return Continuations(
-        candidates,
-        (log_probs[:, :, None] + best.log_probs).flatten(1).gather(1, places),
-        places // width,
-        best.tokens.flatten(1).gather(1, places),
+        totals[index] + (scores[*index, tokens] - norms[index]),
+        total_log_probs[index] + (log_probs[*index, tokens] - norms[index]),
+        origins,
+        tokens,
     )
 
 

@@ -41,26 +41,25 @@ def offer(logits: Tensor, rules: Rules, rows: Rows, count: int) -> Offer:
         rows: what is written.
         count: n.
     """
-    if rules.has_effect:
-        return best_of(*ranked(logits, rules, rows), count)
-    values, tokens = best_tokens(logits.flatten(0, 1), count)
-    shape = (*logits.shape[:2], -1)
-    log_probs = _wide(values).view(shape) - normalisers(logits)[..., None]
-    return Offer(tokens.view(shape), log_probs, log_probs)
-
-
-def ranked(logits: Tensor, rules: Rules, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Return what all next tokens are ranked by, and their log probabilities, both (B, K, V)."""
-    log_probs = log_softmax(logits)
-    return rules.apply(log_probs, rows) if rules.has_effect else log_probs, log_probs
-
-
-def best_of(scores: Tensor, log_probs: Tensor, count: int) -> Offer:
-    """Return the `count` best next tokens of each row, from what `ranked` returns."""
+    scores, log_probs, norms = ranked(logits, rules, rows)
     values, tokens = best_tokens(scores.flatten(0, 1), count)
     shape = (*scores.shape[:2], -1)
     found = tokens.view(shape)
-    return Offer(found, values.view(shape), log_probs.gather(-1, found))
+    off = norms[..., None]
+    return Offer(found, values.view(shape) - off, log_probs.gather(-1, found) - off)
+
+
+def ranked(logits: Tensor, rules: Rules, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what all next tokens are ranked by, and how probable they are.
+
+    Returns:
+        Scores and log probabilities (B, K, V), and what is to be taken off both of them, (B, K):
+        without rules it is cheaper to do that for a few than for all.
+    """
+    if not rules.has_effect:
+        return logits, logits, normalisers(logits)
+    log_probs = log_softmax(logits)
+    return rules.apply(log_probs, rows), log_probs, log_probs.new_zeros(logits.shape[:-1])
 
 
 def log_softmax(logits: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from tformer_cli.config.schema import BeamConfig
 from tformer_cli.decoding.allocation import Candidate, ConstrainedRows
 from tformer_cli.decoding.beam import BeamSearch, Continuations, best_continuations
-from tformer_cli.decoding.candidates import best_of, ranked
+from tformer_cli.decoding.candidates import best_tokens, ranked
 from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
@@ -92,14 +92,16 @@ class ConstrainedBeamSearch(BeamSearch):
         at_work, count = self._at_work(), 2 * self.num_rows
         if not at_work:
             return super()._continuations(logits)
-        scores, log_probs = ranked(logits, self.rules, self.rows)
-        best = best_of(scores, log_probs, count)
-        found = best_continuations(self.totals, self.log_probs, best, count)
+        scores, log_probs, norms = ranked(logits, self.rules, self.rows)
+        before = (self.totals, self.log_probs)
+        found = best_continuations(before, scores, log_probs, norms, count)
         places = torch.tensor(list(at_work), device=self.device)
-        tokens = torch.cat((best.tokens[places], self._wanted(at_work)), dim=2)
+        off = norms[places][:, :, None]
+        best = best_tokens(scores[places].flatten(0, 1), count)[1].view(*off.shape[:2], -1)
+        tokens = torch.cat((best, self._wanted(at_work)), dim=2)
         index = (places[:, None, None], torch.arange(self.num_rows, device=self.device)[:, None])
-        totals = self.totals[places][:, :, None] + scores[*index, tokens]
-        sums = self.log_probs[places][:, :, None] + log_probs[*index, tokens]
+        totals = self.totals[places][:, :, None] + (scores[*index, tokens] - off)
+        sums = self.log_probs[places][:, :, None] + (log_probs[*index, tokens] - off)
         is_last = (self.rows.lengths + 1 == self.rules.most)[places]
         parts = (tokens.tolist(), totals.tolist(), sums.tolist())
         taken = [

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema import BeamConfig
-from tformer_cli.decoding.beam import BeamSearch, Continuations, best_continuations
-from tformer_cli.decoding.candidates import offer
+from tformer_cli.decoding.beam import BeamSearch, Continuations
+from tformer_cli.decoding.candidates import Offer, offer
 from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
@@ -142,12 +142,20 @@ class Group(BeamSearch):
         best = offer(logits, self.rules, self.rows, self.num_offered)
         rows = torch.arange(self.num_rows, device=self.device)[:, None].expand(best.tokens.shape)
         losses = self._losses(rows.flatten(1), best.tokens.flatten(1)).view(best.tokens.shape)
-        ranked = best._replace(scores=best.scores - losses)
-        found = best_continuations(self.totals, self.log_probs, ranked, 2 * self.num_rows)
+        found = self._best_of(best._replace(scores=best.scores - losses))
         own, totals = found.tokens[:, : self.num_rows], found.totals[:, : self.num_rows]
         counts = (totals > -math.inf) & self.rows.active[:, None]
         self._chosen_with_own = self._chosen.scatter_add(1, own, counts.float())
         return found._replace(totals=found.totals + self._losses(found.origins, found.tokens))
+
+    def _best_of(self, offered: Offer) -> Continuations:
+        """Return the 2K / G best of what all rows of a sentence are offered."""
+        num_offered = offered.tokens.shape[2]
+        totals = (self.totals[:, :, None] + offered.scores).flatten(1)
+        log_probs = (self.log_probs[:, :, None] + offered.log_probs).flatten(1)
+        best, places = totals.topk(min(2 * self.num_rows, totals.shape[1]), dim=-1)
+        tokens = offered.tokens.flatten(1).gather(1, places)
+        return Continuations(best, log_probs.gather(1, places), places // num_offered, tokens)
 
     def _losses(self, origins: Tensor, tokens: Tensor) -> Tensor:
         """Return what rows with one more token have lost, (B, n).
