@@ -35,7 +35,7 @@ from trainers.contestants import CPU
 
 from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.cli.entry import new_app, run
-from tformer_cli.config.schema import Config
+from tformer_cli.config.schema.config import Config
 from tformer_cli.device import hardware_name
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.export.ctranslate2 import write_ctranslate2

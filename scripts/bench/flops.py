@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tformer_cli.config.schema import EncoderDecoderConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
 
 
 def product_flops(

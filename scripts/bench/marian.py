@@ -41,13 +41,9 @@ from peers.marian_training import OPTIMIZERS, train_marian, with_optimizer
 from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.cli.options import chosen_decoding
-from tformer_cli.config.schema import (
-    BeamConfig,
-    Config,
-    DecodingConfig,
-    GreedyConfig,
-    ParallelText,
-)
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store, training_store
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.device import keep_freed_memory, resolve_device

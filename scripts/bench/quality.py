@@ -21,7 +21,7 @@ from peers.marian_training import with_optimizer
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.cli.options import SetOption
 from tformer_cli.config.load import check_data_files, load_config
-from tformer_cli.config.schema import Config
+from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import Interrupted, UsageError
 from tformer_cli.plotting.curves import FORMATS, save
 from tformer_cli.run_directory import RunDirectory

@@ -20,13 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tformer_cli.config.schema import (
-    DataConfig,
-    FilterConfig,
-    ParallelText,
-    SubwordConfig,
-    TrainingText,
-)
+from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import evaluation_store, training_groups, training_store
 from tformer_cli.corpus.reader import read_pairs

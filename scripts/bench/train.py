@@ -31,16 +31,12 @@ from trainers.worker import Measurement, Worker
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import data_files, dump_config
-from tformer_cli.config.schema import (
-    AdamWConfig,
-    Config,
-    DataConfig,
-    EncoderDecoderConfig,
-    ParallelText,
-    SubwordConfig,
-    TrainingConfig,
-    TrainingText,
-)
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.optimizer import AdamWConfig
+from tformer_cli.config.schema.tokenizer import SubwordConfig
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.pipeline import batches_per_epoch, training_pairs, training_store
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import hardware_name

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tformer_cli.checkpoint.state import TrainingState
-from tformer_cli.config.schema import AdamWConfig, EncoderDecoderConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.optimizer import AdamWConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.model.seq2seq import Seq2Seq, build_model
 from tformer_cli.training.optim import build_optimizer

@@ -16,7 +16,7 @@ from tformer_cli.checkpoint.layout import (
     STATE_FILE,
 )
 from tformer_cli.checkpoint.state import load_state
-from tformer_cli.config.schema import AdamWConfig
+from tformer_cli.config.schema.optimizer import AdamWConfig
 from tformer_cli.errors import CheckpointError, StorageError
 from tformer_cli.training.optim import build_optimizer
 

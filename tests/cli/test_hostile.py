@@ -16,13 +16,9 @@ import pytest
 from toy import CONFIG, write_toy
 
 from tformer_cli import Translator
-from tformer_cli.config.schema import (
-    CharConfig,
-    DataConfig,
-    GreedyConfig,
-    ParallelText,
-    TrainingText,
-)
+from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.decoding import GreedyConfig
+from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus.pipeline import training_pairs, training_store
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 

@@ -11,7 +11,7 @@ import pytest
 from sacrebleu.metrics.chrf import CHRF
 
 from tformer_cli import Translator
-from tformer_cli.config.schema import GreedyConfig
+from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.decoding import translator as translator_room
 
 LINES = ["ab cd", "", "feg", "   ", "a", "bcd ef ag", "ab cd"]

@@ -12,14 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer_cli.config.load import as_plain, check_data_files, dump_config, load_config
-from tformer_cli.config.schema import (
-    BeamConfig,
-    Bounds,
-    CharConfig,
-    Config,
-    DecodingConfig,
-    check,
-)
+from tformer_cli.config.schema.check import check
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
+from tformer_cli.config.schema.limits import Bounds
+from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent.parent

@@ -5,15 +5,11 @@ from pathlib import Path
 import pytest
 
 from tformer_cli.config.parse import compose, parse_config
-from tformer_cli.config.schema import (
-    AdamConfig,
-    CharConfig,
-    Config,
-    CosineSchedule,
-    LearnedPositions,
-    StepSchedule,
-    SubwordConfig,
-)
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.model import LearnedPositions
+from tformer_cli.config.schema.optimizer import AdamConfig
+from tformer_cli.config.schema.schedule import CosineSchedule, StepSchedule
+from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.errors import ConfigError
 
 DATA = """\

@@ -1,7 +1,9 @@
 """The option table: complete, and the one that stands in the README."""
 
 import dataclasses
+import importlib
 import inspect
+import pkgutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ import pytest
 from tformer_cli.config import schema
 from tformer_cli.config.load import as_plain
 from tformer_cli.config.reference import Row, docstrings, option_table, rows, with_option_table
-from tformer_cli.config.schema import Config, TrainingText
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.limits import Bounds, Conflict
 
 README = Path(__file__).parent.parent.parent / "README.md"
 
@@ -33,11 +37,17 @@ def test_with_option_table_replaces_what_is_between_the_markers() -> None:
 
 
 def test_every_field_of_the_schema_is_documented() -> None:
-    classes = [
-        cls
-        for _, cls in inspect.getmembers(schema, dataclasses.is_dataclass)
-        if cls not in (schema.Bounds, schema.Conflict)
+    modules = [
+        importlib.import_module(f"{schema.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(schema.__path__)
+        if module.name != "limits"
     ]
+    classes = {
+        cls
+        for module in modules
+        for _, cls in inspect.getmembers(module, dataclasses.is_dataclass)
+        if cls not in (Bounds, Conflict)
+    }
     assert Config in classes
     for cls in classes:
         assert docstrings(cls).keys() == {part.name for part in dataclasses.fields(cls)}, cls
@@ -51,9 +61,9 @@ def test_docstrings_include_inherited_fields() -> None:
 
 
 def test_table_has_every_key_of_a_default_config() -> None:
-    text = schema.ParallelText(source=Path("a"), target=Path("b"))
+    text = ParallelText(source=Path("a"), target=Path("b"))
     training_text = TrainingText(source=Path("a"), target=Path("b"))
-    config = Config(data=schema.DataConfig(train=(training_text,), valid=text))
+    config = Config(data=DataConfig(train=(training_text,), valid=text))
     in_table = {row.key.split("`")[1] for row in rows(Config)}
     assert keys_of(as_plain(config)) <= in_table
 

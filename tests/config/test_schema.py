@@ -5,25 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tformer_cli.config.schema import (
-    AdamWConfig,
-    BeamConfig,
-    Bounds,
-    CharConfig,
-    Config,
-    Conflict,
-    DataConfig,
-    EncoderDecoderConfig,
-    EvaluationConfig,
-    FilterConfig,
-    LearnedPositions,
-    ParallelText,
-    SubwordConfig,
-    TrainingConfig,
-    TrainingText,
-    WordConfig,
-    check,
-)
+from tformer_cli.config.schema.check import check
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.decoding import BeamConfig
+from tformer_cli.config.schema.evaluation import EvaluationConfig
+from tformer_cli.config.schema.limits import Bounds, Conflict
+from tformer_cli.config.schema.model import EncoderDecoderConfig, LearnedPositions
+from tformer_cli.config.schema.optimizer import AdamWConfig
+from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
+from tformer_cli.config.schema.training import TrainingConfig
 
 TEXT = ParallelText(source=Path("a"), target=Path("b"))
 DATA = DataConfig(

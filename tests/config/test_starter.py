@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer_cli.config.load import check_data_files, load_config
-from tformer_cli.config.schema import CharConfig, ParallelText, SubwordConfig
+from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.config.starter import Starter, held_out, write_starter
 from tformer_cli.errors import DataError, UsageError
 

@@ -7,7 +7,8 @@ from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
-from tformer_cli.config.schema import CharConfig, FilterConfig
+from tformer_cli.config.schema.data import FilterConfig
+from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus import encoding
 from tformer_cli.corpus.encoding import encode_pairs, encoder, id_dtype
 from tformer_cli.corpus.filters import FilterReport, pair_digests

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema import FilterConfig
+from tformer_cli.config.schema.data import FilterConfig
 from tformer_cli.corpus import filters
 from tformer_cli.corpus.filters import FilterReport, find_repeats, judge, pair_digests
 

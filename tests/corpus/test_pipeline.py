@@ -3,13 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from tformer_cli.config.schema import (
-    CharConfig,
-    DataConfig,
-    FilterConfig,
-    ParallelText,
-    TrainingText,
-)
+from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import (
     batches_in_order,

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema import CharConfig, FilterConfig, TrainingText
+from tformer_cli.config.schema.data import FilterConfig, TrainingText
+from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.store import TokenStore, build_store
 from tformer_cli.corpus.store_building import Pace, stored

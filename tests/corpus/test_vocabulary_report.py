@@ -2,7 +2,7 @@
 
 import pytest
 
-from tformer_cli.config.schema import CharConfig, SubwordConfig, WordConfig
+from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
 from tformer_cli.corpus.lengths import LengthReport
 from tformer_cli.corpus.vocabulary_report import (
     VocabularyReport,

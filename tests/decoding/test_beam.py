@@ -8,7 +8,7 @@ from decoding.tables import CPU, END, ROLES, START, next_log_probs, random_table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema import BeamConfig, GreedyConfig
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.decoding.beam import BeamSearch
 from tformer_cli.decoding.greedy import GreedySearch
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from tformer_cli.config.schema import BeamConfig, GreedyConfig, SampleConfig
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.decoding.consensus import Consensus
 from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.errors import UsageError

@@ -22,7 +22,7 @@ from decoding.test_engine import requests as sentences
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema import BeamConfig
+from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.decoding.beam import BeamSearch
 from tformer_cli.decoding.constrained import ConstrainedBeamSearch
 from tformer_cli.decoding.request import Request

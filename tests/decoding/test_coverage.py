@@ -9,7 +9,7 @@ from decoding.test_engine import END, ROLES, native_engine, requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema import BeamConfig
+from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.decoding.alignment import ModelAligner
 from tformer_cli.decoding.coverage import log_coverage
 from tformer_cli.decoding.hypothesis import EMPTY

@@ -19,7 +19,7 @@ from decoding.test_engine import native_engine, requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema import BeamConfig
+from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.decoding.beam import BeamSearch
 from tformer_cli.decoding.diverse import DiverseBeamSearch
 from tformer_cli.decoding.request import Request

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tformer_cli.config.schema import BeamConfig, EncoderDecoderConfig, GreedyConfig
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.decoding.engine import NativeEngine
 from tformer_cli.decoding.hypothesis import EMPTY
 from tformer_cli.decoding.processors import TokenRoles

@@ -18,7 +18,7 @@ from decoding.test_engine import SEARCHES, requests, small_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema import BeamConfig, GreedyConfig, SampleConfig
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.decoding.beam import BeamSearch
 from tformer_cli.decoding.diverse import DiverseBeamSearch
 from tformer_cli.decoding.engine import NativeEngine

@@ -16,7 +16,7 @@ from decoding.tables import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema import BeamConfig, GreedyConfig, SampleConfig
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.decoding.beam import BeamSearch
 from tformer_cli.decoding.greedy import GreedySearch
 from tformer_cli.decoding.request import Request

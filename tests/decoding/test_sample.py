@@ -8,7 +8,7 @@ from decoding.tables import CPU, END, ROLES, START, next_log_probs, random_table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema import GreedyConfig, SampleConfig
+from tformer_cli.config.schema.decoding import GreedyConfig, SampleConfig
 from tformer_cli.decoding.greedy import GreedySearch
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.sample import SampleSearch, drawn

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tformer_cli.config.schema import CharConfig
+from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.decoding import scored_pair as scored_pair_room
 from tformer_cli.decoding.scored_pair import ScoredPair, score_pairs
 from tformer_cli.errors import DataError

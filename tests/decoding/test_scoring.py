@@ -8,7 +8,7 @@ from decoding.test_engine import END, ROLES, START, SUPPRESSED, V, small_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema import BeamConfig, GreedyConfig
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.decoding import scoring as scoring_room
 from tformer_cli.decoding.engine import NativeEngine
 from tformer_cli.decoding.request import Request

@@ -9,7 +9,7 @@ import pytest
 import torch
 from decoding.test_engine import SEARCHES, asked, native_engine, requests
 
-from tformer_cli.config.schema import BeamConfig, GreedyConfig, SampleConfig
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.decoding.engine import NativeEngine
 from tformer_cli.decoding.workers import WorkersEngine
 from tformer_cli.errors import DeviceError, Problem
@@ -174,7 +174,8 @@ IN_LITTLE_MEMORY = """
 import resource, sys
 from pathlib import Path
 import torch
-from tformer_cli.config.schema import BeamConfig, EncoderDecoderConfig
+from tformer_cli.config.schema.decoding import BeamConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.decoding.engine import NativeEngine
 from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request

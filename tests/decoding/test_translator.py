@@ -11,21 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu.metrics.chrf import CHRF
 
-from tformer_cli.config.schema import (
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.decoding import (
     BeamConfig,
-    CharConfig,
-    Config,
-    DataConfig,
     DecodingConfig,
-    EncoderDecoderConfig,
-    FilterConfig,
     GreedyConfig,
-    LearnedPositions,
-    ParallelText,
     SampleConfig,
-    SubwordConfig,
-    TrainingText,
 )
+from tformer_cli.config.schema.model import EncoderDecoderConfig, LearnedPositions
+from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.decoding import translator as translator_room
 from tformer_cli.decoding.consensus import Consensus
 from tformer_cli.decoding.hypothesis import EMPTY, Hypothesis

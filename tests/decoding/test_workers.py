@@ -6,7 +6,7 @@ import signal
 import pytest
 from decoding.test_engine import SEARCHES, asked, native_engine, requests
 
-from tformer_cli.config.schema import BeamConfig
+from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.decoding.hypothesis import EMPTY, Hypothesis
 from tformer_cli.decoding.workers import WorkersEngine
 from tformer_cli.errors import DeviceError, UsageError

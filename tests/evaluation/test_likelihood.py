@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from tformer_cli.config.schema import EncoderDecoderConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.corpus.pipeline import batches_in_order
 from tformer_cli.corpus.store import build_store
 from tformer_cli.evaluation.likelihood import reference_likelihood

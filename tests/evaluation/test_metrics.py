@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tformer_cli.config.schema import BleuConfig, ChrfConfig, EvaluationConfig, ParallelText
+from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.evaluation import BleuConfig, ChrfConfig, EvaluationConfig
 from tformer_cli.errors import ConfigError
 from tformer_cli.evaluation.evaluate import sacrebleu_command
 from tformer_cli.evaluation.metrics import build_metric

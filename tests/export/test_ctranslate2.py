@@ -8,18 +8,11 @@ import ctranslate2
 import pytest
 import torch
 
-from tformer_cli.config.schema import (
-    BeamConfig,
-    CharConfig,
-    Config,
-    DataConfig,
-    DecodingConfig,
-    EncoderDecoderConfig,
-    GreedyConfig,
-    LearnedPositions,
-    ParallelText,
-    TrainingText,
-)
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig, LearnedPositions
+from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.decoding.translation import Translation
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import UsageError

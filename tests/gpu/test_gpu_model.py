@@ -7,12 +7,12 @@ import torch
 from accelerator import CPU, DEVICE, on_gpu
 from torch import Tensor
 
-from tformer_cli.config.schema import (
+from tformer_cli.config.schema.model import (
     EncoderDecoderConfig,
     LearnedPositions,
     SinusoidalPositions,
-    TrainingConfig,
 )
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch, Example, collate
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.device import autocast

@@ -17,7 +17,7 @@ from tformer_cli.checkpoint.checkpoint import load_optimizer
 from tformer_cli.checkpoint.state import load_state
 from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
-from tformer_cli.config.schema import BeamConfig, DecodingConfig, GreedyConfig
+from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.decoding.translation import Translation
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import Interrupted

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tformer_cli.config.schema import EncoderDecoderConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.model.fusion import fused
 from tformer_cli.model.seq2seq import Seq2Seq, build_model
 

@@ -3,7 +3,7 @@ import math
 import torch
 from torch import nn
 
-from tformer_cli.config.schema import EncoderDecoderConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.model.seq2seq import Seq2Seq, build_model
 
 CONFIG = EncoderDecoderConfig(dim=64, num_heads=4, feedforward_dim=128, tie="none")

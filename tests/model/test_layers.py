@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tformer_cli.config.schema import EncoderDecoderConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.model import masks
 from tformer_cli.model.attention import Attention, View
 from tformer_cli.model.layers import DecoderLayer, EncoderLayer

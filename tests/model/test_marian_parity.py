@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from transformers import MarianConfig, MarianMTModel
 
-from tformer_cli.config.schema import EncoderDecoderConfig, LearnedPositions
+from tformer_cli.config.schema.model import EncoderDecoderConfig, LearnedPositions
 from tformer_cli.model.attention import Attention
 from tformer_cli.model.seq2seq import Seq2Seq, build_model
 

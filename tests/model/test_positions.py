@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from tformer_cli.config.schema import LearnedPositions, SinusoidalPositions
+from tformer_cli.config.schema.model import LearnedPositions, SinusoidalPositions
 from tformer_cli.model.positions import SinusoidalEncoding, build_positions
 
 

@@ -8,7 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tformer_cli.config.schema import EncoderDecoderConfig, LearnedPositions, SinusoidalPositions
+from tformer_cli.config.schema.model import (
+    EncoderDecoderConfig,
+    LearnedPositions,
+    SinusoidalPositions,
+)
 from tformer_cli.model.seq2seq import Seq2Seq, build_model
 
 B, S, T, V, D = 3, 5, 7, 23, 12

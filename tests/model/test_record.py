@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tformer_cli.config.schema import EncoderDecoderConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.model.attention import Attention
 from tformer_cli.model.encoder import Memory
 from tformer_cli.model.fusion import fused

@@ -5,7 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema import EncoderDecoderConfig, LearnedPositions, SinusoidalPositions
+from tformer_cli.config.schema.model import (
+    EncoderDecoderConfig,
+    LearnedPositions,
+    SinusoidalPositions,
+)
 from tformer_cli.model.seq2seq import Seq2Seq, build_model
 
 B, S, T, V = 3, 5, 7, 23

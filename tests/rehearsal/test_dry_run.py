@@ -12,7 +12,7 @@ from toy import CONFIG, write_toy
 
 from tformer_cli.checkpoint.checkpoint import save_checkpoint
 from tformer_cli.config.load import load_config
-from tformer_cli.config.schema import TrainingConfig
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.pipeline import training_pairs, training_store
 from tformer_cli.errors import TrainingError

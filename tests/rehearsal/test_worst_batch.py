@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema import CharConfig, TrainingConfig
+from tformer_cli.config.schema.tokenizer import CharConfig
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import training_groups

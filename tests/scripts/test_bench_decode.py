@@ -40,7 +40,7 @@ from typer.testing import CliRunner
 from tformer_cli.checkpoint.state import load_state
 from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
-from tformer_cli.config.schema import GreedyConfig
+from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import TrainingError, UsageError
 from tformer_cli.export.ctranslate2 import write_ctranslate2

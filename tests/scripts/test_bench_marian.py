@@ -16,7 +16,9 @@ from transformers import MarianMTModel
 
 from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.config.load import load_config
-from tformer_cli.config.schema import AdamConfig, BeamConfig, Config, GreedyConfig, MuonConfig
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
+from tformer_cli.config.schema.optimizer import AdamConfig, MuonConfig
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store, training_store
 from tformer_cli.errors import CheckpointError, TrainingError, UsageError
 from tformer_cli.run_directory import RunDirectory

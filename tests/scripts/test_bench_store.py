@@ -2,7 +2,7 @@
 
 import store
 
-from tformer_cli.config.schema import CharConfig
+from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus.pipeline import training_pairs
 from tformer_cli.text.tokenizer import build_tokenizers
 

@@ -21,7 +21,7 @@ from trainers.figures import Round, flops_per_target_token, summary, table
 from trainers.worker import Measurement, Worker, measure
 from typer.testing import CliRunner
 
-from tformer_cli.config.schema import CharConfig
+from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.pipeline import training_pairs, training_store
 from tformer_cli.errors import TrainingError, UsageError

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema import CharConfig
+from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import DataError
 from tformer_cli.text.char import CharTokenizer, learn_characters
 from tformer_cli.text.normalizer import Normalizer

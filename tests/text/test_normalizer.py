@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema import CharConfig, Sides, SubwordConfig, WordConfig
+from tformer_cli.config.schema.tokenizer import CharConfig, Sides, SubwordConfig, WordConfig
 from tformer_cli.text.normalizer import Normalizer
 
 ANY = st.builds(Normalizer, lowercase=st.booleans(), nfkc=st.booleans())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema import SubwordConfig
+from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.errors import CheckpointError, DataError
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import SubwordTokenizer, learn_subwords, reservoir_sample

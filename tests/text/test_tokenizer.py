@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tformer_cli.config.schema import CharConfig, SubwordConfig, TokenizerConfig, WordConfig
+from tformer_cli.config.schema.tokenizer import (
+    CharConfig,
+    SubwordConfig,
+    TokenizerConfig,
+    WordConfig,
+)
 from tformer_cli.errors import CheckpointError, DataError
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 

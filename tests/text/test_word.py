@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema import WordConfig
+from tformer_cli.config.schema.tokenizer import WordConfig
 from tformer_cli.errors import DataError
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.vocabulary import END_ID, NUM_SPECIAL, SPECIAL_TOKENS, UNK_ID, Vocabulary
@@ -88,7 +88,7 @@ def test_words_that_are_all_rare_are_refused() -> None:
 def test_torchtext_is_imported_for_words_only() -> None:
     script = """if True:
         import sys
-        from tformer_cli.config.schema import CharConfig, SubwordConfig, WordConfig
+        from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
         from tformer_cli.text.tokenizer import build_tokenizers
         pairs = lambda: [("the dog", "der Hund")] * 2
         for config in (CharConfig(), SubwordConfig(vocab_size=290)):

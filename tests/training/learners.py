@@ -5,7 +5,9 @@ from itertools import repeat
 
 import torch
 
-from tformer_cli.config.schema import AdamConfig, EncoderDecoderConfig, TrainingConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.optimizer import AdamConfig
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch, Example, collate
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.model.seq2seq import build_model

@@ -8,7 +8,7 @@ import torch
 from learners import learner
 
 from tformer_cli.checkpoint.state import TrainingState
-from tformer_cli.config.schema import TrainingConfig
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.training.checkpoints import Checkpoints, checkpoint_before, last_checkpoint
 from tformer_cli.training.moving_average import MovingAverage

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema import (
+from tformer_cli.config.schema.schedule import (
     ConstantSchedule,
     CosineSchedule,
     InverseSquareRootSchedule,

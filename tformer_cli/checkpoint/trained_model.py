@@ -13,7 +13,7 @@ from tformer_cli.checkpoint.integrity import check_translating, damage
 from tformer_cli.checkpoint.layout import TRANSLATING
 from tformer_cli.checkpoint.state import load_state
 from tformer_cli.config.load import load_config
-from tformer_cli.config.schema import Config
+from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import CheckpointError
 from tformer_cli.model.seq2seq import Seq2Seq, build_model
 from tformer_cli.run_directory import RunDirectory

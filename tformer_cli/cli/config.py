@@ -10,7 +10,7 @@ import typer
 from tformer_cli.cli.entry import new_app
 from tformer_cli.cli.options import SetOption
 from tformer_cli.config import load, starter
-from tformer_cli.config.schema import ParallelText
+from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.errors import UsageError
 
 app = new_app(name="config", help="Check, show or begin a configuration.", no_args_is_help=True)

@@ -24,7 +24,8 @@ from tformer_cli.cli.options import (
     chosen_decoding,
     chosen_run,
 )
-from tformer_cli.config.schema import Config, ParallelText
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import RunDirectory
 

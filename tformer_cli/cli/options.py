@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tformer_cli.config.load import changed_decoding
-from tformer_cli.config.schema import (
+from tformer_cli.config.schema.check import check
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.decoding import (
     BeamConfig,
-    Config,
     DecodingConfig,
     GreedyConfig,
     SearchConfig,
-    check,
 )
 from tformer_cli.errors import ConfigError, Problem, UsageError
 from tformer_cli.run_directory import RunDirectory, newest_run

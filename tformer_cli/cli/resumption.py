@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tformer_cli.config.schema import DecodingConfig
+from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.version import __version__
 
 if TYPE_CHECKING:

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 import yaml
 
 from tformer_cli.config.parse import OVERRIDE, compose, parse_config
-from tformer_cli.config.schema import Config, DataConfig, DecodingConfig, ParallelText
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import DataConfig, ParallelText
+from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.errors import ConfigError, Problem
 
 _Text = TypeVar("_Text", bound=ParallelText)

@@ -20,7 +20,8 @@ from typing import Annotated, Any, Final, Literal
 
 import yaml
 
-from tformer_cli.config.schema import Config, check
+from tformer_cli.config.schema.check import check
+from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import ConfigError, Problem
 
 OVERRIDE: Final = "--set "

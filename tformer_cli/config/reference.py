@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tformer_cli.config import schema
-from tformer_cli.config.schema import Bounds, Config
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.limits import Bounds
 
 BEGIN = "<!-- options:begin -->"
 END = "<!-- options:end -->"
@@ -76,7 +76,7 @@ def docstrings(cls: Any) -> dict[str, str]:
     """Return the text under each field of a dataclass, inherited fields included."""
     found: dict[str, str] = {}
     for ancestor in reversed(cls.__mro__[:-1]):
-        for field, text in itertools.pairwise(_class_bodies()[ancestor.__name__]):
+        for field, text in itertools.pairwise(_class_body(ancestor)):
             match field, text:
                 case (
                     ast.AnnAssign(target=ast.Name(id=name)),
@@ -87,10 +87,11 @@ def docstrings(cls: Any) -> dict[str, str]:
 
 
 @functools.cache
-def _class_bodies() -> dict[str, list[ast.stmt]]:
-    """Return the statements of each class of the schema: Python keeps no text under a field."""
-    module = ast.parse(inspect.getsource(schema))
-    return {node.name: node.body for node in module.body if isinstance(node, ast.ClassDef)}
+def _class_body(cls: type) -> list[ast.stmt]:
+    """Return the statements of a class of the schema: Python keeps no text under a field."""
+    (node,) = ast.parse(inspect.getsource(cls)).body
+    assert isinstance(node, ast.ClassDef)
+    return node.body
 
 
 def _field_rows(key: str, hint: Any, default: str, meaning: str) -> Iterator[Row]:

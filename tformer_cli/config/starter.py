@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from tformer_cli.config.schema import ParallelText
+from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.run_directory import whole_file, write_text
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from tformer_cli.child_process import begin_child
-from tformer_cli.config.schema import FilterConfig
+from tformer_cli.config.schema.data import FilterConfig
 from tformer_cli.corpus.filters import FilterReport, judge, pair_digests
 from tformer_cli.errors import TrainingError
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers

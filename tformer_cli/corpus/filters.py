@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from tformer_cli.config.schema import FilterConfig
+from tformer_cli.config.schema.data import FilterConfig
 
 # Duplicates are looked for among about so many pairs at once: some ten MiB, whatever the corpus.
 GROUP_PAIRS = 1 << 18

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tformer_cli.config.schema import DataConfig, ParallelText
+from tformer_cli.config.schema.data import DataConfig, ParallelText
 from tformer_cli.corpus.batch import Batch, collate
 from tformer_cli.corpus.bucketing import Bucketing, Position
 from tformer_cli.corpus.chunks import chunks

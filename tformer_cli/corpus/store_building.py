@@ -17,7 +17,7 @@ from typing import BinaryIO, Self
 import numpy as np
 from tqdm import tqdm
 
-from tformer_cli.config.schema import FilterConfig, TrainingText
+from tformer_cli.config.schema.data import FilterConfig, TrainingText
 from tformer_cli.corpus.chunks import chunks
 from tformer_cli.corpus.encoding import EncodedPairs, Sentences, encoder, id_dtype
 from tformer_cli.corpus.filters import FilterReport, find_repeats

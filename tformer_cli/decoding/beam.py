@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tformer_cli.config.schema import BeamConfig
+from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.decoding.candidates import best_of_rows, ranked
 from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.decoding.processors import TokenRoles

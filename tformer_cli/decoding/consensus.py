@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tformer_cli.config.schema import BeamConfig, DecodingConfig, GreedyConfig
+from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.errors import UsageError
 

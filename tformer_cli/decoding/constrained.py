@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tformer_cli.config.schema import BeamConfig
+from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.decoding.allocation import Candidate, ConstrainedRows
 from tformer_cli.decoding.beam import BeamSearch, Continuations, best_continuations
 from tformer_cli.decoding.candidates import best_tokens, ranked

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tformer_cli.config.schema import BeamConfig
+from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.decoding.beam import BeamSearch, Continuations
 from tformer_cli.decoding.candidates import Offer, offer
 from tformer_cli.decoding.hypothesis import Hypothesis

@@ -5,7 +5,12 @@ from typing import Protocol
 
 import torch
 
-from tformer_cli.config.schema import BeamConfig, DecodingConfig, GreedyConfig, SampleConfig
+from tformer_cli.config.schema.decoding import (
+    BeamConfig,
+    DecodingConfig,
+    GreedyConfig,
+    SampleConfig,
+)
 from tformer_cli.decoding.alignment import ModelAligner
 from tformer_cli.decoding.beam import BeamSearch
 from tformer_cli.decoding.constrained import ConstrainedBeamSearch

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tformer_cli.config.schema import DecodingConfig
+from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.decoding.processors import (
     TokenRoles,
     ban_phrase,

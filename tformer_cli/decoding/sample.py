@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tformer_cli.config.schema import SampleConfig
+from tformer_cli.config.schema.decoding import SampleConfig
 from tformer_cli.decoding.candidates import log_softmax
 from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.decoding.processors import TokenRoles

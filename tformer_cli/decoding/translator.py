@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from tformer_cli.checkpoint.trained_model import load_ensemble
-from tformer_cli.config.schema import BeamConfig, Config, DecodingConfig, SampleConfig
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, SampleConfig
 from tformer_cli.corpus.chunks import chunks
 from tformer_cli.decoding.alignment import Aligner
 from tformer_cli.decoding.consensus import Consensus

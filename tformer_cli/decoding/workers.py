@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection, wait
 import torch
 
 from tformer_cli.child_process import begin_child
-from tformer_cli.config.schema import DecodingConfig
+from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.decoding.engine import Engine, longest_first
 from tformer_cli.decoding.hypothesis import EMPTY, Hypothesis
 from tformer_cli.decoding.request import Request

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from tformer_cli.config.schema import DecodingConfig, ParallelText
+from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.decoding.consensus import Consensus

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tformer_cli.config.schema import EncoderDecoderConfig, LearnedPositions
+from tformer_cli.config.schema.model import EncoderDecoderConfig, LearnedPositions
 from tformer_cli.errors import UsageError
 from tformer_cli.model.attention import Attention
 from tformer_cli.model.decoder import Decoder

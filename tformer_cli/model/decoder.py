@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from tformer_cli.config.schema import EncoderDecoderConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.model import masks
 from tformer_cli.model.attention import KeyValue, View
 from tformer_cli.model.cache import DecoderCache, new_cache

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tformer_cli.config.schema import EncoderDecoderConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.model import masks
 from tformer_cli.model.attention import View
 from tformer_cli.model.embeddings import Embeddings

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from tformer_cli.config.schema import EncoderDecoderConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.model.attention import Attention, KeyValue, View
 from tformer_cli.model.cache import LayerCache
 from tformer_cli.model.dropout import Dropout

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from tformer_cli.config.schema import LearnedPositions, PositionsConfig
+from tformer_cli.config.schema.model import LearnedPositions, PositionsConfig
 
 
 class Rotary(Protocol):

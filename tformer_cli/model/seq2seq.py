@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from tformer_cli.config.schema import ModelConfig
+from tformer_cli.config.schema.model import ModelConfig
 from tformer_cli.model.cache import DecoderCache
 from tformer_cli.model.decoder import Decoder
 from tformer_cli.model.encoder import Encoder, Memory

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tformer_cli.config.schema import Config
+from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import (
     give_back_memory,

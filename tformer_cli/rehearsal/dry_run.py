@@ -9,7 +9,8 @@ from datetime import timedelta
 import torch
 from torch import Tensor
 
-from tformer_cli.config.schema import Config, TrainingConfig
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.pipeline import batches_per_epoch
 from tformer_cli.corpus.store import TokenStore

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 from tformer_cli.config.load import check_data_files, dump_config, load_config
-from tformer_cli.config.schema import Config, TrainingText
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import TrainingText
 from tformer_cli.corpus.pipeline import evaluation_store
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.device import is_out_of_memory, keep_freed_memory

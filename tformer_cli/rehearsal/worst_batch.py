@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tformer_cli.config.schema import TrainingConfig
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.store import TokenStore, build_store
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import NUM_SPECIAL

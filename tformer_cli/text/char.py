@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from tformer_cli.config.schema import CharConfig
+from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import DataError
 from tformer_cli.text.units import UnitTokenizer
 from tformer_cli.text.vocabulary import Vocabulary

@@ -4,7 +4,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Literal
 
-from tformer_cli.config.schema import TokenizerConfig
+from tformer_cli.config.schema.tokenizer import TokenizerConfig
 
 LINE_BREAKS_TO_BLANKS = str.maketrans("\r\n", "  ")
 

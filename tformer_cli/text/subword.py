@@ -8,7 +8,7 @@ from typing import ClassVar, TypeVar
 
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
-from tformer_cli.config.schema import SubwordConfig
+from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.errors import CheckpointError, DataError
 from tformer_cli.text.normalizer import LINE_BREAKS_TO_BLANKS, Normalizer
 from tformer_cli.text.vocabulary import (

@@ -8,7 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tformer_cli.config.schema import CharConfig, SubwordConfig, TokenizerConfig, WordConfig
+from tformer_cli.config.schema.tokenizer import (
+    CharConfig,
+    SubwordConfig,
+    TokenizerConfig,
+    WordConfig,
+)
 from tformer_cli.errors import CheckpointError, DataError
 from tformer_cli.run_directory import whole_directory
 from tformer_cli.text.char import CharTokenizer, learn_characters

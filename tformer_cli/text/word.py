@@ -7,7 +7,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from tformer_cli.config.schema import WordConfig
+from tformer_cli.config.schema.tokenizer import WordConfig
 from tformer_cli.errors import DataError
 from tformer_cli.text.units import UnitTokenizer
 from tformer_cli.text.vocabulary import NUM_SPECIAL, SPECIAL_TOKENS, Vocabulary

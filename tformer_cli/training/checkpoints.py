@@ -11,7 +11,7 @@ from tformer_cli.checkpoint.checkpoint import load_optimizer, load_weights, save
 from tformer_cli.checkpoint.integrity import damage
 from tformer_cli.checkpoint.layout import STATE_FILE, TRAINED_FILE
 from tformer_cli.checkpoint.state import TrainingState, best_checkpoints, load_state
-from tformer_cli.config.schema import TrainingConfig
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import CheckpointError, Problem
 from tformer_cli.model.seq2seq import Seq2Seq

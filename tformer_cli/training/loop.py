@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from tformer_cli.config.schema import TrainingConfig
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.device import autocast, derive_seed, give_back_memory, is_out_of_memory

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tformer_cli.config.schema import AdamConfig, MuonConfig, OptimizerConfig
+from tformer_cli.config.schema.optimizer import AdamConfig, MuonConfig, OptimizerConfig
 from tformer_cli.training.muon import Muon
 
 # Its rows are tokens, as those of an embedding are; Muon is for what maps states to states.

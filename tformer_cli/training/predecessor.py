@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tformer_cli.checkpoint.checkpoint import load_weights
 from tformer_cli.checkpoint.layout import MODEL_FILE, TRAINED_FILE
 from tformer_cli.config.load import load_config
-from tformer_cli.config.schema import Config
+from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import CheckpointError
 from tformer_cli.model.seq2seq import Seq2Seq
 from tformer_cli.run_directory import RunDirectory

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from tformer_cli.checkpoint.state import TrainingState
-from tformer_cli.config.schema import Config
+from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.lengths import report_lengths

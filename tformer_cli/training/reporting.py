@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from tformer_cli.checkpoint.state import TrainingState
-from tformer_cli.config.schema import TrainingConfig
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import peak_memory
 from tformer_cli.evaluation.evaluate import Evaluation
 from tformer_cli.run_directory import RunDirectory, write_text, writing

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from tformer_cli.config.schema import Config
+from tformer_cli.config.schema.config import Config
 from tformer_cli.device import hardware_name
 from tformer_cli.errors import CheckpointError
 from tformer_cli.run_directory import RunDirectory

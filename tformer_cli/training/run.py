@@ -9,7 +9,8 @@ import torch
 
 from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.config.load import check_data_files, dump_config, load_config
-from tformer_cli.config.schema import Config, TrainingConfig
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import keep_freed_memory
 from tformer_cli.distributed import World, joined, own_device
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from tformer_cli.config.schema import (
+from tformer_cli.config.schema.schedule import (
     ConstantSchedule,
     CosineSchedule,
     InverseSquareRootSchedule,

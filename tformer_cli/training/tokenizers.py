@@ -1,7 +1,7 @@
 """The tokenizers of a run: those that its folder has, or new ones."""
 
 from tformer_cli.config.load import load_config
-from tformer_cli.config.schema import Config
+from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.pipeline import training_pairs
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers

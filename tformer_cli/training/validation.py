@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from tformer_cli.config.schema import Config
+from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.pipeline import evaluation_store
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.decoding.translator import Translator

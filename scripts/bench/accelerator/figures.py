@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from flops import product_flops
 
-from tformer_cli.config.schema import EncoderDecoderConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.device import hardware_name
 

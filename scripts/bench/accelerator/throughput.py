@@ -18,14 +18,10 @@ from accelerator.figures import Ceiling, Step, summary, training_flops, work_of
 from torch import nn
 from torch.profiler import record_function
 
-from tformer_cli.config.schema import (
-    Config,
-    DataConfig,
-    EncoderDecoderConfig,
-    ParallelText,
-    TrainingConfig,
-    TrainingText,
-)
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import training_groups
 from tformer_cli.corpus.store import TokenStore

@@ -13,14 +13,11 @@ from tformer_cli.checkpoint.checkpoint import save_average
 from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import dump_config
-from tformer_cli.config.schema import (
-    BleuConfig,
-    Config,
-    CosineSchedule,
-    EncoderDecoderConfig,
-    EvaluationConfig,
-    ParallelText,
-)
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.evaluation import BleuConfig, EvaluationConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.schedule import CosineSchedule
 from tformer_cli.corpus.pipeline import training_pairs
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.errors import UsageError

@@ -30,7 +30,7 @@ from tformer_cli.checkpoint.checkpoint import load_weights
 from tformer_cli.checkpoint.layout import MODEL_FILE, SUMS_FILE
 from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.checkpoint.trained_model import load_trained_model
-from tformer_cli.config.schema import Config
+from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.pipeline import evaluation_store, training_pairs
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.decoding.translator import Translator

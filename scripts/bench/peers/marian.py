@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tformer_cli.config.schema import BeamConfig, Config, DecodingConfig, ParallelText
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.corpus.batch import Batch, pad_rows
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
 from tformer_cli.corpus.reader import read_pairs

@@ -15,7 +15,8 @@ from torch.nn.utils import clip_grad_norm_
 from tformer_cli.checkpoint.checkpoint import load_optimizer, load_weights, save_checkpoint
 from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.config.load import as_plain
-from tformer_cli.config.schema import AdamConfig, AdamWConfig, Config, MuonConfig
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.optimizer import AdamConfig, AdamWConfig, MuonConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import training_groups

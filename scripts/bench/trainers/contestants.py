@@ -18,7 +18,9 @@ from peers.marian import build_marian, copy_weights, longest, mean_nll
 from peers.marian_training import take_step
 from torch import Tensor, nn
 
-from tformer_cli.config.schema import Config, CosineSchedule, EncoderDecoderConfig
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.schedule import CosineSchedule
 from tformer_cli.corpus.batch import Batch, collate
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store, training_groups

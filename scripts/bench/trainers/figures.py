@@ -12,7 +12,7 @@ from flops import product_flops
 from trainers.contestants import CONTESTANTS
 from trainers.worker import Measurement
 
-from tformer_cli.config.schema import EncoderDecoderConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
 
 # What the machine's rate of matrix products is taken with.
 GEMM_SIZE = 2048

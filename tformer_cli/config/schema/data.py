@@ -1,0 +1,64 @@
+"""The text: `data`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from tformer_cli.config.schema.limits import Bounds, Conflict, Count, PositiveFloat
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelText:
+    """Two text files whose lines correspond."""
+
+    source: Path
+    """Source side: plain text or gzip (`.gz`), UTF-8, one sentence a line."""
+    target: Path
+    """Target side: line n translates line n of the source."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingText(ParallelText):
+    """A parallel text to train on, and how often."""
+
+    weight: PositiveFloat = 1.0
+    """How many times an epoch sees each pair; 2.5 is two or three times, drawn anew each epoch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FilterConfig:
+    """Which training pairs to leave out; pairs with an empty side always are."""
+
+    max_length: Count = 256
+    """Longest side of a pair that is kept, in tokens."""
+    max_ratio: Annotated[float, Bounds(minimum=1)] | None = None
+    """Largest ratio between the two lengths of a pair that is kept, in tokens."""
+    drop_duplicates: bool = False
+    """Keep only the first of pairs that are equal on both sides."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """The text."""
+
+    source_language: str = "source"
+    """Language of the source text, as an ISO code (`en`)."""
+    target_language: str = "target"
+    """Language of the target text, as an ISO code; decides `evaluation.bleu.tokenize: auto`."""
+    root: Path | None = None
+    """Folder that the paths below are relative to; null is the folder of the config file."""
+    train: tuple[TrainingText, ...]
+    """Parallel texts to train on."""
+    valid: ParallelText
+    """Parallel text that chooses the best checkpoint."""
+    test: dict[str, ParallelText] = field(default_factory=dict)
+    """Named parallel texts for `tformer eval`."""
+    filters: FilterConfig = field(default_factory=FilterConfig)
+    """Which training pairs to leave out."""
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if not self.train:
+            yield Conflict("train", "needs at least one pair of files", "an empty list")
+        if "valid" in self.test:
+            yield Conflict("test.valid", "this name belongs to data.valid", remedy="rename it")

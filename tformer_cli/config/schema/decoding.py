@@ -1,0 +1,89 @@
+"""How translations are searched for: `decoding`, and `training.validation_decoding`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tformer_cli.config.schema.limits import Bounds, Conflict, Count, CountOrZero, PositiveFloat
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchConfig:
+    """What every search keeps to."""
+
+    max_length: Count = 256
+    """Longest translation, in tokens, the end token included."""
+    max_length_ratio: PositiveFloat | None = None
+    """Longest translation for each token of the source, end tokens apart; null sets no limit."""
+    min_length: Count = 1
+    """Shortest translation, in tokens, the end token apart."""
+    min_length_ratio: Annotated[float, Bounds(minimum=0)] = 0.0
+    """Shortest translation for each token of the source, end tokens apart."""
+    repetition_penalty: PositiveFloat = 1.0
+    """Factor of the log probability of a token that is written already (Keskar et al. 2019)."""
+    frequency_penalty: Annotated[float, Bounds(minimum=0)] = 0.0
+    """Taken off the log probability of a token for each time that it is written already."""
+    no_repeat_ngram: CountOrZero = 0
+    """No n-gram of so many tokens comes twice; 0 lets all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GreedyConfig(SearchConfig):
+    """The most probable token at each step."""
+
+    kind: Literal["greedy"] = "greedy"
+    """The most probable token at each step."""
+
+
+# Between groups of a beam, where the config says no other.
+DIVERSITY = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BeamConfig(SearchConfig):
+    """Beam search by CTranslate2's rules."""
+
+    kind: Literal["beam"] = "beam"
+    """The best of several translations kept at each step."""
+    size: Annotated[int, Bounds(minimum=1, maximum=1000)] = 5
+    """Translations kept alive at each step."""
+    length_penalty: Annotated[float, Bounds(minimum=0)] = 1.0
+    """The score is log probability / length ** length_penalty; 0 favours short translations."""
+    patience: PositiveFloat = 1.0
+    """Stop when size * patience translations are finished (Kasai et al. 2022)."""
+    coverage_penalty: Annotated[float, Bounds(minimum=0)] = 0.0
+    """Weight, in the score, of the sum of log(min(attention to a source token, 1))."""
+    groups: Count = 1
+    """Parts of the beam that keep apart from each other (Vijayakumar et al. 2018)."""
+    diversity: Annotated[float, Bounds(minimum=0)] = DIVERSITY
+    """What a group takes off a token for each time that one before it chose it at this step."""
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if self.size % self.groups:
+            yield Conflict("groups", f"must divide size ({self.size})", str(self.groups))
+        if self.groups == 1 and self.diversity != DIVERSITY:
+            yield Conflict(
+                "diversity",
+                "has no effect on one group",
+                f"{self.diversity:g}",
+                "set groups to 2 or more, or leave it out",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleConfig(SearchConfig):
+    """Tokens drawn at random."""
+
+    kind: Literal["sample"] = "sample"
+    """Each token drawn by its probability."""
+    temperature: PositiveFloat = 1.0
+    """Log probabilities are divided by it before the draw: below 1 is more careful."""
+    top_k: CountOrZero = 0
+    """Draw among so many most probable tokens (Fan et al. 2018); 0 draws among all."""
+    top_p: Annotated[float, Bounds(above=0, maximum=1)] = 1.0
+    """Draw among the fewest tokens that reach this probability (Holtzman et al. 2020)."""
+    seed: CountOrZero = 1
+    """What is drawn for a line is a function of this seed and of the line's number."""
+
+
+DecodingConfig = BeamConfig | GreedyConfig | SampleConfig
