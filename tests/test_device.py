@@ -48,6 +48,15 @@ def test_bfloat16_on_a_gpu_that_lacks_it_is_refused(monkeypatch):
     )
 
 
+def test_eight_bits_are_for_a_cpu():
+    assert resolve_precision("int8", CPU) == torch.int8
+    with pytest.raises(DeviceError) as raised:
+        resolve_precision("int8", torch.device("cuda"))
+    assert str(raised.value) == (
+        "--precision: int8 is for translation on a CPU; got cuda; use auto, or --device cpu"
+    )
+
+
 def test_derived_seeds_depend_on_every_part():
     seeds = {
         derive_seed(1, "a", 2),

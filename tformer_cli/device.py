@@ -61,6 +61,7 @@ PRECISIONS = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
+    "int8": torch.int8,
 }
 
 
@@ -71,11 +72,18 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
     gain from narrow formats on wide models only, so there they are asked for.
 
     Raises:
-        DeviceError: there is no such format, or this GPU does not have it.
+        DeviceError: there is no such format, or this device does not have it.
     """
     if name not in ("auto", *PRECISIONS):
         raise DeviceError(
             "--precision", f"must be auto, {', '.join(PRECISIONS)}", got=name, remedy="use auto"
+        )
+    if name == "int8" and device.type != "cpu":
+        raise DeviceError(
+            "--precision",
+            "int8 is for translation on a CPU",
+            got=str(device),
+            remedy="use auto, or --device cpu",
         )
     has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     if name == "auto":
@@ -93,8 +101,11 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
-    """Return a context in which matrix products are computed in `dtype`."""
-    if dtype == torch.float32:
+    """Return a context in which matrix products are computed in `dtype`.
+
+    Eight bits are a matter of the weights, and this knows nothing of them.
+    """
+    if dtype in (torch.float32, torch.int8):
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype)
 

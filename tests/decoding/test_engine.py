@@ -127,3 +127,15 @@ def test_a_large_vocabulary_lets_fewer_sentences_work_together(monkeypatch):
     found = engine.translate(inputs, BeamConfig(size=2, max_length=9))
     assert max(widths) == 2
     assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])
+def test_with_eight_bits_the_size_of_batches_changes_nothing_either(search, monkeypatch):
+    monkeypatch.setattr("tformer_cli.model.eight_bits.SMALLEST", 1)
+    model, inputs = small_model(), requests(20)
+    engine = NativeEngine(model, ROLES, device=torch.device("cpu"), precision=torch.int8)
+    assert engine.models[0].output.weight.dtype == torch.int8
+    expected = engine.translate(inputs, search)
+    engine.most_places = 3
+    found = engine.translate(inputs, search)
+    assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]

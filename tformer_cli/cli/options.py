@@ -44,7 +44,10 @@ SearchSetOption = Annotated[
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 PrecisionOption = Annotated[
-    str, typer.Option(help="Number format of matrix products: auto, float32, bfloat16 or float16.")
+    str,
+    typer.Option(
+        help="Number format of matrix products: auto, float32, bfloat16, float16, or on a CPU int8."
+    ),
 ]
 CheckpointOption = Annotated[str, typer.Option(help="best, last, or a name such as step-000400.")]
 WorkersOption = Annotated[

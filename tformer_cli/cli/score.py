@@ -64,8 +64,8 @@ def score(
 
     from tformer_cli.checkpoint.trained_model import load_ensemble
     from tformer_cli.corpus.reader import read_pairs
+    from tformer_cli.decoding.engine import NativeEngine
     from tformer_cli.decoding.scored_pair import score_pairs
-    from tformer_cli.decoding.scoring import ModelScorer
     from tformer_cli.decoding.translator import token_roles
     from tformer_cli.device import keep_freed_memory, resolve_device, resolve_precision
 
@@ -77,18 +77,19 @@ def score(
     )
     place = resolve_device(device)
     keep_freed_memory()
-    scorer = ModelScorer(
-        [one.model.to(place) for one in (trained, *others)],
+    engine = NativeEngine(
+        trained.model.to(place),
         token_roles(trained.tokenizers.target),
         device=place,
         precision=resolve_precision(precision, place),
+        others=[other.model.to(place) for other in others],
     )
     with (
         opened(output_file) as output,
         tqdm(total=total, unit="line", disable=total is None or not sys.stderr.isatty()) as bar,
     ):
         for found in score_pairs(
-            scorer,
+            engine.scorer,
             trained.tokenizers,
             read_pairs(source, target),
             names=(str(source), str(target)),

@@ -95,10 +95,10 @@ class NativeEngine:
             model: on the device.
             roles: start, end and suppressed ids.
             device: where to compute.
-            precision: number format of matrix products.
+            precision: number format of matrix products; int8 rounds weights.
             others: the rest of an ensemble, on the device too.
         """
-        self.models = [fused(one) for one in (model, *others)]
+        self.models = [fused(one, precision) for one in (model, *others)]
         self.roles = roles
         self.device = device
         self.precision = precision
@@ -154,7 +154,7 @@ class NativeEngine:
 
     def _num_places(self, rows_a_place: int) -> int:
         """Return how many sentences are at work together."""
-        logits_a_place = rows_a_place * self.models[0].output.weight.shape[0]
+        logits_a_place = rows_a_place * self.models[0].output.out_features
         return max(1, min(self.most_places, MOST_LOGITS // logits_a_place))
 
     def _need_less(self, places: int, on_warning: Callable[[Problem], object]) -> None:

@@ -19,7 +19,7 @@ from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.scored_pair import ScoredPair, score_pairs
 from tformer_cli.decoding.translation import Translation, Wording, best_combinations
 from tformer_cli.decoding.workers import WorkersEngine
-from tformer_cli.device import resolve_device
+from tformer_cli.device import resolve_device, resolve_precision
 from tformer_cli.errors import Problem, UsageError
 from tformer_cli.model.seq2seq import Seq2Seq
 from tformer_cli.run_directory import RunDirectory
@@ -87,6 +87,7 @@ class Translator:
         ensemble: Sequence[str | Path] = (),
         checkpoint: str = "best",
         device: str = "auto",
+        precision: str = "float32",
         workers: int = 1,
         long_lines: LongLines = "split",
         max_source_length: int | None = None,
@@ -99,6 +100,8 @@ class Translator:
                 probabilities that their models and that of `run` give.
             checkpoint: `best`, `last` or a name such as `step-000400`.
             device: auto, cpu, cuda or mps.
+            precision: number format of matrix products: auto, float32, bfloat16, float16, or int8
+                on a CPU.
             workers: processes that share the work on a CPU, with a thread each; 1 works in this
                 process, with all threads that torch has.
             long_lines: what becomes of a long line.
@@ -108,16 +111,18 @@ class Translator:
         Raises:
             CheckpointError: there is no such run or checkpoint, it is damaged, or the runs do not
                 go together.
-            DeviceError: this machine does not have the device.
+            DeviceError: this machine does not have the device, or that not the precision.
             UsageError: the model has not learnt positions for so many tokens.
         """
+        place = resolve_device(device)
         runs = [RunDirectory(Path(one)) for one in (run, *ensemble)]
         trained, *others = load_ensemble(runs, checkpoint)
         return cls.of_model(
             trained.model,
             trained.tokenizers,
             trained.config,
-            resolve_device(device),
+            place,
+            resolve_precision(precision, place),
             others=[other.model for other in others],
             workers=workers,
             long_lines=long_lines,

@@ -166,13 +166,13 @@ class FusedAttention(Attention):
         projections = (parts.query, parts.key, parts.value)
         weight = torch.cat([projection.weight.detach() for projection in projections])
         bias = torch.cat([projection.bias.detach() for projection in projections])
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        self.bias = nn.Parameter(bias, requires_grad=False)
+        self.projection = nn.Linear(weight.shape[1], len(weight), device="meta")
+        self.projection.weight = nn.Parameter(weight, requires_grad=False)
+        self.projection.bias = nn.Parameter(bias, requires_grad=False)
 
     def project(self, states: Tensor) -> tuple[Tensor, KeyValue]:
         """Return queries, and keys and values, of the same states (N, T, D)."""
-        projected = functional.linear(states, self.weight, self.bias)
-        heads = split_heads(projected, 3 * self.num_heads)  # (N, 3 H, T, Dh)
+        heads = split_heads(self.projection(states), 3 * self.num_heads)  # (N, 3 H, T, Dh)
         queries, keys, values = heads.chunk(3, dim=1)
         return queries, KeyValue(keys, values)
 

@@ -2,23 +2,31 @@
 
 import copy
 
+import torch
 from torch import nn
 
 from tformer_cli.model.attention import FusedAttention
+from tformer_cli.model.eight_bits import rounded_to_eight_bits
 from tformer_cli.model.layers import DecoderLayer, EncoderLayer
 from tformer_cli.model.seq2seq import Seq2Seq
 
 
-def fused(model: Seq2Seq) -> Seq2Seq:
-    """Return a model for inference, which shares its weights with `model` but what is fused.
+def fused(model: Seq2Seq, precision: torch.dtype = torch.float32) -> Seq2Seq:
+    """Return a model for inference, which shares its weights with `model` but what is changed.
 
     Its modules have no hooks and are not to be moved, trained or saved any more.
+
+    Args:
+        model: is left as it is.
+        precision: number format of matrix products; int8 rounds the large matrices.
     """
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin: Seq2Seq = copy.deepcopy(model, shared)
     for layer in list(twin.modules()):
         if isinstance(layer, EncoderLayer | DecoderLayer):
             layer.self_attention = FusedAttention(layer.self_attention)
+    if precision == torch.int8:
+        rounded_to_eight_bits(twin)
     for module in list(twin.eval().modules()):
         _bare(module)
     return twin

@@ -97,6 +97,8 @@ class Contestant(ABC):
 class Ours(Contestant):
     """tformer, as a Python program has it."""
 
+    precision: ClassVar[str] = "float32"
+
     @classmethod
     def settings(cls, task: Task) -> Sequence[Setting]:
         return list(dict.fromkeys([Setting(workers=1), Setting(workers=task.threads)]))
@@ -109,10 +111,18 @@ class Ours(Contestant):
 
         super().use(setting)
         torch.set_num_threads(self.task.threads)
-        self.translator = Translator.load(self.task.run, device="cpu", workers=setting.workers)
+        self.translator = Translator.load(
+            self.task.run, device="cpu", precision=self.precision, workers=setting.workers
+        )
 
     def translate(self, lines: Sequence[str]) -> list[str]:
         return self.translator.translate(lines, decoding=self.task.search)
+
+
+class OursInt8(Ours):
+    """tformer with weights of eight bits."""
+
+    precision = "int8"
 
 
 class OnIds(Contestant):
@@ -303,6 +313,7 @@ class CTranslate2Int8(CTranslate2):
 
 CONTESTANTS: dict[str, type[Contestant]] = {
     "ours": Ours,
+    "ours_int8": OursInt8,
     "hf": Marian,
     "textbook": Textbook,
     "ctranslate2_float32": CTranslate2,

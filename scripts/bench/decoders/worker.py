@@ -52,7 +52,7 @@ class Worker(worker.Worker):
             task: what to translate with, and how.
         """
         self.name = name
-        own = worker.OUR_ENVIRONMENT if name in ("ours", "uncached") else {}
+        own = worker.OUR_ENVIRONMENT if name in ("ours", "ours_int8", "uncached") else {}
         self.process = subprocess.Popen(
             command("decoders.contestants.serve", name, json.dumps(asdict(task))),
             stdin=subprocess.PIPE,
