@@ -1,6 +1,7 @@
 """An engine of several processes: on a CPU one thread a sentence is faster than all on each."""
 
 import multiprocessing
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,6 +16,9 @@ from tformer_cli.decoding.hypothesis import EMPTY, Hypothesis
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.scoring import Scorer
 from tformer_cli.errors import DeviceError, Problem, UsageError
+
+# Between two reports of how much is done; to hear one takes time from those who work.
+TOLD_SECONDS = 0.1
 
 
 class WorkersEngine:
@@ -127,6 +131,24 @@ def _ended() -> DeviceError:
     )
 
 
+class _Progress:
+    """Tells the other end of a pipe how many requests are done, but not of each by itself."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._count = 0
+        self._told = time.monotonic()
+
+    def add(self, count: int) -> None:
+        self._count += count
+        if time.monotonic() - self._told >= TOLD_SECONDS:
+            self.tell()
+
+    def tell(self) -> None:
+        self._connection.send(self._count)
+        self._count, self._told = 0, time.monotonic()
+
+
 def _serve(engine: Engine, connection: Connection) -> None:
     begin_child()
     torch.set_num_threads(1)
@@ -135,13 +157,14 @@ def _serve(engine: Engine, connection: Connection) -> None:
             requests, config, nbest, scored = connection.recv()
         except EOFError:
             return
+        progress = _Progress(connection)
         try:
             found = engine.translate(
                 requests,
                 config,
                 nbest=nbest,
                 scored=scored,
-                on_done=connection.send,
+                on_done=progress.add,
                 on_warning=connection.send,
             )
         except DeviceError as error:
@@ -149,4 +172,5 @@ def _serve(engine: Engine, connection: Connection) -> None:
         except Exception:
             connection.send(traceback.format_exc())
         else:
+            progress.tell()
             connection.send(found)
