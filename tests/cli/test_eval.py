@@ -89,7 +89,7 @@ def test_another_text_is_scored_by_source_and_reference(toy_run, tformer):
         ),
         (
             ("--precision", "float8"),
-            "--precision: must be auto, float32, bfloat16, float16; got float8; use auto",
+            "--precision: must be auto, float32, bfloat16, float16, int8; got float8; use auto",
         ),
     ],
 )
