@@ -54,24 +54,24 @@ def throughput(network: str, contestant: str, seconds: float) -> Part:
     """Return the part that lets one contestant train one network."""
     return Part(
         network if contestant == "ours" else f"{network}-{contestant}",
-        "accelerator.throughput.throughput",
+        "gpu_parts.throughput.throughput",
         seconds,
         (*RUNS, "transformers") if contestant == "marian" else LOADER,
         {"network": network, "contestant": contestant},
     )
 
 
-MACHINE = Part("machine", "accelerator.machine.machine", 60, ("torch",))
+MACHINE = Part("machine", "gpu_parts.machine.machine", 60, ("torch",))
 PARTS = (
-    Part("tests", "accelerator.tests.run", 30, (*LOOP, "pytest"), {"kind": "frugal"}),
-    Part("run-tests", "accelerator.tests.run", 60, (*RUNS, "pytest"), {"kind": "other"}),
-    Part("demo", "accelerator.demo.demo", 50, RUNS),
+    Part("tests", "gpu_parts.tests.run", 30, (*LOOP, "pytest"), {"kind": "frugal"}),
+    Part("run-tests", "gpu_parts.tests.run", 60, (*RUNS, "pytest"), {"kind": "other"}),
+    Part("demo", "gpu_parts.demo.demo", 50, RUNS),
     throughput("big", "ours", 30),
     throughput("big", "marian", 40),
     throughput("deep", "ours", 35),
     throughput("deep", "marian", 45),
-    Part("idle", "accelerator.idle.idle", 30, LOADER, {"network": "big"}),
-    Part("attention", "accelerator.attention.attention", 15),
+    Part("idle", "gpu_parts.idle.idle", 30, LOADER, {"network": "big"}),
+    Part("attention", "gpu_parts.attention.attention", 15),
     throughput("big", "checkpointed", 30),
     # Compilation takes longest and is the least certain, so it comes last.
     throughput("big", "compiled", 100),
@@ -145,7 +145,7 @@ class Session:
             words = (part.call, json.dumps(part.arguments), str(file))
             try:
                 done = subprocess.run(
-                    command("accelerator.part.serve", *words),
+                    command("gpu_parts.part.serve", *words),
                     stdin=subprocess.DEVNULL,
                     # The JSON has the figures; whatever else is printed is progress.
                     stdout=sys.stderr.fileno(),

@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 import torch
 import typer
 from choices import chosen
-from learners.contestants import CONTESTANTS, Contestant, Marian, Ours
-from learners.figures import Course, Point, check_drawing, draw, table
-from learners.worker import Clock, train_apart
+from courses.contestants import CONTESTANTS, Contestant, Marian, Ours
+from courses.figures import Course, Point, check_drawing, draw, table
+from courses.worker import Clock, train_apart
 from peers.marian import INIT_STD
 from peers.marian_training import with_optimizer
 

@@ -13,9 +13,9 @@ import gpu
 import numpy as np
 import pytest
 import torch
-from accelerator import attention, demo, figures, idle, tests, throughput
-from accelerator.figures import Ceiling, Step, data_sheet_flops, summary, training_flops
 from gpu import Part, Session, headline, ratios, report
+from gpu_parts import attention, demo, figures, idle, tests, throughput
+from gpu_parts.figures import Ceiling, Step, data_sheet_flops, summary, training_flops
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from toy import write_toy
@@ -370,7 +370,7 @@ def test_every_file_of_tests_is_run_once(monkeypatch):
     runs = []
     monkeypatch.setattr(tests.pytest, "main", lambda words: runs.append(words) or 4)
     for part in gpu.PARTS:
-        if part.call == "accelerator.tests.run":
+        if part.call == "gpu_parts.tests.run":
             assert tests.run(**part.arguments) == {"error": "pytest has not begun: exit code 4"}
     run = sorted(Path(word).name for words in runs for word in words if word.endswith(".py"))
     assert run == sorted(file.name for file in (ROOT / "tests" / "gpu").glob("test_*.py"))

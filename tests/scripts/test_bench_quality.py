@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import quality
 import torch
+from courses import worker
+from courses.contestants import Contestant, Marian, Ours
+from courses.figures import THRESHOLDS, Course, Point, check_drawing, draw, table
+from courses.worker import Clock, leave_in_time, train_apart
 from hypothesis import given
 from hypothesis import strategies as st
-from learners import worker
-from learners.contestants import Contestant, Marian, Ours
-from learners.figures import THRESHOLDS, Course, Point, check_drawing, draw, table
-from learners.worker import Clock, leave_in_time, train_apart
 from safetensors.torch import load_file
 from toy import write_toy
 from typer.testing import CliRunner

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from accelerator.figures import wait_for
+from gpu_parts.figures import wait_for
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tformer_cli.device import resolve_precision

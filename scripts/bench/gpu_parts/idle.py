@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerator.figures import wait_for
-from accelerator.throughput import LOADING, begin
+from gpu_parts.figures import wait_for
+from gpu_parts.throughput import LOADING, begin
 from torch.profiler import ProfilerActivity, profile
 
 Interval = tuple[float, float]

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from accelerator.figures import Ceiling, Step, summary, training_flops, work_of
+from gpu_parts.figures import Ceiling, Step, summary, training_flops, work_of
 from torch import nn
 from torch.profiler import record_function
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from apart import command
-from learners.contestants import CONTESTANTS, Contestant
+from courses.contestants import CONTESTANTS, Contestant
 
 from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.errors import Interrupted, TrainingError
@@ -77,7 +77,7 @@ def train_apart(contestant: Contestant, *, seconds: float, threads: int) -> None
     words = [contestant.name, str(config_file), str(seconds), str(threads), *contestant.options]
     clock = Clock(contestant.run)
     process = subprocess.Popen(
-        command("learners.worker.serve", *words),
+        command("courses.worker.serve", *words),
         stdin=subprocess.PIPE,
         env=contestant.environment | os.environ,
         # Ctrl-C is for us to hear and to pass on.
