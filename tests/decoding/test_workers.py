@@ -1,5 +1,6 @@
 """An engine of processes gives what the engine in them gives."""
 
+import gc
 import os
 import signal
 
@@ -80,6 +81,15 @@ def test_after_a_fault_the_next_answer_is_that_of_the_next_call():
     found = workers.translate(inputs, SEARCHES[0])
     expected = engine.translate(inputs, SEARCHES[0])
     assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
+
+
+def test_processes_end_with_their_engine():
+    first, second = WorkersEngine(native_engine(), 2), WorkersEngine(native_engine(), 2)
+    ended, left = first.processes, second.processes
+    del first
+    gc.collect()
+    assert [process.is_alive() for process in (*ended, *left)] == [False, False, True, True]
+    assert len(second.translate(requests(5), SEARCHES[0])) == 5
 
 
 def test_a_system_that_cannot_fork_is_refused(monkeypatch):

@@ -322,7 +322,8 @@ def test_memory_is_that_of_a_process_and_its_children():
         child.communicate(b"\n")
     assert child.pid in members
     assert 2**25 < held - before < 2**26
-    assert max(samples) >= before
+    # Others of the family may have ended in the meantime.
+    assert max(samples) > before / 2
     assert child.pid not in family(os.getpid())
 
 

@@ -4,8 +4,10 @@ import multiprocessing
 import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 
 import torch
 
@@ -22,7 +24,11 @@ TOLD_SECONDS = 0.1
 
 
 class WorkersEngine:
-    """Deals sentences out to processes, each with a thread and the same weights in memory."""
+    """Deals sentences out to processes, each with a thread and the same weights in memory.
+
+    Attributes:
+        processes: they end when nobody holds the engine any more.
+    """
 
     def __init__(self, engine: Engine, num_workers: int) -> None:
         """Begin the processes.
@@ -41,6 +47,7 @@ class WorkersEngine:
         context = multiprocessing.get_context("fork")
         self._engine = engine
         self._connections: list[Connection] = []
+        self.processes: list[ForkProcess] = []
         for _ in range(num_workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(engine, theirs), daemon=True)
@@ -51,6 +58,9 @@ class WorkersEngine:
             # So that its end is seen here.
             theirs.close()
             self._connections.append(ours)
+            self.processes.append(process)
+        # No end of a pipe tells them, for those that were begun later hold a copy of it.
+        weakref.finalize(self, _terminate, self.processes)
         self._has_warned = False
 
     @property
@@ -121,6 +131,12 @@ class WorkersEngine:
         if faults:
             raise faults[0]
         return results
+
+
+def _terminate(processes: Sequence[ForkProcess]) -> None:
+    for process in processes:
+        process.terminate()
+        process.join()
 
 
 def _ended() -> DeviceError:
