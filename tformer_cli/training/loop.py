@@ -23,9 +23,9 @@ from tformer_cli.distributed import ALONE, World
 from tformer_cli.training.loss import smoothed_nll_sum
 from tformer_cli.training.loss_scale import LossScale
 from tformer_cli.training.memory import in_halves
-from tformer_cli.training.optim import set_learning_rate
+from tformer_cli.training.optim import build_optimizer, set_learning_rate
 from tformer_cli.training.parts import PartReport, PartsWatch
-from tformer_cli.training.schedules import Schedule
+from tformer_cli.training.schedules import Schedule, build_schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,24 @@ class Learner:
     precision: torch.dtype
     seed: int
     world: World = ALONE
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        config: TrainingConfig,
+        *,
+        device: torch.device,
+        precision: torch.dtype,
+        seed: int,
+        world: World = ALONE,
+    ) -> "Learner":
+        """Return a model with the optimiser and the schedule that a config asks for."""
+        schedule = build_schedule(
+            config.schedule, peak=config.optimizer.learning_rate, max_steps=config.max_steps
+        )
+        optimizer = build_optimizer(config.optimizer, model)
+        return cls(model, optimizer, schedule, config, device, precision, seed, world)
 
 
 def train_steps(

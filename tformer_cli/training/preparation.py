@@ -21,9 +21,7 @@ from tformer_cli.model.seq2seq import Seq2Seq, build_model
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.training.loop import Group, Learner
 from tformer_cli.training.moving_average import MovingAverage
-from tformer_cli.training.optim import build_optimizer
 from tformer_cli.training.resume import environment_of
-from tformer_cli.training.schedules import build_schedule
 
 GROUPS_AHEAD = 2
 
@@ -139,17 +137,8 @@ def prepare(
     model = first_model(config, tokenizers).to(device)
     if training.gradient_checkpointing:
         model.recompute_layers()
-    learner = Learner(
-        model=model,
-        optimizer=build_optimizer(training.optimizer, model),
-        schedule=build_schedule(
-            training.schedule, peak=training.optimizer.learning_rate, max_steps=training.max_steps
-        ),
-        config=training,
-        device=device,
-        precision=precision,
-        seed=config.seed,
-        world=world,
+    learner = Learner.of(
+        model, training, device=device, precision=precision, seed=config.seed, world=world
     )
     decay = training.ema_decay
     average = None if decay is None else MovingAverage(model, decay)

@@ -27,9 +27,8 @@ from tformer_cli.run_directory import RunDirectory, remove_directory, write_text
 from tformer_cli.training.interruption import Interruption
 from tformer_cli.training.lock import locked
 from tformer_cli.training.loop import Learner
-from tformer_cli.training.optim import build_optimizer, set_learning_rate
+from tformer_cli.training.optim import set_learning_rate
 from tformer_cli.training.run import is_finished
-from tformer_cli.training.schedules import build_schedule
 
 if TYPE_CHECKING:
     from transformers import MarianMTModel
@@ -77,17 +76,7 @@ def train_marian(
         Interrupted: SIGINT or SIGTERM came; Marian is saved and can go on.
     """
     training = config.training
-    learner = Learner(
-        model=marian,
-        optimizer=build_optimizer(training.optimizer, marian),
-        schedule=build_schedule(
-            training.schedule, peak=training.optimizer.learning_rate, max_steps=training.max_steps
-        ),
-        config=training,
-        device=device,
-        precision=precision,
-        seed=config.seed,
-    )
+    learner = Learner.of(marian, training, device=device, precision=precision, seed=config.seed)
     with writing(folder.path):
         folder.path.mkdir(parents=True, exist_ok=True)
     with locked(folder), Interruption(str(folder.path)) as interruption:

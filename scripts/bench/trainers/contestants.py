@@ -33,8 +33,6 @@ from tformer_cli.model.seq2seq import Seq2Seq, build_model
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import PAD_ID
 from tformer_cli.training.loop import Group, Learner, StepReport, train_steps
-from tformer_cli.training.optim import build_optimizer
-from tformer_cli.training.schedules import build_schedule
 
 CPU = torch.device("cpu")
 
@@ -73,16 +71,9 @@ class Task:
 
     def learner(self, model: nn.Module) -> Learner:
         """Return a model with our optimiser and schedule."""
-        training = self.config.training
-        return Learner(
-            model=model,
-            optimizer=build_optimizer(training.optimizer, model),
-            schedule=build_schedule(
-                training.schedule,
-                peak=training.optimizer.learning_rate,
-                max_steps=training.max_steps,
-            ),
-            config=training,
+        return Learner.of(
+            model,
+            self.config.training,
             device=CPU,
             precision=self.precision,
             seed=self.config.seed,
