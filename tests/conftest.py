@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
-from toy import CONFIG, write_toy
+from toy import CONFIG, MASKED, write_toy
 from typer.testing import CliRunner, Result
 
 from tformer_cli.cli.app import app
@@ -82,6 +82,21 @@ def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = CONFIG.replace("max_steps: 24", "max_steps: 150")
     config = config.replace("validate_every: 12", "validate_every: 75")
     file = write_toy(folder / "data", config=config)
+    run = RunDirectory(folder / "run")
+    train(load_config(file), run, device=torch.device("cpu"))
+    return run.path
+
+
+@pytest.fixture(scope="session")
+def masked_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of an encoder that has learnt a little from text alone."""
+    folder = tmp_path_factory.mktemp("masked")
+    config = MASKED.replace("max_steps: 24", "max_steps: 8").replace(
+        "save_every: 6", "save_every: 2"
+    )
+    file = write_toy(
+        folder / "data", config=config.replace("validate_every: 12", "validate_every: 4")
+    )
     run = RunDirectory(folder / "run")
     train(load_config(file), run, device=torch.device("cpu"))
     return run.path

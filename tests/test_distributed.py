@@ -215,7 +215,7 @@ import os, sys
 from pathlib import Path
 import torch
 from tformer_cli.config.load import load_config
-from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.model.network import Seq2Seq
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.training.run import train
 

@@ -14,7 +14,15 @@ PACKAGE = Path(tformer_cli.__file__).parent
 # Each rung may import from itself and from the rungs above it.
 LADDER = [
     ["errors", "version", "child_process"],
-    ["config.schema", "device", "distributed", "file_lock", "run_directory", "partial_file"],
+    [
+        "config.schema",
+        "device",
+        "distributed",
+        "file_lock",
+        "run_directory",
+        "partial_file",
+        "padding",
+    ],
     ["plotting"],
     ["config"],
     ["text"],
@@ -28,6 +36,7 @@ LADDER = [
         "decoding.consensus",
         "decoding.translation",
         "decoding.line_requests",
+        "decoding.attention_maps",
     ],
     ["evaluation"],
     ["export"],
@@ -105,6 +114,7 @@ def test_modules_import_only_from_above(module):
         "from tformer_cli.cli.app import app",
         "import tformer_cli.config.load",
         "import tformer_cli.plotting.curves",
+        "import tformer_cli.plotting.heatmap_page",
     ],
 )
 def test_light_imports_leave_torch_alone(statement):

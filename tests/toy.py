@@ -30,6 +30,17 @@ training:
 decoding: {kind: beam, size: 2, max_length: 20}
 """
 
+# The same text's source side alone, for a masked encoder.
+MASKED = (
+    CONFIG.replace("{source: train.src, target: train.tgt}", "{text: train.src}")
+    .replace("{source: valid.src, target: valid.tgt}", "{text: valid.src}")
+    .replace("  test:\n    toy: {source: test.src, target: test.tgt}\n", "")
+    .replace("model:\n", "model:\n  kind: masked_encoder\n")
+    .replace("  num_encoder_layers: 1\n  num_decoder_layers: 1\n", "  num_layers: 1\n")
+    .replace("  validation_decoding: {kind: greedy, max_length: 20}\n", "  select: loss\n")
+    .replace("decoding: {kind: beam, size: 2, max_length: 20}\n", "")
+)
+
 
 def sentence(chooser: random.Random) -> str:
     words = ["".join(chooser.choices("abcdefg", k=chooser.randint(1, 3))) for _ in range(3)]

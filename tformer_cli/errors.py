@@ -8,6 +8,7 @@
     ├── UsageError        a command line that contradicts itself
     ├── StorageError      a file that the system will not write: a full disk, no permission
     ├── TrainingError     a training that cannot go on
+    ├── ExportError       another program that does not translate as ours does
     └── Interrupted       a signal; what was done so far is saved
 
 Every message reads `where: what; got ...; remedy`. The command line prints it without a
@@ -95,6 +96,10 @@ class StorageError(TformerError):
 
 class TrainingError(TformerError):
     """A training that cannot go on: it diverged, or the machine gave out."""
+
+
+class ExportError(TformerError):
+    """A model that another program, given the same weights, does not run alike."""
 
 
 class Interrupted(TformerError):

@@ -174,10 +174,11 @@ def whole_directory(path: Path) -> Iterator[Path]:
         temporary.mkdir(parents=True)
         try:
             yield temporary
-            for file in temporary.iterdir():
-                with file.open("rb") as written:
-                    os.fsync(written.fileno())
-            sync_directory(temporary)
+            for folder, _, names in os.walk(temporary):
+                for name in names:
+                    with open(os.path.join(folder, name), "rb") as written:
+                        os.fsync(written.fileno())
+                sync_directory(Path(folder))
             remove_directory(path)
             temporary.rename(path)
         except BaseException:

@@ -7,7 +7,8 @@ from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.optimizer import AdamWConfig
 from tformer_cli.errors import CheckpointError
-from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.model.build import build_model
+from tformer_cli.model.network import Seq2Seq
 from tformer_cli.training.optim import build_optimizer
 
 STATE = TrainingState(

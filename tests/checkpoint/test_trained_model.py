@@ -8,15 +8,11 @@ from tformer_cli.checkpoint import trained_model as room
 from tformer_cli.checkpoint.trained_model import TrainedModel, load_ensemble
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
-from tformer_cli.config.schema.model import (
-    EncoderDecoderConfig,
-    LearnedPositions,
-    PositionsConfig,
-    SinusoidalPositions,
-)
+from tformer_cli.config.schema.model import EncoderDecoderConfig, PositionsConfig
+from tformer_cli.config.schema.positions import LearnedPositions, SinusoidalPositions
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import CheckpointError
-from tformer_cli.model.seq2seq import build_model
+from tformer_cli.model.build import build_model
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import build_tokenizers
 

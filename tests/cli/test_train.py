@@ -34,7 +34,7 @@ def test_train_says_when_no_pair_is_left(tformer, tmp_path):
     result = tformer("train", file, "--run", tmp_path / "run")
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1] == (
-        "data.train: no pair is left after the filters; "
+        "data.train: nothing is left after the filters; "
         "got 300 pairs: 0 kept; dropped 300 empty; loosen data.filters"
     )
 
@@ -260,7 +260,7 @@ def test_searches_beyond_learned_positions_are_refused(tformer, tmp_path):
     result = tformer("config", "check", file)
     assert result.stderr == (
         f"{file}:23: training.validation_decoding.max_length: "
-        "must be at most model.positions.max_length (20); got 256\n"
+        "must be at most what model.positions.max_length leaves (20); got 256\n"
     )
 
 

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from tformer_cli.decoding import translator as translator_room
 from tformer_cli.distributed import num_processes
+from tformer_cli.model.encoder_decoder import EncoderDecoder
 
 CHOOSER = random.Random(5)
 LINES = [" ".join(CHOOSER.choices(["ab", "cde", "f", "g", ""], k=3)) for _ in range(14)]
@@ -217,7 +218,7 @@ def test_the_bar_begins_where_the_file_does_and_ends_with_its_lines(translate, t
 
 def test_memory_that_runs_out_is_one_line_and_changes_nothing(translate, target, monkeypatch):
     translate()
-    expected, step = target.read_text(), translator_room.Seq2Seq.step
+    expected, step = target.read_text(), EncoderDecoder.step
     monkeypatch.setattr(translator_room, "WINDOW_LINES", 8)
 
     def short(self, ids, cache):
@@ -225,7 +226,7 @@ def test_memory_that_runs_out_is_one_line_and_changes_nothing(translate, target,
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return step(self, ids, cache)
 
-    monkeypatch.setattr(translator_room.Seq2Seq, "step", short)
+    monkeypatch.setattr(EncoderDecoder, "step", short)
     result = translate("--device", "cpu")
     assert (result.exit_code, result.stderr) == (
         0,

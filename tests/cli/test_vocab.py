@@ -59,6 +59,16 @@ def output(*arguments: str) -> str:
     return result.output
 
 
+def test_vocab_of_a_text_alone_has_one_side(folder: Path) -> None:
+    (folder / "tiny.yaml").write_text(
+        "data:\n  source_language: en\n  train: [{text: train.en}]\n  valid: {text: valid.en}\n"
+        "tokenizer: {kind: char}\nmodel: {kind: masked_encoder}\ntraining: {select: loss}\n"
+    )
+    heading, size, *_ = output().split("\n")
+    assert heading.split() == ["train", "en", "valid", "en"]
+    assert size.split() == ["vocabulary", "size", "18", "18"]
+
+
 def test_vocab_prints_a_table() -> None:
     assert output() == TABLE
 

@@ -14,8 +14,16 @@ from hypothesis import strategies as st
 from tformer_cli.config.load import as_plain, check_data_files, dump_config, load_config
 from tformer_cli.config.schema.check import check
 from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import (
+    ParallelText,
+    PlainText,
+    PlainTrainingText,
+    Text,
+    TrainingText,
+)
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.config.schema.limits import Bounds
+from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import ConfigError
 
@@ -230,11 +238,18 @@ def test_shipped_config_loads_and_its_dump_reads_back(path: Path, tmp_path: Path
 _RULED = {
     "dim": st.sampled_from([8, 64]),
     "num_heads": st.sampled_from([1, 2, 4]),
+    "num_kv_heads": st.sampled_from([None, 1]),
+    "latent": st.none(),
+    "num_buckets": st.sampled_from([4, 32]),
+    "max_distance": st.integers(17, 999),
+    "fast": st.just(32.0),
+    "slow": st.just(1.0),
+    "shared": st.just(True),
     "tie": st.sampled_from(["none", "output"]),
     "max_steps": st.integers(1000, 10**12),
     "warmup_steps": st.integers(1, 1000),
     "validate_every": st.integers(1, 1000),
-    "max_length": st.integers(600, 700),
+    "max_length": st.integers(1200, 1300),
     "batch_tokens": st.integers(701, 10**6),
     "vocab_size": st.integers(273, 10**6),
 }
@@ -290,8 +305,32 @@ def _coherent(decoding: DecodingConfig) -> DecodingConfig:
     return dataclasses.replace(decoding, max_length=600)
 
 
+def _suited(config: Config) -> Config:
+    """Give a model the texts that it learns from: alone, or with their translations."""
+    data, training = config.data, config.training
+    is_alone = isinstance(config.model, MaskedEncoderConfig)
+
+    def suited(text: Text) -> dict[str, Path]:
+        first, *_, last = [*text.files.values()] * 2
+        return {"text": first} if is_alone else {"source": first, "target": last}
+
+    kind, training_kind = ParallelText, TrainingText
+    if is_alone:
+        kind, training_kind = PlainText, PlainTrainingText
+        data = dataclasses.replace(
+            data, test={}, filters=dataclasses.replace(data.filters, max_ratio=None)
+        )
+        training = dataclasses.replace(training, select="loss")
+    data = dataclasses.replace(
+        data,
+        train=tuple(training_kind(**suited(text), weight=text.weight) for text in data.train),
+        valid=kind(**suited(data.valid)),
+    )
+    return dataclasses.replace(config, data=data, training=training)
+
+
 @settings(max_examples=20)
-@given(values_of(Config))
+@given(values_of(Config).map(_suited))
 def test_dump_reads_back_to_an_equal_config(
     tmp_path_factory: pytest.TempPathFactory, config: Config
 ) -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from tformer_cli.config.parse import compose, parse_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.model import LearnedPositions
+from tformer_cli.config.schema.data import PlainText, PlainTrainingText
 from tformer_cli.config.schema.optimizer import AdamConfig
+from tformer_cli.config.schema.positions import LearnedPositions
 from tformer_cli.config.schema.schedule import CosineSchedule, StepSchedule
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.errors import ConfigError
@@ -103,7 +104,10 @@ def test_text_field_keeps_what_yaml_would_take_for_something_else() -> None:
             "tokenizer: {algorithm: wordpiece}",
             "tokenizer.algorithm: must be one of bpe, unigram; got wordpiece",
         ),
-        ("model: {kind: rnn}", "model.kind: must be encoder_decoder; got rnn"),
+        (
+            "model: {kind: rnn}",
+            "model.kind: must be one of encoder_decoder, decoder_only, masked_encoder; got rnn",
+        ),
         ("model: 5", "model: must be a mapping (key: value); got 5"),
         ("model:", "model: must be a mapping (key: value); got nothing"),
         ("model: []", "model: must be a mapping (key: value); got a list"),
@@ -218,6 +222,37 @@ def test_named_texts_are_a_mapping_and_each_is_read() -> None:
         "x.yaml:5: data.test.x.target: must be a path; got a list",
         "x.yaml:6: data.test.y.target: is required",
     ]
+
+
+def test_text_alone_is_told_from_a_pair_by_its_key() -> None:
+    data = parsed(
+        "data: {train: [{text: a, weight: 2}, {text: b}], valid: {text: c}}\n"
+        "model: {kind: masked_encoder}\ntraining: {select: loss}\n"
+    ).data
+    assert data.train == (
+        PlainTrainingText(text=Path("a"), weight=2.0),
+        PlainTrainingText(text=Path("b")),
+    )
+    assert data.valid == PlainText(text=Path("c"))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{text: a, source: b, target: c}", ": must have source and target, or text; "
+         "got text, source, target"),
+        ("{txt: a}", ": must have source and target, or text; got txt"),
+        ("{}", ": must have source and target, or text; got nothing"),
+        ("{source: a}", ".target: is required"),
+        ("{text: a, wieght: 2}", ".wieght: no such key; did you mean weight?"),
+        ("{text: [a]}", ".text: must be a path; got a list"),
+        ("a", ": must be a mapping (key: value); got a"),
+    ],
+)  # fmt: skip
+def test_text_that_is_neither_alone_nor_a_pair_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parsed(f"data:\n  valid: {{source: c, target: d}}\n  train: [{text}]\n")
+    assert str(raised.value) == f"x.yaml:3: data.train.0{complaint}"
 
 
 def test_alias_stands_for_what_it_names() -> None:

@@ -77,7 +77,8 @@ def test_table_has_every_key_of_a_default_config() -> None:
             "number > 0, or `null`",
             "Largest norm of the gradient; larger ones are scaled down. Null leaves them.",
         ),
-        Row("`data.train`", "*required*", "list", "Parallel texts to train on."),
+        Row("`data.train`", "*required*", "list", "Texts to train on."),
+        Row("**`data.valid`**", "", "", "Text that chooses the best checkpoint."),
         Row("**`evaluation`**", "", "", "The scores."),
         Row(
             "`training.schedule.factor` (`step`)",
@@ -94,11 +95,14 @@ def test_table_has_every_key_of_a_default_config() -> None:
         Row(
             "**`model.positions.kind`**",
             "`sinusoidal`",
-            "`sinusoidal`, `learned`",
+            "`sinusoidal`, `learned`, `rotary`, `alibi`, `relative`, `none`",
             "How the model knows the order of tokens. "
             "`sinusoidal`: Fixed sine and cosine waves; sentences may be longer than those in "
             "training. `learned`: A trained vector for each position; longer lines are "
-            "translated in pieces.",
+            "translated in pieces. `rotary`: Queries and keys of self-attention are turned by "
+            "their positions. `alibi`: Attention falls with distance, in each head at a rate of "
+            "its own. `relative`: A trained number for each head and class of distances is added "
+            "to attention (T5). `none`: No positions: what an encoder reads is a bag of words.",
         ),
     ],
     ids=lambda row: row.key,

@@ -7,12 +7,20 @@ import pytest
 
 from tformer_cli.config.schema.check import check
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import (
+    DataConfig,
+    FilterConfig,
+    ParallelText,
+    PlainText,
+    PlainTrainingText,
+    TrainingText,
+)
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.config.schema.evaluation import EvaluationConfig
 from tformer_cli.config.schema.limits import Bounds, Conflict
-from tformer_cli.config.schema.model import EncoderDecoderConfig, LearnedPositions
+from tformer_cli.config.schema.model import EncoderDecoderConfig, MaskedEncoderConfig
 from tformer_cli.config.schema.optimizer import AdamWConfig
+from tformer_cli.config.schema.positions import LearnedPositions
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
 from tformer_cli.config.schema.training import TrainingConfig
 
@@ -21,6 +29,72 @@ DATA = DataConfig(
     train=(TrainingText(source=Path("a"), target=Path("b")),), valid=TEXT, test={"x": TEXT}
 )
 CONFIG = Config(data=DATA)
+PLAIN = PlainText(text=Path("a"))
+MASKED = Config(
+    data=DataConfig(train=(PlainTrainingText(text=Path("a")),), valid=PLAIN),
+    model=MaskedEncoderConfig(),
+    training=TrainingConfig(select="loss"),
+)
+
+
+def test_masked_encoder_has_its_own_rules() -> None:
+    assert list(check(MASKED)) == []
+    pair_alone = "must be a text alone with model.kind masked_encoder, which does not translate"
+    for changes, complaint in (
+        (
+            {"data": dataclasses.replace(MASKED.data, valid=TEXT)},
+            Conflict("data.valid", pair_alone, "source and target", "write {text: FILE}"),
+        ),
+        (
+            {"data": dataclasses.replace(MASKED.data, test={"x": TEXT})},
+            Conflict("data.test.x", pair_alone, "source and target", "remove it"),
+        ),
+        (
+            {"data": dataclasses.replace(MASKED.data, filters=FilterConfig(max_ratio=2.5))},
+            Conflict(
+                "data.filters.max_ratio",
+                "must be null with model.kind masked_encoder, whose text has one side",
+                "2.5",
+            ),
+        ),
+        (
+            {"tokenizer": CharConfig(shared=False)},
+            Conflict(
+                "tokenizer.shared",
+                "must be true with model.kind masked_encoder, whose text has one side",
+                "false",
+            ),
+        ),
+        (
+            {"training": TrainingConfig()},
+            Conflict(
+                "training.select",
+                "must be loss with model.kind masked_encoder, which does not translate",
+                "bleu",
+            ),
+        ),
+    ):
+        assert list(check(dataclasses.replace(MASKED, **changes))) == [complaint]
+
+
+def test_masked_encoder_is_not_held_to_rules_of_translations() -> None:
+    """Its searches do not run, and what it lower-cases nobody reads."""
+    short = MaskedEncoderConfig(positions=LearnedPositions(max_length=257))
+    lowercased = WordConfig(shared=True)
+    assert list(check(dataclasses.replace(MASKED, model=short, tokenizer=lowercased))) == []
+
+
+def test_a_model_that_translates_needs_translations() -> None:
+    plain = PlainTrainingText(text=Path("a"))
+    data = dataclasses.replace(DATA, train=(DATA.train[0], plain))
+    assert list(check(dataclasses.replace(CONFIG, data=data))) == [
+        Conflict(
+            "data.train.1",
+            "must be a text and its translation with model.kind encoder_decoder",
+            "text",
+            "write {source: FILE, target: FILE}",
+        )
+    ]
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,10 @@ def test_ids_of_a_vocabulary_take_16_bits_where_they_can():
 
 def test_encoded_pairs_are_those_that_the_filters_keep(tokenizers):
     encoded = encode_pairs(PAIRS, tokenizers, FilterConfig(max_ratio=2.0, drop_duplicates=True))
-    encode = tokenizers.source.encode
-    assert encoded.source.ids.tolist() == [*encode("ab"), *encode("b")]
-    assert encoded.target.ids.tolist() == [*encode("ba"), *encode("b")]
-    assert encoded.source.lengths.tolist() == encoded.target.lengths.tolist() == [2, 1]
+    encode, (source, target) = tokenizers.source.encode, encoded.sides
+    assert source.ids.tolist() == [*encode("ab"), *encode("b")]
+    assert target.ids.tolist() == [*encode("ba"), *encode("b")]
+    assert source.lengths.tolist() == target.lengths.tolist() == [2, 1]
     assert encoded.digests.tolist() == pair_digests([PAIRS[0], PAIRS[3]]).tolist()
     assert encoded.report == FilterReport(kept=2, empty=1, ratio=1)
 

@@ -105,3 +105,8 @@ def test_reports_add_up() -> None:
 )
 def test_report_reads_as_a_sentence(report: FilterReport, text: str) -> None:
     assert str(report) == text
+
+
+def test_report_on_a_text_alone_counts_lines() -> None:
+    assert FilterReport(kept=1).told("line") == "1 line: 1 kept"
+    assert FilterReport(kept=1, empty=1).told("line") == "2 lines: 1 kept; dropped 1 empty"

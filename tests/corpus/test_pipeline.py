@@ -1,9 +1,17 @@
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.data import (
+    DataConfig,
+    FilterConfig,
+    ParallelText,
+    PlainText,
+    PlainTrainingText,
+    TrainingText,
+)
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import (
@@ -61,6 +69,15 @@ def test_evaluation_store_holds_every_line(data, tokenizers):
     assert [tokenizers.target.decode(store[i].target) for i in range(3)] == ["AB", "X", "ABC"]
     held = [i for batch in batches_in_order(store, batch_tokens=20) for i in batch.indices.tolist()]
     assert sorted(held) == [0, 1, 2]
+
+
+def test_a_text_alone_is_its_own_target(data, tokenizers, tmp_path):
+    store = evaluation_store(PlainText(text=tmp_path / "a.src"), tokenizers)
+    for place, line in enumerate(["ab", "", "abc" * 5]):
+        ids = tokenizers.source.encode(line)
+        assert list(store[place].source) == list(store[place].target) == ids
+    plain = PlainTrainingText(text=tmp_path / "b.src")
+    assert list(training_pairs(replace(data, train=(plain,)))) == [("c", ""), ("ba", "")]
 
 
 def test_an_empty_evaluation_text_is_refused(tokenizers, tmp_path):

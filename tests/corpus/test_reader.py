@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.corpus.reader import decode_lines, read_lines, read_pairs
+from tformer_cli.config.schema.data import ParallelText, PlainText
+from tformer_cli.corpus.reader import as_pair, decode_lines, read_lines, read_pairs, read_rows
 from tformer_cli.errors import DataError
 
 FIVE = b"one\ntwo\nthree\nfour\nfive\n"
@@ -237,6 +238,15 @@ def test_pairs_of_unequal_files_are_refused_at_the_end_of_the_shorter(
         f"got {longest} and {shortest} lines; "
         "line n of one file must translate line n of the other"
     )
+
+
+def test_rows_have_the_sides_of_their_text(tmp_path: Path) -> None:
+    source, target = written(tmp_path, "s", b"a\nb\n"), written(tmp_path, "t", b"c\nd\n")
+    pairs = list(read_rows(ParallelText(source=source, target=target)))
+    assert pairs == list(map(as_pair, pairs)) == [("a", "c"), ("b", "d")]
+    alone = list(read_rows(PlainText(text=source)))
+    assert alone == [("a",), ("b",)]
+    assert list(map(as_pair, alone)) == [("a", ""), ("b", "")]
 
 
 def test_pairs_need_no_final_line_feed(tmp_path: Path) -> None:

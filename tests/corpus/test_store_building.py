@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema.data import FilterConfig, TrainingText
+from tformer_cli.config.schema.data import FilterConfig, PlainTrainingText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.store import TokenStore, build_store
@@ -146,6 +146,41 @@ def test_a_second_start_encodes_nothing(tmp_path):
     assert_same(again, first)
     assert again[0].known_fingerprint is not None
     assert len(names(tmp_path / "stores")) == 1
+
+
+def test_the_sentences_of_a_text_alone_are_their_own_targets(tmp_path):
+    """A store of one side: half the files, and the filters look at that side alone."""
+    lines = ["ab", "", "a" * 9, "ab", "b"]
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines))
+    texts = [PlainTrainingText(text=tmp_path / "text", weight=2.5)]
+    stores = tmp_path / "stores"
+    store, report = stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    encode = TOKENIZERS.source.encode
+    wanted = build_store((encode(line), encode(line), 2.5) for line in ("ab", "b"))
+    assert_same((store, report), (wanted, FilterReport(2, empty=1, too_long=1, duplicate=1)))
+    assert store.target_ids is store.source_ids
+    (folder,) = (path for path in stores.iterdir() if path.is_dir())
+    assert {file.name for file in folder.iterdir()} == {
+        "index.json",
+        "source.ids",
+        "source.offsets",
+    }
+    # A text and its translation of the same files is another store.
+    pairs = [TrainingText(source=tmp_path / "text", target=tmp_path / "text")]
+    stored(pairs, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    assert len(names(stores)) == 2
+
+
+def test_two_texts_alone_are_no_pair(tmp_path):
+    for name in "ab":
+        (tmp_path / name).write_text(f"{name}\n")
+    files = tmp_path / "a", tmp_path / "b"
+    for texts, num_examples in (
+        ([PlainTrainingText(text=file) for file in files], 2),
+        ([TrainingText(source=files[0], target=files[1])], 1),
+    ):
+        store, _ = stored(texts, TOKENIZERS, FILTERS, stores=tmp_path / "stores", pace=PACE)
+        assert len(store) == num_examples
 
 
 def test_the_weights_belong_to_the_run_and_not_to_the_store(tmp_path):
@@ -336,7 +371,7 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path):
         ([], "no lines; got {source}; name files with text"),
         (
             [("", "a"), ("a" * 9, "a" * 9)],
-            "no pair is left after the filters; "
+            "nothing is left after the filters; "
             "got 2 pairs: 0 kept; dropped 1 empty, 1 too long; loosen data.filters",
         ),
     ],

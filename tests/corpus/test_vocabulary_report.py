@@ -1,7 +1,10 @@
 """Numbers about a vocabulary, against counting by hand."""
 
+from pathlib import Path
+
 import pytest
 
+from tformer_cli.config.schema.data import ParallelText, PlainText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
 from tformer_cli.corpus.lengths import LengthReport
 from tformer_cli.corpus.vocabulary_report import (
@@ -72,9 +75,16 @@ def test_report_on_no_text_divides_by_nothing() -> None:
         )
 
 
-def test_report_has_both_sides() -> None:
+def test_report_has_the_sides_that_texts_have(tmp_path: Path) -> None:
+    for side, name in enumerate("ab"):
+        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS))
     tokenizers = build_tokenizers(CharConfig(shared=False), lambda: PAIRS, 1)
-    assert report_sides(tokenizers, lambda: PAIRS) == {
+    plain = [PlainText(text=tmp_path / "a")] * 2
+    assert report_sides(tokenizers, plain) == {
+        "source": report_vocabulary(tokenizers.source, ["ab ba", "aab"] * 2)
+    }
+    pairs = [ParallelText(source=tmp_path / "a", target=tmp_path / "b")]
+    assert report_sides(tokenizers, pairs) == {
         "source": report_vocabulary(tokenizers.source, ["ab ba", "aab"]),
         "target": report_vocabulary(tokenizers.target, ["xyz", "zyx x"]),
     }

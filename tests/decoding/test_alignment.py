@@ -1,12 +1,16 @@
 """What a model looks at, all at once and token by token."""
 
 import torch
-from decoding.test_engine import END, ROLES, START, native_engine, requests
+from decoding.test_engine import END, ROLES, START, V, native_engine, requests
+from family import translating
+from hypothesis import given
+from model.test_family import lively
 
 from tformer_cli.decoding import alignment as alignment_room
 from tformer_cli.decoding.alignment import ModelAligner
-from tformer_cli.model.record import cross_attention_weights
-from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.model.build import build_model
+from tformer_cli.model.network import Seq2Seq
+from tformer_cli.model.record import source_attention
 
 CPU = torch.device("cpu")
 SENTENCES = [
@@ -26,11 +30,11 @@ def models(count: int) -> list[Seq2Seq]:
 @torch.no_grad()
 def token_by_token(model: Seq2Seq, source: list[int], row: list[int]) -> torch.Tensor:
     """The last row of the map, for a target that grows."""
-    memory = model.encode(torch.tensor([source]), torch.ones(1, len(source), dtype=torch.bool))
+    read = torch.tensor([source]), torch.ones(1, len(source), dtype=torch.bool)
     rows = [torch.empty(0, len(source), dtype=torch.float64)]
     for length in range(1, len(row) + 1):
         target = torch.tensor([[START, *row][:length]])
-        heads = cross_attention_weights(model.decoder, target, memory)[-1][0, :, -1:]
+        heads = source_attention(model, *read, target)[0, :, -1:]
         rows.append(sum(heads) / len(heads))
     return torch.cat(rows)
 
@@ -49,6 +53,18 @@ def test_maps_are_what_each_step_sees_whatever_the_company(monkeypatch):
         assert sorted(found) == sorted(expected)
         for number, maps in found.items():
             torch.testing.assert_close(maps, expected[number])
+
+
+@given(translating)
+def test_any_network_that_translates_can_be_asked(config):
+    """A decoder alone too, of whose looks those at its source count."""
+    model = lively(build_model(config, source_size=V, target_size=V, seed=7))
+    some = SENTENCES[1:4]
+    assert all(source for source, _ in some)
+    for number, maps in aligner(model).attention(some):
+        source, rows = some[number]
+        expected = [token_by_token(model, source, row) for row in rows]
+        torch.testing.assert_close(maps, expected)
 
 
 def test_the_maps_of_an_ensemble_are_the_mean_of_those_of_its_models():

@@ -9,7 +9,9 @@ from tformer_cli.decoding.engine import NativeEngine
 from tformer_cli.decoding.hypothesis import EMPTY
 from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
-from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.model.build import build_model
+from tformer_cli.model.encoder_decoder import EncoderDecoder
+from tformer_cli.model.network import Seq2Seq
 
 V, START, END, SUPPRESSED = 31, 2, 3, (0, 1, 2, 4, 5)
 ROLES = TokenRoles(START, END, SUPPRESSED)
@@ -117,13 +119,13 @@ def test_a_large_vocabulary_lets_fewer_sentences_work_together(monkeypatch):
     expected = engine.translate(inputs, BeamConfig(size=2, max_length=9))
     monkeypatch.setattr("tformer_cli.decoding.engine.MOST_LOGITS", 2 * 2 * V)
     widths = []
-    step = Seq2Seq.step
+    step = EncoderDecoder.step
 
     def watched(model, target, cache):
         widths.append(len(target))
         return step(model, target, cache)
 
-    monkeypatch.setattr(Seq2Seq, "step", watched)
+    monkeypatch.setattr(EncoderDecoder, "step", watched)
     found = engine.translate(inputs, BeamConfig(size=2, max_length=9))
     assert max(widths) == 2
     assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]

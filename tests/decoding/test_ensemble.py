@@ -28,7 +28,7 @@ from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.rolling import search_all
 from tformer_cli.decoding.sample import SampleSearch
 from tformer_cli.decoding.workers import WorkersEngine
-from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.model.network import Seq2Seq
 
 V = 7
 SEARCHES_OF_TABLES = {

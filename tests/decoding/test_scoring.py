@@ -13,7 +13,7 @@ from tformer_cli.decoding import scoring as scoring_room
 from tformer_cli.decoding.engine import NativeEngine
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.scoring import ModelScorer
-from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.model.network import Seq2Seq
 
 CPU = torch.device("cpu")
 PAIRS = [

@@ -179,7 +179,7 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.decoding.engine import NativeEngine
 from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
-from tformer_cli.model.seq2seq import build_model
+from tformer_cli.model.build import build_model
 
 torch.set_num_threads(1)
 V, search = 20_000, BeamConfig(size=4, max_length=4)

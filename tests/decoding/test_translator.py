@@ -19,7 +19,8 @@ from tformer_cli.config.schema.decoding import (
     GreedyConfig,
     SampleConfig,
 )
-from tformer_cli.config.schema.model import EncoderDecoderConfig, LearnedPositions
+from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.positions import LearnedPositions
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.decoding import translator as translator_room
 from tformer_cli.decoding.consensus import Consensus
@@ -29,7 +30,8 @@ from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.translation import best_combinations
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import DataError, Problem, UsageError
-from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.model.build import build_model
+from tformer_cli.model.network import Seq2Seq
 from tformer_cli.text.terminology import Terminology
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import END_ID

@@ -7,7 +7,7 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.corpus.pipeline import batches_in_order
 from tformer_cli.corpus.store import build_store
 from tformer_cli.evaluation.likelihood import reference_likelihood
-from tformer_cli.model.seq2seq import build_model
+from tformer_cli.model.build import build_model
 
 V = 29
 

@@ -11,13 +11,15 @@ import torch
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
-from tformer_cli.config.schema.model import EncoderDecoderConfig, LearnedPositions
+from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.positions import LearnedPositions
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.decoding.translation import Translation
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import UsageError
 from tformer_cli.export.ctranslate2 import write_ctranslate2
-from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.model.build import build_model
+from tformer_cli.model.network import Seq2Seq
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import END_ID, START_ID
 

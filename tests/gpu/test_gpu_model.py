@@ -7,16 +7,14 @@ import torch
 from accelerator import CPU, DEVICE, on_gpu
 from torch import Tensor
 
-from tformer_cli.config.schema.model import (
-    EncoderDecoderConfig,
-    LearnedPositions,
-    SinusoidalPositions,
-)
+from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.positions import LearnedPositions, SinusoidalPositions
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch, Example, collate
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.device import autocast
-from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.model.build import build_model
+from tformer_cli.model.network import Seq2Seq
 from tformer_cli.training.loop import Group, Learner, train_steps
 from tformer_cli.training.loss import smoothed_nll_sum
 from tformer_cli.training.optim import build_optimizer

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.model.build import build_model
 from tformer_cli.model.fusion import fused
-from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.model.network import Seq2Seq
 
 V, K = 12, 3
 
@@ -22,6 +23,12 @@ def model(request: pytest.FixtureRequest) -> Seq2Seq:
     return fused(trained) if request.param == "fused" else trained
 
 
+def padded(sentences: list[list[int]]) -> tuple[Tensor, Tensor]:
+    longest = max(map(len, sentences))
+    ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids in sentences])
+    return ids, ids != 0
+
+
 class Written:
     """Sentences in places of a cache, and beside it all that their rows have written."""
 
@@ -30,12 +37,7 @@ class Written:
         self.sentences = sentences
         self.rows = [[[] for _ in range(K)] for _ in sentences]
         self.cache = model.start(len(sentences), K)
-        model.admit(self.memory(sentences), torch.arange(len(sentences)), self.cache)
-
-    def memory(self, sentences: list[list[int]]):
-        longest = max(map(len, sentences))
-        ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids in sentences])
-        return self.model.encode(ids, ids != 0)
+        model.admit(*padded(sentences), torch.arange(len(sentences)), self.cache)
 
     def step(self) -> None:
         """Let each row write a token, and compare what follows with the model without a cache."""
@@ -47,9 +49,8 @@ class Written:
             torch.testing.assert_close(logits[place], self.expected(place, sentence))
 
     def expected(self, place: int, sentence: list[int]) -> Tensor:
-        memory = self.memory([sentence] * K)
-        states = self.model.decoder(torch.tensor(self.rows[place]), memory)
-        return self.model.output(states)[:, -1]
+        target = torch.tensor(self.rows[place])
+        return self.model.output(self.model.states(*padded([sentence] * K), target))[:, -1]
 
     def reorder(self, generator: torch.Generator) -> None:
         origins = torch.randint(K, (len(self.sentences), K), generator=generator)
@@ -60,7 +61,7 @@ class Written:
         ]
 
     def admit(self, place: int, sentence: list[int]) -> None:
-        self.model.admit(self.memory([sentence]), torch.tensor([place]), self.cache)
+        self.model.admit(*padded([sentence]), torch.tensor([place]), self.cache)
         self.sentences[place], self.rows[place] = sentence, [[] for _ in range(K)]
 
     def keep(self, places: list[int]) -> None:

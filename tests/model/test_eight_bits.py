@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.model.build import build_model
 from tformer_cli.model.eight_bits import HIGHEST, EightBitLinear, in_eight_bits
 from tformer_cli.model.fusion import fused
-from tformer_cli.model.seq2seq import build_model
 
 
 def random_rows(seed: int, *shape: int) -> torch.Tensor:

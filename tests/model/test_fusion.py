@@ -2,22 +2,23 @@
 
 import pytest
 import torch
+from family import translating
 from hypothesis import given
-from model.test_seq2seq import family, member, small_model, source
+from model.test_encoder_decoder import small_model
+from model.test_family import all_logits, member, source
 
 from tformer_cli.model.fusion import fused
 
 V = 23
 
 
-@given(family)
+@given(translating)
 @torch.inference_mode()
 def test_a_fused_model_gives_the_same_logits(config):
     model, (ids, mask) = member(config), source()
     target = torch.randint(6, V, (len(ids), 7))
-    expected = model.output(model.decoder(target, model.encode(ids, mask)))
-    twin = fused(model)
-    torch.testing.assert_close(twin.output(twin.decoder(target, twin.encode(ids, mask))), expected)
+    expected = all_logits(model, ids, mask, target)
+    torch.testing.assert_close(all_logits(fused(model), ids, mask, target), expected)
 
 
 @pytest.mark.parametrize("tie", ["none", "all"])

@@ -1,21 +1,56 @@
+"""First weights: how they are spread, by each scheme."""
+
 import math
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.config.schema.model import (
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    LatentConfig,
+    MaskedEncoderConfig,
+    ModelConfig,
+)
+from tformer_cli.config.schema.positions import (
+    LearnedPositions,
+    RelativePositions,
+    RotaryPositions,
+)
+from tformer_cli.model.build import build_model, build_network
+from tformer_cli.model.encoder_decoder import EncoderDecoder
+from tformer_cli.model.network import Network
+from tformer_cli.model.residual import alone, encoder_and_decoder
 
-CONFIG = EncoderDecoderConfig(dim=64, num_heads=4, feedforward_dim=128, tie="none")
+D, H, F, V = 96, 4, 160, 500
+CONFIG = EncoderDecoderConfig(dim=D, num_heads=H, feedforward_dim=F, tie="none")
 
 
-def model() -> Seq2Seq:
-    return build_model(CONFIG, source_size=500, target_size=400, seed=3)
+def model() -> EncoderDecoder:
+    return build_model(CONFIG, source_size=V, target_size=400, seed=3)
+
+
+def network(config: ModelConfig) -> Network:
+    return build_network(config, source_size=V, target_size=V, seed=3)
+
+
+def spread(weight: Tensor) -> float:
+    return weight.detach().square().mean().sqrt().item()
+
+
+def assert_spread(weight: Tensor, expected: float) -> None:
+    """Hold a root of a mean to what is expected, within six of its standard deviations."""
+    assert abs(spread(weight) / expected - 1) < 6 * (2 * weight.numel()) ** -0.5
+
+
+def xavier(linear: nn.Linear) -> float:
+    return math.sqrt(2 / sum(linear.weight.shape))
 
 
 def test_weights_are_a_function_of_the_seed():
     assert torch.equal(model().output.weight, model().output.weight)
-    other = build_model(CONFIG, source_size=500, target_size=400, seed=4)
+    other = build_model(CONFIG, source_size=V, target_size=400, seed=4)
     assert not torch.equal(model().output.weight, other.output.weight)
 
 
@@ -28,14 +63,83 @@ def test_building_a_model_leaves_the_random_generator_alone():
 def test_matrices_are_xavier_uniform_and_biases_zero():
     for module in model().modules():
         if isinstance(module, nn.Linear):
-            outputs, inputs = module.weight.shape
-            limit = math.sqrt(6 / (inputs + outputs))
-            assert module.weight.abs().max() <= limit
-            assert abs(module.weight.std() / (limit / math.sqrt(3)) - 1) < 0.05
+            assert_spread(module.weight, xavier(module))
+            assert module.weight.abs().max() <= xavier(module) * math.sqrt(3)
             assert module.bias is None or not module.bias.any()
 
 
-def test_embeddings_are_normal_with_a_zero_row_for_padding():
-    tokens = model().encoder.embeddings.tokens.weight
-    assert not tokens[0].any()
-    assert abs(tokens[1:].std() * 8 - 1) < 0.02
+@pytest.mark.parametrize("scheme", ["xavier", "normal", "t5"])
+@pytest.mark.parametrize(
+    "positions", [LearnedPositions(max_length=90), RelativePositions(num_buckets=64)]
+)
+def test_embeddings_and_tables_of_positions_are_normal_with_a_zero_row_for_padding(
+    positions, scheme
+):
+    config = EncoderDecoderConfig(dim=D, num_heads=H, positions=positions, initialization=scheme)
+    for stack in network(config).stacks():
+        tokens = stack.embeddings.tokens.weight
+        assert not tokens[0].any()
+        tables = [tokens[1:]]
+        if isinstance(positions, LearnedPositions):
+            tables.append(stack.embeddings.positions.weight)
+        else:
+            tables.append(stack.bias.table.weight)
+        for table in tables:
+            assert_spread(table, D**-0.5)
+
+
+@pytest.mark.parametrize("activation", ["relu", "swiglu"])
+@pytest.mark.parametrize("kind", [EncoderDecoderConfig, DecoderOnlyConfig, MaskedEncoderConfig])
+def test_the_normal_scheme_is_that_of_gpt2(kind, activation):
+    config = kind(
+        dim=D, num_heads=H, feedforward_dim=F, activation=activation, initialization="normal"
+    )
+    for stack in network(config).stacks():
+        blocks = [block for layer in stack.each_layer() for block in layer.blocks()]
+        for block in blocks:
+            for name, part in block.named_modules():
+                if isinstance(part, nn.Linear):
+                    is_last = name in ("output", "outer")
+                    assert_spread(part.weight, 0.02 * (len(blocks) ** -0.5 if is_last else 1))
+
+
+def test_the_scheme_of_t5_goes_by_the_width_that_comes_in():
+    config = EncoderDecoderConfig(
+        dim=D, num_heads=H, num_kv_heads=2, feedforward_dim=F, initialization="t5", tie="none"
+    )
+    for module in network(config).modules():
+        if isinstance(module, nn.Linear):
+            assert_spread(module.weight, module.in_features**-0.5)
+
+
+LATENT = LatentConfig(dim=30, rotary_dim=8)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        EncoderDecoderConfig(dim=D, norm_position="deep", num_decoder_layers=3, tie="none"),
+        EncoderDecoderConfig(dim=D, norm_position="deep", activation="geglu", tie="none"),
+        DecoderOnlyConfig(dim=D, norm_position="deep", tie="none"),
+        DecoderOnlyConfig(
+            dim=D, norm_position="deep", positions=RotaryPositions(), latent=LATENT, tie="none"
+        ),
+        MaskedEncoderConfig(dim=D, norm_position="deep", tie="none"),
+    ],
+)
+def test_with_deep_norm_what_blocks_add_begins_smaller(config):
+    """Values, what follows them, and feed-forward blocks, but for what weighs these (figure 2)."""
+    deep = network(config)
+    if isinstance(config, EncoderDecoderConfig):
+        depths = encoder_and_decoder(config.num_encoder_layers, config.num_decoder_layers)
+    else:
+        depths = (alone(config.num_layers),)
+    for stack, depth in zip(deep.stacks(), depths, strict=True):
+        for layer in stack.each_layer():
+            for block in layer.blocks():
+                for name, part in block.named_modules():
+                    if isinstance(part, nn.Linear):
+                        is_smaller = name in ("value", "output", "inner", "outer")
+                        beta = depth.deep_norm.beta if is_smaller else 1.0
+                        assert_spread(part.weight, beta * xavier(part))
+    assert_spread(deep.output.weight, xavier(deep.output))

@@ -1,114 +1,213 @@
-"""Our layers against torch's, with copied weights: outputs and gradients."""
+"""Our layers and stacks against torch's, with the same weights: outputs and gradients."""
 
 import itertools
+import math
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from model.twins import assert_same, called, randomised, renamed, under
+from torch import Tensor, nn
 
-from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.model import (
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    MaskedEncoderConfig,
+)
+from tformer_cli.config.schema.positions import NoPositions
 from tformer_cli.model import masks
-from tformer_cli.model.attention import Attention, View
+from tformer_cli.model.attention import View
+from tformer_cli.model.build import build_model, build_network
 from tformer_cli.model.layers import DecoderLayer, EncoderLayer
+from tformer_cli.model.residual import alone
 
-B, S, T, D, H, F = 2, 5, 7, 12, 3, 17
-CHOICES = list(itertools.product(("pre", "post"), ("relu", "gelu")))
+B, S, T, V, D, H, F = 2, 5, 7, 23, 12, 3, 17
+CHOICES = list(itertools.product(("pre", "post"), ("relu", "gelu"), (True, False)))
+choices = pytest.mark.parametrize(("norm_position", "activation", "bias"), CHOICES)
 
 
-def config(norm_position: str, activation: str) -> EncoderDecoderConfig:
-    return EncoderDecoderConfig(
-        dim=D,
-        num_heads=H,
-        feedforward_dim=F,
-        dropout=0.0,
-        norm="layer",
-        norm_position=norm_position,
-        activation=activation,
-        norm_epsilon=1e-5,
+def choice(norm_position: str, activation: str, bias: bool) -> dict[str, Any]:
+    return {
+        "dim": D,
+        "num_heads": H,
+        "feedforward_dim": F,
+        "dropout": 0.0,
+        "norm": "layer",
+        "norm_position": norm_position,
+        "activation": activation,
+        "norm_epsilon": 1e-5,
+        "bias": bias,
+        "positions": NoPositions(),
+        "tie": "none",
+    }
+
+
+def config(*chosen: Any) -> EncoderDecoderConfig:
+    return EncoderDecoderConfig(num_encoder_layers=2, num_decoder_layers=3, **choice(*chosen))
+
+
+def attention(name: str, theirs: nn.MultiheadAttention) -> dict[str, Tensor]:
+    """Return the weights of our attention that is the same, under its name."""
+    weights = renamed(theirs, {"output": "out_proj"})
+    in_three = {"weight": theirs.in_proj_weight.chunk(3)}
+    if theirs.in_proj_bias is not None:
+        in_three["bias"] = theirs.in_proj_bias.chunk(3)
+    for kind, parts in in_three.items():
+        for part, weight in zip(("query", "key", "value"), parts, strict=True):
+            weights[f"{part}.{kind}"] = weight
+    return under(name, weights)
+
+
+def weights_of(theirs: nn.Module) -> dict[str, Tensor]:
+    """Return the weights of our layer that is the same."""
+    weights = attention("self_attention", theirs.self_attn)
+    names = {"feedforward.inner": "linear1", "feedforward.outer": "linear2"}
+    norms = ["self_attention_norm", "feedforward_norm"]
+    if isinstance(theirs, nn.TransformerDecoderLayer):
+        weights |= attention("cross_attention", theirs.multihead_attn)
+        norms.insert(1, "cross_attention_norm")
+    names |= {norm: f"norm{number}" for number, norm in enumerate(norms, start=1)}
+    return weights | renamed(theirs, names)
+
+
+def torch_layer(kind: type[nn.Module], norm_position: str, activation: str, bias: bool):
+    return kind(
+        D,
+        H,
+        F,
+        0.0,
+        activation,
+        batch_first=True,
+        norm_first=norm_position == "pre",
+        bias=bias,
+        dtype=torch.float64,
     )
 
 
-def copy_attention(ours: Attention, theirs: nn.MultiheadAttention) -> None:
-    parts = zip(
-        (ours.query, ours.key, ours.value),
-        theirs.in_proj_weight.chunk(3),
-        theirs.in_proj_bias.chunk(3),
-        strict=True,
-    )
-    for linear, weight, bias in parts:
-        linear.weight.data.copy_(weight)
-        linear.bias.data.copy_(bias)
-    ours.output.load_state_dict(theirs.out_proj.state_dict())
+def real_tokens() -> Tensor:
+    return torch.arange(S) < torch.tensor([[5], [3]])
 
 
-def copy_layer(ours: EncoderLayer | DecoderLayer, theirs: nn.Module) -> None:
-    copy_attention(ours.self_attention, theirs.self_attn)
-    ours.self_attention_norm.load_state_dict(theirs.norm1.state_dict())
-    last = theirs.norm2
-    if isinstance(ours, DecoderLayer):
-        copy_attention(ours.cross_attention, theirs.multihead_attn)
-        ours.cross_attention_norm.load_state_dict(theirs.norm2.state_dict())
-        last = theirs.norm3
-    ours.feedforward.inner.load_state_dict(theirs.linear1.state_dict())
-    ours.feedforward.outer.load_state_dict(theirs.linear2.state_dict())
-    ours.feedforward_norm.load_state_dict(last.state_dict())
+def states_of(length: int) -> Tensor:
+    return torch.randn(B, length, D, dtype=torch.float64, requires_grad=True)
 
 
-def assert_same_gradients(ours, theirs, inputs):
-    direction = torch.randn_like(theirs)
-    mine = torch.autograd.grad((ours * direction).sum(), inputs)
-    reference = torch.autograd.grad((theirs * direction).sum(), inputs)
-    for gradient, expected in zip(mine, reference, strict=True):
-        torch.testing.assert_close(gradient, expected)
-
-
-def randomised(layer: nn.Module) -> nn.Module:
-    for parameter in layer.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    return layer
-
-
-@pytest.mark.parametrize(("norm_position", "activation"), CHOICES)
-def test_encoder_layer_equals_torch(norm_position, activation):
-    theirs = randomised(
-        nn.TransformerEncoderLayer(
-            D, H, F, 0.0, activation, batch_first=True, norm_first=norm_position == "pre"
-        ).double()
-    )
-    ours = EncoderLayer(config(norm_position, activation), None).double()
-    copy_layer(ours, theirs)
-    real = torch.arange(S) < torch.tensor([[5], [3]])
-    states = torch.randn(B, S, D, dtype=torch.float64, requires_grad=True)
-    actual = ours(states, View(mask=masks.padding(real)), torch.arange(S))
+@choices
+def test_encoder_layer_equals_torch(norm_position, activation, bias):
+    chosen = norm_position, activation, bias
+    theirs = randomised(torch_layer(nn.TransformerEncoderLayer, *chosen))
+    ours = EncoderLayer(config(*chosen), alone(1)).double()
+    real, states = real_tokens(), states_of(S)
+    said = called(ours, weights_of(theirs), states, View(mask=masks.padding(real)), None)
     expected = theirs(states, src_key_padding_mask=~real)
-    torch.testing.assert_close(actual, expected)
-    assert_same_gradients(actual, expected, (states,))
+    assert_same(said, expected, [states, *theirs.parameters()])
 
 
-@pytest.mark.parametrize(("norm_position", "activation"), CHOICES)
-def test_decoder_layer_equals_torch(norm_position, activation):
-    theirs = randomised(
-        nn.TransformerDecoderLayer(
-            D, H, F, 0.0, activation, batch_first=True, norm_first=norm_position == "pre"
-        ).double()
-    )
-    ours = DecoderLayer(config(norm_position, activation), None).double()
-    copy_layer(ours, theirs)
-    real = torch.arange(S) < torch.tensor([[5], [3]])
-    states = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
-    memory = torch.randn(B, S, D, dtype=torch.float64, requires_grad=True)
-    actual = ours(
-        states,
-        View(causal=True),
-        ours.cross_attention.key_value(memory),
-        View(mask=masks.padding(real)),
-        torch.arange(T),
-    )
+@choices
+def test_decoder_layer_equals_torch(norm_position, activation, bias):
+    chosen = norm_position, activation, bias
+    theirs = randomised(torch_layer(nn.TransformerDecoderLayer, *chosen))
+    ours = DecoderLayer(config(*chosen), alone(1)).double()
+    real, states, memory = real_tokens(), states_of(T), states_of(S)
+    weights = weights_of(theirs)
+    across = {
+        name.removeprefix("cross_attention."): weight
+        for name, weight in weights.items()
+        if name.startswith("cross_attention.")
+    }
+    key_value = called(ours.cross_attention, across, memory, method="key_value")
+    source_view = View(mask=masks.padding(real))
+    said = called(ours, weights, states, View(causal=True), key_value, source_view, None)
+    expected = theirs(states, memory, tgt_mask=~masks.causal(T), memory_key_padding_mask=~real)
+    assert_same(said, expected, [states, memory, *theirs.parameters()])
+
+
+def torch_encoder(norm_position: str, activation: str, bias: bool) -> nn.TransformerEncoder:
+    layer = torch_layer(nn.TransformerEncoderLayer, norm_position, activation, bias)
+    norm = final_norm(norm_position, bias)
+    return randomised(nn.TransformerEncoder(layer, 2, norm, enable_nested_tensor=False))
+
+
+def torch_decoder(norm_position: str, activation: str, bias: bool) -> nn.TransformerDecoder:
+    layer = torch_layer(nn.TransformerDecoderLayer, norm_position, activation, bias)
+    return randomised(nn.TransformerDecoder(layer, 3, final_norm(norm_position, bias)))
+
+
+def final_norm(norm_position: str, bias: bool) -> nn.LayerNorm | None:
+    return nn.LayerNorm(D, bias=bias).double() if norm_position == "pre" else None
+
+
+def stack_weights(theirs: nn.Module, table: nn.Embedding) -> dict[str, Tensor]:
+    """Return the weights of our stack that is the same."""
+    # Our embeddings are multiplied by the root of the width.
+    weights = {"embeddings.tokens.weight": table.weight / math.sqrt(D)}
+    if theirs.norm is not None:
+        weights |= renamed(theirs, {"norm": "norm"})
+    for number, layer in enumerate(theirs.layers):
+        weights |= under(f"layers.{number}", weights_of(layer))
+    return weights
+
+
+@choices
+def test_stacks_equal_those_of_torch(norm_position, activation, bias):
+    chosen = norm_position, activation, bias
+    encoder, decoder = torch_encoder(*chosen), torch_decoder(*chosen)
+    theirs = nn.Transformer(D, H, custom_encoder=encoder, custom_decoder=decoder, batch_first=True)
+    tables = nn.ModuleDict({name: nn.Embedding(V, D) for name in ("encoder", "decoder")}).double()
+    ours = build_model(config(*chosen), source_size=V, target_size=V, seed=1).double()
+    weights = {"output.weight": ours.output.weight}
+    for name, stack in (("encoder", encoder), ("decoder", decoder)):
+        weights |= under(name, stack_weights(stack, tables[name]))
+    source, target, real = torch.randint(V, (B, S)), torch.randint(V, (B, T)), real_tokens()
+    said = called(ours, weights, source, real, target, method="states")
     expected = theirs(
-        states,
-        memory,
+        tables["encoder"](source),
+        tables["decoder"](target),
         tgt_mask=~masks.causal(T),
+        src_key_padding_mask=~real,
         memory_key_padding_mask=~real,
     )
-    torch.testing.assert_close(actual, expected)
-    assert_same_gradients(actual, expected, (states, memory))
+    assert_same(said, expected, [*tables.parameters(), *theirs.parameters()])
+
+
+@choices
+def test_masked_encoder_equals_that_of_torch(norm_position, activation, bias):
+    chosen = norm_position, activation, bias
+    theirs, table = torch_encoder(*chosen), nn.Embedding(V, D).double()
+    config = MaskedEncoderConfig(num_layers=2, **choice(*chosen))
+    ours = build_network(config, source_size=V, target_size=V, seed=1).double()
+    output = torch.randn(V, D, dtype=torch.float64, requires_grad=True)
+    weights = {"output.weight": output} | under("encoder", stack_weights(theirs, table))
+    ids, real = torch.randint(V, (B, S)), real_tokens()
+    asked = real & (torch.rand(B, S) < 0.5)
+    said = called(ours, weights, ids, real, ids, asked)
+    states = theirs(table(ids), src_key_padding_mask=~real)
+    expected = states[asked] @ output.T
+    assert_same(said, expected, [output, table.weight, *theirs.parameters()])
+
+
+@pytest.mark.parametrize("source_attention", ["causal", "bidirectional"])
+@choices
+def test_decoder_only_equals_a_stack_of_torch_that_sees_as_much(
+    norm_position, activation, bias, source_attention
+):
+    chosen = norm_position, activation, bias
+    theirs, table = torch_encoder(*chosen), nn.Embedding(V, D).double()
+    config = DecoderOnlyConfig(num_layers=2, source_attention=source_attention, **choice(*chosen))
+    ours = build_model(config, source_size=V, target_size=V, seed=1).double()
+    weights = {"output.weight": ours.output.weight} | under("stream", stack_weights(theirs, table))
+    source, target, real = torch.randint(V, (B, S)), torch.randint(V, (B, T)), real_tokens()
+    said = called(ours, weights, source, real, target, method="states")
+    sees = [
+        [
+            key <= query or (source_attention == "bidirectional" and key < S and query < S)
+            for key in range(S + T)
+        ]
+        for query in range(S + T)
+    ]
+    expected = theirs(
+        table(torch.cat((source, target), dim=1)),
+        mask=~torch.tensor(sees),
+        src_key_padding_mask=torch.cat((~real, torch.zeros(B, T, dtype=torch.bool)), dim=1),
+    )
+    assert_same(said, expected[:, S:], [table.weight, *theirs.parameters()])

@@ -44,7 +44,7 @@ from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import TrainingError, UsageError
 from tformer_cli.export.ctranslate2 import write_ctranslate2
-from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.training.run import train
 
@@ -334,7 +334,7 @@ def test_spread_takes_items_at_equal_distances():
 
 def test_base_has_the_shape_of_the_paper():
     with torch.device("meta"):
-        base = Seq2Seq(SIZES["base"], source_size=37, target_size=37)
+        base = EncoderDecoder(SIZES["base"], source_size=37, target_size=37)
     layer, wide = 4 * 512 * 512 + 4 * 512, 2 * 512 * 2048 + 2048 + 512
     norm = 2 * 512
     encoder, decoder = layer + wide + 2 * norm, 2 * layer + wide + 3 * norm

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from toy import write_toy
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.model.seq2seq import build_model
+from tformer_cli.model.build import build_model
 
 ROOT = Path(__file__).parents[2]
 TINY = EncoderDecoderConfig(

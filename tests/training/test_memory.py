@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from tformer_cli.corpus.batch import Batch, Example, collate
+from tformer_cli.corpus.masking import Masking
 from tformer_cli.errors import TrainingError
 from tformer_cli.training.memory import in_halves, memory_sufficing
 
@@ -25,6 +26,15 @@ def test_halves_are_the_batches_of_their_rows():
     expected = [ROWS[:3], ROWS[3:], ROWS[:1], ROWS[3:4], ROWS[4:]]
     for half, rows in zip(halves, expected, strict=True):
         assert_equal(half, collate(rows))
+
+
+def test_halves_of_a_masked_batch_are_the_masked_batches_of_their_rows():
+    texts = [[20 + length] * length for length in (9, 4, 2)]
+    rows = [Example(place, text, text) for place, text in enumerate(texts)]
+    masking = Masking(share=0.15, vocabulary_size=50, seed=1)
+    halves = in_halves([masking.masked(collate(rows), epoch=0)], where="step 3")
+    for half, part in zip(halves, (rows[:2], rows[2:]), strict=True):
+        assert_equal(half, masking.masked(collate(part), epoch=0))
 
 
 def test_a_single_row_cannot_be_halved():

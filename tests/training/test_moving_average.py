@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.model.seq2seq import build_model
+from tformer_cli.model.build import build_model
 from tformer_cli.training.moving_average import MovingAverage
 
 

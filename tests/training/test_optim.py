@@ -3,7 +3,8 @@ import torch
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.optimizer import AdamConfig, AdamWConfig, MuonConfig
-from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.model.build import build_model
+from tformer_cli.model.network import Seq2Seq
 from tformer_cli.training.optim import build_optimizer, set_learning_rate
 
 

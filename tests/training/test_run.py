@@ -25,7 +25,8 @@ from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import training_groups
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
-from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.model.build import build_network
+from tformer_cli.model.network import Seq2Seq
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.training import loss_scale, preparation
 from tformer_cli.training import run as run_module
@@ -460,10 +461,10 @@ def test_a_training_that_keeps_diverging_ends_and_says_where_it_begins(toy, tmp_
     models = []
 
     def kept(*arguments: Any, **options: Any):
-        models.append(build_model(*arguments, **options))
+        models.append(build_network(*arguments, **options))
         return models[-1]
 
-    monkeypatch.setattr(preparation, "build_model", kept)
+    monkeypatch.setattr(preparation, "build_network", kept)
 
     def ruining(*arguments: Any, **options: Any):
         for taken in train_steps(*arguments, **options):

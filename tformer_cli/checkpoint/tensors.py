@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -12,14 +12,21 @@ from torch import Tensor
 from tformer_cli.errors import CheckpointError
 
 
-def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+def save_tensors(
+    tensors: dict[str, Tensor], file: Path, notes: Mapping[str, str] | None = None
+) -> None:
     """Write tensors into a file.
+
+    Args:
+        tensors: by their names.
+        file: is replaced.
+        notes: what the file says of itself besides.
 
     Raises:
         OSError: the system does not let it be written.
     """
     try:
-        save_file(tensors, file)
+        save_file(tensors, file, None if notes is None else dict(notes))
     except SafetensorError as error:
         # The library keeps the system's error as words alone: "... (os error 28)".
         found = re.search(r"os error (\d+)", str(error))

@@ -15,19 +15,28 @@ from tformer_cli.checkpoint.state import load_state
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import CheckpointError
-from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.model.build import build_network
+from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
+from tformer_cli.text.vocabulary import START_IDS
 
 
 @dataclass(frozen=True, slots=True)
-class TrainedModel:
-    """What it takes to translate: a model with its weights, its tokenizers and its config."""
+class TrainedNetwork:
+    """A network of whatever kind with its weights, its tokenizers and its config."""
 
     config: Config
     tokenizers: Tokenizers
-    model: Seq2Seq
+    model: Network
     step: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel(TrainedNetwork):
+    """What it takes to translate: a model with its weights, its tokenizers and its config."""
+
+    model: Seq2Seq
 
     @property
     def fingerprint(self) -> str:
@@ -44,7 +53,24 @@ class TrainedModel:
 
 
 def load_trained_model(run: RunDirectory, name: str = "best") -> TrainedModel:
-    """Load the model of a run on the CPU, ready to evaluate.
+    """Load the model of a run on the CPU, ready to translate; arguments as the next function's.
+
+    Raises:
+        CheckpointError: there is no such run or checkpoint, it is damaged, or does not translate.
+    """
+    trained = load_trained_network(run, name)
+    if not isinstance(trained.model, Seq2Seq):
+        raise CheckpointError(
+            str(run.path),
+            "does not translate",
+            got=f"model.kind {trained.config.model.kind}",
+            remedy="train an encoder_decoder that begins with it: training.initialize_from",
+        )
+    return TrainedModel(trained.config, trained.tokenizers, trained.model, trained.step)
+
+
+def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwork:
+    """Load the network of a run on the CPU, ready to evaluate.
 
     Args:
         run: the run folder.
@@ -73,14 +99,14 @@ def load_trained_model(run: RunDirectory, name: str = "best") -> TrainedModel:
     config = load_config(run.config_file)
     tokenizers = load_tokenizers(run.tokenizer)
     state = load_state(directory)
-    model = build_model(
+    model = build_network(
         config.model,
         source_size=tokenizers.source.size,
         target_size=tokenizers.target.size,
         seed=config.seed,
     )
     load_weights(directory, model)
-    return TrainedModel(config, tokenizers, model.eval(), state.step)
+    return TrainedNetwork(config, tokenizers, model.eval(), state.step)
 
 
 def load_ensemble(runs: Sequence[RunDirectory], name: str = "best") -> list[TrainedModel]:
@@ -103,6 +129,13 @@ def load_ensemble(runs: Sequence[RunDirectory], name: str = "best") -> list[Trai
                 f"has other tokenizers than {runs[0].path}",
                 remedy="an ensemble has one vocabulary: name runs of the same text, tokenizer "
                 "section and seed, or one that continues from the other",
+            )
+        if START_IDS[other.config.model.kind] != START_IDS[first.config.model.kind]:
+            raise CheckpointError(
+                str(run.path),
+                f"is of another kind than {runs[0].path}, and its targets begin differently",
+                got=other.config.model.kind,
+                remedy="name runs of one model.kind",
             )
         longest = other.model.max_length
         if longest is not None and longest < (first.model.max_length or math.inf):

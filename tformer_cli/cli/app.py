@@ -9,6 +9,8 @@ from tformer_cli.cli import config as config_command
 from tformer_cli.cli.average import average
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.cli.eval import evaluate
+from tformer_cli.cli.heatmap import heatmap
+from tformer_cli.cli.model import model
 from tformer_cli.cli.plot import plot
 from tformer_cli.cli.score import score
 from tformer_cli.cli.train import train
@@ -26,8 +28,10 @@ app.command("translate")(translate)
 app.command("eval")(evaluate)
 app.command("score")(score)
 app.command("vocab")(vocab)
+app.command("model")(model)
 app.command("average")(average)
 app.command("plot")(plot)
+app.command("heatmap")(heatmap)
 app.add_typer(config_command.app, name="config")
 
 

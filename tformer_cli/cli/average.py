@@ -56,8 +56,8 @@ def average(
         )
         return
     typer.echo(f"{found.checkpoint}: the mean of {', '.join(m.name for m in found.members)}")
-    loss = found.evaluation.likelihood.loss
-    typer.echo(f"valid: loss {loss:.4f}, {found.evaluation.scores[0]}")
+    loss = f"loss {found.validation.likelihood.loss:.4f}"
+    typer.echo(f"valid: {', '.join([loss, *map(str, found.validation.scores)])}")
     if found.is_best:
         typer.echo("better than the best checkpoint before: best is the average now")
     elif found.run_has_ended:

@@ -166,7 +166,9 @@ def _chosen_texts(
             )
         return {source.name: ParallelText(source=source, target=reference)}
     if split == "valid":
-        return {"valid": config.data.valid}
+        valid = config.data.valid
+        assert isinstance(valid, ParallelText), "what translates is trained on translations"
+        return {"valid": valid}
     if split in config.data.test:
         return {split: config.data.test[split]}
     if split in (None, "test") and config.data.test:

@@ -79,7 +79,7 @@ def score(
     keep_freed_memory()
     engine = NativeEngine(
         trained.model.to(place),
-        token_roles(trained.tokenizers.target),
+        token_roles(trained.tokenizers.target, trained.config.model),
         device=place,
         precision=resolve_precision(precision, place),
         others=[other.model.to(place) for other in others],

@@ -40,7 +40,6 @@ def vocab(
 
     # torch takes a second to import: only those who build wait for it.
     from tformer_cli.corpus.pipeline import training_pairs
-    from tformer_cli.corpus.reader import read_pairs
     from tformer_cli.corpus.vocabulary_report import report_sides
     from tformer_cli.text.tokenizer import build_tokenizers
 
@@ -51,8 +50,8 @@ def vocab(
     # same takes it, any other builds its own.
     write_text(run_directory.config_file, dump_config(parsed))
     reports = {
-        "train": report_sides(tokenizers, lambda: training_pairs(data)),
-        "valid": report_sides(tokenizers, lambda: read_pairs(data.valid.source, data.valid.target)),
+        "train": report_sides(tokenizers, data.train),
+        "valid": report_sides(tokenizers, [data.valid]),
     }
     if as_json:
         content = {

@@ -10,11 +10,11 @@ import yaml
 
 from tformer_cli.config.parse import OVERRIDE, compose, parse_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, ParallelText
+from tformer_cli.config.schema.data import DataConfig, Text
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.errors import ConfigError, Problem
 
-_Text = TypeVar("_Text", bound=ParallelText)
+_Text = TypeVar("_Text", bound=Text)
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -103,14 +103,9 @@ def as_plain(value: object) -> Any:
 
 def data_files(data: DataConfig) -> Iterator[tuple[str, Path]]:
     """Yield the key path of every text file, and the file."""
-    texts: dict[str, ParallelText] = {
-        **{f"data.train.{index}": text for index, text in enumerate(data.train)},
-        "data.valid": data.valid,
-        **{f"data.test.{name}": text for name, text in data.test.items()},
-    }
-    for key, text in texts.items():
-        yield f"{key}.source", text.source
-        yield f"{key}.target", text.target
+    for key, text in data.texts().items():
+        for side, file in text.files.items():
+            yield f"data.{key}.{side}", file
 
 
 def check_data_files(data: DataConfig) -> None:
@@ -223,8 +218,8 @@ def _absolute_data(data: DataConfig, folder: Path) -> DataConfig:
     base = folder if root is None else root
 
     def resolved(text: _Text) -> _Text:
-        source, target = _absolute(base, text.source), _absolute(base, text.target)
-        return dataclasses.replace(text, source=source, target=target)
+        changes: dict[str, Any] = {side: _absolute(base, file) for side, file in text.files.items()}
+        return dataclasses.replace(text, **changes)
 
     return dataclasses.replace(
         data,

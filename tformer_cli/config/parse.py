@@ -2,7 +2,8 @@
 
 So `1e-4` is a number wherever a float is asked for, `no` is the Norwegian language, `12:30` is
 never 750 and a key written twice is a mistake: YAML's own guesses about types are not used.
-A choice (`kind: step`) without its `kind` is the schema's default one.
+A choice (`kind: step`) without its `kind` is the schema's default one; choices that have no `kind`
+are told apart by the keys that they require.
 Everything that is wrong is collected and raised at once, in the order of the file.
 """
 
@@ -135,6 +136,8 @@ class _Builder:
             members = [member for member in members if member is not types.NoneType]
         if len(members) == 1:
             return self.build(node, members[0], path, default)
+        if not all(hasattr(member, "kind") for member in members):
+            return self._told_apart_by_keys(node, members, path)
         return self._choice(node, {_kind(member): member for member in members}, path, default)
 
     def _choice(self, node: yaml.Node, kinds: dict[str, Any], path: str, default: Any) -> object:
@@ -148,8 +151,21 @@ class _Builder:
             if kind is _FAILED:
                 return _FAILED
             chosen = kinds[str(kind)]
-        assert dataclasses.is_dataclass(chosen), f"{path}: the schema gives no default kind"
+        if not dataclasses.is_dataclass(chosen):
+            what = f"is required: one of {_list(list(kinds))}"
+            return self._fail(_join(path, "kind"), what, None)
         return self._dataclass(entries, chosen, kinds, path)
+
+    def _told_apart_by_keys(self, node: yaml.Node, members: Sequence[Any], path: str) -> object:
+        """Build the member of a union that has the required keys which are written."""
+        entries = self._entries(node, path)
+        if entries is None:
+            return _FAILED
+        named = [member for member in members if entries.keys() & set(_required_keys(member))]
+        if len(named) != 1:
+            forms = ", or ".join(" and ".join(_required_keys(member)) for member in members)
+            return self._fail(path, f"must have {forms}", _list(list(entries)) or "nothing")
+        return self._dataclass(entries, named[0], {}, path)
 
     def _dataclass(
         self, entries: dict[str, yaml.Node], cls: Any, kinds: dict[str, Any], path: str
@@ -323,6 +339,10 @@ def _did_you_mean(text: str, choices: Iterable[str]) -> str | None:
 
 def _keys(cls: Any) -> list[str]:
     return [part.name for part in dataclasses.fields(cls)]
+
+
+def _required_keys(cls: Any) -> list[str]:
+    return [part.name for part in dataclasses.fields(cls) if _is_required(part)]
 
 
 def _inner_keys(cls: Any) -> Iterator[str]:

@@ -96,19 +96,31 @@ def _class_body(cls: type) -> list[ast.stmt]:
 
 def _field_rows(key: str, hint: Any, default: str, meaning: str) -> Iterator[Row]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    members = [member for member in arguments if member is not types.NoneType]
     if dataclasses.is_dataclass(hint):
-        yield Row(f"**`{key}`**", "", "", meaning)
+        yield Row(f"**`{key}`**", default if default == "`null`" else "", "", meaning)
         yield from rows(hint, f"{key}.")
-    elif origin is types.UnionType and all(map(dataclasses.is_dataclass, arguments)):
-        yield from _union_rows(key, arguments, default, meaning)
+    elif origin is types.UnionType and all(map(dataclasses.is_dataclass, members)):
+        if len(members) == 1:
+            yield from _field_rows(key, members[0], default, meaning)
+        elif all(hasattr(member, "kind") for member in members):
+            yield from _union_rows(key, members, default, meaning)
+        else:
+            yield Row(f"**`{key}`**", "", "", meaning)
+            yield from _rows_of_any(members, f"{key}.")
     elif origin is dict:
         yield Row(f"`{key}`", default, "by name", meaning)
         yield from rows(arguments[1], f"{key}.NAME.")
     elif origin is tuple and arguments[-1] is Ellipsis:
         yield Row(f"`{key}`", default, "list", meaning)
-        yield from rows(arguments[0], f"{key}.0.")
+        yield from _rows_of_any(typing.get_args(arguments[0]) or arguments[:1], f"{key}.0.")
     else:
         yield Row(f"`{key}`", default, _values(hint), meaning)
+
+
+def _rows_of_any(members: Sequence[Any], path: str) -> Iterator[Row]:
+    """Yield the rows of choices that have no `kind`; what they share comes once."""
+    yield from dict.fromkeys(row for member in members for row in rows(member, path))
 
 
 def _union_rows(key: str, members: Sequence[Any], default: str, meaning: str) -> Iterator[Row]:
@@ -116,7 +128,7 @@ def _union_rows(key: str, members: Sequence[Any], default: str, meaning: str) ->
     owners: dict[Row, list[str]] = {}
     choices = {}
     for member in members:
-        kind, *others = sorted(rows(member, f"{key}."), key=lambda row: ".kind`" not in row.key)
+        kind, *others = sorted(rows(member, f"{key}."), key=lambda row: row.key != f"`{key}.kind`")
         choices[kind.default] = kind.meaning
         for row in others:
             owners.setdefault(row, []).append(kind.default)

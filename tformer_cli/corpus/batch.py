@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tformer_cli.text.vocabulary import END_ID, PAD_ID, START_ID
+from tformer_cli.padding import pad_rows
+from tformer_cli.text.vocabulary import END_ID, START_ID
 
 # What of a batch the model sees.
 TENSORS = ("source", "source_mask", "target_in", "target_out", "target_mask")
@@ -33,8 +34,9 @@ class Example:
 class Batch:
     """Examples side by side, padded to the longest.
 
-    The source ends with `</s>`. The target goes in behind `<s>` and comes out before `</s>`, so
-    column t of `target_out` is what the model must say after columns 0..t of `target_in`.
+    The source ends with `</s>`. The target goes in behind `<s>`, or another start, and comes out
+    before `</s>`, so column t of `target_out` is what the model must say after columns 0..t of
+    `target_in`.
     A mask says True where a real token stands.
 
     Attributes:
@@ -68,12 +70,12 @@ class Batch:
         return dataclasses.replace(self, **pinned)
 
 
-def collate(examples: Sequence[Example]) -> Batch:
-    """Pad examples into a batch, in the order given."""
+def collate(examples: Sequence[Example], start_id: int = START_ID) -> Batch:
+    """Pad examples into a batch, in the order given; targets go in behind `start_id`."""
     sources = [example.source for example in examples]
     targets = [example.target for example in examples]
     source, source_mask = pad_rows(sources, last=END_ID)
-    target_in, target_mask = pad_rows(targets, first=START_ID)
+    target_in, target_mask = pad_rows(targets, first=start_id)
     target_out, _ = pad_rows(targets, last=END_ID)
     return Batch(
         source=source,
@@ -84,30 +86,3 @@ def collate(examples: Sequence[Example]) -> Batch:
         indices=torch.tensor([example.index for example in examples]),
         num_target_tokens=int(target_mask.sum()),
     )
-
-
-def pad_rows(
-    rows: Sequence[Sequence[int] | np.ndarray],
-    *,
-    first: int | None = None,
-    last: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return rows of ids as one (B, L) tensor padded on the right, and its bool mask.
-
-    Args:
-        rows: the ids.
-        first: an id before each row, or None.
-        last: an id behind each row, or None.
-    """
-    starts = 0 if first is None else 1
-    stops = starts + np.array([len(row) for row in rows])
-    lengths = stops if last is None else stops + 1
-    columns = np.arange(lengths.max())
-    mask = columns < lengths[:, None]
-    ids = np.full(mask.shape, PAD_ID, dtype=np.int64)
-    ids[(columns >= starts) & (columns < stops[:, None])] = np.concatenate(rows)
-    if first is not None:
-        ids[:, 0] = first
-    if last is not None:
-        ids[np.arange(len(rows)), stops] = last
-    return torch.from_numpy(ids), torch.from_numpy(mask)

@@ -1,4 +1,6 @@
-"""Pairs of lines into the token ids that training keeps of them, by one process or by many.
+"""Lines into the token ids that training keeps of them, by one process or by many.
+
+A pair of lines has two sides; the lines of a text alone count as pairs that have but one.
 
 Processes that encode import this module, so nothing here imports torch.
 """
@@ -20,12 +22,12 @@ from tformer_cli.child_process import begin_child
 from tformer_cli.config.schema.data import FilterConfig
 from tformer_cli.corpus.filters import FilterReport, judge, pair_digests
 from tformer_cli.errors import TrainingError
-from tformer_cli.text.tokenizer import Tokenizer, Tokenizers, load_tokenizers
+from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 
 # Chunks that wait for each process, so that none waits for the reader.
 CHUNKS_AHEAD = 2
 
-Chunk = Sequence[tuple[str, str]]
+Chunk = Sequence[tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +48,12 @@ class EncodedPairs:
     """What training keeps of a chunk of pairs, duplicates included.
 
     Attributes:
-        source: the sources of the n pairs that are kept.
-        target: their targets.
+        sides: the sources of the n pairs that are kept, and their targets if there are any.
         digests: (n, 2) of `pair_digests`; (0, 2) where duplicates do not matter.
         report: the counts of the whole chunk.
     """
 
-    source: Sentences
-    target: Sentences
+    sides: tuple[Sentences, ...]
     digests: np.ndarray
     report: FilterReport
 
@@ -63,15 +63,29 @@ def id_dtype(vocabulary_size: int) -> str:
     return "<u2" if vocabulary_size <= 1 << 16 else "<u4"
 
 
+def id_dtypes(tokenizers: Tokenizers, num_sides: int) -> tuple[str, ...]:
+    """Return the integers that hold the ids of each side."""
+    return tuple(id_dtype(side.size) for side in (tokenizers.source, tokenizers.target)[:num_sides])
+
+
+def encode_sides(chunk: Chunk, tokenizers: Tokenizers) -> list[list[list[int]]]:
+    """Return the ids of each line, side by side."""
+    sides: list[tuple[str, ...]] = list(zip(*chunk, strict=True))
+    both = tokenizers.source, tokenizers.target
+    return [tokenizer.encode_batch(lines) for tokenizer, lines in zip(both, sides, strict=False)]
+
+
 def encode_pairs(chunk: Chunk, tokenizers: Tokenizers, filters: FilterConfig) -> EncodedPairs:
     """Encode a chunk, and leave out what the filters drop for its length."""
-    sources = tokenizers.source.encode_batch([source for source, _ in chunk])
-    targets = tokenizers.target.encode_batch([target for _, target in chunk])
-    is_kept, report = judge(filters, _lengths(sources), _lengths(targets))
+    sides = encode_sides(chunk, tokenizers)
+    is_kept, report = judge(filters, *map(_lengths, sides))
     kept = np.flatnonzero(is_kept).tolist()
+    dtypes = id_dtypes(tokenizers, len(sides))
     return EncodedPairs(
-        source=_sentences([sources[i] for i in kept], tokenizers.source),
-        target=_sentences([targets[i] for i in kept], tokenizers.target),
+        sides=tuple(
+            _sentences([side[i] for i in kept], dtype)
+            for side, dtype in zip(sides, dtypes, strict=True)
+        ),
         digests=pair_digests(chunk[i] for i in kept if filters.drop_duplicates),
         report=report,
     )
@@ -140,8 +154,8 @@ def _loaded(folder: Path) -> Tokenizers:
     return load_tokenizers(folder)
 
 
-def _sentences(rows: Sequence[Sequence[int]], tokenizer: Tokenizer) -> Sentences:
-    ids = np.fromiter(chain.from_iterable(rows), dtype=id_dtype(tokenizer.size))
+def _sentences(rows: Sequence[Sequence[int]], dtype: str) -> Sentences:
+    ids = np.fromiter(chain.from_iterable(rows), dtype=dtype)
     return Sentences(ids, _lengths(rows))
 
 

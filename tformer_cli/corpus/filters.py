@@ -36,6 +36,10 @@ class FilterReport:
         return FilterReport(**{reason: n + more[reason] for reason, n in asdict(self).items()})
 
     def __str__(self) -> str:
+        return self.told("pair")
+
+    def told(self, noun: str) -> str:
+        """Return the counts in words, of pairs or of the lines of a text alone."""
         reasons = {
             "empty": self.empty,
             "too long": self.too_long,
@@ -43,26 +47,22 @@ class FilterReport:
             "duplicate": self.duplicate,
         }
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
-        pairs = "pair" if self.seen == 1 else "pairs"
-        kept = f"{self.seen:,} {pairs}: {self.kept:,} kept"
+        kept = f"{self.seen:,} {noun}{'' if self.seen == 1 else 's'}: {self.kept:,} kept"
         return f"{kept}; dropped {dropped}" if dropped else kept
 
 
-def judge(
-    config: FilterConfig, source_lengths: np.ndarray, target_lengths: np.ndarray
-) -> tuple[np.ndarray, FilterReport]:
+def judge(config: FilterConfig, *lengths: np.ndarray) -> tuple[np.ndarray, FilterReport]:
     """Judge n pairs by their lengths; duplicates are another matter.
 
     Args:
         config: the rules.
-        source_lengths: (n,) tokens of each source, without special ones.
-        target_lengths: (n,) likewise.
+        lengths: (n,) tokens of each source, without special ones, and likewise of each target,
+            where there are targets.
 
     Returns:
         (n,) whether each is kept, and the counts.
     """
-    shorter = np.minimum(source_lengths, target_lengths)
-    longer = np.maximum(source_lengths, target_lengths)
+    shorter, longer = np.min(lengths, axis=0), np.max(lengths, axis=0)
     empty = shorter == 0
     too_long = ~empty & (longer > config.max_length)
     kept = ~(empty | too_long)
@@ -74,16 +74,13 @@ def judge(
     return kept, FilterReport(**{reason: int(found.sum()) for reason, found in counts.items()})
 
 
-def pair_digests(pairs: Iterable[tuple[str, str]]) -> np.ndarray:
+def pair_digests(pairs: Iterable[tuple[str, ...]]) -> np.ndarray:
     """Return (n, 2) 64-bit halves of a digest of each pair's texts.
 
     Among a billion pairs any two different ones have the same with probability 1.5e-21.
     """
     # No line holds the LF between the two.
-    digests = (
-        hashlib.blake2b(f"{source}\n{target}".encode(), digest_size=16).digest()
-        for source, target in pairs
-    )
+    digests = (hashlib.blake2b("\n".join(pair).encode(), digest_size=16).digest() for pair in pairs)
     return np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
 
 

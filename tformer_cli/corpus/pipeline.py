@@ -6,25 +6,27 @@ from pathlib import Path
 
 import numpy as np
 
-from tformer_cli.config.schema.data import DataConfig, ParallelText
+from tformer_cli.config.schema.data import DataConfig, Text
 from tformer_cli.corpus.batch import Batch, collate
 from tformer_cli.corpus.bucketing import Bucketing, Position
 from tformer_cli.corpus.chunks import chunks
+from tformer_cli.corpus.encoding import encode_sides
 from tformer_cli.corpus.filters import FilterReport
-from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.corpus.reader import as_pair, read_rows
 from tformer_cli.corpus.store import TokenStore, build_store
 from tformer_cli.corpus.store_building import Pace, stored
 from tformer_cli.errors import DataError
 from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.vocabulary import START_ID
 
 # Lines handed to the tokenizers at once.
 CHUNK_LINES = 4096
 
 
 def training_pairs(data: DataConfig) -> Iterator[tuple[str, str]]:
-    """Yield all training pairs as text, corpus after corpus."""
+    """Yield all training pairs as text, corpus after corpus; a text alone has empty targets."""
     for text in data.train:
-        yield from read_pairs(text.source, text.target)
+        yield from map(as_pair, read_rows(text))
 
 
 def training_store(
@@ -53,12 +55,12 @@ def training_store(
 
 
 def evaluation_store(
-    text: ParallelText, tokenizers: Tokenizers, *, max_length: int | None = None
+    text: Text, tokenizers: Tokenizers, *, max_length: int | None = None
 ) -> TokenStore:
     """Encode every pair of a text; none is filtered, so pair i is line i + 1.
 
     Args:
-        text: source and references.
+        text: source and references, or a text alone, whose lines are their own targets.
         tokenizers: of both sides.
         max_length: tokens that the model takes, `</s>` included, or None for any number.
 
@@ -66,13 +68,12 @@ def evaluation_store(
         DataError: a file cannot be read, there are no lines, or one is too long for the model.
     """
     store = build_store((source, target, 1.0) for source, target in _encoded(text, tokenizers))
+    files = list(text.files.values())
     if len(store) == 0:
-        raise DataError(str(text.source), "no lines", remedy="name a file with text")
+        raise DataError(str(files[0]), "no lines", remedy="name a file with text")
     if max_length is not None:
-        for file, lengths in (
-            (text.source, store.source_lengths + 1),
-            (text.target, store.target_lengths + 1),
-        ):
+        sides = store.source_lengths + 1, store.target_lengths + 1
+        for file, lengths in zip(files, sides, strict=False):
             for place in np.flatnonzero(lengths > max_length):
                 raise too_long(f"{file}:{place + 1}", int(lengths[place]), max_length)
     return store
@@ -95,6 +96,7 @@ def training_groups(
     accumulate: int,
     seed: int,
     position: Position,
+    start_id: int = START_ID,
     rank: int = 0,
     num_ranks: int = 1,
 ) -> Iterator[tuple[list[Batch], Position]]:
@@ -106,6 +108,7 @@ def training_groups(
         accumulate: micro-batches a batch is cut into, where it has that many rows.
         seed: decides the order with the epoch.
         position: the first batch.
+        start_id: what targets begin with.
         rank: of those that share each batch, from 0.
         num_ranks: how many they are; whose rank is beyond the rows of a batch gets none of it.
 
@@ -115,13 +118,15 @@ def training_groups(
     for indices, following in _bucketing(store, batch_tokens, seed).batches_from(position):
         parts = np.array_split(indices, min(accumulate * num_ranks, len(indices)))
         own = parts[rank::num_ranks]
-        yield [collate(store.examples(part)) for part in own], following
+        yield [collate(store.examples(part), start_id) for part in own], following
 
 
-def batches_in_order(store: TokenStore, *, batch_tokens: int) -> Iterator[Batch]:
-    """Yield every example once, in batches of similar length."""
+def batches_in_order(
+    store: TokenStore, *, batch_tokens: int, start_id: int = START_ID
+) -> Iterator[Batch]:
+    """Yield every example once, in batches of similar length; targets begin with `start_id`."""
     for indices in _bucketing(store, batch_tokens, seed=0).plan(epoch=0):
-        yield collate(store.examples(indices))
+        yield collate(store.examples(indices), start_id)
 
 
 def batches_per_epoch(store: TokenStore, *, batch_tokens: int, seed: int) -> int:
@@ -145,9 +150,8 @@ def _with_special(lengths: np.ndarray) -> np.ndarray:
     return lengths.astype(np.uint16 if fits else np.int32) + 1
 
 
-def _encoded(text: ParallelText, tokenizers: Tokenizers) -> Iterator[tuple[list[int], list[int]]]:
+def _encoded(text: Text, tokenizers: Tokenizers) -> Iterator[tuple[list[int], list[int]]]:
     """Yield each pair as ids."""
-    for chunk in chunks(read_pairs(text.source, text.target), CHUNK_LINES):
-        sources = tokenizers.source.encode_batch([source for source, _ in chunk])
-        targets = tokenizers.target.encode_batch([target for _, target in chunk])
-        yield from zip(sources, targets, strict=True)
+    for chunk in chunks(read_rows(text), CHUNK_LINES):
+        sides = encode_sides(chunk, tokenizers)
+        yield from zip(sides[0], sides[-1], strict=True)

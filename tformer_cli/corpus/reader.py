@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from tformer_cli.config.schema.data import ParallelText, Text
 from tformer_cli.errors import DataError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -90,6 +91,22 @@ def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
         got=f"{num_lines:,} and {num_pairs:,} lines",
         remedy="line n of one file must translate line n of the other",
     )
+
+
+def read_rows(text: Text) -> Iterator[tuple[str, ...]]:
+    """Yield line n of each side that a text has.
+
+    Raises:
+        DataError: a file cannot be read, or (after the last pair) one has more lines.
+    """
+    if isinstance(text, ParallelText):
+        return read_pairs(text.source, text.target)
+    return ((line,) for line in read_lines(text.text))
+
+
+def as_pair(row: tuple[str, ...]) -> tuple[str, str]:
+    """Return a row as source and target; the target of a text alone is empty."""
+    return row if len(row) == 2 else (row[0], "")
 
 
 @contextlib.contextmanager

@@ -18,6 +18,8 @@ SLICE = 1 << 16
 class TokenStore:
     """Token ids of n pairs, side by side in two flat arrays, in memory or mapped from files.
 
+    The sentences of a text alone are their own targets: both sides are the same arrays.
+
     Attributes:
         source_ids: all source tokens, one pair after the other.
         source_offsets: (n + 1,) pair i is source_ids[source_offsets[i] : source_offsets[i + 1]].

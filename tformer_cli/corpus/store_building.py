@@ -17,19 +17,16 @@ from typing import BinaryIO, Self
 import numpy as np
 from tqdm import tqdm
 
-from tformer_cli.config.schema.data import FilterConfig, TrainingText
+from tformer_cli.config.schema.data import AnyTrainingText, FilterConfig
 from tformer_cli.corpus.chunks import chunks
-from tformer_cli.corpus.encoding import EncodedPairs, Sentences, encoder, id_dtype
+from tformer_cli.corpus.encoding import EncodedPairs, Sentences, encoder, id_dtypes
 from tformer_cli.corpus.filters import FilterReport, find_repeats
-from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.corpus.reader import read_rows
 from tformer_cli.corpus.store import TokenStore, slices
 from tformer_cli.corpus.store_folder import (
     FORMAT_VERSION,
     OFFSET_DTYPE,
-    SOURCE_IDS,
-    SOURCE_OFFSETS,
-    TARGET_IDS,
-    TARGET_OFFSETS,
+    SIDES,
     StoreFolder,
 )
 from tformer_cli.corpus.text_digests import TextDigests
@@ -37,11 +34,10 @@ from tformer_cli.errors import DataError
 from tformer_cli.run_directory import sync_directory, whole_directory, write_text, writing
 from tformer_cli.text.tokenizer import Tokenizers
 
-# Below this size of the source texts, starting processes takes longer than encoding.
-SMALL_BYTES = 8 << 20
+# Below this size of all texts, starting processes takes longer than encoding.
+SMALL_BYTES = 16 << 20
 
 PAIR_DIGESTS = "pairs.digests"
-GROWING_FILES = (SOURCE_IDS, SOURCE_OFFSETS, TARGET_IDS, TARGET_OFFSETS, PAIR_DIGESTS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +56,7 @@ class Pace:
 
 
 def stored(
-    texts: Sequence[TrainingText],
+    texts: Sequence[AnyTrainingText],
     tokenizers: Tokenizers,
     filters: FilterConfig,
     *,
@@ -70,7 +66,7 @@ def stored(
     """Return the store of some texts, built if it is not there yet.
 
     Args:
-        texts: one corpus after the other.
+        texts: one corpus after the other, all of them parallel, or none.
         tokenizers: of both sides.
         filters: which pairs are left out.
         stores: the folder of all stores, each named after all that it depends on.
@@ -115,12 +111,12 @@ class Building:
         reports: what became of the pairs of each text so far.
     """
 
-    def __init__(self, path: Path, id_dtypes: tuple[str, str], num_texts: int) -> None:
+    def __init__(self, path: Path, id_dtypes: tuple[str, ...], num_texts: int) -> None:
         """Go on from the journal in a folder, or begin.
 
         Args:
             path: the folder.
-            id_dtypes: of the source and the target ids.
+            id_dtypes: of the ids of each side.
             num_texts: which the pairs come from.
 
         Raises:
@@ -129,13 +125,15 @@ class Building:
         self.path = path
         self.reports = [FilterReport() for _ in range(num_texts)]
         self._id_dtypes = id_dtypes
+        self._sides = SIDES[: len(id_dtypes)]
+        self._file_names = [*itertools.chain.from_iterable(self._sides), PAIR_DIGESTS]
         self._journal_file = path / "journal.json"
         sizes = self._go_on()
         with contextlib.ExitStack() as opened, writing(path):
             path.mkdir(parents=True, exist_ok=True)
             self._files = {
                 name: opened.enter_context(_opened(path / name, sizes[name]))
-                for name in GROWING_FILES
+                for name in self._file_names
             }
             self._closing = opened.pop_all()
 
@@ -158,8 +156,8 @@ class Building:
             StorageError: the disk is full or broken.
         """
         with writing(self.path):
-            self._append(SOURCE_IDS, SOURCE_OFFSETS, pairs.source)
-            self._append(TARGET_IDS, TARGET_OFFSETS, pairs.target)
+            for (ids, offsets), sentences in zip(self._sides, pairs.sides, strict=True):
+                self._append(ids, offsets, sentences)
             self._files[PAIR_DIGESTS].write(pairs.digests.tobytes())
         self.reports[number] += pairs.report
 
@@ -190,10 +188,9 @@ class Building:
         digests = self._mapped(PAIR_DIGESTS, "<u8").reshape(-1, 2)
         num_pairs = sum(report.kept for report in self.reports)
         repeated = find_repeats(digests) if len(digests) else np.zeros(num_pairs, dtype=np.bool_)
-        sides = (SOURCE_IDS, SOURCE_OFFSETS), (TARGET_IDS, TARGET_OFFSETS)
         # Copied rather than moved: if it fails, the next one goes on from here.
         with whole_directory(folder.path) as temporary:
-            for (ids, offsets), id_dtype in zip(sides, self._id_dtypes, strict=True):
+            for (ids, offsets), id_dtype in zip(self._sides, self._id_dtypes, strict=True):
                 _copy(
                     (self._mapped(ids, id_dtype), self._mapped(offsets, OFFSET_DTYPE)),
                     (temporary / ids, temporary / offsets),
@@ -209,11 +206,11 @@ class Building:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             journal = json.loads(self._journal_file.read_text(encoding="utf-8"))
             reports = [FilterReport(**counts) for counts in journal["texts"]]
-            sizes = {name: int(journal["sizes"][name]) for name in GROWING_FILES}
+            sizes = {name: int(journal["sizes"][name]) for name in self._file_names}
             if all((self.path / name).stat().st_size >= size for name, size in sizes.items()):
                 self.reports = reports
                 return sizes
-        return dict.fromkeys(GROWING_FILES, 0)
+        return dict.fromkeys(self._file_names, 0)
 
     def _append(self, ids_name: str, offsets_name: str, sentences: Sentences) -> None:
         ids, offsets = self._files[ids_name], self._files[offsets_name]
@@ -231,13 +228,13 @@ class Building:
 
 
 def _key(
-    texts: Sequence[TrainingText], tokenizers: Tokenizers, filters: FilterConfig, stores: Path
+    texts: Sequence[AnyTrainingText], tokenizers: Tokenizers, filters: FilterConfig, stores: Path
 ) -> str:
     """Return a hash of all that a store depends on."""
-    files = [file for text in texts for file in (text.source, text.target)]
+    digests = TextDigests(stores / "texts.json")
     content = {
         "format": FORMAT_VERSION,
-        "texts": TextDigests(stores / "texts.json").of(files),
+        "texts": [digests.of(list(text.files.values())) for text in texts],
         "tokenizers": tokenizers.fingerprint,
         "filters": asdict(filters),
     }
@@ -263,12 +260,12 @@ def _alone(lock: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _building(
-    path: Path, texts: Sequence[TrainingText], tokenizers: Tokenizers
+    path: Path, texts: Sequence[AnyTrainingText], tokenizers: Tokenizers
 ) -> Iterator[Building]:
     """Yield what is built in a folder; the folder stays only where one can go on from it."""
-    id_dtypes = id_dtype(tokenizers.source.size), id_dtype(tokenizers.target.size)
+    dtypes = id_dtypes(tokenizers, len(texts[0].files))
     try:
-        with Building(path, id_dtypes, len(texts)) as building:
+        with Building(path, dtypes, len(texts)) as building:
             yield building
     except DataError:
         # When the text has been mended it is another text.
@@ -279,7 +276,7 @@ def _building(
 
 def _encode(
     building: Building,
-    texts: Sequence[TrainingText],
+    texts: Sequence[AnyTrainingText],
     tokenizers: Tokenizers,
     filters: FilterConfig,
     pace: Pace,
@@ -300,7 +297,7 @@ def _encode(
         for number, text in enumerate(texts):
             num_done = building.reports[number].seen
             bar.update(num_done)
-            pairs = itertools.islice(read_pairs(text.source, text.target), num_done, None)
+            pairs = itertools.islice(read_rows(text), num_done, None)
             for encoded in encode(chunks(pairs, pace.chunk_lines)):
                 building.append(number, encoded)
                 bar.update(encoded.report.seen)
@@ -310,18 +307,18 @@ def _encode(
                     num_unsaved = 0
     report = sum(building.reports, FilterReport())
     if report.kept == 0:
-        files = ", ".join(str(text.source) for text in texts)
+        files = ", ".join(str(next(iter(text.files.values()))) for text in texts)
         raise DataError(
             "data.train",
-            "no lines" if report.seen == 0 else "no pair is left after the filters",
+            "no lines" if report.seen == 0 else "nothing is left after the filters",
             got=files if report.seen == 0 else str(report),
             remedy="name files with text" if report.seen == 0 else "loosen data.filters",
         )
 
 
-def _num_processes(texts: Sequence[TrainingText]) -> int:
-    is_small = sum(text.source.stat().st_size for text in texts) < SMALL_BYTES
-    return 1 if is_small else os.cpu_count() or 1
+def _num_processes(texts: Sequence[AnyTrainingText]) -> int:
+    num_bytes = sum(file.stat().st_size for text in texts for file in text.files.values())
+    return 1 if num_bytes < SMALL_BYTES else os.cpu_count() or 1
 
 
 def _without_repeats(

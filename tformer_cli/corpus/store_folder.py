@@ -20,8 +20,7 @@ FORMAT_VERSION = 1
 OFFSET_DTYPE = "<i8"
 
 # Each number in these files fills as many bytes as the index says, little-endian.
-SOURCE_IDS, SOURCE_OFFSETS = "source.ids", "source.offsets"
-TARGET_IDS, TARGET_OFFSETS = "target.ids", "target.offsets"
+SIDES = ("source.ids", "source.offsets"), ("target.ids", "target.offsets")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +28,17 @@ class StoreFolder:
     """The folder of a finished store, which never changes.
 
     source.ids, target.ids   source.offsets, target.offsets (the arrays of TokenStore)   index.json
+
+    That of a text alone has no target files: what comes out is what goes in.
     """
 
     path: Path
 
-    def write_index(self, id_dtypes: tuple[str, str], reports: Iterable[FilterReport]) -> None:
+    def write_index(self, id_dtypes: tuple[str, ...], reports: Iterable[FilterReport]) -> None:
         """Say what the other files hold.
 
         Args:
-            id_dtypes: of the source and the target ids.
+            id_dtypes: of the ids of each side.
             reports: what became of the pairs of each text.
         """
         index = {
@@ -60,12 +61,13 @@ class StoreFolder:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
             index = json.loads(self._index_file.read_text(encoding="utf-8"))
             reports = [FilterReport(**counts) for counts in index["texts"]]
-            source_dtype, target_dtype = index["id_dtypes"]
+            sides = [
+                (self._mapped(ids, dtype), self._mapped(offsets, OFFSET_DTYPE))
+                for (ids, offsets), dtype in zip(SIDES, index["id_dtypes"], strict=False)
+            ]
             store = TokenStore(
-                source_ids=self._mapped(SOURCE_IDS, source_dtype),
-                source_offsets=self._mapped(SOURCE_OFFSETS, OFFSET_DTYPE),
-                target_ids=self._mapped(TARGET_IDS, target_dtype),
-                target_offsets=self._mapped(TARGET_OFFSETS, OFFSET_DTYPE),
+                *sides[0],
+                *sides[-1],
                 weights=Weights.of_runs((report.kept for report in reports), weights),
             )
             if _is_whole(store):

@@ -1,15 +1,17 @@
 """How well a vocabulary fits a text."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 
+from tformer_cli.config.schema.data import Text
 from tformer_cli.corpus.chunks import chunks
 from tformer_cli.corpus.lengths import LengthReport, report_lengths
-from tformer_cli.text.tokenizer import Pairs, Tokenizer, Tokenizers
+from tformer_cli.corpus.reader import read_rows
+from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import UNK_ID
 
 # Lines handed to the tokenizer at once.
@@ -76,16 +78,23 @@ def report_vocabulary(tokenizer: Tokenizer, lines: Iterable[str]) -> VocabularyR
     )
 
 
-def report_sides(tokenizers: Tokenizers, pairs: Pairs) -> dict[str, VocabularyReport]:
-    """Report on both sides of a parallel text, as `source` and `target`.
+def report_sides(tokenizers: Tokenizers, texts: Sequence[Text]) -> dict[str, VocabularyReport]:
+    """Report on each side that some texts have, as `source` and `target`.
 
     Args:
         tokenizers: of both sides.
-        pairs: returns the (source, target) lines from their beginning; called twice.
+        texts: one after the other, all of them parallel, or none; read once for each side.
+
+    Raises:
+        DataError: a file cannot be read.
     """
+    sides = {"source": tokenizers.source, "target": tokenizers.target}
+    names = list(sides)[: len(texts[0].files)]
     return {
-        "source": report_vocabulary(tokenizers.source, (source for source, _ in pairs())),
-        "target": report_vocabulary(tokenizers.target, (target for _, target in pairs())),
+        name: report_vocabulary(
+            sides[name], (row[side] for text in texts for row in read_rows(text))
+        )
+        for side, name in enumerate(names)
     }
 
 

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from tformer_cli.decoding.batches import each_in_memory, length_batches
-from tformer_cli.decoding.stepper import pad_rows
 from tformer_cli.device import autocast
-from tformer_cli.model.encoder import Memory
-from tformer_cli.model.record import cross_attention_weights
-from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.model.network import Seq2Seq
+from tformer_cli.model.record import source_attention
+from tformer_cli.padding import pad_rows
 
 # Padded tokens of one batch, on either side.
 BATCH_TOKENS = 4096
@@ -37,7 +36,7 @@ class Aligner(Protocol):
 class ModelAligner:
     """Asks a model of ours, or all of an ensemble, by one pass over whole translations.
 
-    Attention is the mean over the heads of the last decoder layer, and over the models.
+    Attention is the mean over the heads of the last layer, and over the models.
     """
 
     def __init__(
@@ -96,13 +95,11 @@ class ModelAligner:
         """Return the maps (rows of all sentences, T, S), padded."""
         rows = [(self.start_id, *row[:-1]) for _, rows in sentences for row in rows]
         target = pad_rows(rows)[0].to(self.device)
-        source, mask = (part.to(self.device) for part in pad_rows([one for one, _ in sentences]))
-        counts = torch.tensor([len(rows) for _, rows in sentences], device=self.device)
+        sources = [source for source, rows in sentences for _ in rows]
+        source, mask = (part.to(self.device) for part in pad_rows(sources))
         maps = []
         for model in self.models:
             with autocast(self.device, self.precision):
-                memory = model.encode(source, mask)
-                shared = Memory(*(part.repeat_interleave(counts, dim=0) for part in memory))
-                weights = cross_attention_weights(model.decoder, target, shared)[-1]
+                weights = source_attention(model, source, mask, target)
             maps.append(weights.to(torch.promote_types(weights.dtype, torch.float32)).mean(dim=1))
         return torch.stack(maps).mean(dim=0)

@@ -29,7 +29,7 @@ from tformer_cli.decoding.stepper import ModelStepper, Stepper
 from tformer_cli.device import give_back_memory, is_out_of_memory
 from tformer_cli.errors import DeviceError, Problem
 from tformer_cli.model.fusion import fused
-from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.model.network import Seq2Seq
 
 # Sentences at work together: enough to fill the matrix products of a core; with more, keys and
 # values are too far away from it.

@@ -17,9 +17,9 @@ from tformer_cli.decoding.batches import each_in_memory, length_batches
 from tformer_cli.decoding.candidates import log_softmax
 from tformer_cli.decoding.ensemble import log_mean_probabilities
 from tformer_cli.decoding.processors import TokenRoles, forbid
-from tformer_cli.decoding.stepper import pad_rows
 from tformer_cli.device import autocast
-from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.model.network import Seq2Seq
+from tformer_cli.padding import pad_rows
 
 # Padded tokens of one batch, on either side.
 BATCH_TOKENS = 4096
@@ -115,8 +115,7 @@ class ModelScorer:
         lengths = torch.arange(ids.shape[1], device=self.device).expand_as(ids)
         with autocast(self.device, self.precision):
             states = [
-                model.decoder(target[:, :-1], model.encode(source, source_mask))[mask]
-                for model in self.models
+                model.states(source, source_mask, target[:, :-1])[mask] for model in self.models
             ]
             log_probs = iter(self._log_probs(states, ids[mask], lengths[mask]))
         return [tuple(itertools.islice(log_probs, len(target) + 1)) for _, target in pairs]

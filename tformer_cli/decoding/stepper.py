@@ -9,7 +9,8 @@ from torch import Tensor
 from tformer_cli.decoding.batches import length_batches
 from tformer_cli.device import autocast
 from tformer_cli.model.cache import DecoderCache
-from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.model.network import Seq2Seq
+from tformer_cli.padding import pad_rows
 
 # Padded source tokens that are read at a time: enough to fill the products of a core, and little
 # enough that what is computed of them stays near it.
@@ -62,8 +63,9 @@ class ModelStepper:
         for batch in length_batches(widths, counts, READ_TOKENS):
             source, mask = pad_rows([sentences[number] for number in batch])
             with autocast(self.device, self.precision):
-                memory = self.model.encode(source.to(self.device), mask.to(self.device))
-                self.model.admit(memory, places[batch], self._cache)
+                self.model.admit(
+                    source.to(self.device), mask.to(self.device), places[batch], self._cache
+                )
 
     def step(self, ids: Tensor) -> Tensor:
         """Run the decoder over one more token of each row."""
@@ -77,12 +79,3 @@ class ModelStepper:
     def keep(self, places: Tensor) -> None:
         """Drop the other places from the cache."""
         self._cache.keep(places)
-
-
-def pad_rows(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Return ids (B, S), padded by zeros on the right, and which of them are real."""
-    lengths = torch.tensor([len(row) for row in rows])
-    mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    ids = torch.zeros(mask.shape, dtype=torch.long)
-    ids[mask] = torch.tensor([token for row in rows for token in row])
-    return ids, mask

@@ -9,6 +9,7 @@ import torch
 from tformer_cli.checkpoint.trained_model import load_ensemble
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, SampleConfig
+from tformer_cli.config.schema.model import ModelConfig
 from tformer_cli.corpus.chunks import chunks
 from tformer_cli.decoding.alignment import Aligner
 from tformer_cli.decoding.consensus import Consensus
@@ -21,12 +22,12 @@ from tformer_cli.decoding.translation import Translation, Wording, best_combinat
 from tformer_cli.decoding.workers import WorkersEngine
 from tformer_cli.device import resolve_device, resolve_precision
 from tformer_cli.errors import Problem, UsageError
-from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.model.network import Seq2Seq
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.segments import blank_between
 from tformer_cli.text.terminology import Terminology
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
-from tformer_cli.text.vocabulary import END_ID, START_ID
+from tformer_cli.text.vocabulary import END_ID, START_ID, START_IDS
 
 # Lines read before they are sorted by length and translated: enough for full batches of equal
 # length, little enough to hold in memory whatever the file.
@@ -58,6 +59,7 @@ class Translator:
         blank: str = " ",
         source_blank: str = " ",
         aligner: Aligner | None = None,
+        start_id: int = START_ID,
     ) -> None:
         """Join an engine and the tokenizers of its model.
 
@@ -70,6 +72,7 @@ class Translator:
             blank: what joins the translations of its pieces.
             source_blank: likewise in the source language.
             aligner: of the model behind the engine; without it there are no alignments.
+            start_id: what the targets of that model begin with.
         """
         self.engine = engine
         self.tokenizers = tokenizers
@@ -78,6 +81,7 @@ class Translator:
         self.long_lines = long_lines
         self.wording = Wording(tokenizers, blank=blank, source_blank=source_blank)
         self.aligner = aligner
+        self.start_id = start_id
 
     @classmethod
     def load(
@@ -161,7 +165,7 @@ class Translator:
             )
         engine = NativeEngine(
             model.to(device),
-            token_roles(tokenizers.target),
+            token_roles(tokenizers.target, config.model),
             device=device,
             precision=precision,
             others=[other.to(device) for other in others],
@@ -177,6 +181,7 @@ class Translator:
             # One pass over many translations has matrices large enough for all threads of this
             # process, and the others have nothing to do in the meantime.
             aligner=engine.aligner,
+            start_id=engine.roles.start_id,
         )
 
     def translate(
@@ -385,6 +390,6 @@ def _check_keeps_to_phrases(search: DecodingConfig, option: str) -> None:
         )
 
 
-def token_roles(target: Tokenizer) -> TokenRoles:
-    """Return the ids that mean something to a search in the target language."""
-    return TokenRoles(START_ID, END_ID, target.suppressed_ids)
+def token_roles(target: Tokenizer, model: ModelConfig) -> TokenRoles:
+    """Return the ids that mean something to a search in the target language of a model."""
+    return TokenRoles(START_IDS[model.kind], END_ID, target.suppressed_ids)

@@ -18,7 +18,7 @@ from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import Problem
 from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
 from tformer_cli.evaluation.metrics import Metric, Score
-from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.model.network import Seq2Seq
 from tformer_cli.run_directory import write_text
 
 LIKELIHOOD_BATCH_TOKENS = 4096
@@ -84,7 +84,7 @@ def evaluate(
     store = evaluation_store(text, translator.tokenizers, max_length=model.max_length)
     likelihood = reference_likelihood(
         model,
-        batches_in_order(store, batch_tokens=LIKELIHOOD_BATCH_TOKENS),
+        batches_in_order(store, batch_tokens=LIKELIHOOD_BATCH_TOKENS, start_id=translator.start_id),
         device=device,
         precision=precision,
         others=others,

@@ -12,7 +12,7 @@ from tformer_cli.corpus.batch import Batch
 from tformer_cli.decoding.ensemble import log_mean_probabilities
 from tformer_cli.device import autocast
 from tformer_cli.distributed import ALONE, World
-from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.model.network import Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class Likelihood:
 
 @torch.inference_mode()
 def reference_likelihood(
-    model: Seq2Seq,
+    model: Network,
     batches: Iterable[Batch],
     *,
     device: torch.device,
     precision: torch.dtype,
-    others: Sequence[Seq2Seq] = (),
+    others: Sequence[Network] = (),
     world: World = ALONE,
 ) -> Likelihood:
     """Run a model over references, with dropout off.

@@ -10,15 +10,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tformer_cli.config.schema.model import EncoderDecoderConfig, LearnedPositions
+from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.positions import LearnedPositions
 from tformer_cli.errors import UsageError
 from tformer_cli.model.attention import Attention
 from tformer_cli.model.decoder import Decoder
 from tformer_cli.model.embeddings import Embeddings
 from tformer_cli.model.encoder import Encoder
-from tformer_cli.model.feedforward import FeedForward
+from tformer_cli.model.encoder_decoder import EncoderDecoder
+from tformer_cli.model.feedforward import FeedForward, GatedFeedForward
 from tformer_cli.model.layers import DecoderLayer, EncoderLayer
-from tformer_cli.model.seq2seq import Seq2Seq
 from tformer_cli.run_directory import whole_directory
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import END_ID, SPECIAL_TOKENS, START_ID, UNK_ID
@@ -35,7 +36,7 @@ SUPPRESSED = -1e9
 
 
 def write_ctranslate2(
-    model: Seq2Seq,
+    model: EncoderDecoder,
     tokenizers: Tokenizers,
     config: EncoderDecoderConfig,
     folder: Path,
@@ -67,7 +68,9 @@ def write_ctranslate2(
         spec.save(str(temporary))
 
 
-def _specification(model: Seq2Seq, tokenizers: Tokenizers, config: EncoderDecoderConfig) -> Any:
+def _specification(
+    model: EncoderDecoder, tokenizers: Tokenizers, config: EncoderDecoderConfig
+) -> Any:
     """Return what CTranslate2 makes its files from."""
     try:
         from ctranslate2 import specs
@@ -125,6 +128,7 @@ def _set_layers(spec: Any, stack: Encoder | Decoder) -> None:
     for part, layer in zip(spec.layer, stack.layers, strict=True):
         assert isinstance(layer, EncoderLayer | DecoderLayer)
         attention = layer.self_attention
+        assert isinstance(attention, Attention)
         query, key, value = attention.query, attention.key, attention.value
         _set_attention(part.self_attention, attention, [query, key, value])
         _set_norm(part.self_attention.layer_norm, layer.self_attention_norm)
@@ -145,7 +149,8 @@ def _set_attention(spec: Any, attention: Attention, *projections: list[nn.Linear
         _set_linear(part, *joined)
 
 
-def _set_feedforward(spec: Any, feedforward: FeedForward) -> None:
+def _set_feedforward(spec: Any, feedforward: FeedForward | GatedFeedForward) -> None:
+    assert isinstance(feedforward, FeedForward)
     _set_linear(spec.linear_0, feedforward.inner)
     _set_linear(spec.linear_1, feedforward.outer)
 

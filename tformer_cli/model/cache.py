@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tformer_cli.model.attention import KeyValue
+from tformer_cli.model.attention import KeyValue, Widths
 
 FIRST_COLUMNS = 32
 
@@ -24,12 +24,12 @@ class LayerCache:
     """Keys and values of one decoder layer.
 
     Attributes:
-        keys: (B, H, C, Dh) of target tokens, the columns in use first.
-        values: likewise.
+        keys: (B, Hkv, C, Dh) of target tokens, the columns in use first.
+        values: likewise; latent attention has others than keys.
         used: columns in use.
-        source_keys: (B, H, Dh, S), made once a sentence, and laid out as a product with queries
+        source_keys: (B, Hkv, Dh, S), made once a sentence, and laid out as a product with queries
             reads them: a component after the other.
-        source_values: (B, H, S, Dh).
+        source_values: (B, Hkv, S, Dh).
         source_used: tokens of the longest source.
     """
 
@@ -52,6 +52,12 @@ class LayerCache:
         self.keys[:, :, first : self.used] = new.keys
         self.values[:, :, first : self.used] = new.values
         return KeyValue(self.keys[:, :, : self.used], self.values[:, :, : self.used])
+
+    def append_to_source(self, new: KeyValue) -> KeyValue:
+        """Write keys and values (B, H, K, Dh); return those of the source and all in use."""
+        source, own = self.source, self.append(new)
+        keys = torch.cat((source.keys, own.keys), dim=2)
+        return KeyValue(keys, torch.cat((source.values, own.values), dim=2))
 
     def lay_out(self, columns: Tensor, capacity: int) -> None:
         """Move the columns (B, used) to the front, in this order, of `capacity` columns."""
@@ -81,6 +87,7 @@ class DecoderCache:
     """What the decoder remembers of B sentences, with K rows each.
 
     Attributes:
+        widths: of what each layer remembers of a target token.
         layers: one cache for each decoder layer; there is none before the first sentence.
         seen: (B, K, C) what is added to the attention logits of each row: zero where it sees a
             column, minus infinity elsewhere.
@@ -94,6 +101,7 @@ class DecoderCache:
         is_plain: every row sees every column in use, and `seen` is not kept up.
     """
 
+    widths: Sequence[Widths]
     layers: list[LayerCache]
     seen: Tensor
     positions: Tensor
@@ -103,6 +111,11 @@ class DecoderCache:
     own: Tensor
     used: int
     is_plain: bool
+
+    @property
+    def longest_source(self) -> int:
+        """Tokens of the longest source."""
+        return self.layers[0].source_used
 
     def advance(self) -> Tensor:
         """Make a new column for each row; return the places of its token, (B, K)."""
@@ -122,6 +135,18 @@ class DecoderCache:
     def visible(self) -> Tensor | None:
         """Return what is added to the logits over the columns in use, (B, 1, K, used) or None."""
         return None if self.is_plain else self.seen[:, None, :, : self.used]
+
+    def visible_stream(self) -> Tensor | None:
+        """Return the same over source and columns, (B, 1, K, S + used) or None."""
+        source, own = self.source_seen, self.visible()
+        if source is None and own is None:
+            return None
+        shape = (len(self.lengths), 1, len(self.own))
+        if source is None:
+            source = self.seen.new_zeros((*shape, self.longest_source))
+        if own is None:
+            own = self.seen.new_zeros((*shape, self.used))
+        return torch.cat((source.expand(*shape, -1), own), dim=3)
 
     def reorder(self, origins: Tensor) -> None:
         """Let row k of a sentence go on from the tokens of row origins[b, k]; (B, K)."""
@@ -145,7 +170,10 @@ class DecoderCache:
             source_mask: (B', S') real source tokens.
         """
         if not self.layers:
-            self.layers = [self._new_layer(source) for source in sources]
+            self.layers = [
+                self._new_layer(widths, source)
+                for widths, source in zip(self.widths, sources, strict=True)
+            ]
             self.seen, self.own = self.seen.to(sources[0].keys), self.own.to(sources[0].keys)
         for layer, source in zip(self.layers, sources, strict=True):
             layer.admit(places, source)
@@ -158,16 +186,16 @@ class DecoderCache:
         lengths[places] = source_mask.sum(dim=1)
         self._set_sources(lengths)
 
-    def _new_layer(self, source: KeyValue) -> LayerCache:
+    def _new_layer(self, widths: Widths, source: KeyValue) -> LayerCache:
         num_places, _, num_columns = self.seen.shape
-        _, num_heads, length, head_dim = source.keys.shape
-        shape = (num_places, num_heads, num_columns, head_dim)
+        _, num_heads, length, key_dim = source.keys.shape
+        new = source.keys.new_zeros
         return LayerCache(
-            keys=source.keys.new_zeros(shape),
-            values=source.values.new_zeros(shape),
+            keys=new((num_places, widths.num_heads, num_columns, widths.key)),
+            values=new((num_places, widths.num_heads, num_columns, widths.value)),
             used=0,
-            source_keys=source.keys.new_zeros((num_places, num_heads, head_dim, length)),
-            source_values=source.values.new_zeros((num_places, num_heads, length, head_dim)),
+            source_keys=new((num_places, num_heads, key_dim, length)),
+            source_values=new((num_places, num_heads, length, source.values.shape[3])),
             source_used=0,
         )
 
@@ -222,10 +250,13 @@ def unseen(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, hidden)
 
 
-def new_cache(num_places: int, num_rows: int, device: torch.device) -> DecoderCache:
+def new_cache(
+    widths: Sequence[Widths], num_places: int, num_rows: int, device: torch.device
+) -> DecoderCache:
     """Return a cache without sentences.
 
     Args:
+        widths: of what each layer remembers of a target token.
         num_places: B, sentences that it is for.
         num_rows: K, the rows of each sentence.
         device: of the decoder.
@@ -233,6 +264,7 @@ def new_cache(num_places: int, num_rows: int, device: torch.device) -> DecoderCa
     num_columns = max(FIRST_COLUMNS, 4 * num_rows)
     own = torch.full((num_rows, num_rows), -math.inf, device=device)
     return DecoderCache(
+        widths=widths,
         layers=[],
         seen=torch.empty((num_places, num_rows, num_columns), device=device),
         positions=torch.empty((num_places, num_columns), dtype=torch.long, device=device),

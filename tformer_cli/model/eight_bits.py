@@ -50,5 +50,5 @@ def rounded_to_eight_bits(model: nn.Module) -> None:
     """Let a model have matrices of eight bits wherever they are large; embeddings stay."""
     for module in list(model.modules()):
         for name, part in list(module.named_children()):
-            if isinstance(part, nn.Linear) and part.weight.numel() >= SMALLEST:
+            if type(part) is nn.Linear and part.weight.numel() >= SMALLEST:
                 setattr(module, name, EightBitLinear(part))

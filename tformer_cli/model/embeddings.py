@@ -5,16 +5,25 @@ import math
 from torch import Tensor, nn
 
 from tformer_cli.model.dropout import Dropout
-from tformer_cli.model.positions import Positions
 
 
 class Embeddings(nn.Module):
     """Token vectors times sqrt(D), plus positions (Vaswani et al. 2017, section 3.4)."""
 
-    def __init__(self, vocab_size: int, dim: int, positions: Positions, dropout: float) -> None:
+    def __init__(
+        self, vocab_size: int, dim: int, positions: nn.Module | None, dropout: float
+    ) -> None:
+        """Build the table.
+
+        Args:
+            vocab_size: V.
+            dim: D.
+            positions: gives the vector of each place, where it has one.
+            dropout: share of the elements set to zero in training.
+        """
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, dim)
-        self.positions = positions.absolute
+        self.positions = positions
         self.dropout = Dropout(dropout)
         self.scale = math.sqrt(dim)
 

@@ -5,10 +5,8 @@ import copy
 import torch
 from torch import nn
 
-from tformer_cli.model.attention import FusedAttention
 from tformer_cli.model.eight_bits import rounded_to_eight_bits
-from tformer_cli.model.layers import DecoderLayer, EncoderLayer
-from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.model.network import Seq2Seq
 
 
 def fused(model: Seq2Seq, precision: torch.dtype = torch.float32) -> Seq2Seq:
@@ -22,9 +20,10 @@ def fused(model: Seq2Seq, precision: torch.dtype = torch.float32) -> Seq2Seq:
     """
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin: Seq2Seq = copy.deepcopy(model, shared)
-    for layer in list(twin.modules()):
-        if isinstance(layer, EncoderLayer | DecoderLayer):
-            layer.self_attention = FusedAttention(layer.self_attention)
+    for stack in twin.stacks():
+        for layer in stack.each_layer():
+            layer.self_attention = layer.self_attention.fused()
+            layer.feedforward = layer.feedforward.fused()
     if precision == torch.int8:
         rounded_to_eight_bits(twin)
     for module in list(twin.eval().modules()):

@@ -1,122 +1,116 @@
-"""One layer of the encoder, one layer of the decoder."""
+"""One layer of a stack that sees itself alone, and one that looks at a source as well."""
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 
-from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.model import TransformerConfig
 from tformer_cli.model.attention import Attention, KeyValue, View
-from tformer_cli.model.cache import LayerCache
 from tformer_cli.model.dropout import Dropout
-from tformer_cli.model.feedforward import FeedForward
+from tformer_cli.model.feedforward import FeedForward, GatedFeedForward, build_feedforward
+from tformer_cli.model.latent import LatentAttention
 from tformer_cli.model.norms import build_norm
-from tformer_cli.model.positions import Rotary
+from tformer_cli.model.residual import Depth, build_residual
+from tformer_cli.model.rotary import Turn
 
-Residual = Callable[[Tensor, nn.Module, Callable[[Tensor], Tensor], nn.Module], Tensor]
+SelfAttention = Attention | LatentAttention
 
+Block = SelfAttention | FeedForward | GatedFeedForward
+"""What a layer adds to the states."""
 
-def pre_norm(
-    states: Tensor, norm: nn.Module, block: Callable[[Tensor], Tensor], dropout: nn.Module
-) -> Tensor:
-    """Return x + dropout(block(norm(x))) (Xiong et al. 2020)."""
-    residual: Tensor = states + dropout(block(norm(states)))
-    return residual
-
-
-def post_norm(
-    states: Tensor, norm: nn.Module, block: Callable[[Tensor], Tensor], dropout: nn.Module
-) -> Tensor:
-    """Return norm(x + dropout(block(x))) (Vaswani et al. 2017, section 3.1)."""
-    residual: Tensor = norm(states + dropout(block(states)))
-    return residual
+Remember = Callable[[KeyValue], KeyValue]
+"""Takes the keys and values of new tokens, and returns all that these tokens look at."""
 
 
-RESIDUALS: dict[str, Residual] = {"pre": pre_norm, "post": post_norm}
+def forget(key_value: KeyValue) -> KeyValue:
+    """Let tokens look at each other only."""
+    return key_value
 
 
-def _attention(config: EncoderDecoderConfig) -> Attention:
+def build_self_attention(config: TransformerConfig) -> SelfAttention:
+    """Return the attention of a stack to itself."""
     dropout = config.own_dropout(config.attention_dropout)
-    return Attention(config.dim, config.num_heads, dropout)
+    if config.latent is not None:
+        return LatentAttention(
+            config.dim,
+            config.num_heads,
+            config.latent,
+            dropout,
+            bias=config.bias,
+            epsilon=config.norm_epsilon,
+        )
+    norm = partial(nn.RMSNorm, eps=config.norm_epsilon) if config.qk_norm else nn.Identity
+    return Attention(
+        config.dim, config.num_heads, config.kv_heads, dropout, bias=config.bias, norm=norm
+    )
 
 
-def _feedforward(config: EncoderDecoderConfig) -> FeedForward:
-    dropout = config.own_dropout(config.feedforward_dropout)
-    return FeedForward(config.dim, config.feedforward_dim, config.activation, dropout)
+def build_cross_attention(config: TransformerConfig) -> Attention:
+    """Return the attention of a decoder to its source, which knows no positions."""
+    dropout = config.own_dropout(config.attention_dropout)
+    return Attention(config.dim, config.num_heads, config.kv_heads, dropout, bias=config.bias)
 
 
-def _norm(config: EncoderDecoderConfig) -> nn.Module:
-    return build_norm(config.norm, config.dim, config.norm_epsilon)
-
-
-def final_norm(config: EncoderDecoderConfig) -> nn.Module:
-    """Return what stands behind the last layer: a norm where layers normalise first, or nothing."""
-    return _norm(config) if config.norm_position == "pre" else nn.Identity()
-
-
-def turned(
-    queries: Tensor, key_value: KeyValue, rotary: Rotary | None, positions: Tensor
-) -> tuple[Tensor, KeyValue]:
-    """Return queries and keys as rotary positions have them; without any, as they are.
-
-    Args:
-        queries: (N, H, T, Dh).
-        key_value: of the same states.
-        rotary: turns heads by their places.
-        positions: (T,) or (N, T) place of each token in its row.
-    """
-    if rotary is None:
-        return queries, key_value
-    keys = rotary(key_value.keys, positions)
-    return rotary(queries, positions), KeyValue(keys, key_value.values)
+def model_norm(config: TransformerConfig) -> nn.Module:
+    """Return a norm over the width of the model."""
+    return build_norm(config.norm, config.dim, config.norm_epsilon, bias=config.bias)
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward."""
+    """Self-attention, then feed-forward; a stack that is all of a model has such layers too."""
 
-    def __init__(self, config: EncoderDecoderConfig, rotary: Rotary | None) -> None:
+    def __init__(self, config: TransformerConfig, depth: Depth) -> None:
         super().__init__()
-        self.self_attention = _attention(config)
-        self.self_attention_norm = _norm(config)
-        self.feedforward = _feedforward(config)
-        self.feedforward_norm = _norm(config)
+        self.self_attention = build_self_attention(config)
+        self.self_attention_norm = model_norm(config)
+        self.feedforward = build_feedforward(config)
+        self.feedforward_norm = model_norm(config)
         self.dropout = Dropout(config.dropout)
-        self.residual = RESIDUALS[config.norm_position]
-        self.rotary = rotary
+        self.residual = build_residual(config, depth)
 
-    def forward(self, states: Tensor, view: View, positions: Tensor) -> Tensor:
-        """Return (B, S, D).
+    def forward(
+        self, states: Tensor, view: View, turn: Turn | None, remember: Remember = forget
+    ) -> Tensor:
+        """Return (N, T, D).
 
         Args:
-            states: (B, S, D).
-            view: which source tokens may be seen.
-            positions: (S,) place of each token.
+            states: (N, T, D).
+            view: which tokens each one sees, remembered ones included.
+            turn: of the place of each token, where positions are rotary.
+            remember: gives what tokens before these have left.
         """
 
         def look_around(states: Tensor) -> Tensor:
-            queries, key_value = turned(
-                *self.self_attention.project(states), self.rotary, positions
-            )
-            around: Tensor = self.self_attention(queries, key_value, view)
+            queries, key_value = self.self_attention.look(states, turn)
+            around: Tensor = self.self_attention(queries, remember(key_value), view)
             return around
 
         states = self.residual(states, self.self_attention_norm, look_around, self.dropout)
         return self.residual(states, self.feedforward_norm, self.feedforward, self.dropout)
 
+    def attentions(self) -> list[SelfAttention]:
+        """Return the attention to its own stack."""
+        return [self.self_attention]
+
+    def blocks(self) -> list[Block]:
+        """Return what is added to the states, in order."""
+        return [*self.attentions(), self.feedforward]
+
 
 class DecoderLayer(nn.Module):
     """Self-attention over the target so far, cross-attention to the source, feed-forward."""
 
-    def __init__(self, config: EncoderDecoderConfig, rotary: Rotary | None) -> None:
+    def __init__(self, config: TransformerConfig, depth: Depth) -> None:
         super().__init__()
-        self.self_attention = _attention(config)
-        self.self_attention_norm = _norm(config)
-        self.cross_attention = _attention(config)
-        self.cross_attention_norm = _norm(config)
-        self.feedforward = _feedforward(config)
-        self.feedforward_norm = _norm(config)
+        self.self_attention = build_self_attention(config)
+        self.self_attention_norm = model_norm(config)
+        self.cross_attention = build_cross_attention(config)
+        self.cross_attention_norm = model_norm(config)
+        self.feedforward = build_feedforward(config)
+        self.feedforward_norm = model_norm(config)
         self.dropout = Dropout(config.dropout)
-        self.residual = RESIDUALS[config.norm_position]
-        self.rotary = rotary
+        self.residual = build_residual(config, depth)
 
     def forward(
         self,
@@ -124,28 +118,23 @@ class DecoderLayer(nn.Module):
         self_view: View,
         source: KeyValue,
         source_view: View,
-        positions: Tensor,
-        cache: LayerCache | None = None,
+        turn: Turn | None,
+        remember: Remember = forget,
     ) -> Tensor:
         """Return (B, T, D).
 
         Args:
-            states: (B, T, D): the tokens of whole targets, or with a cache the next token of each
-                of T rows.
-            self_view: which target tokens each query sees, those in the cache included.
-            source: keys and values of the source, (B, H, S, Dh).
+            states: (B, T, D): the tokens of whole targets, or the next token of each of T rows.
+            self_view: which target tokens each query sees, remembered ones included.
+            source: keys and values of the source, (B, Hkv, S, Dh).
             source_view: which source tokens may be seen.
-            positions: (T,) or (B, T) place of each token in its row.
-            cache: keys and values of the target so far; the new ones are added to it.
+            turn: of the place of each token, where positions are rotary.
+            remember: gives what tokens before these have left.
         """
 
         def look_back(states: Tensor) -> Tensor:
-            queries, key_value = turned(
-                *self.self_attention.project(states), self.rotary, positions
-            )
-            if cache is not None:
-                key_value = cache.append(key_value)
-            back: Tensor = self.self_attention(queries, key_value, self_view)
+            queries, key_value = self.self_attention.look(states, turn)
+            back: Tensor = self.self_attention(queries, remember(key_value), self_view)
             return back
 
         def look_across(states: Tensor) -> Tensor:
@@ -156,3 +145,11 @@ class DecoderLayer(nn.Module):
         states = self.residual(states, self.self_attention_norm, look_back, self.dropout)
         states = self.residual(states, self.cross_attention_norm, look_across, self.dropout)
         return self.residual(states, self.feedforward_norm, self.feedforward, self.dropout)
+
+    def attentions(self) -> list[SelfAttention]:
+        """Return the attention to its own stack, and that to the source."""
+        return [self.self_attention, self.cross_attention]
+
+    def blocks(self) -> list[Block]:
+        """Return what is added to the states, in order."""
+        return [*self.attentions(), self.feedforward]

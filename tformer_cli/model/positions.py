@@ -2,33 +2,20 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from tformer_cli.config.schema.model import LearnedPositions, PositionsConfig
-
-
-class Rotary(Protocol):
-    """Turns the queries and keys of self-attention by their positions."""
-
-    def __call__(self, heads: Tensor, positions: Tensor) -> Tensor:
-        """Return (N, H, T, Dh) turned; positions are (T,) or (N, T)."""
-        ...
-
-
-class AttentionBias(Protocol):
-    """Adds a function of distance to the logits of self-attention."""
-
-    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return a bias that broadcasts to (N, H, T, L).
-
-        Args:
-            queries: (T,) or (N, T) places of the queries.
-            keys: (L,) or (N, L) places of the keys.
-        """
-        ...
+from tformer_cli.config.schema.model import TransformerConfig
+from tformer_cli.config.schema.positions import (
+    AlibiPositions,
+    LearnedPositions,
+    RelativePositions,
+    RotaryPositions,
+    SinusoidalPositions,
+)
+from tformer_cli.model.bias import Alibi, DistanceBias, RelativeBias, SumOfBiases, Window
+from tformer_cli.model.rotary import RotaryEncoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +24,13 @@ class Positions:
 
     Attributes:
         absolute: vectors added to the embeddings, looked up by position.
-        rotary: applied to queries and keys of self-attention.
+        rotary: says how queries and keys of self-attention are turned.
         bias: added to the logits of self-attention.
-        max_length: longest sequence in tokens, or None where any length will do.
     """
 
     absolute: nn.Module | None = None
-    rotary: Rotary | None = None
-    bias: AttentionBias | None = None
-    max_length: int | None = None
+    rotary: RotaryEncoding | None = None
+    bias: DistanceBias | None = None
 
 
 class SinusoidalEncoding(nn.Module):
@@ -71,10 +56,33 @@ class SinusoidalEncoding(nn.Module):
         return torch.sin(positions[..., None] * self.frequencies + self.phases)
 
 
-def build_positions(config: PositionsConfig, dim: int) -> Positions:
-    """Return the positions of one stack."""
-    if isinstance(config, LearnedPositions):
-        return Positions(
-            absolute=nn.Embedding(config.max_length, dim), max_length=config.max_length
+def build_positions(config: TransformerConfig, *, is_causal: bool) -> Positions:
+    """Return the positions of one stack.
+
+    Args:
+        config: of the network.
+        is_causal: whether no token of the stack sees one behind it.
+    """
+    chosen = config.positions
+    absolute: nn.Module | None = None
+    rotary = None
+    biases: list[DistanceBias] = []
+    if isinstance(chosen, SinusoidalPositions):
+        absolute = SinusoidalEncoding(config.dim)
+    elif isinstance(chosen, LearnedPositions):
+        absolute = nn.Embedding(chosen.max_length, config.dim)
+    elif isinstance(chosen, RotaryPositions):
+        width = config.head_dim if config.latent is None else config.latent.rotary_dim
+        rotary = RotaryEncoding(width, chosen)
+    elif isinstance(chosen, AlibiPositions):
+        biases.append(Alibi(config.num_heads))
+    elif isinstance(chosen, RelativePositions):
+        biases.append(
+            RelativeBias(
+                chosen.num_buckets, chosen.max_distance, config.num_heads, is_causal=is_causal
+            )
         )
-    return Positions(absolute=SinusoidalEncoding(dim))
+    if config.window is not None:
+        biases.append(Window(config.window))
+    bias = SumOfBiases(biases) if len(biases) > 1 else next(iter(biases), None)
+    return Positions(absolute, rotary, bias)

@@ -100,7 +100,9 @@ def _values(report: dict[str, Any]) -> dict[str, float]:
                 "tokens_per_second": report["tokens_per_second"],
             }
         case "valid":
-            return {"valid_loss": report["loss"], "valid_bleu": report["bleu"]}
+            # A masked encoder is judged by its loss alone.
+            bleu = {"valid_bleu": report["bleu"]} if "bleu" in report else {}
+            return {"valid_loss": report["loss"], **bleu}
         case _:
             return {}
 

@@ -7,14 +7,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tformer_cli.config.load import check_data_files, dump_config, load_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import TrainingText
 from tformer_cli.corpus.pipeline import evaluation_store
-from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.corpus.reader import read_rows
 from tformer_cli.device import is_out_of_memory, keep_freed_memory
 from tformer_cli.errors import TrainingError, UsageError
 from tformer_cli.rehearsal.worst_batch import Shape, worst_shapes, worst_text
@@ -192,10 +192,10 @@ def _sampled(config: Config, folder: Path) -> tuple[Config, int]:
     """
     data, num_pairs = config.data, 0
 
-    def pairs() -> Iterator[tuple[int, tuple[str, str]]]:
+    def pairs() -> Iterator[tuple[int, tuple[str, ...]]]:
         nonlocal num_pairs
         for number, text in enumerate(data.train):
-            for pair in read_pairs(text.source, text.target):
+            for pair in read_rows(text):
                 num_pairs += 1
                 yield number, pair
 
@@ -205,8 +205,8 @@ def _sampled(config: Config, folder: Path) -> tuple[Config, int]:
     texts = []
     for number, text in enumerate(data.train):
         chosen = [pair for place, pair in sample if place == number]
-        source, target = (folder / f"{number}.{side}" for side in ("source", "target"))
-        write_text(source, "".join(f"{line}\n" for line, _ in chosen))
-        write_text(target, "".join(f"{line}\n" for _, line in chosen))
-        texts.append(TrainingText(source=source, target=target, weight=text.weight))
+        files: dict[str, Any] = {side: folder / f"{number}.{side}" for side in text.files}
+        for place, file in enumerate(files.values()):
+            write_text(file, "".join(f"{pair[place]}\n" for pair in chosen))
+        texts.append(replace(text, **files))
     return replace(config, data=replace(data, train=tuple(texts))), num_pairs

@@ -154,16 +154,30 @@ def _sentences(lines: Iterable[str]) -> Iterator[str]:
             yield text[start : start + SENTENCE_CHARACTERS]
 
 
-def _processor(model: bytes, name: str) -> SentencePieceProcessor:
-    remedy = "restore the file, or train again"
+def sentencepiece_processor(model: bytes, name: str, remedy: str) -> SentencePieceProcessor:
+    """Return what cuts text into pieces.
+
+    Args:
+        model: a serialised sentencepiece model.
+        name: of its file, for messages.
+        remedy: likewise.
+
+    Raises:
+        CheckpointError: the bytes are no model.
+    """
     if not model:
         raise CheckpointError(name, "is not a sentencepiece model", got="no bytes", remedy=remedy)
     try:
-        processor = SentencePieceProcessor(model_proto=model)
+        return SentencePieceProcessor(model_proto=model)
     except RuntimeError:
         raise CheckpointError(
             name, "is not a sentencepiece model", got=f"{len(model):,} bytes", remedy=remedy
         ) from None
+
+
+def _processor(model: bytes, name: str) -> SentencePieceProcessor:
+    remedy = "restore the file, or train again"
+    processor = sentencepiece_processor(model, name, remedy)
     found = [processor.id_to_piece(i) for i in range(min(NUM_SPECIAL, processor.get_piece_size()))]
     if found != list(SPECIAL_TOKENS):
         raise CheckpointError(

@@ -7,6 +7,12 @@ from dataclasses import dataclass, field
 from tformer_cli.errors import CheckpointError
 
 PAD_ID, UNK_ID, START_ID, END_ID, MASK_ID, SEPARATOR_ID = range(6)
+# What a target begins with, by the kind of the network; a masked encoder looks at none.
+START_IDS = {
+    "encoder_decoder": START_ID,
+    "decoder_only": SEPARATOR_ID,
+    "masked_encoder": START_ID,
+}
 NUM_SPECIAL = 16
 SPECIAL_TOKENS = (
     "<pad>",

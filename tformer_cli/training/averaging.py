@@ -8,13 +8,12 @@ import torch
 
 from tformer_cli.checkpoint.checkpoint import load_average, save_average
 from tformer_cli.checkpoint.state import best_checkpoints, load_state
-from tformer_cli.checkpoint.trained_model import load_trained_model
+from tformer_cli.checkpoint.trained_model import load_trained_network
 from tformer_cli.device import resolve_precision
 from tformer_cli.errors import CheckpointError
-from tformer_cli.evaluation.evaluate import Evaluation
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.training.run import is_finished
-from tformer_cli.training.validation import selection_score, validate
+from tformer_cli.training.validation import Validation, selection_score, validate
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class Average:
     Attributes:
         checkpoint: its folder.
         members: the checkpoints it is the mean of.
-        evaluation: on the validation text.
+        validation: what it makes of the validation text.
         score: that chooses, BLEU or negative loss.
         best_score: the same of the run's best checkpoint before; None if none was validated.
         run_has_ended: whether the run is finished; before that, its own best may still come.
@@ -33,7 +32,7 @@ class Average:
 
     checkpoint: Path
     members: tuple[Path, ...]
-    evaluation: Evaluation
+    validation: Validation
     score: float
     best_score: float | None
     run_has_ended: bool
@@ -50,7 +49,7 @@ def average(
     Raises:
         CheckpointError: the run has fewer checkpoints, or one of them is damaged.
     """
-    trained = load_trained_model(run, "last")
+    trained = load_trained_network(run, "last")
     config, model = trained.config, trained.model.to(device)
     steps = run.step_checkpoints()
     candidates = best_checkpoints(steps) if which == "best" else steps[::-1]
@@ -65,8 +64,8 @@ def average(
     members = candidates[:count]
     load_average(members, model)
     precision = resolve_precision(config.training.precision, device)
-    evaluation = validate(model, trained.tokenizers, config, device, precision)
-    score = selection_score(evaluation, config)
+    validation = validate(model, trained.tokenizers, config, device, precision)
+    score = selection_score(validation, config)
     best = run.pointed("best")
     best_score = None if best is None else load_state(best).score
     newest = load_state(max(members))
@@ -76,4 +75,4 @@ def average(
     is_best = has_ended and (best_score is None or score > best_score)
     if is_best:
         run.point("best", checkpoint)
-    return Average(checkpoint, tuple(members), evaluation, score, best_score, has_ended, is_best)
+    return Average(checkpoint, tuple(members), validation, score, best_score, has_ended, is_best)

@@ -14,7 +14,7 @@ from tformer_cli.checkpoint.state import TrainingState, best_checkpoints, load_s
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import CheckpointError, Problem
-from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.model.network import Network
 from tformer_cli.run_directory import RunDirectory, remove_directory
 from tformer_cli.training.moving_average import MovingAverage
 
@@ -28,7 +28,7 @@ class Checkpoints:
         self,
         run: RunDirectory,
         config: TrainingConfig,
-        model: Seq2Seq,
+        model: Network,
         optimizer: torch.optim.Optimizer,
         average: MovingAverage | None,
         world: World = ALONE,
@@ -79,7 +79,7 @@ class Checkpoints:
             self._forget_after(checkpoint, state)
         return state
 
-    def begin_again(self, first: Seq2Seq) -> None:
+    def begin_again(self, first: Network) -> None:
         """Bring back the weights of a model that has taken no step."""
         self.model.load_state_dict(first.state_dict())
         if self.average is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.device import is_out_of_memory
 from tformer_cli.errors import TrainingError
+from tformer_cli.text.vocabulary import PAD_ID
 
 
 @contextlib.contextmanager
@@ -51,7 +52,8 @@ def _halves(batch: Batch) -> Iterator[Batch]:
     for rows in (slice(0, middle), slice(middle, None)):
         if len(batch.source[rows]) > 0:
             source = rows, slice(int(batch.source_mask[rows].sum(dim=1).max()))
-            target = rows, slice(int(batch.target_mask[rows].sum(dim=1).max()))
+            # The mask of a masked text asks for few of its tokens.
+            target = rows, slice(int((batch.target_out[rows] != PAD_ID).sum(dim=1).max()))
             yield dataclasses.replace(
                 batch,
                 source=batch.source[source],

@@ -4,7 +4,7 @@ import copy
 
 import torch
 
-from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.model.network import Network
 
 
 class MovingAverage:
@@ -18,12 +18,12 @@ class MovingAverage:
         model: a copy of the model with the averaged weights.
     """
 
-    def __init__(self, model: Seq2Seq, decay: float) -> None:
+    def __init__(self, model: Network, decay: float) -> None:
         self.model = copy.deepcopy(model)
         self.decay = decay
 
     @torch.no_grad()
-    def update(self, model: Seq2Seq, step: int) -> None:
+    def update(self, model: Network, step: int) -> None:
         """Move the average towards the model as it is after `step`, counted from 1."""
         share = 1.0 - min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), share)

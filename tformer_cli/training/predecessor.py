@@ -1,17 +1,21 @@
 """The run that another one goes on from: its tokenizers, and its weights to begin with."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tformer_cli.checkpoint.checkpoint import load_weights
 from tformer_cli.checkpoint.layout import MODEL_FILE, TRAINED_FILE
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.model import EncoderDecoderConfig, MaskedEncoderConfig
+from tformer_cli.corpus.pipeline import training_pairs
 from tformer_cli.errors import CheckpointError
-from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.model.encoder_decoder import EncoderDecoder
+from tformer_cli.model.network import Network
 from tformer_cli.run_directory import RunDirectory
-from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
+from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.checkpoints import last_checkpoint
+from tformer_cli.training.pretrained_encoder import PretrainedEncoder
 
 Say = Callable[[str], object]
 
@@ -44,29 +48,52 @@ class Predecessor:
             )
         return cls(RunDirectory(path))
 
-    def tokenizers(self, config: Config) -> Tokenizers:
+    def tokenizers(self, config: Config, say: Say) -> Tokenizers:
         """Return the tokenizers that the weights were trained with.
+
+        An encoder alone has a vocabulary for the source; where the target has its own, that is
+        learnt from the training text.
 
         Raises:
             CheckpointError: there are none, or the config asks for others.
+            DataError: there is no text to learn from.
         """
         if not self.run.path.is_dir():
             raise CheckpointError(
                 str(self.run.path), "no such run folder", remedy="name the folder of a run"
             )
-        if load_config(self.run.config_file).tokenizer != config.tokenizer:
+        tokenizer = config.tokenizer
+        is_target_learnt = self._encoder_for(config) is not None and not tokenizer.shared
+        if is_target_learnt:
+            tokenizer = replace(tokenizer, shared=True)
+        if load_config(self.run.config_file).tokenizer != tokenizer:
             raise CheckpointError(
                 str(self.run.path),
                 "was trained with another tokenizer than the config asks for",
                 remedy=f"take over `tokenizer` from {self.run.config_file}",
             )
-        return load_tokenizers(self.run.tokenizer)
+        known = load_tokenizers(self.run.tokenizer)
+        if not is_target_learnt:
+            return known
+        say("building the vocabulary of the target")
+        learnt = build_tokenizers(
+            tokenizer,
+            lambda: (("", target) for _, target in training_pairs(config.data)),
+            config.seed,
+        )
+        return Tokenizers(known.source, learnt.target, shared=False)
 
-    def load_into(self, model: Seq2Seq, say: Say) -> None:
+    def load_into(self, model: Network, config: Config, say: Say) -> None:
         """Give a model the weights that the last checkpoint would go on with.
+
+        Args:
+            model: all of which is taken over, or its encoder from a masked encoder.
+            config: of the run that goes on.
+            say: hears what was taken over.
 
         Raises:
             CheckpointError: there is none, or it is of another model.
+            ConfigError: the encoder is another one.
         """
         checkpoint = last_checkpoint(self.run, say)
         if checkpoint is None:
@@ -74,11 +101,25 @@ class Predecessor:
                 str(self.run.path), "has no checkpoint yet", remedy="train it first"
             )
         is_averaged = (checkpoint / TRAINED_FILE).exists()
+        file_name = TRAINED_FILE if is_averaged else MODEL_FILE
+        encoder = self._encoder_for(config)
+        if encoder is not None:
+            assert isinstance(model, EncoderDecoder), "so its config says"
+            taken = encoder.load_into(model, checkpoint, file_name)
+            say(f"beginning with the encoder of {checkpoint}: {taken}")
+            return
         try:
-            load_weights(checkpoint, model, TRAINED_FILE if is_averaged else MODEL_FILE)
+            load_weights(checkpoint, model, file_name)
         except CheckpointError as error:
             (problem,) = error.problems
             where, what = problem.where, problem.what
             remedy = f"take over `model` from {self.run.config_file}"
             raise CheckpointError(where, what, got=problem.got, remedy=remedy) from None
         say(f"beginning with the weights of {checkpoint}")
+
+    def _encoder_for(self, config: Config) -> PretrainedEncoder | None:
+        """Return what the run has trained, where that is an encoder and a decoder is wanted too."""
+        saved, wanted = load_config(self.run.config_file).model, config.model
+        if isinstance(saved, MaskedEncoderConfig) and isinstance(wanted, EncoderDecoderConfig):
+            return PretrainedEncoder(self.run.path, saved, wanted)
+        return None

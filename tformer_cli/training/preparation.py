@@ -9,16 +9,20 @@ import torch
 
 from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.lengths import report_lengths
+from tformer_cli.corpus.masking import Masking
 from tformer_cli.corpus.pipeline import batches_per_epoch, training_groups, training_store
 from tformer_cli.corpus.read_ahead import ahead
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import resolve_precision
 from tformer_cli.distributed import ALONE, World
-from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.model.build import build_network
+from tformer_cli.model.network import Network
 from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.vocabulary import START_IDS
 from tformer_cli.training.loop import Group, Learner
 from tformer_cli.training.moving_average import MovingAverage
 from tformer_cli.training.resume import environment_of
@@ -38,18 +42,20 @@ class Preparation:
         model: with its first weights.
         average: of the model, where one is asked for.
         learner: the model with its optimiser and schedule.
+        masking: of what is learnt from, where the model says what masks hide.
     """
 
     config: Config
     tokenizers: Tokenizers
     store: TokenStore
     report: FilterReport
-    model: Seq2Seq
+    model: Network
     average: MovingAverage | None
     learner: Learner
+    masking: Masking | None
 
     @property
-    def translating_model(self) -> Seq2Seq:
+    def translating_model(self) -> Network:
         """The model to validate and to translate with."""
         return self.model if self.average is None else self.average.model
 
@@ -78,10 +84,13 @@ class Preparation:
             accumulate=training.accumulate,
             seed=self.config.seed,
             position=place,
+            start_id=START_IDS[self.config.model.kind],
             rank=self.learner.world.rank,
             num_ranks=self.learner.world.size,
         ):
             if (place.epoch, place.batch) not in left_out:
+                if self.masking is not None:
+                    batches = [self.masking.masked(batch, place.epoch) for batch in batches]
                 if self.learner.device.type == "cuda":
                     batches = [batch.pinned() for batch in batches]
                 yield Group(batches, place, following)
@@ -97,8 +106,11 @@ class Preparation:
         precision = str(self.learner.precision).removeprefix("torch.")
         world = self.learner.world
         processes = "" if world.size == 1 else f", {world.size} processes"
+        languages = data.source_language
+        if self.masking is None:
+            languages += f" -> {data.target_language}"
         return (
-            f"{data.source_language} -> {data.target_language}: "
+            f"{languages}: "
             f"{self.model.num_parameters():,} parameters, "
             f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}, "
             f"{steps:,} steps an epoch, {training.max_steps:,} steps in all, "
@@ -131,9 +143,13 @@ def prepare(
     training = config.training
     precision = resolve_precision(training.precision, device)
     store, report = training_store(config.data, tokenizers, stores)
-    say(f"training text: {report}")
+    masking = None
+    if isinstance(config.model, MaskedEncoderConfig):
+        masking = Masking.of(config.model, tokenizers.source.size, config.seed)
+    say(f"training text: {report.told('pair' if masking is None else 'line')}")
     say(f"source: {report_lengths(store.source_lengths)}")
-    say(f"target: {report_lengths(store.target_lengths)}")
+    if masking is None:
+        say(f"target: {report_lengths(store.target_lengths)}")
     model = first_model(config, tokenizers).to(device)
     if training.gradient_checkpointing:
         model.recompute_layers()
@@ -142,12 +158,12 @@ def prepare(
     )
     decay = training.ema_decay
     average = None if decay is None else MovingAverage(model, decay)
-    return Preparation(config, tokenizers, store, report, model, average, learner)
+    return Preparation(config, tokenizers, store, report, model, average, learner, masking)
 
 
-def first_model(config: Config, tokenizers: Tokenizers) -> Seq2Seq:
+def first_model(config: Config, tokenizers: Tokenizers) -> Network:
     """Return the model that a run begins with, on the CPU."""
-    return build_model(
+    return build_network(
         config.model,
         source_size=tokenizers.source.size,
         target_size=tokenizers.target.size,

@@ -14,10 +14,10 @@ from tqdm import tqdm
 from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import peak_memory
-from tformer_cli.evaluation.evaluate import Evaluation
 from tformer_cli.run_directory import RunDirectory, write_text, writing
 from tformer_cli.training.loop import Fault, StepReport
 from tformer_cli.training.tensorboard import TensorBoard
+from tformer_cli.training.validation import Validation
 
 
 class Reporter:
@@ -166,26 +166,24 @@ class Reporter:
             self.say(f"step {last.step}/{self.max_steps}  {summary}  ETA {_duration(left)}")
 
     def validated(
-        self, step: int, evaluation: Evaluation, samples: Iterable[tuple[str, str, str]], best: bool
+        self, step: int, validation: Validation, samples: Iterable[tuple[str, str, str]], best: bool
     ) -> None:
         """Report a validation, and keep its sample translations in samples/."""
-        likelihood = evaluation.likelihood
-        self._record(
-            {
-                "kind": "valid",
-                "step": step,
-                "loss": likelihood.loss,
-                "perplexity": likelihood.perplexity,
-                "accuracy": likelihood.accuracy,
-                **{score.name.lower(): score.score for score in evaluation.scores},
-                "signature": evaluation.scores[0].signature,
-                "is_best": best,
-            }
-        )
-        scores = "  ".join(f"{score.name} {score.score:.2f}" for score in evaluation.scores)
+        likelihood = validation.likelihood
+        numbers: dict[str, object] = {
+            "kind": "valid",
+            "step": step,
+            "loss": likelihood.loss,
+            "perplexity": likelihood.perplexity,
+            "accuracy": likelihood.accuracy,
+        }
+        for score in validation.scores:
+            numbers |= {score.name.lower(): score.score, "signature": score.signature}
+        self._record({**numbers, "is_best": best})
+        scores = "".join(f"  {score.name} {score.score:.2f}" for score in validation.scores)
         self.say(
             f"valid {step}  loss {likelihood.loss:.3f}  ppl {likelihood.perplexity:.2f}  "
-            f"acc {likelihood.accuracy:.1%}  {scores}{'  (best so far)' if best else ''}"
+            f"acc {likelihood.accuracy:.1%}{scores}{'  (best so far)' if best else ''}"
         )
         lines = []
         for source, reference, hypothesis in samples:
@@ -239,7 +237,7 @@ class Silence(Reporter):
         """Show no bar."""
 
     def validated(
-        self, step: int, evaluation: Evaluation, samples: Iterable[tuple[str, str, str]], best: bool
+        self, step: int, validation: Validation, samples: Iterable[tuple[str, str, str]], best: bool
     ) -> None:
         """Leave the samples to the first."""
 

@@ -267,7 +267,7 @@ class _Sitting:
         model = first_model(self.config, self.prepared.tokenizers)
         predecessor = Predecessor.of(self.config, self.run)
         if predecessor is not None:
-            predecessor.load_into(model, self.reporter.say)
+            predecessor.load_into(model, self.config, self.reporter.say)
         self.checkpoints.begin_again(model)
 
     def _go_on(self, checkpoint: Path) -> None:
@@ -309,7 +309,7 @@ class _Sitting:
     def _validate(self, interruption: Interruption) -> None:
         """Look at the validation text; where a signal comes meanwhile, the next sitting does it."""
         try:
-            evaluation = validate(
+            validation = validate(
                 self.prepared.translating_model,
                 self.prepared.tokenizers,
                 self.config,
@@ -320,7 +320,7 @@ class _Sitting:
             )
         except SignalCame:
             return
-        score = selection_score(evaluation, self.config)
+        score = selection_score(validation, self.config)
         is_best = self.state.best_score is None or score >= self.state.best_score
         if is_best:
             self.state = replace(
@@ -329,5 +329,5 @@ class _Sitting:
         else:
             self.state = replace(self.state, score=score, num_stale=self.state.num_stale + 1)
         self.reporter.validated(
-            self.state.step, evaluation, sample_translations(evaluation, self.config), best=is_best
+            self.state.step, validation, sample_translations(validation, self.config), best=is_best
         )

@@ -28,7 +28,7 @@ def run_tokenizers(
         return load_tokenizers(run.tokenizer)
     predecessor = Predecessor.of(config, run)
     if predecessor is not None:
-        return predecessor.tokenizers(config)
+        return predecessor.tokenizers(config, reporter.say)
     reporter.say("building the vocabulary")
     return build_tokenizers(config.tokenizer, lambda: training_pairs(config.data), config.seed)
 

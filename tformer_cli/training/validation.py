@@ -1,22 +1,44 @@
 """How well a model does on the validation text, and the score that chooses between models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.corpus.pipeline import evaluation_store
+from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.model import MaskedEncoderConfig
+from tformer_cli.corpus.batch import Batch
+from tformer_cli.corpus.masking import Masking
+from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.distributed import ALONE, World
-from tformer_cli.evaluation.evaluate import Evaluation, evaluate
-from tformer_cli.evaluation.metrics import build_metric
-from tformer_cli.model.seq2seq import Seq2Seq
+from tformer_cli.errors import DataError
+from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS, evaluate
+from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
+from tformer_cli.evaluation.metrics import Score, build_metric
+from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.text.tokenizer import Tokenizers
 
 
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What a model makes of the validation text.
+
+    Attributes:
+        likelihood: of the references, or of masked tokens.
+        scores: of the translations; a masked encoder has none.
+        hypotheses: the translations, line by line; likewise.
+    """
+
+    likelihood: Likelihood
+    scores: tuple[Score, ...] = ()
+    hypotheses: tuple[str, ...] = ()
+
+
 def validate(
-    model: Seq2Seq,
+    model: Network,
     tokenizers: Tokenizers,
     config: Config,
     device: torch.device,
@@ -24,8 +46,10 @@ def validate(
     *,
     world: World = ALONE,
     on_done: Callable[[int], object] = lambda count: None,
-) -> Evaluation:
+) -> Validation:
     """Translate and score the validation text as `training.validation_decoding` says.
+
+    Of a masked encoder it is the tokens behind masks, always the same, that are scored.
 
     Args:
         model: what is to be judged.
@@ -34,15 +58,22 @@ def validate(
         device: where the model is.
         precision: number format of matrix products.
         world: the processes that work together.
-        on_done: called with the number of lines whenever some are translated.
+        on_done: called with the number of lines whenever some are done.
 
     Raises:
         DataError: the text cannot be read.
     """
-    return evaluate(
+    text = config.data.valid
+    if not isinstance(text, ParallelText):
+        batches = _masked_batches(model, tokenizers, config, on_done)
+        return Validation(
+            reference_likelihood(model, batches, device=device, precision=precision, world=world)
+        )
+    assert isinstance(model, Seq2Seq), "a text and its translation are for those that translate"
+    evaluation = evaluate(
         model,
         Translator.of_model(model, tokenizers, config, device, precision),
-        config.data.valid,
+        text,
         [build_metric("bleu", config.evaluation, config.data.target_language)],
         decoding=config.training.validation_decoding,
         device=device,
@@ -50,33 +81,59 @@ def validate(
         world=world,
         on_done=on_done,
     )
+    return Validation(evaluation.likelihood, evaluation.scores, evaluation.hypotheses)
 
 
-def check_validation(model: Seq2Seq, tokenizers: Tokenizers, config: Config) -> None:
+def check_validation(model: Network, tokenizers: Tokenizers, config: Config) -> None:
     """See to it that no validation will fail for its text or its metric.
 
     Raises:
         TformerError: one would.
     """
-    evaluation_store(config.data.valid, tokenizers, max_length=model.max_length)
-    build_metric("bleu", config.evaluation, config.data.target_language)
+    text = config.data.valid
+    if isinstance(text, ParallelText):
+        evaluation_store(text, tokenizers, max_length=model.max_length)
+        build_metric("bleu", config.evaluation, config.data.target_language)
+    elif not any(
+        batch.num_target_tokens
+        for batch in _masked_batches(model, tokenizers, config, lambda count: None)
+    ):
+        raise DataError(
+            str(text.text),
+            "no tokens that could be masked",
+            remedy="name a text of words that the vocabulary knows",
+        )
 
 
-def selection_score(evaluation: Evaluation, config: Config) -> float:
+def _masked_batches(
+    model: Network, tokenizers: Tokenizers, config: Config, on_done: Callable[[int], object]
+) -> Iterator[Batch]:
+    """Yield the validation text with the masks that it always has."""
+    assert isinstance(config.model, MaskedEncoderConfig), "a text alone is for masks"
+    masking = Masking.of(config.model, tokenizers.source.size, config.seed)
+    store = evaluation_store(config.data.valid, tokenizers, max_length=model.max_length)
+    for batch in batches_in_order(store, batch_tokens=LIKELIHOOD_BATCH_TOKENS):
+        yield masking.masked(batch, epoch=0)
+        on_done(len(batch.source))
+
+
+def selection_score(validation: Validation, config: Config) -> float:
     """Return what a better checkpoint has more of: BLEU, or negative loss."""
     if config.training.select == "loss":
-        return -evaluation.likelihood.loss
-    return evaluation.scores[0].score
+        return -validation.likelihood.loss
+    return validation.scores[0].score
 
 
-def sample_translations(evaluation: Evaluation, config: Config) -> list[tuple[str, str, str]]:
+def sample_translations(validation: Validation, config: Config) -> list[tuple[str, str, str]]:
     """Pick a few validation sentences, spread evenly and always the same.
 
     Returns:
-        Source, reference and translation of each.
+        Source, reference and translation of each; none of a text alone.
     """
     valid = config.data.valid
+    if not isinstance(valid, ParallelText):
+        return []
     pairs = list(read_pairs(valid.source, valid.target))
     count = min(config.training.sample_translations, len(pairs))
     places = [i * len(pairs) // count for i in range(count)]
-    return [(*pairs[place], evaluation.hypotheses[place]) for place in places]
+    return [(*pairs[place], validation.hypotheses[place]) for place in places]

@@ -193,7 +193,7 @@ class Marian(InBatches):
     def searched(self, sentences: list[list[int]]) -> list[list[int]]:
         import torch
 
-        from tformer_cli.corpus.batch import pad_rows
+        from tformer_cli.padding import pad_rows
 
         source, mask = pad_rows(sentences)
         with torch.inference_mode():
@@ -252,7 +252,7 @@ class Uncached(InBatches):
     def searched(self, sentences: list[list[int]]) -> list[list[int]]:
         from decoders.textbook import greedy
 
-        from tformer_cli.corpus.batch import pad_rows
+        from tformer_cli.padding import pad_rows
 
         source, mask = pad_rows(sentences)
         memory = self.model.encode(source, mask)

@@ -21,7 +21,7 @@ from tformer_cli.config.schema.schedule import CosineSchedule
 from tformer_cli.corpus.pipeline import training_pairs
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.errors import UsageError
-from tformer_cli.model.seq2seq import build_model
+from tformer_cli.model.build import build_model
 from tformer_cli.run_directory import RunDirectory, write_text
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import END_ID

@@ -3,16 +3,16 @@
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 import torch
-from flops import product_flops
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.device import hardware_name
+from tformer_cli.model.cost import operations
 
 # Dense bfloat16 operations a second by the makers' data sheets, of SXM modules where there are any.
 DATA_SHEETS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12}
@@ -111,8 +111,7 @@ def training_flops(
 ) -> float:
     """Return the floating-point operations that a step of training needs for some pairs.
 
-    They are those of the weights, and for attention of t queries to s keys 12 D s t a layer, half
-    of it where it is causal. Padding and what is computed twice do not count.
+    Of causal attention half the table counts. Padding and what is computed twice do not count.
 
     Args:
         model: its sizes.
@@ -120,11 +119,10 @@ def training_flops(
         source_lengths: (n,) tokens of each source, `</s>` included.
         target_lengths: (n,) likewise.
     """
-    encoder, decoder = model.num_encoder_layers, model.num_decoder_layers
+    whole = operations(model, vocab_size)
+    needed = replace(whole, target_to_target=whole.target_to_target / 2)
     source, target = source_lengths.astype(np.float64), target_lengths.astype(np.float64)
-    products = product_flops(model, vocab_size, source, target)
-    looks = encoder * source**2 + decoder * (target * source + target**2 / 2)
-    return float(np.sum(products + 12 * model.dim * looks))
+    return float(np.sum(needed.training(source, target)))
 
 
 def work_of(batch: Batch) -> tuple[np.ndarray, np.ndarray, int]:

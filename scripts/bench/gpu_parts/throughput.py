@@ -27,7 +27,8 @@ from tformer_cli.corpus.pipeline import training_groups
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.weights import Weights
 from tformer_cli.device import peak_memory, resolve_precision
-from tformer_cli.model.seq2seq import Seq2Seq, build_model
+from tformer_cli.model.build import build_model
+from tformer_cli.model.network import Seq2Seq
 from tformer_cli.training.loop import Fault, Group, Learner, train_steps
 from tformer_cli.training.optim import build_optimizer
 

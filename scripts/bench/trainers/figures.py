@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from flops import product_flops
 from trainers.contestants import CONTESTANTS
 from trainers.worker import Measurement
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.model.cost import operations
 
 # What the machine's rate of matrix products is taken with.
 GEMM_SIZE = 2048
@@ -87,8 +87,7 @@ def flops_per_target_token(
 ) -> float:
     """Return the floating-point operations of training that a target token takes on average.
 
-    They are those of the weights, and for attention of t queries to s keys 12 D s t a layer,
-    whatever causality hides.
+    Tables of attention count as a whole, whatever causality hides.
 
     Args:
         model: its sizes.
@@ -96,12 +95,10 @@ def flops_per_target_token(
         source_lengths: (n,) tokens of each source, `</s>` included.
         target_lengths: (n,) likewise.
     """
-    encoder, decoder = model.num_encoder_layers, model.num_decoder_layers
     # Stores keep lengths in small integers, whose products would not fit.
     source, target = source_lengths.astype(np.int64), target_lengths.astype(np.int64)
-    products = product_flops(model, vocab_size, source, target)
-    looks = encoder * source**2 + decoder * target * (target + source)
-    return float(np.sum(products + 12 * model.dim * looks) / np.sum(target))
+    needed = operations(model, vocab_size).training(source, target)
+    return float(np.sum(needed) / np.sum(target))
 
 
 def gemm_flops() -> float:

@@ -3,11 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tformer_cli.config.schema.data import DataConfig
+from tformer_cli.config.schema.data import DataConfig, ParallelText, PlainText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.config.schema.evaluation import EvaluationConfig
 from tformer_cli.config.schema.limits import Conflict, CountOrZero
-from tformer_cli.config.schema.model import EncoderDecoderConfig, LearnedPositions, ModelConfig
+from tformer_cli.config.schema.model import (
+    EncoderDecoderConfig,
+    MaskedEncoderConfig,
+    ModelConfig,
+)
+from tformer_cli.config.schema.positions import LearnedPositions
 from tformer_cli.config.schema.tokenizer import SubwordConfig, TokenizerConfig
 from tformer_cli.config.schema.training import TrainingConfig
 
@@ -17,7 +22,7 @@ class Config:
     """Everything that decides a run."""
 
     seed: CountOrZero = 1
-    """Seed of the weights, the order of the data and dropout."""
+    """Seed of the weights, the order of the data, dropout and masks."""
     data: DataConfig
     """The text."""
     tokenizer: TokenizerConfig = field(default_factory=SubwordConfig)
@@ -39,25 +44,13 @@ class Config:
                 "all",
                 "write tie: output, or share the vocabulary",
             )
-        positions = self.model.positions
-        if isinstance(positions, LearnedPositions):
-            longest = self.data.filters.max_length + 1
-            if positions.max_length < longest:
-                yield Conflict(
-                    "model.positions.max_length",
-                    f"must be at least data.filters.max_length + 1 ({longest})",
-                    str(positions.max_length),
-                )
-            for key, search in (
-                ("decoding", self.decoding),
-                ("training.validation_decoding", self.training.validation_decoding),
-            ):
-                if search.max_length > positions.max_length:
-                    yield Conflict(
-                        f"{key}.max_length",
-                        f"must be at most model.positions.max_length ({positions.max_length})",
-                        str(search.max_length),
-                    )
+        if self.model.kind == "decoder_only" and not self.tokenizer.shared:
+            yield Conflict(
+                "tokenizer.shared",
+                "must be true with model.kind decoder_only, whose source and target are one stream",
+                "false",
+            )
+        yield from self._conflicts_of_positions()
         if self.training.batch_tokens <= self.data.filters.max_length:
             yield Conflict(
                 "training.batch_tokens",
@@ -65,10 +58,82 @@ class Config:
                 "or a long sentence fits no batch",
                 str(self.training.batch_tokens),
             )
-        lowercased = self.tokenizer.kind == "word" or self.tokenizer.lowercase in ("target", "both")
-        if lowercased and not self.evaluation.bleu.lowercase:
+        if self._lowercases_target() and self._searches() and not self.evaluation.bleu.lowercase:
             yield Conflict(
                 "evaluation.bleu.lowercase",
                 "must be true, for this tokenizer lower-cases what the model writes",
                 "false",
             )
+        if isinstance(self.model, MaskedEncoderConfig):
+            yield from self._conflicts_of_masking()
+        else:
+            yield from self._conflicts_of_translation()
+
+    def _lowercases_target(self) -> bool:
+        tokenizer = self.tokenizer
+        return tokenizer.kind == "word" or tokenizer.lowercase in ("target", "both")
+
+    def _searches(self) -> dict[str, DecodingConfig]:
+        """Return by their keys the searches for translations; a masked encoder has none."""
+        if isinstance(self.model, MaskedEncoderConfig):
+            return {}
+        return {
+            "decoding": self.decoding,
+            "training.validation_decoding": self.training.validation_decoding,
+        }
+
+    def _conflicts_of_translation(self) -> Iterator[Conflict]:
+        for key, text in self.data.texts().items():
+            if isinstance(text, PlainText):
+                yield Conflict(
+                    f"data.{key}",
+                    f"must be a text and its translation with model.kind {self.model.kind}",
+                    "text",
+                    "write {source: FILE, target: FILE}",
+                )
+
+    def _conflicts_of_masking(self) -> Iterator[Conflict]:
+        for key, text in self.data.texts().items():
+            if isinstance(text, ParallelText):
+                yield Conflict(
+                    f"data.{key}",
+                    "must be a text alone with model.kind masked_encoder, which does not translate",
+                    "source and target",
+                    "remove it" if key.startswith("test.") else "write {text: FILE}",
+                )
+        if not self.tokenizer.shared:
+            yield Conflict(
+                "tokenizer.shared",
+                "must be true with model.kind masked_encoder, whose text has one side",
+                "false",
+            )
+        if self.data.filters.max_ratio is not None:
+            yield Conflict(
+                "data.filters.max_ratio",
+                "must be null with model.kind masked_encoder, whose text has one side",
+                f"{self.data.filters.max_ratio:g}",
+            )
+        if self.training.select != "loss":
+            yield Conflict(
+                "training.select",
+                "must be loss with model.kind masked_encoder, which does not translate",
+                self.training.select,
+            )
+
+    def _conflicts_of_positions(self) -> Iterator[Conflict]:
+        positions, longest = self.model.positions, self.model.max_length
+        if not isinstance(positions, LearnedPositions) or longest is None:
+            return
+        needed = self.data.filters.max_length + 1
+        if longest < needed:
+            what = f"must be at least data.filters.max_length + 1 ({needed})"
+            if longest < positions.max_length:
+                what = f"must be at least twice data.filters.max_length + 1 ({2 * needed})"
+            yield Conflict("model.positions.max_length", what, str(positions.max_length))
+        for key, search in self._searches().items():
+            if search.max_length > longest:
+                yield Conflict(
+                    f"{key}.max_length",
+                    f"must be at most what model.positions.max_length leaves ({longest})",
+                    str(search.max_length),
+                )

@@ -59,7 +59,8 @@ class TrainingConfig:
     report_every: Count = 50
     """Steps between two lines of progress in metrics.jsonl and on a screen without bars."""
     initialize_from: Path | None = None
-    """A run folder whose tokenizers and last weights this training begins with."""
+    """A run folder whose tokenizers and last weights this training begins with; an encoder_decoder
+    may begin with those of a masked_encoder."""
     watch_parts: bool = False
     """Report the gradient norm and the relative update of each part of the model as well."""
     tensorboard: bool = False

@@ -1,0 +1,85 @@
+"""How fast a member trains and translates, and what it remembers of a token: in its own process."""
+
+import json
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from apart import command
+from trainers.worker import OUR_ENVIRONMENT, Worker
+
+from tformer_cli.checkpoint.trained_model import load_trained_model
+from tformer_cli.config.schema.decoding import GreedyConfig
+from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.decoding.translator import Translator
+from tformer_cli.device import keep_freed_memory
+from tformer_cli.run_directory import RunDirectory
+
+CPU = torch.device("cpu")
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One turn of one member.
+
+    Attributes:
+        training: target tokens a second.
+        decoding: target tokens a second, greedy, many sentences at a time.
+    """
+
+    training: float
+    decoding: float
+
+
+def take_turn(run: RunDirectory, lines: int, *, seconds: float, threads: int) -> Speed:
+    """Let a trained member train for some seconds, and translate some lines.
+
+    Args:
+        run: of the member; the training goes nowhere.
+        lines: of its first test set.
+        seconds: of training.
+        threads: of each.
+    """
+    with Worker("ours", "float32", threads, run) as worker:
+        worker.answer()
+        turn = worker.ask(steps=None, seconds=seconds)
+    words = [str(run.path), str(lines), str(threads)]
+    found = subprocess.run(
+        command("members.speed.translate_apart", *words),
+        env={**OUR_ENVIRONMENT},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return Speed(turn["num_tokens"] / turn["seconds"], json.loads(found.stdout))
+
+
+def translate_apart(folder: str, count: str, threads: str) -> None:
+    """Print how many target tokens a run writes a second, the end of each line included."""
+    torch.set_num_threads(int(threads))
+    keep_freed_memory()
+    run = RunDirectory(Path(folder))
+    trained = load_trained_model(run)
+    text = next(iter(trained.config.data.test.values()))
+    lines = [source for source, _ in read_pairs(text.source, text.target)][: int(count)]
+    translator = Translator.of_model(trained.model, trained.tokenizers, trained.config, CPU)
+    translator.translate(lines[:8], decoding=GreedyConfig())
+    print(json.dumps(tokens_a_second(translator, lines)))
+
+
+def tokens_a_second(translator: Translator, lines: Sequence[str]) -> float:
+    """Return how many target tokens are written a second, the end of each line included."""
+    start = time.perf_counter()
+    translations = translator.translate(lines, decoding=GreedyConfig())
+    seconds = time.perf_counter() - start
+    written = translator.tokenizers.target.encode_batch(translations)
+    return sum(len(ids) + 1 for ids in written) / seconds
+
+
+def cache_bytes(run: RunDirectory) -> int:
+    """Return what a trained member remembers of a target token, over all layers, in float32."""
+    stack = load_trained_model(run).model.stacks()[-1]
+    return FLOAT_BYTES * sum(kept.numbers for kept in stack.kept())

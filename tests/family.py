@@ -1,0 +1,91 @@
+"""Random members of the family of Transformers: every combination that the schema allows."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tformer_cli.config.schema.check import check
+from tformer_cli.config.schema.model import (
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    LatentConfig,
+    MaskedEncoderConfig,
+    TransformerConfig,
+)
+from tformer_cli.config.schema.positions import (
+    AlibiPositions,
+    LearnedPositions,
+    LinearScaling,
+    NoPositions,
+    NtkScaling,
+    RelativePositions,
+    RotaryPositions,
+    SinusoidalPositions,
+    YarnScaling,
+)
+
+LONGEST = 60
+
+scalings = st.sampled_from(
+    [
+        None,
+        LinearScaling(factor=2.0),
+        NtkScaling(factor=4.0),
+        YarnScaling(factor=2.0, original_length=8),
+    ]
+)
+positions = st.one_of(
+    st.sampled_from(
+        [
+            SinusoidalPositions(),
+            LearnedPositions(max_length=LONGEST),
+            AlibiPositions(),
+            RelativePositions(num_buckets=8, max_distance=9),
+            NoPositions(),
+        ]
+    ),
+    st.builds(RotaryPositions, base=st.sampled_from([100.0, 10000.0]), scaling=scalings),
+)
+SHARED: dict[str, st.SearchStrategy[Any]] = {
+    "dim": st.just(24),
+    "num_heads": st.sampled_from([2, 3, 6]),
+    "num_kv_heads": st.sampled_from([None, 1, 2, 3]),
+    "latent": st.sampled_from([None, None, LatentConfig(dim=6, rotary_dim=4)]),
+    "window": st.sampled_from([None, None, 1, 3]),
+    "qk_norm": st.booleans(),
+    "feedforward_dim": st.just(17),
+    "activation": st.sampled_from(["relu", "gelu", "swiglu", "geglu"]),
+    "norm": st.sampled_from(["layer", "rms"]),
+    "norm_position": st.sampled_from(["pre", "post", "deep"]),
+    "bias": st.booleans(),
+    "positions": positions,
+    "initialization": st.sampled_from(["xavier", "normal", "t5"]),
+    "dropout": st.just(0.3),
+}
+
+
+def is_allowed(config: TransformerConfig) -> bool:
+    return next(check(config), None) is None
+
+
+encoder_decoders = st.builds(
+    EncoderDecoderConfig,
+    **SHARED,
+    num_encoder_layers=st.integers(1, 2),
+    num_decoder_layers=st.integers(1, 2),
+    tie=st.sampled_from(["none", "output", "all"]),
+).filter(is_allowed)
+decoder_onlys = st.builds(
+    DecoderOnlyConfig,
+    **SHARED,
+    num_layers=st.integers(1, 3),
+    source_attention=st.sampled_from(["causal", "bidirectional"]),
+    tie=st.sampled_from(["none", "output"]),
+).filter(is_allowed)
+masked_encoders = st.builds(
+    MaskedEncoderConfig,
+    **SHARED,
+    num_layers=st.integers(1, 3),
+    tie=st.sampled_from(["none", "output"]),
+).filter(is_allowed)
+translating = st.one_of(encoder_decoders, decoder_onlys)

@@ -1,0 +1,150 @@
+"""Members of the family learn to copy and to reverse what they read, all but without a mistake."""
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tformer_cli.config.schema.decoding import GreedyConfig
+from tformer_cli.config.schema.model import (
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    LatentConfig,
+    ModelConfig,
+)
+from tformer_cli.config.schema.optimizer import AdamWConfig
+from tformer_cli.config.schema.positions import (
+    AlibiPositions,
+    LearnedPositions,
+    NoPositions,
+    RelativePositions,
+    RotaryPositions,
+    YarnScaling,
+)
+from tformer_cli.config.schema.schedule import CosineSchedule
+from tformer_cli.config.schema.training import TrainingConfig
+from tformer_cli.corpus.batch import Example, collate
+from tformer_cli.corpus.bucketing import Position
+from tformer_cli.decoding.engine import NativeEngine
+from tformer_cli.decoding.processors import TokenRoles
+from tformer_cli.decoding.request import Request
+from tformer_cli.model.build import build_model
+from tformer_cli.model.network import Seq2Seq
+from tformer_cli.text.vocabulary import END_ID, START_IDS
+from tformer_cli.training.loop import Group, Learner, StepReport, train_steps
+
+FIRST, V, LONGEST, STEPS = 6, 16, 9, 2400
+CPU = torch.device("cpu")
+SIZES = {"dim": 64, "num_heads": 4, "feedforward_dim": 128, "dropout": 0.0}
+
+Sentence = list[int]
+TASKS: dict[str, Callable[[Sentence], Sentence]] = {
+    "copy": lambda sentence: sentence,
+    "reverse": lambda sentence: sentence[::-1],
+}
+
+
+def two_stacks(**choices: Any) -> EncoderDecoderConfig:
+    return EncoderDecoderConfig(num_encoder_layers=2, num_decoder_layers=2, **SIZES, **choices)
+
+
+def one_stack(**choices: Any) -> DecoderOnlyConfig:
+    return DecoderOnlyConfig(num_layers=3, **SIZES, **choices)
+
+
+LLAMA: dict[str, Any] = {
+    "positions": RotaryPositions(),
+    "num_kv_heads": 2,
+    "activation": "swiglu",
+    "norm": "rms",
+    "bias": False,
+}
+T5: dict[str, Any] = {
+    "positions": RelativePositions(num_buckets=16, max_distance=20),
+    "activation": "geglu",
+    "norm": "rms",
+    "bias": False,
+    "initialization": "t5",
+}
+GPT2: dict[str, Any] = {
+    "positions": LearnedPositions(max_length=40),
+    "activation": "gelu",
+    "initialization": "normal",
+}
+LATENT: dict[str, Any] = {
+    "positions": RotaryPositions(),
+    "latent": LatentConfig(dim=24, rotary_dim=16),
+}
+YARN = RotaryPositions(scaling=YarnScaling(factor=2.0, original_length=16))
+
+MEMBERS: dict[str, ModelConfig] = {
+    "sinusoidal": two_stacks(),
+    "post-norm, learned": two_stacks(norm_position="post", positions=LearnedPositions()),
+    "DeepNorm": two_stacks(norm_position="deep"),
+    "as Llama": two_stacks(**LLAMA, qk_norm=True),
+    "as T5": two_stacks(**T5),
+    "ALiBi": two_stacks(positions=AlibiPositions()),
+    "YaRN": two_stacks(positions=YARN),
+    "latent": two_stacks(**LATENT),
+    "window": two_stacks(window=3),
+    "one stack as GPT-2": one_stack(**GPT2),
+    "one stack as Llama": one_stack(**LLAMA),
+    "one stack as T5": one_stack(**T5, source_attention="bidirectional"),
+    "one stack, latent": one_stack(**LATENT, source_attention="bidirectional"),
+    "one stack, ALiBi, multi-query": one_stack(positions=AlibiPositions(), num_kv_heads=1),
+    "one stack, no positions": one_stack(positions=NoPositions()),
+}
+
+
+def sentences(chooser: random.Random, count: int) -> list[Sentence]:
+    lengths = (chooser.randint(2, LONGEST) for _ in range(count))
+    return [chooser.choices(range(FIRST, V), k=length) for length in lengths]
+
+
+def groups(task: str, start_id: int) -> Iterator[Group]:
+    chooser = random.Random(1)
+    for _ in range(STEPS):
+        examples = [
+            Example(number, sentence, TASKS[task](sentence))
+            for number, sentence in enumerate(sentences(chooser, 64))
+        ]
+        yield Group([collate(examples, start_id)], Position(0, 0), Position(0, 1))
+
+
+def trained(config: ModelConfig, task: str) -> Seq2Seq:
+    """Return a model that has learnt as long as it made mistakes, on sentences new in each step."""
+    model = build_model(config, source_size=V, target_size=V, seed=1)
+    training = TrainingConfig(
+        optimizer=AdamWConfig(learning_rate=2e-3),
+        schedule=CosineSchedule(warmup_steps=100),
+        label_smoothing=0.0,
+        max_steps=STEPS,
+    )
+    learner = Learner.of(model, training, device=CPU, precision=torch.float32, seed=1)
+    accuracies = deque([0.0], maxlen=20)
+    for report in train_steps(learner, groups(task, START_IDS[config.kind]), 1):
+        assert isinstance(report, StepReport)
+        accuracies.append(report.accuracy)
+        if sum(accuracies) > 0.9995 * 20:
+            break
+    return model.eval()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("member", MEMBERS)
+def test_member_learns_the_task(member, task):
+    config = MEMBERS[member]
+    roles = TokenRoles(START_IDS[config.kind], END_ID, (0, 1, 2, 4, 5))
+    engine = NativeEngine(trained(config, task), roles, device=CPU)
+    unseen = sentences(random.Random(2), 300)
+    requests = [Request([*sentence, END_ID]) for sentence in unseen]
+    found = engine.translate(requests, GreedyConfig(max_length=LONGEST + 3))
+    right = [
+        list(best.token_ids) == TASKS[task](sentence)
+        for sentence, (best,) in zip(unseen, found, strict=True)
+    ]
+    assert sum(right) > 0.98 * len(right)

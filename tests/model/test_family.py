@@ -1,0 +1,138 @@
+"""What is true of every network, whatever its parts are."""
+
+import torch
+from family import masked_encoders, translating
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tformer_cli.model.build import build_model, build_network
+from tformer_cli.model.fusion import fused
+from tformer_cli.model.network import Network, Seq2Seq
+
+B, S, T, V = 3, 5, 7, 23
+LENGTHS = torch.tensor([5, 3, 4])
+
+many = settings(max_examples=60)
+
+
+def source() -> tuple[Tensor, Tensor]:
+    mask = torch.arange(S) < LENGTHS[:, None]
+    return torch.randint(6, V, (B, S)) * mask, mask
+
+
+def lively(network: Network) -> Network:
+    """Move all weights away from where they begin: there, biases and norms do nothing."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+    return network.double().eval()
+
+
+def member(config) -> Seq2Seq:
+    network = lively(build_model(config, source_size=V, target_size=V, seed=7))
+    assert isinstance(network, Seq2Seq)
+    return network
+
+
+def all_logits(model: Seq2Seq, ids: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+    return model.output(model.states(ids, mask, target))
+
+
+@many
+@given(translating, st.integers(0, T - 2))
+def test_future_target_tokens_never_change_the_past(config, place):
+    model, (ids, mask) = member(config), source()
+    target = torch.randint(6, V, (B, T))
+    changed = target.clone()
+    changed[:, place + 1 :] = torch.randint(6, V, (B, T - place - 1))
+    before, after = all_logits(model, ids, mask, target), all_logits(model, ids, mask, changed)
+    torch.testing.assert_close(before[:, : place + 1], after[:, : place + 1])
+
+
+@many
+@given(translating)
+def test_padding_content_changes_nothing(config):
+    model, (ids, mask) = member(config), source()
+    target = torch.randint(6, V, (B, T))
+    noise = torch.where(mask, ids, torch.randint(6, V, (B, S)))
+    torch.testing.assert_close(
+        all_logits(model, ids, mask, target), all_logits(model, noise, mask, target)
+    )
+
+
+@many
+@given(translating, st.permutations(range(B)))
+def test_order_and_company_in_a_batch_change_nothing(config, order):
+    model, (ids, mask) = member(config), source()
+    target = torch.randint(6, V, (B, T))
+    together = all_logits(model, ids, mask, target)
+    torch.testing.assert_close(
+        all_logits(model, ids[order], mask[order], target[order]), together[order]
+    )
+    for row, length in enumerate(LENGTHS.tolist()):
+        alone = all_logits(
+            model, ids[row : row + 1, :length], mask[row : row + 1, :length], target[row : row + 1]
+        )
+        torch.testing.assert_close(together[row : row + 1], alone)
+
+
+@many
+@given(translating, st.booleans())
+def test_cached_decoding_equals_uncached_step_by_step(config, is_fused):
+    model, (ids, mask) = member(config), source()
+    target = torch.randint(6, V, (B, 35))  # more than the cache has columns at first
+    whole = all_logits(model, ids, mask, target)
+    model = fused(model) if is_fused else model
+    cache = model.start(len(ids))
+    model.admit(ids, mask, torch.arange(len(ids)), cache)
+    for place in range(target.shape[1]):
+        step = model.step(target[:, place, None], cache)
+        torch.testing.assert_close(step, whole[:, place, None])
+
+
+@given(translating)
+def test_rows_that_share_a_sentence_and_places_that_change_it_equal_uncached(config):
+    model, (ids, mask) = member(config), source()
+    rows = torch.randint(6, V, (B, 2, T))
+    cache = model.start(B, 2)
+    model.admit(ids, mask, torch.arange(B), cache)
+    for place in range(T - 3):
+        model.step(rows[:, :, place], cache)
+    # Both rows of the first sentence go on from its second; the last place gets the first source.
+    origins = torch.tensor([[1, 1], [0, 1], [0, 1]])
+    cache.reorder(origins)
+    rows[0, 0, : T - 3] = rows[0, 1, : T - 3].clone()
+    model.admit(ids[:1], mask[:1], torch.tensor([2]), cache)
+    for place in range(T - 3, T):
+        step = model.step(rows[:, :, place], cache)
+        for row in range(2):
+            old = all_logits(model, ids[:2], mask[:2], rows[:2, row, : place + 1])
+            new = all_logits(model, ids[:1], mask[:1], rows[2:, row, T - 3 : place + 1])
+            expected = torch.cat((old[:, -1], new[:, -1]))
+            torch.testing.assert_close(step[:, row], expected)
+
+
+@given(translating)
+def test_gradients_reach_every_weight(config):
+    model, (ids, mask) = member(config).train(), source()
+    target = torch.randint(6, V, (B, T))
+    model(ids, mask, target, torch.ones_like(target, dtype=torch.bool)).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+@given(masked_encoders)
+def test_a_masked_encoder_knows_neither_padding_nor_company(config):
+    network = lively(build_network(config, source_size=V, target_size=V, seed=7))
+    ids, mask = source()
+    together = network(ids, mask, ids, mask)
+    noise = torch.where(mask, ids, torch.randint(6, V, (B, S)))
+    torch.testing.assert_close(network(noise, mask, noise, mask), together)
+    alone = [
+        network(*(part[row : row + 1, :length] for part in (ids, mask, ids, mask)))
+        for row, length in enumerate(LENGTHS.tolist())
+    ]
+    torch.testing.assert_close(torch.cat(alone), together)

@@ -1,0 +1,110 @@
+"""The members that are compared: one change each, as many weights; their table by hand."""
+
+import dataclasses
+import json
+
+import ablation
+import parts
+import pytest
+import torch
+from courses.contestants import Ours
+from members.figures import Learnt, Row, ratios, table
+from members.members import BASE, CHANGES, member, num_parameters
+from members.parts import WAYS, attend_apart, norm_ratio
+from members.speed import Speed
+from toy import write_toy
+from typer.testing import CliRunner
+
+from tformer_cli.config.load import load_config
+from tformer_cli.config.schema.check import check
+from tformer_cli.config.schema.decoding import GreedyConfig
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_member_has_as_many_weights_as_the_base(name):
+    config = member(name)
+    assert list(check(config)) == []
+    assert num_parameters(config) == pytest.approx(num_parameters(BASE), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", [name for name in CHANGES if name != "one-stream"])
+def test_a_member_differs_from_the_base_by_its_change_and_its_width(name):
+    keys = {
+        key for key in BASE.__dataclass_fields__ if getattr(member(name), key) != getattr(BASE, key)
+    } - {"feedforward_dim"}
+    layers = {"num_encoder_layers", "num_decoder_layers"}
+    expected = {"base": 0, "latent": 2, "deep-shallow": 2}.get(name, 1)
+    assert len(keys) == expected
+    assert name != "deep-shallow" or keys == layers
+
+
+def test_the_table_has_means_spreads_and_multiples_of_the_first():
+    def row(name: str, losses: list[float], speeds: list[Speed]) -> Row:
+        learnt = [Learnt(seed, loss, 10 * loss, "sig") for seed, loss in enumerate(losses, 1)]
+        return Row(name, 1234567, 96, learnt, speeds)
+
+    base = row("base", [2.0, 3.0], [Speed(100, 10), Speed(200, 20), Speed(50, 5)])
+    other = row("other", [1.0, 3.0], [Speed(50, 20), Speed(100, 50), Speed(10, 10)])
+    assert ratios(other, base) == Speed(0.5, 2.0)
+    assert table([base, other]).splitlines()[2:] == [
+        "| base | 1,234,567 | 2.500 ± 0.707 | 25.00 ± 7.07 | 1.00 | 1.00 | 96 |",
+        "| other | 1,234,567 | 2.000 ± 1.414 | 20.00 ± 14.14 | 0.50 | 2.00 | 96 |",
+    ]
+    alone = row("alone", [2.0], [])
+    assert table([alone]).splitlines()[2] == "| alone | 1,234,567 | 2.000 | 20.00 | - | - | 96 |"
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """Let the benchmark have a toy corpus, train in this process, and take no time."""
+    text = load_config(write_toy(tmp_path / "data", pairs=60), ["decoding.max_length=5"])
+    monkeypatch.setattr(ablation, "load_config", lambda *_: text)
+    monkeypatch.setattr(ablation, "train_apart", lambda contestant, **_: contestant.train())
+    monkeypatch.setattr(ablation, "SubwordConfig", lambda **_: text.tokenizer)
+    short = dataclasses.replace(
+        ablation.training(2), validation_decoding=GreedyConfig(max_length=5)
+    )
+    monkeypatch.setattr(ablation, "training", lambda steps: short)
+    return tmp_path
+
+
+def test_the_command_trains_each_member_once(small, monkeypatch):
+    words = ["--folder", str(small / "runs"), "--members", "latent", "--seeds", "2"]
+    words += ["--rounds", "0", "--threads", "1"]
+    first = CliRunner().invoke(ablation.app, [*words, "--json"], catch_exceptions=False)
+    rows = json.loads(first.stdout)
+    assert [row["name"] for row in rows] == ["base", "latent"]
+    assert [learnt["seed"] for learnt in rows[0]["trainings"]] == [1, 2]
+    # Keys and values of two heads, over four layers of 32; or a latent and a turned key.
+    assert [row["cache_bytes"] for row in rows] == [4 * 4 * 2 * 2 * 32, 4 * 4 * (48 + 16)]
+    monkeypatch.delattr(ablation, "train_apart")
+    monkeypatch.delattr(Ours, "translate")
+    monkeypatch.setattr(Ours, "__abstractmethods__", frozenset())
+    second = CliRunner().invoke(ablation.app, [*words, "--json"], catch_exceptions=False)
+    assert second.stdout == first.stdout
+
+
+def test_an_unknown_member_is_refused(tmp_path):
+    printed = CliRunner().invoke(ablation.app, ["--folder", str(tmp_path), "--members", "magic"])
+    assert str(printed.exception).startswith("--members: no such member; got magic; choose from: ")
+
+
+def test_a_norm_and_both_ways_to_attend_are_timed(capsys):
+    assert norm_ratio(8, rows=4, rounds=2) > 0
+    for way in WAYS:
+        attend_apart(way, "16", "1")
+        seconds, mib = json.loads(capsys.readouterr().out)
+        assert seconds > 0
+        assert mib >= 0
+
+
+def test_ratios_of_perplexity_are_those_of_the_losses(monkeypatch, tmp_path):
+    found = {"adamw": 2.0, "adamw without warm-up": 2.5, "sgd 0.1": 4.0, "sgd 1": 3.0}
+    monkeypatch.setattr(parts, "SGD_RATES", (0.1, 1.0))
+    monkeypatch.setattr(parts, "losses", lambda task, steps: found)
+    monkeypatch.setattr(parts, "benchmark_config", lambda *_, **__: load_config(toy))
+    toy = write_toy(tmp_path / "data", pairs=60)
+    ratios = parts.perplexity_ratios(tmp_path, steps=2)
+    assert ratios == pytest.approx(
+        {"sgd": torch.tensor(1.0).exp().item(), "adamw without warm-up": 1.6487212707}
+    )

@@ -1,0 +1,299 @@
+"""`tformer model`."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tformer_cli.cli.options import SetOption
+from tformer_cli.config.load import load_config
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.model import (
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    MaskedEncoderConfig,
+    ModelConfig,
+)
+from tformer_cli.config.schema.tokenizer import SubwordConfig, TokenizerConfig, WordConfig
+from tformer_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from tformer_cli.model.cost import Operations
+    from tformer_cli.model.summary import Part
+
+# Bytes of a number.
+FORMATS = {"float32": 4, "bfloat16": 2, "float16": 2}
+NORMS = {"layer": "LayerNorm", "rms": "RMSNorm"}
+NORM_POSITIONS = {
+    "pre": "before each block and at the end",
+    "post": "after each residual",
+    "deep": "after each residual, which weighs more",
+}
+# Each a thousand times, or 1024 times, the one before.
+UNITS = {1000: ("", "k", "M", "G", "T", "P", "E"), 1024: ("B", "KiB", "MiB", "GiB", "TiB")}
+
+Row = Sequence[str]
+
+
+def model(
+    config: Annotated[Path, typer.Argument(help="A YAML file, such as configs/demo.yaml.")],
+    settings: SetOption = None,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(
+            min=17,  # the 16 special ones, and one more
+            help="Tokens of a vocabulary of words or characters, whose config does not say it.",
+            show_default=False,
+        ),
+    ] = None,
+    source_length: Annotated[int, typer.Option(min=1, help="Source tokens of a sentence.")] = 32,
+    target_length: Annotated[
+        int,
+        typer.Option(min=1, help="Its target tokens; of a masked encoder those that are masked."),
+    ] = 32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show the network of a config before any training: its parts, their sizes, what they cost.
+
+    No text and no vocabulary are needed. FLOPs are those of products of matrices, a multiplication
+    and an addition being two; memory is that of the weights, and of the keys and values that a
+    search keeps of each token.
+
+    Example: tformer model configs/demo.yaml --set model.num_decoder_layers=1
+    """
+    parsed = load_config(config, settings or [])
+    vocabulary = _vocabulary_size(parsed.tokenizer, vocab_size)
+    labels = _sentence(parsed.model, source_length, target_length)
+
+    # torch takes a second to import: only those whose config is sound wait for it.
+    from tformer_cli.model.cost import operations
+    from tformer_cli.model.network import Seq2Seq
+    from tformer_cli.model.summary import kept, parameters_by_part, skeleton, tree
+
+    network = skeleton(parsed.model, source_size=vocabulary, target_size=vocabulary)
+    modules, parameters = tree(network), parameters_by_part(network)
+    flops = _flops(operations(parsed.model, vocabulary), source_length, target_length)
+    cache = kept(network)._asdict() if isinstance(network, Seq2Seq) else {}
+    if as_json:
+        content = {
+            "config": str(config),
+            "kind": parsed.model.kind,
+            "vocabulary_size": vocabulary,
+            "parameters": parameters | {"all": network.num_parameters()},
+            "flops": {"source_length": source_length, "target_length": target_length, **flops},
+            "cache_bytes": {name: _bytes(count) for name, count in cache.items()},
+            "modules": [_plain(part) for part in modules.parts],
+        }
+        typer.echo(json.dumps(content, indent=2))
+        return
+    sections = [
+        _table(_facts(parsed, vocabulary), align="<<"),
+        _table([("module", "kind", "weights", "parameters"), *_tree_rows(modules)], align="<<<>"),
+        "\n".join([_table(_parameter_rows(parameters), align="<>>"), *_shared(modules)]),
+        _table(_flops_rows(flops, labels), align="<>>"),
+        _table(_memory_rows({"weights": network.num_parameters(), **cache}), align="<>>>"),
+    ]
+    typer.echo("\n\n".join(sections))
+
+
+def _vocabulary_size(tokenizer: TokenizerConfig, given: int | None) -> int:
+    """Return the size of a vocabulary that is not there yet; of words the largest it may have.
+
+    Raises:
+        UsageError: nothing says it, or two things.
+    """
+    if isinstance(tokenizer, SubwordConfig):
+        if given is not None:
+            raise UsageError(
+                "--vocab-size",
+                "has no effect on subwords, whose number the config says",
+                remedy=f"use --set tokenizer.vocab_size={given}",
+            )
+        return tokenizer.vocab_size
+    if isinstance(tokenizer, WordConfig):
+        if given is not None and given > tokenizer.max_size:
+            raise UsageError(
+                "--vocab-size",
+                f"must be at most tokenizer.max_size ({tokenizer.max_size})",
+                got=str(given),
+            )
+        return tokenizer.max_size if given is None else given
+    if given is None:
+        raise UsageError(
+            "--vocab-size",
+            "is needed for characters, whose number the text decides",
+            remedy="`tformer vocab` counts them",
+        )
+    return given
+
+
+def _sentence(config: ModelConfig, source: int, target: int) -> dict[str, str]:
+    """Return what the tokens of a sentence, and the sentence, are called.
+
+    Raises:
+        UsageError: there is no such sentence.
+    """
+    if not isinstance(config, MaskedEncoderConfig):
+        return {
+            "source_token": "a source token",
+            "target_token": "a target token",
+            "sentence": f"{source} + {target} tokens",
+        }
+    if target > source:
+        raise UsageError(
+            "--target-length",
+            f"must be at most --source-length ({source}), for a masked encoder fills in its source",
+            got=str(target),
+        )
+    return {
+        "source_token": "a token",
+        "target_token": "where it is masked",
+        "sentence": f"{source} tokens, {target} masked",
+    }
+
+
+def _facts(config: Config, vocabulary: int) -> Iterator[Row]:
+    """Yield what decides the shape of a network, in words."""
+    model = config.model
+    yield "model", model.kind
+    yield "layers", _layers(model)
+    yield "width", f"{model.dim:,}"
+    yield "attention", ", ".join(_attention(model))
+    yield "feed-forward", f"{model.feedforward_dim:,}, {model.activation}"
+    yield "norms", f"{NORMS[model.norm]} {NORM_POSITIONS[model.norm_position]}"
+    yield "positions", model.positions.kind
+    yield "vocabulary", ", ".join(_vocabulary(config, vocabulary))
+
+
+def _layers(config: ModelConfig) -> str:
+    match config:
+        case EncoderDecoderConfig():
+            return f"{config.num_encoder_layers} + {config.num_decoder_layers}"
+        case DecoderOnlyConfig():
+            return f"{config.num_layers}, source {config.source_attention}"
+        case MaskedEncoderConfig():
+            return f"{config.num_layers}"
+
+
+def _vocabulary(config: Config, size: int) -> Iterator[str]:
+    tokenizer = config.tokenizer
+    is_bound = isinstance(tokenizer, WordConfig) and size == tokenizer.max_size
+    yield f"{size:,} at most" if is_bound else f"{size:,}"
+    if not isinstance(config.model, MaskedEncoderConfig):
+        yield "for both languages" if tokenizer.shared else "for each language"
+
+
+def _attention(config: ModelConfig) -> Iterator[str]:
+    yield f"{config.num_heads} heads of {config.head_dim}"
+    if config.kv_heads != config.num_heads:
+        yield f"keys and values in {config.kv_heads}"
+    if config.latent is not None:
+        yield f"over latents of {config.latent.dim} and keys of {config.latent.rotary_dim}"
+    if config.qk_norm:
+        yield "queries and keys normalised"
+    if config.window is not None:
+        yield f"window of {config.window}"
+
+
+def _tree_rows(module: "Part", indent: str = "") -> Iterator[Row]:
+    """Yield a row for each part; what is inside several alike is that of one of them."""
+    for part in module.parts:
+        times = f"{part.count} x " if part.count > 1 else ""
+        number = f"{times}{part.num_parameters:,}" if part.num_parameters else ""
+        yield (
+            f"{indent}{part.name}",
+            f"{times}{part.kind}",
+            " + ".join(" x ".join(map(str, shape)) for shape in part.shapes.values()),
+            "shared" if part.shared_with else number,
+        )
+        yield from _tree_rows(part, f"{indent}  ")
+
+
+def _parameter_rows(parameters: dict[str, int]) -> Iterator[Row]:
+    total = sum(parameters.values())
+    yield "parameters", "", ""
+    for name, count in parameters.items():
+        yield f"  {name}", *((f"{count:,}", f"{count / total:.1%}") if count else ("shared", ""))
+    yield "  all", f"{total:,}", ""
+
+
+def _shared(modules: "Part") -> Iterator[str]:
+    """Yield a line for each matrix that several modules share."""
+    sharers: dict[str, list[str]] = {}
+    for name, part in modules.walk():
+        if part.shared_with is not None:
+            sharers.setdefault(part.shared_with, [part.shared_with]).append(name)
+    for names in sharers.values():
+        yield f"  counted once: {' = '.join(names)}"
+
+
+def _flops(needed: "Operations", source: int, target: int) -> dict[str, dict[str, float]]:
+    """Return the operations of a forward pass, and of a training step."""
+    from tformer_cli.model.cost import TRAINING
+
+    forward: dict[str, float] = {
+        "source_token": needed.of_source_token(source, target),
+        "target_token": needed.of_target_token(source, target),
+        "sentence": needed.forward(source, target),
+    }
+    return {
+        "forward": forward,
+        "training": {name: TRAINING * count for name, count in forward.items()},
+    }
+
+
+def _flops_rows(flops: dict[str, dict[str, float]], labels: dict[str, str]) -> Iterator[Row]:
+    yield "FLOPs", "forward", "training step"
+    for name, label in labels.items():
+        yield f"  {label}", *(_short(flops[way][name], 1000) for way in ("forward", "training"))
+
+
+def _bytes(count: int) -> dict[str, int]:
+    """Return what so many numbers take in each format."""
+    return {name: size * count for name, size in FORMATS.items()}
+
+
+def _memory_rows(numbers: dict[str, int]) -> Iterator[Row]:
+    labels = {
+        "weights": "weights",
+        "source_token": "cache of a source token",
+        "target_token": "cache of a target token",
+    }
+    yield "memory", *FORMATS
+    for name, count in numbers.items():
+        yield f"  {labels[name]}", *(_short(size, 1024) for size in _bytes(count).values())
+
+
+def _short(number: float, step: int) -> str:
+    """Return a number in the unit that leaves it below `step`."""
+    units = list(UNITS[step])
+    while number >= step and len(units) > 1:
+        number, units = number / step, units[1:]
+    return f"{number:.4g} {units[0]}".rstrip()
+
+
+def _plain(part: "Part") -> dict[str, Any]:
+    """Return a module and its parts for JSON."""
+    return {
+        "name": part.name,
+        "kind": part.kind,
+        "count": part.count,
+        "weights": part.shapes,
+        "shared_with": part.shared_with,
+        "parameters": part.num_parameters,
+        "modules": [_plain(inner) for inner in part.parts],
+    }
+
+
+def _table(rows: Iterable[Row], align: str) -> str:
+    """Return rows with their columns side by side, each flush left (<) or right (>)."""
+    cells = list(rows)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(
+            f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)
+        ).rstrip()
+        for row in cells
+    )

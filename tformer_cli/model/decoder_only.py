@@ -1,0 +1,49 @@
+"""The Transformer without an encoder: source and target in one stream (Radford et al. 2018)."""
+
+from torch import Tensor, nn
+
+from tformer_cli.config.schema.model import DecoderOnlyConfig
+from tformer_cli.model.cache import DecoderCache
+from tformer_cli.model.init import initialise
+from tformer_cli.model.network import Seq2Seq
+from tformer_cli.model.stack import Stack
+from tformer_cli.model.stream import Stream
+
+
+class DecoderOnly(Seq2Seq):
+    """One stack, and one vocabulary."""
+
+    def __init__(self, config: DecoderOnlyConfig, *, vocab_size: int) -> None:
+        """Build the network with freshly drawn weights.
+
+        Args:
+            config: its shape.
+            vocab_size: of the vocabulary that both languages share.
+        """
+        super().__init__()
+        self.max_length = config.max_length
+        self.stream = Stream(config, vocab_size)
+        self.output = nn.Linear(config.dim, vocab_size, bias=False)
+        initialise(self, config)
+        if config.tie == "output":
+            self.output.weight = self.stream.embeddings.tokens.weight
+
+    def stacks(self) -> list[Stack]:
+        """Return the only one."""
+        return [self.stream]
+
+    def states(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
+        """Return states (B, T, D) of whole targets, as `Seq2Seq` says."""
+        states: Tensor = self.stream(source, source_mask, target)
+        return states
+
+    def admit(
+        self, source: Tensor, source_mask: Tensor, places: Tensor, cache: DecoderCache
+    ) -> None:
+        """Read source ids (B', S), of which source_mask are real, in places (B',) of a cache."""
+        self.stream.admit(source, source_mask, places, cache)
+
+    def step(self, target: Tensor, cache: DecoderCache) -> Tensor:
+        """Return the logits (B, K, V) that follow the next token (B, K) of each row."""
+        logits: Tensor = self.output(self.stream.step(target, cache))
+        return logits

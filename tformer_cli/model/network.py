@@ -1,0 +1,88 @@
+"""What the rest of the program asks of a network, whatever it is built like."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+
+from tformer_cli.model.cache import DecoderCache, new_cache
+from tformer_cli.model.recompute import recomputed
+from tformer_cli.model.stack import Stack
+
+
+class Network(nn.Module, ABC):
+    """Reads sentences, and says what stands in some places.
+
+    Attributes:
+        max_length: longest sentence in tokens, or None where any length will do.
+    """
+
+    max_length: int | None
+
+    @abstractmethod
+    def forward(
+        self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
+    ) -> Tensor:
+        """Return logits (number of real target positions, V), row after row.
+
+        Padding is left out before the projection, the widest product of all.
+
+        Args:
+            source: (B, S) token ids.
+            source_mask: (B, S) real source tokens.
+            target: (B, T) token ids, beginning with the start token.
+            target_mask: (B, T) real target tokens.
+        """
+
+    @abstractmethod
+    def stacks(self) -> list[Stack]:
+        """Return the stacks, in the order of the data."""
+
+    def recompute_layers(self) -> None:
+        """From now on let the backward pass compute again what is inside the layers."""
+        for stack in self.stacks():
+            stack.call = recomputed
+
+    def num_parameters(self) -> int:
+        """Count the weights; a shared one counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+class Seq2Seq(Network):
+    """Reads a source, and says for each target prefix what comes next.
+
+    Attributes:
+        output: from states to logits.
+    """
+
+    output: nn.Linear
+
+    def forward(
+        self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
+    ) -> Tensor:
+        """Return the logits of what follows each real target token, as `Network` says."""
+        logits: Tensor = self.output(self.states(source, source_mask, target)[target_mask])
+        return logits
+
+    @abstractmethod
+    def states(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
+        """Return states (B, T, D) of whole targets; position t knows the source and 0..t.
+
+        Args:
+            source: (B, S) token ids.
+            source_mask: (B, S) real source tokens.
+            target: (B, T) token ids, beginning with the start token, padded on the right.
+        """
+
+    def start(self, num_places: int, num_rows: int = 1) -> DecoderCache:
+        """Return a cache for so many sentences, with `num_rows` rows of each."""
+        return new_cache(self.stacks()[-1].kept(), num_places, num_rows, self.output.weight.device)
+
+    @abstractmethod
+    def admit(
+        self, source: Tensor, source_mask: Tensor, places: Tensor, cache: DecoderCache
+    ) -> None:
+        """Read source ids (B', S), of which source_mask are real, in places (B',) of a cache."""
+
+    @abstractmethod
+    def step(self, target: Tensor, cache: DecoderCache) -> Tensor:
+        """Return the logits (B, K, V) that follow the next token (B, K) of each row."""
