@@ -26,6 +26,12 @@ settings.load_profile("tformer")
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Begin each test with one thread: commands set others, and tests run side by side."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def corpora() -> Path:
     """The folder of real corpora, where there is one."""

@@ -54,7 +54,7 @@ SHARED: dict[str, st.SearchStrategy[Any]] = {
     "window": st.sampled_from([None, None, 1, 3]),
     "qk_norm": st.booleans(),
     "feedforward_dim": st.just(17),
-    "activation": st.sampled_from(["relu", "gelu", "swiglu", "geglu"]),
+    "activation": st.sampled_from(["relu", "gelu", "silu", "swiglu", "geglu"]),
     "norm": st.sampled_from(["layer", "rms"]),
     "norm_position": st.sampled_from(["pre", "post", "deep"]),
     "bias": st.booleans(),
@@ -74,6 +74,7 @@ encoder_decoders = st.builds(
     num_encoder_layers=st.integers(1, 2),
     num_decoder_layers=st.integers(1, 2),
     tie=st.sampled_from(["none", "output", "all"]),
+    output_bias=st.booleans(),
 ).filter(is_allowed)
 decoder_onlys = st.builds(
     DecoderOnlyConfig,

@@ -185,6 +185,14 @@ def test_a_folder_that_cannot_be_emptied_is_gone_under_its_name(tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_whole_directory_may_have_folders_in_it(tmp_path):
+    with whole_directory(tmp_path / "run") as temporary:
+        (temporary / "inner" / "most").mkdir(parents=True)
+        (temporary / "inner" / "most" / "file").write_text("1")
+    assert (tmp_path / "run" / "inner" / "most" / "file").read_text() == "1"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
 def test_foreign_folders_are_no_checkpoints(tmp_path):
     run = RunDirectory(tmp_path)
     for name in ("step-1000000", "step-000999", "step-copy", "step-", "average-last-2"):

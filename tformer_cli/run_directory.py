@@ -19,7 +19,7 @@ class RunDirectory:
 
     config.yaml (resolved)   tokenizer/   checkpoints/step-000400/
     best, last (text files naming a checkpoint)   metrics.jsonl   samples/   eval/   train.log
-    .lock (held while a process trains here)
+    exports/ (of `translate --backend`)   .lock (held while a process trains here)
     """
 
     path: Path
@@ -51,6 +51,10 @@ class RunDirectory:
     @property
     def eval(self) -> Path:
         return self.path / "eval"
+
+    @property
+    def exports(self) -> Path:
+        return self.path / "exports"
 
     @property
     def stores(self) -> Path:

@@ -243,7 +243,7 @@ def decode(
             show_default="runs/decode",
         ),
     ] = DEFAULT_MODELS,
-    steps: Annotated[int, typer.Option(min=1, help="Of training tiny and small.")] = 1000,
+    steps: Annotated[int, typer.Option(min=1, help="Of training tiny and small.")] = 2500,
     base_steps: Annotated[int, typer.Option(min=1, help="Of training base.")] = 300,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="Of each, all workers together.")] = 2,

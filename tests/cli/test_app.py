@@ -20,6 +20,8 @@ COMMANDS = [
     "average",
     "plot",
     "heatmap",
+    "import",
+    "export",
     "config",
     "config check",
     "config new",

@@ -117,7 +117,7 @@ def test_text_field_keeps_what_yaml_would_take_for_something_else() -> None:
         ),
         (
             "tokenizer: {kind: caracter}",
-            "tokenizer.kind: must be one of subword, word, char; got caracter",
+            "tokenizer.kind: must be one of subword, word, char, marian; got caracter",
         ),
         (
             "training: {optimizer: {betas: 0.9}}",

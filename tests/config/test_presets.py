@@ -12,9 +12,9 @@ from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.config.schema.optimizer import AdamConfig
 from tformer_cli.config.schema.positions import RotaryPositions, SinusoidalPositions
 from tformer_cli.config.schema.schedule import InverseSquareRootSchedule
-from tformer_cli.model.cost import operations
+from tformer_cli.model.inspection.cost import operations
+from tformer_cli.model.inspection.summary import kept, parameters_by_part, skeleton, tree
 from tformer_cli.model.network import Network
-from tformer_cli.model.summary import kept, parameters_by_part, skeleton, tree
 from tformer_cli.training.schedules import build_schedule
 
 CONFIGS = Path(__file__).parents[2] / "configs"

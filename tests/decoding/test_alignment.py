@@ -9,8 +9,8 @@ from model.test_family import lively
 from tformer_cli.decoding import alignment as alignment_room
 from tformer_cli.decoding.alignment import ModelAligner
 from tformer_cli.model.build import build_model
+from tformer_cli.model.inspection.record import source_attention
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.model.record import source_attention
 
 CPU = torch.device("cpu")
 SENTENCES = [

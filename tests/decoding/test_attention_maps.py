@@ -19,8 +19,8 @@ from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.decoding.attention_maps import SentenceMaps, sentence_maps
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.model.build import build_network
+from tformer_cli.model.inspection.record import attention_maps
 from tformer_cli.model.network import Network
-from tformer_cli.model.record import attention_maps
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import END_ID, SEPARATOR_ID, START_ID
 

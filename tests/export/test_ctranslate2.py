@@ -1,32 +1,44 @@
 """A model in CTranslate2: the same probabilities and the same translations."""
 
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import ctranslate2
 import pytest
 import torch
+from exportable import LINES, LONGEST, MEMBERS, char_tokenizers, lively
+from family import encoder_decoders
+from hypothesis import given, settings
 
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
-from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.config.schema.positions import LearnedPositions
-from tformer_cli.config.schema.tokenizer import CharConfig
+from tformer_cli.config.schema.model import (
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    LatentConfig,
+)
+from tformer_cli.config.schema.positions import (
+    AlibiPositions,
+    LearnedPositions,
+    RotaryPositions,
+    YarnScaling,
+)
 from tformer_cli.decoding.translation import Translation
 from tformer_cli.decoding.translator import Translator
-from tformer_cli.errors import UsageError
-from tformer_cli.export.ctranslate2 import write_ctranslate2
+from tformer_cli.errors import ConfigError, UsageError
+from tformer_cli.export.ctranslate2 import CTranslate2Format, obstacles, write_ctranslate2
+from tformer_cli.export.format import CheckText, check
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
+from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID, START_ID
 
-LINES = ["abc de", "g", "a b c d e f g", "gfedcba abcdefg gfedcba", "", "ccc", "b", "de", "fa ce"]
+ctranslate2 = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+
 TRANSLATIONS = ["ED CBA", "G", "G F E", "ABCDEFG GFEDCBA", "", "CCCCCCC C", "A", "E", "J A H"]
-CHARACTERS = [("abcdefg ", "ABCDEFGHIJ ")]
-LONGEST = 31
 
 PLAIN = EncoderDecoderConfig(
     dim=12,
@@ -52,10 +64,6 @@ SEARCHES = [
 ]
 
 
-def char_tokenizers(*, shared: bool) -> Tokenizers:
-    return build_tokenizers(CharConfig(shared=shared), lambda: CHARACTERS, seed=1)
-
-
 def random_model(config: EncoderDecoderConfig, tokenizers: Tokenizers) -> Seq2Seq:
     """Weights that let every part matter, and with this seed some translations end early."""
     torch.manual_seed(7)
@@ -73,7 +81,7 @@ def random_model(config: EncoderDecoderConfig, tokenizers: Tokenizers) -> Seq2Se
 
 def exported(
     model: Seq2Seq, tokenizers: Tokenizers, config: EncoderDecoderConfig, folder: Path, **options
-) -> ctranslate2.Translator:
+) -> Any:
     write_ctranslate2(model, tokenizers, config, folder, **options)
     return ctranslate2.Translator(str(folder), intra_threads=1)
 
@@ -212,3 +220,106 @@ def test_missing_ctranslate2_is_one_line(tmp_path, monkeypatch):
     assert str(raised.value) == (
         "ctranslate2: is not installed; pip install 'tformer[ctranslate2]'"
     )
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_every_member_translates_as_it_does_itself(name, tmp_path):
+    model, form = lively(MEMBERS[name]), CTranslate2Format()
+    form.write(model, tmp_path)
+    text = CheckText.of(LINES, model.tokenizers, name="lines", max_length=LONGEST - 1)
+    greedy, beam = check(model, form, tmp_path, text)
+    assert (greedy.num_equal, beam.num_equal) == (8, 8)
+    assert greedy.ties == beam.ties == ()
+    assert len({found.token_ids for found in beam.theirs}) > 1
+
+
+@pytest.mark.parametrize("name", ["relative", "relative-window", "window", "none", "yarn", "deep"])
+def test_distances_beyond_every_class_are_alike_too(name, tmp_path):
+    model = lively(MEMBERS[name])
+    source, target = "abcdefg " * 9, "GFED CBA" * 8
+    translator = exported(model.model, model.tokenizers, model.config.model, tmp_path / "model")
+    (result,) = translator.score_batch([list(source)], [list(target)])
+    expected = log_probs(model.model, model.tokenizers, source, target)
+    assert result.log_probs == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+LATENT = LatentConfig(dim=6, rotary_dim=4)
+
+
+@pytest.mark.parametrize(
+    ("config", "messages"),
+    [
+        (
+            DecoderOnlyConfig(latent=LATENT, positions=RotaryPositions()),
+            [
+                "model.kind: has no exact counterpart in CTranslate2; got decoder_only; "
+                "export an encoder_decoder"
+            ],
+        ),
+        (
+            EncoderDecoderConfig(latent=LATENT, positions=RotaryPositions()),
+            [
+                "model.latent: has no exact counterpart in CTranslate2; got dim 6; "
+                "train with model.latent: null"
+            ],
+        ),
+        (
+            EncoderDecoderConfig(positions=AlibiPositions()),
+            [
+                "model.positions.kind: has no exact counterpart in CTranslate2; got alibi; "
+                "train with rotary or relative positions"
+            ],
+        ),
+        (
+            EncoderDecoderConfig(window=3),
+            [
+                "model.window: has no exact counterpart in CTranslate2; "
+                "got 3 with positions of kind sinusoidal; "
+                "train with rotary positions, or with model.window: null"
+            ],
+        ),
+        (
+            replace(PLAIN, latent=LATENT, positions=LearnedPositions(), window=2),
+            [
+                "model.latent: has no exact counterpart in CTranslate2; got dim 6; "
+                "train with model.latent: null",
+                "model.window: has no exact counterpart in CTranslate2; "
+                "got 2 with positions of kind learned; "
+                "train with rotary positions, or with model.window: null",
+            ],
+        ),
+    ],
+)
+def test_what_would_not_be_exact_is_refused_key_by_key(config, messages, tmp_path):
+    tokenizers = char_tokenizers(shared=True)
+    model = random_model(PLAIN, tokenizers)
+    with pytest.raises(ConfigError) as raised:
+        write_ctranslate2(model, tokenizers, config, tmp_path / "model")
+    assert str(raised.value).split("\n") == messages
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_frequencies_of_yarn_are_not_rounded_to_half():
+    config = replace(
+        PLAIN, positions=RotaryPositions(scaling=YarnScaling(factor=2.0, original_length=8))
+    )
+    assert list(obstacles(config, "int8")) == []
+    assert [str(problem) for problem in obstacles(config, "float16")] == [
+        "model.positions.scaling: has no exact counterpart in CTranslate2; "
+        "got yarn in float16, which rounds its frequencies; use --quantization int8 or float32"
+    ]
+
+
+exportable = encoder_decoders.filter(lambda config: not list(obstacles(config)))
+
+
+@settings(max_examples=15)
+@given(exportable)
+def test_any_member_gives_translations_the_same_probabilities(config):
+    model = lively(config)
+    with tempfile.TemporaryDirectory() as folder:
+        CTranslate2Format().write(model, Path(folder))
+        translator = ctranslate2.Translator(folder, intra_threads=1)
+        (result,) = translator.score_batch([list("abcdefg fa")], [list("GFED CBAHI")])
+    expected = log_probs(model.model, model.tokenizers, "abcdefg fa", "GFED CBAHI")
+    assert result.log_probs == pytest.approx(expected, rel=3e-4, abs=3e-4)

@@ -7,8 +7,19 @@ import torch
 from accelerator import CPU, DEVICE, on_gpu
 from torch import Tensor
 
-from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.config.schema.positions import LearnedPositions, SinusoidalPositions
+from tformer_cli.config.schema.model import (
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    LatentConfig,
+    ModelConfig,
+)
+from tformer_cli.config.schema.positions import (
+    AlibiPositions,
+    LearnedPositions,
+    RelativePositions,
+    RotaryPositions,
+    SinusoidalPositions,
+)
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch, Example, collate
 from tformer_cli.corpus.bucketing import Position
@@ -41,6 +52,21 @@ VARIANTS = {
     # Heads of 4: too narrow for some kernels of attention.
     "narrow": replace(BASE, dim=12, num_heads=3, feedforward_dim=17),
     "wide": replace(BASE, dim=128, num_heads=2, positions=SinusoidalPositions()),
+    "modern": replace(
+        BASE,
+        positions=RotaryPositions(),
+        num_kv_heads=2,
+        activation="swiglu",
+        norm="rms",
+        bias=False,
+        qk_norm=True,
+    ),
+    "latent": replace(BASE, positions=RotaryPositions(), latent=LatentConfig(dim=16, rotary_dim=8)),
+    "alibi": replace(BASE, positions=AlibiPositions(), norm_position="deep"),
+    "relative": replace(BASE, positions=RelativePositions(), window=5, num_kv_heads=1),
+    "one stream": DecoderOnlyConfig(
+        dim=64, num_layers=3, num_heads=4, feedforward_dim=112, dropout=0.0
+    ),
 }
 
 
@@ -55,11 +81,11 @@ def batch(*, rows: int = 13, longest: int = 31) -> Batch:
     return collate([Example(i, sentence(s), sentence(t)) for i, (s, t) in enumerate(lengths)])
 
 
-def network(config: EncoderDecoderConfig, device: torch.device) -> Seq2Seq:
+def network(config: ModelConfig, device: torch.device) -> Seq2Seq:
     return build_model(config, source_size=V, target_size=V, seed=5).to(device)
 
 
-def logits(config: EncoderDecoderConfig, device: torch.device) -> Tensor:
+def logits(config: ModelConfig, device: torch.device) -> Tensor:
     inputs = batch().to(device)
     with torch.no_grad():
         found = network(config, device).eval()(

@@ -5,8 +5,8 @@ import torch
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
-from tformer_cli.model import masks
-from tformer_cli.model.bias import Alibi, slopes
+from tformer_cli.model.blocks import masks
+from tformer_cli.model.blocks.bias import Alibi, slopes
 
 LENGTH = 41
 

@@ -14,10 +14,10 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import (
 
 from tformer_cli.config.schema.model import LatentConfig
 from tformer_cli.config.schema.positions import RotaryPositions, YarnScaling
-from tformer_cli.model import masks
-from tformer_cli.model.attention import KeyValue, View
-from tformer_cli.model.latent import LatentAttention
-from tformer_cli.model.rotary import RotaryEncoding, turned
+from tformer_cli.model.blocks import masks
+from tformer_cli.model.blocks.attention import KeyValue, View
+from tformer_cli.model.blocks.latent import LatentAttention
+from tformer_cli.model.blocks.rotary import RotaryEncoding, turned
 
 B, T, D, H, R, DR = 2, 7, 12, 3, 5, 6
 DH = D // H

@@ -18,10 +18,10 @@ from tformer_cli.config.schema.positions import (
     RelativePositions,
     RotaryPositions,
 )
+from tformer_cli.model.blocks.residual import alone, encoder_and_decoder
 from tformer_cli.model.build import build_model, build_network
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Network
-from tformer_cli.model.residual import alone, encoder_and_decoder
 
 D, H, F, V = 96, 4, 160, 500
 CONFIG = EncoderDecoderConfig(dim=D, num_heads=H, feedforward_dim=F, tie="none")

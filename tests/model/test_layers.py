@@ -15,11 +15,11 @@ from tformer_cli.config.schema.model import (
     MaskedEncoderConfig,
 )
 from tformer_cli.config.schema.positions import NoPositions
-from tformer_cli.model import masks
-from tformer_cli.model.attention import View
+from tformer_cli.model.blocks import masks
+from tformer_cli.model.blocks.attention import View
+from tformer_cli.model.blocks.residual import alone
 from tformer_cli.model.build import build_model, build_network
 from tformer_cli.model.layers import DecoderLayer, EncoderLayer
-from tformer_cli.model.residual import alone
 
 B, S, T, V, D, H, F = 2, 5, 7, 23, 12, 3, 17
 CHOICES = list(itertools.product(("pre", "post"), ("relu", "gelu"), (True, False)))

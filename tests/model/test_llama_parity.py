@@ -19,12 +19,12 @@ from tformer_cli.config.schema.positions import (
     RotaryPositions,
     YarnScaling,
 )
-from tformer_cli.model import masks
-from tformer_cli.model.attention import View
+from tformer_cli.model.blocks import masks
+from tformer_cli.model.blocks.attention import View
+from tformer_cli.model.blocks.residual import alone
+from tformer_cli.model.blocks.rotary import RotaryEncoding
 from tformer_cli.model.build import build_model
 from tformer_cli.model.layers import EncoderLayer, build_self_attention
-from tformer_cli.model.residual import alone
-from tformer_cli.model.rotary import RotaryEncoding
 
 B, S, T, V, D, H, F = 2, 5, 7, 23, 24, 6, 17
 # Norms, softmax and angles are computed in float32 over there, whatever the states are.

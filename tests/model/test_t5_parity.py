@@ -13,7 +13,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.positions import RelativePositions
-from tformer_cli.model.bias import RelativeBias
+from tformer_cli.model.blocks.bias import RelativeBias
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 

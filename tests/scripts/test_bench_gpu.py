@@ -269,7 +269,7 @@ def test_shares_of_a_trace():
 
 def test_idle_time_of_our_loop(monkeypatch):
     # So that attention goes by torch's kernel, as it does on a GPU.
-    monkeypatch.setattr("tformer_cli.model.attention.MOST_WEIGHTS", 0)
+    monkeypatch.setattr("tformer_cli.model.blocks.attention.MOST_WEIGHTS", 0)
     found = idle.idle("tiny", steps=2, **SMALL)
     assert json.loads(json.dumps(found)) == found
     assert found["steps"] == 2

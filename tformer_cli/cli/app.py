@@ -9,7 +9,9 @@ from tformer_cli.cli import config as config_command
 from tformer_cli.cli.average import average
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.cli.eval import evaluate
+from tformer_cli.cli.export import export
 from tformer_cli.cli.heatmap import heatmap
+from tformer_cli.cli.import_ import import_
 from tformer_cli.cli.model import model
 from tformer_cli.cli.plot import plot
 from tformer_cli.cli.score import score
@@ -32,6 +34,8 @@ app.command("model")(model)
 app.command("average")(average)
 app.command("plot")(plot)
 app.command("heatmap")(heatmap)
+app.command("import")(import_)
+app.command("export")(export)
 app.add_typer(config_command.app, name="config")
 
 

@@ -20,8 +20,8 @@ from tformer_cli.config.schema.tokenizer import SubwordConfig, TokenizerConfig, 
 from tformer_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from tformer_cli.model.cost import Operations
-    from tformer_cli.model.summary import Part
+    from tformer_cli.model.inspection.cost import Operations
+    from tformer_cli.model.inspection.summary import Part
 
 # Bytes of a number.
 FORMATS = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -68,9 +68,9 @@ def model(
     labels = _sentence(parsed.model, source_length, target_length)
 
     # torch takes a second to import: only those whose config is sound wait for it.
-    from tformer_cli.model.cost import operations
+    from tformer_cli.model.inspection.cost import operations
+    from tformer_cli.model.inspection.summary import kept, parameters_by_part, skeleton, tree
     from tformer_cli.model.network import Seq2Seq
-    from tformer_cli.model.summary import kept, parameters_by_part, skeleton, tree
 
     network = skeleton(parsed.model, source_size=vocabulary, target_size=vocabulary)
     modules, parameters = tree(network), parameters_by_part(network)
@@ -231,7 +231,7 @@ def _shared(modules: "Part") -> Iterator[str]:
 
 def _flops(needed: "Operations", source: int, target: int) -> dict[str, dict[str, float]]:
     """Return the operations of a forward pass, and of a training step."""
-    from tformer_cli.model.cost import TRAINING
+    from tformer_cli.model.inspection.cost import TRAINING
 
     forward: dict[str, float] = {
         "source_token": needed.of_source_token(source, target),

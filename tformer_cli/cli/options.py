@@ -81,6 +81,8 @@ CandidatesOption = Annotated[
     ),
 ]
 
+QuantizationName = Literal["int8", "int8_float32", "float16", "bfloat16", "float32"]
+
 NAMES = {"greedy": "greedy search", "beam": "beam search", "sample": "sampling"}
 
 

@@ -22,6 +22,7 @@ from tformer_cli.cli.options import (
     LengthPenaltyOption,
     MbrOption,
     PrecisionOption,
+    QuantizationName,
     RunArgument,
     SearchSetOption,
     WorkersOption,
@@ -35,6 +36,8 @@ from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import RunDirectory
 
 if TYPE_CHECKING:
+    import torch
+
     from tformer_cli.decoding.translation import Translation
     from tformer_cli.partial_file import PartialFile
     from tformer_cli.text.terminology import Terminology
@@ -120,6 +123,14 @@ def translate(
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",
     workers: WorkersOption = None,
+    backend: Annotated[
+        Literal["native", "ctranslate2"],
+        typer.Option(help="What searches: tformer itself, or CTranslate2 by an export in the run."),
+    ] = "native",
+    quantization: Annotated[
+        QuantizationName | None,
+        typer.Option(help="Number format of CTranslate2's matrices. Default: float32."),
+    ] = None,
 ) -> None:
     """Translate text line by line: n lines in, n lines out, in their order.
 
@@ -131,6 +142,8 @@ def translate(
     Example: tformer translate runs/demo --input test.en --output test.de --beam 5
 
     Example: tformer translate runs/demo --input crawl.en.gz --output crawl.de --resume
+
+    Example: tformer translate runs/demo -i test.en --backend ctranslate2 --quantization int8
     """
     runs = [chosen_run(run), *map(RunDirectory, ensemble or [])]
 
@@ -158,6 +171,13 @@ def translate(
     trained, *others = load_ensemble(runs, checkpoint)
     place = own_device(resolve_device(device))
     keep_freed_memory()
+    if backend == "ctranslate2":
+        _check_backend(ensemble, place, precision, workers)
+        workers = 1
+    elif quantization is not None:
+        raise UsageError(
+            "--quantization", "has no effect without --backend ctranslate2", got=quantization
+        )
     if workers is None:
         workers = default_workers(place) if num_processes() == 1 else 1
     translator = Translator.of_model(
@@ -171,6 +191,10 @@ def translate(
         long_lines=long_lines,
         max_source_length=max_source_length,
     )
+    if backend == "ctranslate2":
+        from tformer_cli.export.ctranslate2 import kept_engine
+
+        translator.engine = kept_engine(runs[0], trained, quantization or "float32")
     decoding = chosen_decoding(trained.config, beam, length_penalty, settings)
     consensus = chosen_consensus(mbr, candidates)
     language = trained.config.data.source_language
@@ -276,6 +300,38 @@ def _check_usage(
             "--input",
             "must be read more than once, and a pipe cannot be",
             remedy="write it to a file first",
+        )
+
+
+def _check_backend(
+    ensemble: list[Path] | None, device: "torch.device", precision: str, workers: int | None
+) -> None:
+    """Refuse what CTranslate2 has otherwise, or not at all.
+
+    Raises:
+        UsageError: there is such.
+    """
+    from tformer_cli.distributed import num_processes
+
+    option = "--backend ctranslate2"
+    if num_processes() > 1:
+        raise UsageError(option, "is for one process, which has threads", remedy="drop torchrun")
+    if ensemble:
+        raise UsageError("--ensemble", f"has no effect on {option}", remedy="leave one of them out")
+    if precision != "float32":
+        raise UsageError(
+            "--precision", f"has no effect on {option}", got=precision, remedy="use --quantization"
+        )
+    if workers is not None and workers > 1:
+        raise UsageError(
+            "--workers",
+            f"has no effect on {option}, which has threads",
+            got=str(workers),
+            remedy="leave it out",
+        )
+    if device.type != "cpu":
+        raise UsageError(
+            "--device", f"must be cpu with {option}", got=str(device), remedy="add --device cpu"
         )
 
 

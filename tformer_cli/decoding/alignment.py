@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tformer_cli.decoding.batches import each_in_memory, length_batches
 from tformer_cli.device import autocast
+from tformer_cli.model.inspection.record import source_attention
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.model.record import source_attention
 from tformer_cli.padding import pad_rows
 
 # Padded tokens of one batch, on either side.

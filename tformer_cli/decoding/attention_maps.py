@@ -15,9 +15,9 @@ from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.translator import token_roles
 from tformer_cli.errors import UsageError
+from tformer_cli.model.inspection.position_tables import PositionTable, position_tables
+from tformer_cli.model.inspection.record import LayerMaps, attention_maps
 from tformer_cli.model.network import Network, Seq2Seq
-from tformer_cli.model.position_tables import PositionTable, position_tables
-from tformer_cli.model.record import LayerMaps, attention_maps
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import END_ID
 

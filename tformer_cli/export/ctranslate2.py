@@ -4,41 +4,43 @@ CTranslate2 then translates alike: its vocabulary are our tokens, it adds `</s>`
 itself, and its beam search is ours. What it is given are the tokens of a line and nothing else.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
 
-from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.config.schema.positions import LearnedPositions
-from tformer_cli.errors import UsageError
-from tformer_cli.model.attention import Attention
-from tformer_cli.model.decoder import Decoder
-from tformer_cli.model.embeddings import Embeddings
-from tformer_cli.model.encoder import Encoder
+from tformer_cli.checkpoint.trained_model import TrainedModel
+from tformer_cli.config.schema.model import EncoderDecoderConfig, ModelConfig
+from tformer_cli.config.schema.positions import (
+    LearnedPositions,
+    RotaryPositions,
+    SinusoidalPositions,
+    YarnScaling,
+)
+from tformer_cli.errors import ConfigError, Problem, UsageError
+from tformer_cli.export.ctranslate2_engine import CTranslate2Engine
+from tformer_cli.export.ctranslate2_example import PACKAGES, example, sentencepiece_models
+from tformer_cli.export.ctranslate2_spec import library, num_positions, specification
+from tformer_cli.export.format import Format
 from tformer_cli.model.encoder_decoder import EncoderDecoder
-from tformer_cli.model.feedforward import FeedForward, GatedFeedForward
-from tformer_cli.model.layers import DecoderLayer, EncoderLayer
-from tformer_cli.run_directory import whole_directory
+from tformer_cli.model.network import Seq2Seq
+from tformer_cli.run_directory import RunDirectory, whole_directory
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import END_ID, SPECIAL_TOKENS, START_ID, UNK_ID
 
-Quantization = Literal[
-    "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"
-]
+Quantization = Literal["int8", "int8_float32", "float16", "bfloat16", "float32"]
 
-# CTranslate2 has sine waves of its own, but in another order, so ours become a table. Beyond its
-# last row CTranslate2 fails.
-SINUSOIDAL_ROWS = 4096
-# Added to the logits of tokens that no translation contains: their probability is zero.
-SUPPRESSED = -1e9
+# Added to the logits of tokens that no translation contains: their probability is zero. Half
+# precision has it, too.
+SUPPRESSED = -6e4
 
 
 def write_ctranslate2(
-    model: EncoderDecoder,
+    model: Seq2Seq,
     tokenizers: Tokenizers,
-    config: EncoderDecoderConfig,
+    config: ModelConfig,
     folder: Path,
     quantization: Quantization | None = None,
 ) -> None:
@@ -56,122 +58,164 @@ def write_ctranslate2(
         quantization: number format of the matrices; float32 where it is None.
 
     Raises:
+        ConfigError: CTranslate2 has nothing that computes the same; every key that says so.
         UsageError: CTranslate2 is not installed, or the folder is there already.
         StorageError: the system does not let it be written.
     """
     if folder.exists():
         raise UsageError(str(folder), "is there already", remedy="remove it, or name another")
-    spec = _specification(model, tokenizers, config)
-    spec.validate()
-    spec.optimize(quantization)
     with whole_directory(folder) as temporary:
-        spec.save(str(temporary))
+        save_specification(model, tokenizers, config, temporary, quantization)
 
 
-def _specification(
-    model: EncoderDecoder, tokenizers: Tokenizers, config: EncoderDecoderConfig
-) -> Any:
-    """Return what CTranslate2 makes its files from."""
-    try:
-        from ctranslate2 import specs
-    except ImportError:
-        raise UsageError(
-            "ctranslate2", "is not installed", remedy="pip install 'tformer[ctranslate2]'"
-        ) from None
-    shape = {
-        "pre_norm": config.norm_position == "pre",
-        "activation": specs.Activation[config.activation.upper()],
-        "rms_norm": config.norm == "rms",
-    }
-    encoder = specs.TransformerEncoderSpec(config.num_encoder_layers, config.num_heads, **shape)
-    decoder = specs.TransformerDecoderSpec(
-        config.num_decoder_layers,
-        config.num_heads,
-        # Attention, and with it coverage, is the mean over all heads of the last layer.
-        alignment_layer=-1,
-        alignment_heads=0,
-        **shape,
-    )
-    _set_embeddings(encoder.embeddings[0], encoder, model.encoder.embeddings, config)
-    _set_embeddings(decoder.embeddings, decoder, model.decoder.embeddings, config)
-    _set_layers(encoder, model.encoder)
-    _set_layers(decoder, model.decoder)
-    decoder.projection.weight = _copied(model.output.weight)
-    decoder.projection.bias = torch.zeros(tokenizers.target.size)
-    decoder.projection.bias[list(tokenizers.target.suppressed_ids)] = SUPPRESSED
+def save_specification(
+    model: Seq2Seq,
+    tokenizers: Tokenizers,
+    config: ModelConfig,
+    folder: Path,
+    quantization: Quantization | None,
+) -> None:
+    """Write CTranslate2's own files into a folder that is there; arguments as above.
 
-    spec = specs.TransformerSpec(encoder, decoder)
+    Raises:
+        ConfigError: CTranslate2 has nothing that computes the same; every key that says so.
+        UsageError: CTranslate2 is not installed.
+    """
+    if problems := list(obstacles(config, quantization)):
+        raise ConfigError(problems)
+    assert isinstance(config, EncoderDecoderConfig)
+    assert isinstance(model, EncoderDecoder)
+    spec = specification(model, config)
+    bias = torch.zeros(tokenizers.target.size)
+    if model.output.bias is not None:
+        bias += model.output.bias.detach().cpu()
+    bias[list(tokenizers.target.suppressed_ids)] = SUPPRESSED
+    spec.decoder.projection.bias = bias
     spec.register_source_vocabulary(_tokens(tokenizers.source))
     spec.register_target_vocabulary(_tokens(tokenizers.target))
     spec.config.unk_token = SPECIAL_TOKENS[UNK_ID]
     spec.config.bos_token = spec.config.decoder_start_token = SPECIAL_TOKENS[START_ID]
     spec.config.eos_token = SPECIAL_TOKENS[END_ID]
     spec.config.add_source_eos = True
-    spec.config.layer_norm_epsilon = config.norm_epsilon
-    return spec
+    spec.validate()
+    spec.optimize(quantization)
+    spec.save(str(folder))
 
 
-def _set_embeddings(
-    tokens: Any, stack: Any, embeddings: Embeddings, config: EncoderDecoderConfig
-) -> None:
-    tokens.weight = _copied(embeddings.tokens.weight)
-    stack.scale_embeddings = embeddings.scale
-    assert embeddings.positions is not None
+def obstacles(config: ModelConfig, quantization: Quantization | None = None) -> Iterator[Problem]:
+    """Yield what of a network CTranslate2 cannot compute exactly, by the keys of the config."""
+
+    def problem(key: str, got: object, remedy: str) -> Problem:
+        return Problem(f"model.{key}", "has no exact counterpart in CTranslate2", f"{got}", remedy)
+
+    if not isinstance(config, EncoderDecoderConfig):
+        yield problem("kind", config.kind, "export an encoder_decoder")
+        return
     positions = config.positions
-    rows = positions.max_length if isinstance(positions, LearnedPositions) else SINUSOIDAL_ROWS
-    device = embeddings.tokens.weight.device
-    table = embeddings.positions(torch.arange(rows, device=device))
-    stack.position_encodings.encodings = _copied(table)
-
-
-def _set_layers(spec: Any, stack: Encoder | Decoder) -> None:
-    for part, layer in zip(spec.layer, stack.layers, strict=True):
-        assert isinstance(layer, EncoderLayer | DecoderLayer)
-        attention = layer.self_attention
-        assert isinstance(attention, Attention)
-        query, key, value = attention.query, attention.key, attention.value
-        _set_attention(part.self_attention, attention, [query, key, value])
-        _set_norm(part.self_attention.layer_norm, layer.self_attention_norm)
-        if isinstance(layer, DecoderLayer):
-            attention = layer.cross_attention
-            query, key, value = attention.query, attention.key, attention.value
-            _set_attention(part.attention, attention, [query], [key, value])
-            _set_norm(part.attention.layer_norm, layer.cross_attention_norm)
-        _set_feedforward(part.ffn, layer.feedforward)
-        _set_norm(part.ffn.layer_norm, layer.feedforward_norm)
-    if hasattr(spec, "layer_norm"):
-        _set_norm(spec.layer_norm, stack.norm)
-
-
-def _set_attention(spec: Any, attention: Attention, *projections: list[nn.Linear]) -> None:
-    """Take over attention whose projections of the same states are one."""
-    for part, joined in zip(spec.linear, (*projections, [attention.output]), strict=True):
-        _set_linear(part, *joined)
-
-
-def _set_feedforward(spec: Any, feedforward: FeedForward | GatedFeedForward) -> None:
-    assert isinstance(feedforward, FeedForward)
-    _set_linear(spec.linear_0, feedforward.inner)
-    _set_linear(spec.linear_1, feedforward.outer)
-
-
-def _set_linear(spec: Any, *layers: nn.Linear) -> None:
-    """Take over layers as one that writes their outputs one behind another."""
-    spec.weight = _copied(torch.cat([layer.weight for layer in layers]))
-    spec.bias = _copied(torch.cat([layer.bias for layer in layers]))
-
-
-def _set_norm(spec: Any, norm: nn.Module) -> None:
-    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
-    spec.gamma = _copied(norm.weight)
-    if isinstance(norm, nn.LayerNorm):
-        spec.beta = _copied(norm.bias)
+    if config.latent is not None:
+        yield problem("latent", f"dim {config.latent.dim}", "train with model.latent: null")
+    if positions.kind == "alibi":
+        yield problem("positions.kind", "alibi", "train with rotary or relative positions")
+    if config.window is not None and isinstance(positions, SinusoidalPositions | LearnedPositions):
+        got = f"{config.window} with positions of kind {positions.kind}"
+        yield problem("window", got, "train with rotary positions, or with model.window: null")
+    has_yarn = isinstance(positions, RotaryPositions) and isinstance(positions.scaling, YarnScaling)
+    if has_yarn and quantization in ("float16", "bfloat16"):
+        got = f"yarn in {quantization}, which rounds its frequencies"
+        yield problem("positions.scaling", got, "use --quantization int8 or float32")
 
 
 def _tokens(tokenizer: Tokenizer) -> list[str]:
     return tokenizer.tokens(range(tokenizer.size))
 
 
-def _copied(weight: Tensor) -> Tensor:
-    # CTranslate2 scales what it quantises in place.
-    return weight.detach().to("cpu", torch.float32, copy=True)
+@dataclass(frozen=True, slots=True)
+class CTranslate2Format(Format):
+    """A folder that CTranslate2 loads, with the sentencepiece models that its tokens are made by.
+
+    Attributes:
+        quantization: number format of the matrices.
+    """
+
+    program: ClassVar = "CTranslate2"
+    quantization: Quantization = "float32"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing is rounded."""
+        return self.quantization == "float32"
+
+    def obstacles(self, trained: TrainedModel) -> Iterator[Problem]:
+        """Yield what CTranslate2 cannot compute exactly, as `Format` says."""
+        return obstacles(trained.config.model, self.quantization)
+
+    def write(self, trained: TrainedModel, folder: Path) -> None:
+        """Write the model and what makes its tokens, as `Format` says."""
+        tokenizers = trained.tokenizers
+        model, config = trained.model, trained.config.model
+        save_specification(model, tokenizers, config, folder, self.quantization)
+        for name, content in sentencepiece_models(tokenizers).items():
+            (folder / f"{name}.model").write_bytes(content)
+
+    def engine(self, trained: TrainedModel, folder: Path) -> CTranslate2Engine:
+        """Return CTranslate2 with what has been written."""
+        return ctranslate2_engine(trained, folder, self.quantization)
+
+    def example(self, trained: TrainedModel, line: str) -> str:
+        """Return lines of Python that translate a line, as `Format` says."""
+        return example(trained.tokenizers, line, trained.config.decoding.max_length)
+
+    def packages(self, trained: TrainedModel) -> list[str]:
+        """Return what has to be installed for that."""
+        return PACKAGES[trained.tokenizers.source.kind]
+
+    def versions(self) -> dict[str, str]:
+        """Return the version of CTranslate2."""
+        return {"ctranslate2": library().__version__}
+
+
+def ctranslate2_engine(
+    trained: TrainedModel, folder: Path, quantization: Quantization
+) -> CTranslate2Engine:
+    """Return CTranslate2 on the CPU with an exported model.
+
+    Args:
+        trained: what was exported.
+        folder: where to.
+        quantization: its number format.
+
+    Raises:
+        UsageError: CTranslate2 is not installed.
+    """
+    # It computes in eight bits or in full, and warns where the format asks for another number.
+    is_half = quantization in ("float16", "bfloat16")
+    return CTranslate2Engine(
+        folder,
+        trained.tokenizers,
+        max_length=num_positions(trained.config.model),
+        compute_type="float32" if is_half else "default",
+    )
+
+
+def kept_engine(
+    run: RunDirectory, trained: TrainedModel, quantization: Quantization
+) -> CTranslate2Engine:
+    """Return CTranslate2 with a model of a run, whose export stays in the run for another time.
+
+    Args:
+        run: the run folder.
+        trained: its model.
+        quantization: number format of the matrices.
+
+    Raises:
+        ConfigError: CTranslate2 has nothing that computes the same; every key that says so.
+        UsageError: CTranslate2 is not installed.
+        CheckpointError: the export is damaged.
+        StorageError: the system does not let it be written.
+    """
+    name = f"ctranslate2-{trained.fingerprint[:16]}-{quantization}"
+    folder = run.exports / name
+    if not folder.is_dir():
+        model, config = trained.model, trained.config.model
+        write_ctranslate2(model, trained.tokenizers, config, folder, quantization)
+    return ctranslate2_engine(trained, folder, quantization)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tformer_cli.model.attention import KeyValue, Widths
+from tformer_cli.model.blocks.attention import KeyValue, Widths
 
 FIRST_COLUMNS = 32
 

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.model import TransformerConfig
-from tformer_cli.model import masks
-from tformer_cli.model.attention import KeyValue, View
+from tformer_cli.model.blocks import masks
+from tformer_cli.model.blocks.attention import KeyValue, View
+from tformer_cli.model.blocks.residual import Depth
 from tformer_cli.model.cache import DecoderCache
 from tformer_cli.model.encoder import Memory
 from tformer_cli.model.layers import DecoderLayer
-from tformer_cli.model.residual import Depth
 from tformer_cli.model.stack import Stack
 
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.model import TransformerConfig
-from tformer_cli.model import masks
-from tformer_cli.model.attention import View
+from tformer_cli.model.blocks import masks
+from tformer_cli.model.blocks.attention import View
+from tformer_cli.model.blocks.residual import Depth
 from tformer_cli.model.layers import EncoderLayer
-from tformer_cli.model.residual import Depth
 from tformer_cli.model.stack import Stack
 
 

@@ -3,12 +3,12 @@
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.model.blocks.residual import encoder_and_decoder
 from tformer_cli.model.cache import DecoderCache
 from tformer_cli.model.decoder import Decoder
 from tformer_cli.model.encoder import Encoder, Memory
 from tformer_cli.model.init import initialise
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.model.residual import encoder_and_decoder
 from tformer_cli.model.stack import Stack
 
 

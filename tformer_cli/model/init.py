@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import TransformerConfig
-from tformer_cli.model.embeddings import Embeddings
+from tformer_cli.model.blocks.embeddings import Embeddings
 from tformer_cli.model.network import Network
 
 # Of weights by the scheme `normal` (Radford et al. 2018, section 4.1).

@@ -6,13 +6,13 @@ from functools import partial
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import TransformerConfig
-from tformer_cli.model.attention import Attention, KeyValue, View
-from tformer_cli.model.dropout import Dropout
-from tformer_cli.model.feedforward import FeedForward, GatedFeedForward, build_feedforward
-from tformer_cli.model.latent import LatentAttention
-from tformer_cli.model.norms import build_norm
-from tformer_cli.model.residual import Depth, build_residual
-from tformer_cli.model.rotary import Turn
+from tformer_cli.model.blocks.attention import Attention, KeyValue, View
+from tformer_cli.model.blocks.dropout import Dropout
+from tformer_cli.model.blocks.feedforward import FeedForward, GatedFeedForward, build_feedforward
+from tformer_cli.model.blocks.latent import LatentAttention
+from tformer_cli.model.blocks.norms import RMSNorm, build_norm
+from tformer_cli.model.blocks.residual import Depth, build_residual
+from tformer_cli.model.blocks.rotary import Turn
 
 SelfAttention = Attention | LatentAttention
 
@@ -40,7 +40,7 @@ def build_self_attention(config: TransformerConfig) -> SelfAttention:
             bias=config.bias,
             epsilon=config.norm_epsilon,
         )
-    norm = partial(nn.RMSNorm, eps=config.norm_epsilon) if config.qk_norm else nn.Identity
+    norm = partial(RMSNorm, eps=config.norm_epsilon) if config.qk_norm else nn.Identity
     return Attention(
         config.dim, config.num_heads, config.kv_heads, dropout, bias=config.bias, norm=norm
     )

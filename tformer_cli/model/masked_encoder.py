@@ -3,10 +3,10 @@
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import MaskedEncoderConfig
+from tformer_cli.model.blocks.residual import alone
 from tformer_cli.model.encoder import Encoder
 from tformer_cli.model.init import initialise
 from tformer_cli.model.network import Network
-from tformer_cli.model.residual import alone
 from tformer_cli.model.stack import Stack
 
 

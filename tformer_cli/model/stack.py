@@ -5,13 +5,13 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import TransformerConfig
-from tformer_cli.model.attention import Widths
-from tformer_cli.model.embeddings import Embeddings
+from tformer_cli.model.blocks.attention import Widths
+from tformer_cli.model.blocks.embeddings import Embeddings
+from tformer_cli.model.blocks.positions import build_positions
+from tformer_cli.model.blocks.residual import Depth
+from tformer_cli.model.blocks.rotary import Turn
 from tformer_cli.model.layers import DecoderLayer, EncoderLayer, model_norm
-from tformer_cli.model.positions import build_positions
 from tformer_cli.model.recompute import LayerCall, kept
-from tformer_cli.model.residual import Depth
-from tformer_cli.model.rotary import Turn
 
 
 class Places(NamedTuple):

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.model import DecoderOnlyConfig
-from tformer_cli.model import masks
-from tformer_cli.model.attention import KeyValue, View
+from tformer_cli.model.blocks import masks
+from tformer_cli.model.blocks.attention import KeyValue, View
+from tformer_cli.model.blocks.residual import alone
 from tformer_cli.model.cache import DecoderCache
 from tformer_cli.model.layers import EncoderLayer
-from tformer_cli.model.residual import alone
 from tformer_cli.model.stack import Stack
 
 # Which tokens of a stream see which, (S + T, S + T), by the lengths of its two parts.

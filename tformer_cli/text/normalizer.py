@@ -4,7 +4,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Literal
 
-from tformer_cli.config.schema.tokenizer import TokenizerConfig
+from tformer_cli.config.schema.tokenizer import LearntTokenizerConfig
 
 LINE_BREAKS_TO_BLANKS = str.maketrans("\r\n", "  ")
 
@@ -25,7 +25,9 @@ class Normalizer:
     nfkc: bool = False
 
     @classmethod
-    def of_side(cls, config: TokenizerConfig, side: Literal["source", "target"]) -> "Normalizer":
+    def of_side(
+        cls, config: LearntTokenizerConfig, side: Literal["source", "target"]
+    ) -> "Normalizer":
         """Return what a configuration asks for on one side."""
         sides = (side, "both")
         return cls(

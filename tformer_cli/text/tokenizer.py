@@ -10,6 +10,8 @@ from typing import Protocol
 
 from tformer_cli.config.schema.tokenizer import (
     CharConfig,
+    LearntTokenizerConfig,
+    MarianConfig,
     SubwordConfig,
     TokenizerConfig,
     WordConfig,
@@ -17,6 +19,7 @@ from tformer_cli.config.schema.tokenizer import (
 from tformer_cli.errors import CheckpointError, DataError
 from tformer_cli.run_directory import whole_directory
 from tformer_cli.text.char import CharTokenizer, learn_characters
+from tformer_cli.text.marian import MarianTokenizer
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import SubwordTokenizer, learn_subwords, reservoir_sample
 from tformer_cli.text.word import WordTokenizer, learn_words
@@ -24,12 +27,16 @@ from tformer_cli.text.word import WordTokenizer, learn_words
 FORMAT_VERSION = 1
 HEADER_FILE = "tokenizer.json"
 
-_TOKENIZERS: dict[str, type[SubwordTokenizer] | type[WordTokenizer] | type[CharTokenizer]] = {
+_TOKENIZERS: dict[
+    str,
+    type[SubwordTokenizer] | type[WordTokenizer] | type[CharTokenizer] | type[MarianTokenizer],
+] = {
     "subword": SubwordTokenizer,
     "word": WordTokenizer,
     "char": CharTokenizer,
+    "marian": MarianTokenizer,
 }
-_SUFFIXES = {"subword": ".model", "word": ".json", "char": ".json"}
+_SUFFIXES = {"subword": ".model", "word": ".json", "char": ".json", "marian": ".json"}
 
 Pairs = Callable[[], Iterable[tuple[str, str]]]
 
@@ -132,8 +139,16 @@ def build_tokenizers(config: TokenizerConfig, pairs: Pairs, seed: int) -> Tokeni
         seed: decides that sample.
 
     Raises:
-        DataError: there is no text, or the configured sizes do not suit it.
+        DataError: there is no text, or the configured sizes do not suit it; or tokens of this kind
+            are not learnt.
     """
+    if isinstance(config, MarianConfig):
+        raise DataError(
+            "tokenizer.kind",
+            "comes with an imported model, and is not learnt from text",
+            got=config.kind,
+            remedy="name the run of `tformer import` in training.initialize_from",
+        )
     if config.kind == "subword":
         sample = reservoir_sample(pairs(), config.sample_lines, seed)
         return _learnt(config, lambda: sample)
@@ -170,7 +185,7 @@ def load_tokenizers(directory: Path) -> Tokenizers:
     return Tokenizers(source, target, shared)
 
 
-def _learnt(config: TokenizerConfig, pairs: Pairs) -> Tokenizers:
+def _learnt(config: LearntTokenizerConfig, pairs: Pairs) -> Tokenizers:
     source_normalizer = Normalizer.of_side(config, "source")
     target_normalizer = Normalizer.of_side(config, "target")
     sources = (source_normalizer(source) for source, _ in pairs())
@@ -188,7 +203,7 @@ def _learnt(config: TokenizerConfig, pairs: Pairs) -> Tokenizers:
     )
 
 
-def _learn(config: TokenizerConfig, lines: Iterator[str]) -> bytes:
+def _learn(config: LearntTokenizerConfig, lines: Iterator[str]) -> bytes:
     """Return the content of the file that holds the vocabulary of some normalised lines."""
     first = next(filter(None, lines), None)
     if first is None:
@@ -210,7 +225,8 @@ def _learn(config: TokenizerConfig, lines: Iterator[str]) -> bytes:
 def _file_names(kind: str, shared: bool) -> tuple[str, str]:
     """Return the files of the source and the target side; one and the same if they share it."""
     suffix = _SUFFIXES[kind]
-    if shared:
+    # Marian cuts each language by a model of its own, also where both have one vocabulary.
+    if shared and kind != "marian":
         return f"shared{suffix}", f"shared{suffix}"
     return f"source{suffix}", f"target{suffix}"
 

@@ -9,8 +9,8 @@ from gpu_parts.figures import wait_for
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tformer_cli.device import resolve_precision
-from tformer_cli.model import masks
-from tformer_cli.model.attention import View, kernel_attend
+from tformer_cli.model.blocks import masks
+from tformer_cli.model.blocks.attention import View, kernel_attend
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,

@@ -12,7 +12,7 @@ import torch
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.device import hardware_name
-from tformer_cli.model.cost import operations
+from tformer_cli.model.inspection.cost import operations
 
 # Dense bfloat16 operations a second by the makers' data sheets, of SXM modules where there are any.
 DATA_SHEETS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12}

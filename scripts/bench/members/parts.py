@@ -17,8 +17,8 @@ from trainers.contestants import Ours, Task
 from trainers.worker import OUR_ENVIRONMENT
 
 from tformer_cli.config.schema.schedule import CosineSchedule
-from tformer_cli.model.attention import View, kernel_attend, naive_attend
-from tformer_cli.model.norms import build_norm
+from tformer_cli.model.blocks.attention import View, kernel_attend, naive_attend
+from tformer_cli.model.blocks.norms import build_norm
 from tformer_cli.training.schedules import build_schedule
 
 CPU = torch.device("cpu")

@@ -28,9 +28,9 @@ from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import derive_seed
 from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS
 from tformer_cli.evaluation.likelihood import reference_likelihood
+from tformer_cli.model.blocks.positions import SinusoidalEncoding
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.model.positions import SinusoidalEncoding
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import PAD_ID
 from tformer_cli.training.loop import Group, Learner, StepReport, train_steps

@@ -12,7 +12,7 @@ from trainers.contestants import CONTESTANTS
 from trainers.worker import Measurement
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.model.cost import operations
+from tformer_cli.model.inspection.cost import operations
 
 # What the machine's rate of matrix products is taken with.
 GEMM_SIZE = 2048

@@ -71,6 +71,8 @@ class Config:
 
     def _lowercases_target(self) -> bool:
         tokenizer = self.tokenizer
+        if tokenizer.kind == "marian":
+            return False
         return tokenizer.kind == "word" or tokenizer.lowercase in ("target", "both")
 
     def _searches(self) -> dict[str, DecodingConfig]:

@@ -75,4 +75,15 @@ class CharConfig:
     """Sides to bring into Unicode normal form KC."""
 
 
-TokenizerConfig = SubwordConfig | WordConfig | CharConfig
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MarianConfig:
+    """The pieces of an imported Marian model, which are not learnt from text."""
+
+    kind: Literal["marian"] = "marian"
+    """Pieces of words as an imported Marian model has them (`tformer import`)."""
+    shared: bool = True
+    """One vocabulary for both languages, or one each; each is cut by a model of its own."""
+
+
+LearntTokenizerConfig = SubwordConfig | WordConfig | CharConfig
+TokenizerConfig = LearntTokenizerConfig | MarianConfig

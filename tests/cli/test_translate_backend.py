@@ -1,0 +1,138 @@
+"""`tformer translate --backend ctranslate2`: the same translations by another program."""
+
+import json
+import shutil
+
+import pytest
+
+pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+
+BACKEND = ("--backend", "ctranslate2")
+TEXT = "abc de\n\ng\nfed " + "cab gfe. " * 40 + "\nbad cafe\n"
+
+
+@pytest.fixture
+def run(toy_run, tmp_path):
+    """A copy to change."""
+    return shutil.copytree(toy_run, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("--beam", "1"),
+        ("--beam", "4", "--length-penalty", "0.5", "--nbest", "2"),
+        ("--json", "--max-source-length", "9"),
+        ("--mbr", "chrf", "--beam", "4", "--nbest", "2"),
+    ],
+)
+def test_backend_changes_no_translation(run, tformer, words):
+    """Blank lines, long ones in pieces and alignments included; scores within rounding."""
+    ours = tformer("translate", run, *words, stdin=TEXT)
+    theirs = tformer("translate", run, *words, *BACKEND, stdin=TEXT)
+    assert theirs.stderr == ours.stderr
+    for own, other in zip(ours.stdout.splitlines(), theirs.stdout.splitlines(), strict=True):
+        if "--json" in words:
+            pair = [json.loads(line) for line in (own, other)]
+            for line in pair:
+                for translation in line["translations"]:
+                    translation["score"] = round(translation["score"], 3)
+                    translation["log_prob"] = round(translation["log_prob"], 2)
+            assert pair[0] == pair[1]
+        else:
+            text, _, score = own.rpartition(" ||| ")
+            other_text, _, other_score = other.rpartition(" ||| ")
+            assert other_text == text
+            if text:
+                assert float(other_score) == pytest.approx(float(score), abs=1e-4)
+            else:
+                assert other_score == score
+
+
+def test_export_is_made_once_for_a_checkpoint_and_a_number_format(run, tformer):
+    for words in ((), (), ("--quantization", "int8")):
+        assert tformer("translate", run, *BACKEND, *words, stdin="abc\n").exit_code == 0
+    kept = sorted(folder.name for folder in (run / "exports").iterdir())
+    assert [name.rpartition("-")[2] for name in kept] == ["float32", "int8"]
+    first = run / "exports" / kept[0] / "model.bin"
+    before = first.stat().st_mtime_ns
+    tformer("translate", run, *BACKEND, stdin="abc\n")
+    assert first.stat().st_mtime_ns == before
+    tformer("translate", run, *BACKEND, "--checkpoint", "step-000144", stdin="abc\n")
+    assert len(list((run / "exports").iterdir())) == 3
+
+
+def test_damaged_export_is_one_line(run, tformer):
+    tformer("translate", run, *BACKEND, stdin="abc\n")
+    (folder,) = (run / "exports").iterdir()
+    (folder / "model.bin").write_bytes(b"")
+    result = tformer("translate", run, *BACKEND, stdin="abc\n")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"{folder}: cannot be loaded by CTranslate2; got ")
+    assert result.stderr.endswith("; remove it, and export again\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--ensemble", "RUN"),
+            "--ensemble: has no effect on --backend ctranslate2; leave one of them out",
+        ),
+        (
+            ("--precision", "int8"),
+            "--precision: has no effect on --backend ctranslate2; got int8; use --quantization",
+        ),
+        (
+            ("--workers", "2"),
+            "--workers: has no effect on --backend ctranslate2, which has threads; got 2; "
+            "leave it out",
+        ),
+        (
+            ("--ban", "A"),
+            "--ban: has no exact counterpart in CTranslate2; leave out --backend",
+        ),
+        (
+            ("--set", "decoding={kind: sample}"),
+            "decoding.kind: has no exact counterpart in CTranslate2; got sample; "
+            "leave out --backend",
+        ),
+    ],
+)
+def test_what_the_backend_lacks_is_refused(run, tformer, words, message):
+    words = [run if word == "RUN" else word for word in words]
+    result = tformer("translate", run, *BACKEND, *words, stdin="abc\n")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"{message}\n"
+
+
+def test_quantization_needs_the_backend(run, tformer):
+    result = tformer("translate", run, "--quantization", "int8", stdin="abc\n")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "--quantization: has no effect without --backend ctranslate2; got int8\n"
+    )
+
+
+def test_a_gpu_is_not_what_the_backend_runs_on(run, tformer, monkeypatch):
+    from tformer_cli import device
+
+    monkeypatch.setattr(device, "resolve_device", lambda name: device.torch.device("meta"))
+    result = tformer("translate", run, *BACKEND, stdin="abc\n")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "--device: must be cpu with --backend ctranslate2; got meta; add --device cpu\n"
+    )
+
+
+def test_torchrun_is_not_for_the_backend(run, tformer, monkeypatch, tmp_path):
+    from tformer_cli import distributed
+
+    (tmp_path / "text").write_text("abc\n")
+    monkeypatch.setattr(distributed, "num_processes", lambda: 2)
+    result = tformer("translate", run, *BACKEND, "--input", tmp_path / "text")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "--backend ctranslate2: is for one process, which has threads; drop torchrun\n"
+    )

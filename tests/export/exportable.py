@@ -1,0 +1,94 @@
+"""Members of the family that CTranslate2 can be, with random weights, and what they translate."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from tformer_cli.checkpoint.trained_model import TrainedModel
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.decoding import BeamConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig, ModelConfig
+from tformer_cli.config.schema.positions import (
+    LearnedPositions,
+    LinearScaling,
+    NoPositions,
+    NtkScaling,
+    RelativePositions,
+    RotaryPositions,
+    YarnScaling,
+)
+from tformer_cli.config.schema.tokenizer import CharConfig
+from tformer_cli.model.build import build_model
+from tformer_cli.model.network import Seq2Seq
+from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
+from tformer_cli.text.vocabulary import END_ID
+
+LINES = ["abc de", "g", "a b c d e f g", "gfedcba abcdefg gfedcba", "", "ccc", "b", "de", "fa ce"]
+CHARACTERS = [("abcdefg ", "ABCDEFGHIJ ")]
+LONGEST = 31
+
+BASE = EncoderDecoderConfig(
+    dim=24, num_heads=3, feedforward_dim=17, num_encoder_layers=2, num_decoder_layers=2
+)
+ROTARY = replace(BASE, positions=RotaryPositions(base=100.0))
+
+
+def scaled(scaling: LinearScaling | NtkScaling | YarnScaling) -> EncoderDecoderConfig:
+    return replace(BASE, positions=RotaryPositions(base=100.0, scaling=scaling))
+
+
+MEMBERS = {
+    "sinusoidal": BASE,
+    "learned": replace(BASE, positions=LearnedPositions(max_length=LONGEST), norm_position="post"),
+    "rotary": replace(ROTARY, tie="none"),
+    "linear": scaled(LinearScaling(factor=2.5)),
+    "ntk": scaled(NtkScaling(factor=4.0)),
+    "ntk-pair": replace(scaled(NtkScaling(factor=4.0)), num_heads=12),
+    "yarn": scaled(YarnScaling(factor=2.5, original_length=8)),
+    "multi-query": replace(ROTARY, num_kv_heads=1, norm="rms"),
+    "grouped": replace(BASE, num_heads=6, num_kv_heads=2, qk_norm=True, activation="geglu"),
+    "modern": replace(ROTARY, norm="rms", activation="swiglu", bias=False, qk_norm=True),
+    "no-bias": replace(BASE, bias=False, activation="silu", output_bias=True),
+    "relative": replace(BASE, positions=RelativePositions(num_buckets=8, max_distance=9)),
+    "relative-window": replace(
+        BASE, positions=RelativePositions(num_buckets=8, max_distance=5), window=7
+    ),
+    "none": replace(BASE, positions=NoPositions(), activation="gelu"),
+    "window": replace(ROTARY, window=3),
+    "deep": replace(BASE, norm_position="deep", num_encoder_layers=3),
+    "deep-modern": replace(
+        ROTARY, norm_position="deep", norm="rms", activation="swiglu", qk_norm=True
+    ),
+}
+
+
+def char_tokenizers(*, shared: bool) -> Tokenizers:
+    return build_tokenizers(CharConfig(shared=shared), lambda: CHARACTERS, seed=1)
+
+
+def lively(config: ModelConfig) -> TrainedModel:
+    """Weights that let every part matter; some translations end early."""
+    tokenizers = char_tokenizers(shared=getattr(config, "tie", "all") != "none")
+    model = build_model(
+        config, source_size=tokenizers.source.size, target_size=tokenizers.target.size, seed=7
+    )
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+        model.output.weight[END_ID] *= 3
+    return trained(model.eval(), tokenizers, config)
+
+
+def trained(model: Seq2Seq, tokenizers: Tokenizers, config: ModelConfig) -> TrainedModel:
+    nowhere = {"source": Path("/secret/text.en"), "target": Path("/secret/text.de")}
+    data = DataConfig(
+        source_language="en",
+        target_language="de",
+        train=(TrainingText(**nowhere),),
+        valid=ParallelText(**nowhere),
+    )
+    whole = Config(data=data, model=config, decoding=BeamConfig(max_length=15))
+    return TrainedModel(whole, tokenizers, model, step=120)

@@ -1,0 +1,147 @@
+"""CTranslate2 behind our interface of an engine."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from exportable import BASE, LINES, lively
+
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
+from tformer_cli.decoding.engine import NativeEngine
+from tformer_cli.decoding.hypothesis import EMPTY
+from tformer_cli.decoding.request import Request
+from tformer_cli.decoding.translator import token_roles
+from tformer_cli.errors import UsageError
+from tformer_cli.export.ctranslate2 import CTranslate2Format
+from tformer_cli.text.vocabulary import END_ID, UNK_ID
+
+pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return lively(replace(BASE, num_kv_heads=1))
+
+
+@pytest.fixture(scope="module")
+def theirs(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+    form = CTranslate2Format()
+    form.write(model, folder)
+    return form.engine(model, folder)
+
+
+@pytest.fixture(scope="module")
+def ours(model):
+    roles = token_roles(model.tokenizers.target, model.config.model)
+    return NativeEngine(model.model, roles, device=torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def requests(model):
+    encoded = [model.tokenizers.source.encode(line) for line in LINES]
+    return [Request([*ids, END_ID] if ids else []) for ids in encoded]
+
+
+@pytest.mark.parametrize(
+    ("search", "nbest"),
+    [
+        (GreedyConfig(max_length=9), 1),
+        (BeamConfig(size=4, max_length=9, length_penalty=0.5), 4),
+        (BeamConfig(size=3, max_length=12, length_penalty=0.0, patience=2.0), 2),
+    ],
+)
+def test_hypotheses_are_those_of_our_engine(ours, theirs, requests, search, nbest):
+    done = []
+    expected = ours.translate(requests, search, nbest=nbest)
+    found = theirs.translate(requests, search, nbest=nbest, on_done=done.append)
+    for own, other in zip(expected, found, strict=True):
+        assert [(one.token_ids, one.finished) for one in other] == [
+            (one.token_ids, one.finished) for one in own
+        ]
+        for kind in ("log_prob", "score"):
+            assert [getattr(one, kind) for one in other] == pytest.approx(
+                [getattr(one, kind) for one in own], rel=1e-4, abs=1e-4
+            )
+    assert found[LINES.index("")] == [EMPTY] * nbest
+    assert sum(done) == len(LINES)
+
+
+def test_given_targets_have_the_log_probabilities_of_our_scorer(ours, theirs, requests):
+    targets = [(17, 18, 19), (20,), (), (22, UNK_ID, 23), (), (17,), (18, 18), (), (19, 20)]
+    pairs = [(one.source, ids) for one, ids in zip(requests, targets, strict=True)]
+    pairs.append(((), (17, 18)))
+    expected, found = (engine.scorer.score(pairs) for engine in (ours, theirs))
+    for own, other in zip(expected, found, strict=True):
+        if own and own[0] == -math.inf:
+            assert other[0] == -math.inf
+        else:
+            assert other == pytest.approx(own, rel=1e-4, abs=1e-4)
+
+
+def test_an_end_token_that_is_certain_leaves_numbers(theirs, requests, monkeypatch):
+    monkeypatch.setattr(
+        theirs.scorer, "_log_probs", lambda sources, targets: [[0.0] for _ in targets]
+    )
+    (found,) = theirs.scorer.score([(requests[0].source, ())])
+    assert found == (-math.inf,)
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        (SampleConfig(), "decoding.kind: has no exact counterpart in CTranslate2; got sample"),
+        (
+            BeamConfig(coverage_penalty=0.2),
+            "decoding.coverage_penalty: has no exact counterpart in CTranslate2; got 0.2",
+        ),
+        (
+            BeamConfig(size=4, groups=2),
+            "decoding.groups: has no exact counterpart in CTranslate2; got 2",
+        ),
+        (
+            GreedyConfig(no_repeat_ngram=3),
+            "decoding.no_repeat_ngram: has no exact counterpart in CTranslate2; got 3",
+        ),
+        (
+            GreedyConfig(min_length=2),
+            "decoding.min_length: has no exact counterpart in CTranslate2; got 2",
+        ),
+    ],
+)
+def test_searches_that_it_does_otherwise_are_refused(theirs, requests, search, message):
+    with pytest.raises(UsageError) as raised:
+        theirs.translate(requests, search)
+    assert str(raised.value) == f"{message}; leave out --backend"
+
+
+@pytest.mark.parametrize(
+    ("request_", "where"),
+    [
+        (Request((17, END_ID), prefix=(20,)), "--prefixes"),
+        (Request((17, END_ID), banned=((20,),)), "--ban"),
+        (Request((17, END_ID), required=((20,),)), "--constraints and --terminology"),
+    ],
+)
+def test_demands_that_it_cannot_meet_are_refused(theirs, request_, where):
+    with pytest.raises(UsageError) as raised:
+        theirs.translate([request_], GreedyConfig())
+    assert str(raised.value) == (
+        f"{where}: has no exact counterpart in CTranslate2; leave out --backend"
+    )
+
+
+def test_what_has_no_position_is_refused_before_it_fails(theirs):
+    with pytest.raises(UsageError) as raised:
+        theirs.translate([], GreedyConfig(max_length=5000))
+    assert str(raised.value) == (
+        "decoding.max_length: has more tokens than the exported model has positions (4096); "
+        "got 5000; lower it"
+    )
+    with pytest.raises(UsageError) as raised:
+        theirs.translate([Request([17] * 4096 + [END_ID])], GreedyConfig())
+    assert str(raised.value) == (
+        "a line: has more tokens than the exported model has positions (4096); got 4097; "
+        "lower --max-source-length"
+    )

@@ -1,0 +1,143 @@
+"""An export is there when it has passed its check, and not otherwise."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from exportable import BASE, LINES, lively
+
+from tformer_cli.config.schema.model import LatentConfig
+from tformer_cli.config.schema.positions import RotaryPositions
+from tformer_cli.errors import ConfigError, DataError, ExportError, StorageError, UsageError
+from tformer_cli.export.ctranslate2 import CTranslate2Format
+from tformer_cli.export.format import CheckText, check, exported
+
+pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+
+EXACT = CTranslate2Format()
+
+
+@pytest.fixture
+def model():
+    return lively(BASE)
+
+
+@pytest.fixture
+def text(model):
+    return CheckText.of(LINES, model.tokenizers, name="valid.en", max_length=20)
+
+
+def with_another(name: str, place: int):
+    """The same model, but for one number in one of its weights."""
+    twin = lively(BASE)
+    with torch.no_grad():
+        dict(twin.model.named_parameters())[name].view(-1)[place] += 0.1
+    return twin
+
+
+def test_check_text_leaves_out_what_has_no_tokens_or_too_many(model):
+    text = CheckText.of(["ab", "", "abcdefg", "c"], model.tokenizers, name="x", max_length=3)
+    assert text.lines == ("ab", "c")
+    assert text.numbers == (1, 4)
+    assert [len(source) for source in text.sources] == [3, 2]
+
+
+def test_text_without_a_line_to_check_by_is_refused(model):
+    with pytest.raises(DataError) as raised:
+        CheckText.of(["", "abcdef"], model.tokenizers, name="valid.en", max_length=3)
+    assert str(raised.value) == (
+        "valid.en: has no line of 1 to 3 tokens to check an export by; "
+        "name another text by --check-file"
+    )
+
+
+def test_export_that_passes_appears_as_a_whole(model, text, tmp_path):
+    folder, done = tmp_path / "new" / "model", []
+    with exported(model, EXACT, folder, text, on_done=done.append) as (temporary, comparisons):
+        assert not folder.exists()
+        (temporary / "README.md").write_text("card")
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.bin",
+        "shared_vocabulary.json",
+    ]
+    assert [comparison.num_equal for comparison in comparisons] == [7, 7]
+    assert sum(done) == 4 * 7
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("encoder.layers.0.self_attention.query.weight", 3),
+        ("encoder.layers.1.feedforward.outer.bias", 3),
+        ("encoder.embeddings.tokens.weight", 20 * BASE.dim + 3),
+        ("decoder.layers.1.cross_attention.value.weight", 3),
+        ("decoder.layers.0.feedforward_norm.weight", 3),
+        ("decoder.norm.bias", 3),
+    ],
+)
+def test_one_wrong_number_fails_the_check(model, text, tmp_path, name, place):
+    EXACT.write(with_another(name, place), tmp_path)
+    with pytest.raises(ExportError, match="has another translation, or another score for it"):
+        check(model, EXACT, tmp_path, text)
+
+
+def test_failed_check_says_which_line_and_leaves_nothing(model, text, tmp_path, monkeypatch):
+    twin = with_another("decoder.norm.bias", 3)
+    write = CTranslate2Format.write
+    monkeypatch.setattr(
+        CTranslate2Format, "write", lambda form, _, folder: write(form, twin, folder)
+    )
+    with pytest.raises(ExportError) as raised, exported(model, EXACT, tmp_path / "model", text):
+        raise AssertionError("it has passed")
+    first, _, rest = str(raised.value).partition("; got ")
+    assert first == ("valid.en:1: CTranslate2 has another translation, or another score for it")
+    assert " in place of '" in rest
+    assert "the best of the line; " in rest
+    assert rest.endswith(
+        " differ in all; nothing was written: export another checkpoint, and tell us of this one"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rounded_numbers_may_differ(model, text, tmp_path):
+    with exported(model, CTranslate2Format("int8"), tmp_path / "model", text) as (_, comparisons):
+        assert any(comparison.differences for comparison in comparisons)
+    assert (tmp_path / "model" / "model.bin").is_file()
+
+
+def test_obstacles_come_before_anything_is_written(text, tmp_path):
+    config = replace(BASE, positions=RotaryPositions(), latent=LatentConfig(dim=6, rotary_dim=4))
+    with (
+        pytest.raises(ConfigError, match=r"model\.latent"),
+        exported(lively(config), EXACT, tmp_path / "model", text),
+    ):
+        raise AssertionError("it has been written")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_that_is_there_is_left_alone(model, text, tmp_path):
+    with pytest.raises(UsageError) as raised, exported(model, EXACT, tmp_path, text):
+        raise AssertionError("it has been written")
+    assert str(raised.value) == f"{tmp_path}: is there already; remove it, or name another"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_full_disk_leaves_nothing(model, text, tmp_path, small_files):
+    with (
+        small_files(2000),
+        pytest.raises(StorageError),
+        exported(model, EXACT, tmp_path / "model", text),
+    ):
+        raise AssertionError("it has been written")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_ctranslate2_is_one_line_and_leaves_nothing(model, text, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    with pytest.raises(UsageError) as raised, exported(model, EXACT, tmp_path / "model", text):
+        raise AssertionError("it has been written")
+    assert str(raised.value) == "ctranslate2: is not installed; pip install 'tformer[ctranslate2]'"
+    assert list(tmp_path.iterdir()) == []

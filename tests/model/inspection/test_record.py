@@ -1,0 +1,218 @@
+"""Recorded attention against torch's own layer and the fast path, and networks untouched by it."""
+
+import pytest
+import torch
+from family import encoder_decoders, masked_encoders, translating
+from hypothesis import given
+from hypothesis import strategies as st
+from model.test_family import LENGTHS, B, S, T, V, lively, source
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.model.blocks import attention as attention_room
+from tformer_cli.model.blocks.attention import Attention, multiplied
+from tformer_cli.model.blocks.latent import LatentAttention
+from tformer_cli.model.build import build_model, build_network
+from tformer_cli.model.encoder_decoder import EncoderDecoder
+from tformer_cli.model.fusion import fused
+from tformer_cli.model.inspection.record import LayerMaps, attention_maps, source_attention
+from tformer_cli.model.network import Network, Seq2Seq
+
+D, H, LAYERS = 12, 3, 2
+
+
+def small_model(norm_position: str = "pre") -> EncoderDecoder:
+    config = EncoderDecoderConfig(
+        dim=D,
+        num_heads=H,
+        feedforward_dim=14,
+        num_encoder_layers=1,
+        num_decoder_layers=LAYERS,
+        norm_position=norm_position,
+    )
+    model = lively(build_model(config, source_size=V, target_size=V, seed=3))
+    assert isinstance(model, EncoderDecoder)
+    return model
+
+
+def member(config) -> Network:
+    return lively(build_network(config, source_size=V, target_size=V, seed=7))
+
+
+def inputs(network: Network) -> tuple[Tensor, Tensor, Tensor]:
+    """Sources with padding, and what a network of this kind reads beside them."""
+    ids, mask = source()
+    return ids, mask, torch.randint(6, V, (B, T)) if isinstance(network, Seq2Seq) else ids
+
+
+def torch_weights(attention: Attention, states: Tensor, seen: Tensor, mask: Tensor) -> Tensor:
+    reference = nn.MultiheadAttention(D, H, batch_first=True).double()
+    parts = (attention.query, attention.key, attention.value)
+    with torch.no_grad():
+        reference.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        reference.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
+        _, weights = reference(
+            states,
+            seen,
+            seen,
+            key_padding_mask=~mask,
+            need_weights=True,
+            average_attn_weights=False,
+        )
+    return weights
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("norm_position", ["pre", "post"])
+def test_recorded_weights_are_those_of_torch_multihead_attention(norm_position):
+    model = small_model(norm_position)
+    ids, mask, target = inputs(model)
+    seen: list[Tensor] = []
+    for layer in model.decoder.layers:
+        # The norm whose output cross-attention gets its queries from.
+        before = layer.cross_attention_norm if norm_position == "pre" else layer.self_attention_norm
+        before.register_forward_hook(lambda module, ins, output: seen.append(output))
+    encoder, decoder = attention_maps(model, ids, mask, target)
+    memory = model.encode(ids, mask).states
+    for layer, states, maps in zip(model.decoder.layers, seen, decoder, strict=True):
+        expected = torch_weights(layer.cross_attention, states, memory, mask)
+        torch.testing.assert_close(maps.cross_attention, expected)
+    if norm_position == "post":
+        embedded = model.encoder.embeddings(ids, torch.arange(S))
+        attention = model.encoder.layers[0].self_attention
+        expected = torch_weights(attention, embedded, embedded, mask)
+        torch.testing.assert_close(encoder[0].self_attention, expected)
+    assert not torch.allclose(decoder[0].cross_attention, decoder[1].cross_attention)
+
+
+def found_by(attention, weights: Tensor, values: Tensor) -> Tensor:
+    """What an attention returns, by its recorded weights alone."""
+    heads = multiplied(weights, values)
+    if isinstance(attention, LatentAttention):
+        heads = heads @ attention.value.maps().mT
+    return attention.output(heads.transpose(1, 2).flatten(2))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("most_weights", [0, 1 << 20], ids=["kernel", "formula"])
+@given(st.one_of(translating, masked_encoders))
+def test_maps_times_values_are_what_the_fast_path_finds(most_weights, config):
+    network = member(config)
+    calls = {}
+
+    def note(module, arguments, output) -> None:
+        calls[module] = (arguments[1].values, output)
+
+    every = [
+        attention
+        for stack in network.stacks()
+        for layer in stack.each_layer()
+        for attention in layer.attentions()
+    ]
+    for attention in every:
+        attention.register_forward_hook(note)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_room, "MOST_WEIGHTS", most_weights)
+        stacks = attention_maps(network, *inputs(network))
+    recorded = [maps for stack in stacks for layer in stack for maps in layer if maps is not None]
+    for attention, weights in zip(every, recorded, strict=True):
+        values, output = calls[attention]
+        torch.testing.assert_close(found_by(attention, weights, values), output)
+
+
+def hidden(config, mask: Tensor) -> list[list[Tensor]]:
+    """What no token of each stack may look at, for self-attention and for cross-attention."""
+    padding = ~mask[:, None, None, :]
+    if config.kind == "encoder_decoder":
+        return [[padding], [torch.ones(T, T, dtype=torch.bool).triu(1), padding]]
+    if config.kind == "masked_encoder":
+        return [[padding]]
+    behind = torch.ones(S + T, S + T, dtype=torch.bool).triu(1)
+    if config.source_attention == "bidirectional":
+        behind[:S, :S] = False
+    return [[behind | functional.pad(padding, (0, T))]]
+
+
+@torch.no_grad()
+@given(st.one_of(translating, masked_encoders))
+def test_rows_sum_to_one_and_padding_and_future_have_no_weight(config):
+    network = member(config)
+    ids, mask, target = inputs(network)
+    stacks = attention_maps(network, ids, mask, target)
+    for layers, forbidden in zip(stacks, hidden(config, mask), strict=True):
+        for layer in layers:
+            maps = [weights for weights in layer if weights is not None]
+            for weights, never in zip(maps, forbidden, strict=True):
+                torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+                assert weights.min() >= 0
+                assert not weights[never.expand_as(weights)].any()
+
+
+@torch.no_grad()
+@given(encoder_decoders.filter(lambda config: config.window is not None))
+def test_a_window_hides_all_that_is_farther_away(config):
+    network = member(config)
+    places = torch.arange(T)
+    far = (places[:, None] - places).abs() >= config.window
+    _, decoder = attention_maps(network, *inputs(network))
+    for layer in decoder:
+        assert not layer.self_attention[far.expand_as(layer.self_attention)].any()
+        assert layer.self_attention.diagonal(dim1=-2, dim2=-1).all()
+
+
+@torch.no_grad()
+@given(translating)
+def test_a_fused_network_looks_at_the_same_tokens_and_recording_changes_neither(config):
+    network = member(config)
+    ids, mask, target = inputs(network)
+    logits = network(ids, mask, target, torch.ones_like(target, dtype=torch.bool))
+    expected = attention_maps(network, ids, mask, target)
+    for one in (network, fused(network)):
+        modules = list(one.modules())
+        before = [(dict(vars(module)), dict(module._modules)) for module in modules]
+        found = attention_maps(one, ids, mask, target)
+        assert [(dict(vars(module)), dict(module._modules)) for module in modules] == before
+        torch.testing.assert_close(found, expected)
+        again = one(ids, mask, target, torch.ones_like(target, dtype=torch.bool))
+        torch.testing.assert_close(again, logits)
+
+
+@torch.no_grad()
+@given(translating)
+def test_the_way_to_the_source_is_a_piece_of_the_last_map(config):
+    model = member(config)
+    ids, mask, target = inputs(model)
+    last = attention_maps(model, ids, mask, target)[-1][-1]
+    expected = (
+        last.self_attention[:, :, S:, :S] if last.cross_attention is None else last.cross_attention
+    )
+    torch.testing.assert_close(source_attention(model, ids, mask, target), expected)
+
+
+@torch.no_grad()
+@given(st.one_of(translating, masked_encoders))
+def test_each_sentence_has_the_maps_that_it_has_alone(config):
+    network = member(config)
+    ids, mask, target = inputs(network)
+    together = attention_maps(network, ids, mask, target)
+    length = int(LENGTHS[1])
+    own = ids[1:2, :length]
+    beside = own if target is ids else target[1:2]
+    alone = attention_maps(network, own, mask[1:2, :length], beside)
+    for layers, others in zip(together, alone, strict=True):
+        for layer, other in zip(layers, others, strict=True):
+            for name in LayerMaps._fields:
+                small = getattr(other, name)
+                if small is not None:
+                    compare(getattr(layer, name)[1], small[0], length)
+
+
+def compare(padded: Tensor, small: Tensor, length: int) -> None:
+    """Compare a map of a padded sentence of this length with that of the sentence alone."""
+    for dim in (-2, -1):
+        size, wanted = padded.shape[dim], small.shape[dim]
+        # A target stands behind the padding of its source.
+        kept = [place for place in range(size) if place < length or place >= size - wanted + length]
+        padded = padded.index_select(dim, torch.tensor(kept[:wanted]))
+    torch.testing.assert_close(padded, small)

@@ -1,0 +1,52 @@
+"""`tformer import`."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tformer_cli.run_directory import RunDirectory
+
+
+def import_(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="A Marian (OPUS-MT) model as transformers saves it, with safetensors.",
+            show_default=False,
+        ),
+    ],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The run folder to write.", show_default=False)
+    ],
+    source_language: Annotated[
+        str | None, typer.Option(help="ISO code, such as en. Default: what the folder says.")
+    ] = None,
+    target_language: Annotated[
+        str | None, typer.Option(help="ISO code, such as de. Default: what the folder says.")
+    ] = None,
+) -> None:
+    """Make a run folder of a Marian model, to translate, evaluate, export and train on.
+
+    Its translations and their probabilities are the model's own.
+
+    Example: tformer import opus-mt-en-de runs/opus
+    """
+    from tformer_cli.export.marian_import import import_marian
+
+    trained = import_marian(
+        folder,
+        RunDirectory(run),
+        source_language=source_language,
+        target_language=target_language,
+    )
+    data, tokenizers = trained.config.data, trained.tokenizers
+    sizes = {tokenizers.source.size, tokenizers.target.size}
+    typer.echo(
+        f"{run}: {data.source_language} -> {data.target_language}, "
+        f"{trained.model.num_parameters():,} parameters, "
+        f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}"
+    )
+    typer.echo(f"next: tformer translate {shlex.quote(str(run))}")

@@ -1,0 +1,1 @@
+"""What a layer is made of, each block under one thought."""
