@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tformer_cli.cli.options import CheckpointOption, QuantizationName, chosen_run
+from tformer_cli.cli.options import (
+    CheckpointOption,
+    LeadingRunArgument,
+    QuantizationName,
+    chosen_run,
+)
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.errors import DataError, UsageError
@@ -25,14 +30,7 @@ FormatName = Literal["ctranslate2", "marian"]
 
 
 def export(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="RUN",
-            help="A run folder, such as runs/demo; without it the newest under runs/.",
-            show_default=False,
-        ),
-    ] = None,
+    runs: LeadingRunArgument = None,
     *,
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="The folder to write; there must be none yet.")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tformer_cli.cli.messages import warn
-from tformer_cli.cli.options import CheckpointOption, chosen_run
+from tformer_cli.cli.options import CheckpointOption, LeadingRunArgument, chosen_run
 from tformer_cli.errors import UsageError
 from tformer_cli.plotting import heatmap_picture as picture
 from tformer_cli.plotting.heatmap_page import save_page
@@ -29,14 +29,7 @@ Part = Literal["all", "encoder", "decoder", "cross", "positions"]
 
 
 def heatmap(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="RUN",
-            help="A run folder, such as runs/demo; without it the newest under runs/.",
-            show_default=False,
-        ),
-    ] = None,
+    runs: LeadingRunArgument = None,
     *,
     sentence: Annotated[
         str, typer.Argument(metavar="SENTENCE", help="In the source language, in quotes.")

@@ -29,6 +29,15 @@ RunArgument = Annotated[
         show_default=False,
     ),
 ]
+# Click has no optional argument before a required one, but takes any number of them.
+LeadingRunArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="RUN",
+        help="A run folder, such as runs/demo; without it the newest under runs/.",
+        show_default=False,
+    ),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config; may be repeated."),

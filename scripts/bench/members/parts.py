@@ -1,6 +1,7 @@
 """Single choices side by side: two norms, two ways to attend, optimisers and the warm-up."""
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -59,7 +60,7 @@ def attention_cost(way: str, length: int, threads: int) -> Cost:
     """Return what attention of a sequence to itself takes, causal, in a process of its own."""
     found = subprocess.run(
         command("members.parts.attend_apart", way, str(length), str(threads)),
-        env={**OUR_ENVIRONMENT},
+        env=OUR_ENVIRONMENT | os.environ,
         stdout=subprocess.PIPE,
         check=True,
     )

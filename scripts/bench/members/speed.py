@@ -1,6 +1,7 @@
 """How fast a member trains and translates, and what it remembers of a token: in its own process."""
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ def take_turn(run: RunDirectory, lines: int, *, seconds: float, threads: int) ->
     words = [str(run.path), str(lines), str(threads)]
     found = subprocess.run(
         command("members.speed.translate_apart", *words),
-        env={**OUR_ENVIRONMENT},
+        env=OUR_ENVIRONMENT | os.environ,
         stdout=subprocess.PIPE,
         check=True,
     )

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 FAR = -3e4
 
 
-class DistanceBias(nn.Module):
+class DistanceBias(nn.Module, ABC):
     """Adds a function of distance to the logits of self-attention."""
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
@@ -25,9 +26,9 @@ class DistanceBias(nn.Module):
         # (1, T, L) or (N, 1, T, L): how far the key is behind the query.
         return self.of_distance((keys[..., None, :] - queries[..., :, None])[..., None, :, :])
 
+    @abstractmethod
     def of_distance(self, distances: Tensor) -> Tensor:
         """Return what is added for distances (..., 1, T, L), negative before the query."""
-        raise NotImplementedError
 
 
 class Alibi(DistanceBias):
