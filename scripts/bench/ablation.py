@@ -40,7 +40,7 @@ def training(steps: int) -> TrainingConfig:
     return TrainingConfig(
         optimizer=MuonConfig(learning_rate=6e-3),
         schedule=CosineSchedule(warmup_steps=max(1, steps // 6)),
-        batch_tokens=2048,
+        batch_tokens=1024,
         max_steps=steps,
         validate_every=steps,
         validation_decoding=GreedyConfig(),
@@ -110,7 +110,7 @@ def ablation(
     ] = ROOT / "data" / "multi30k",
     members: Annotated[str, typer.Option(help="Besides the base.")] = ",".join(CHANGES),
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each: seeds 1, 2, ...")] = 3,
-    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps of each.")] = 600,
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps of each.")] = 500,
     rounds: Annotated[int, typer.Option(min=0, help="Turns of each for its speed.")] = 3,
     lines: Annotated[int, typer.Option(min=1, help="Translated in a turn.")] = 200,
     seconds: Annotated[float, typer.Option(min=0.1, help="Trained in a turn.")] = 4.0,

@@ -2,7 +2,8 @@
 """Compare how fast tformer translates on a CPU with four others, in one run on one machine.
 
 They are transformers' `generate`, a textbook loop without cache, and CTranslate2 with float32 and
-with eight bits. All have the same weights and the same sentences.
+with eight bits. tformer also takes CTranslate2 as its engine, and should then be as fast as that
+is by itself. All have the same weights and the same sentences.
 """
 
 import contextlib
@@ -46,6 +47,7 @@ DEFAULT_MODELS = Path(__file__).resolve().parents[2] / "runs" / "decode"
 # Beam size of each search; whether sentences come one at a time, by name of the mode.
 SEARCHES = {"greedy": 1, "beam5": 5}
 MODES = {"file": False, "one": True}
+OTHERS = tuple(name for name in TITLES if name != "ours")
 # Sentences that the settings of a contestant are tried on.
 TRIAL_SENTENCES = 256
 # Translations of these lengths are written with a cache and without, of so many sentences.
@@ -63,12 +65,14 @@ class Measuring:
         rounds: turns of each.
         alone: sentences that are translated one at a time.
         textbook: sentences of the textbook, which would take hours for all.
+        others: who takes part besides tformer.
     """
 
     threads: int
     rounds: int
     alone: int
     textbook: int
+    others: Sequence[str] = OTHERS
 
 
 def compare(folder: RunDirectory, measuring: Measuring) -> dict[str, Any]:
@@ -125,7 +129,9 @@ def compare_one(
         TrainingError: a contestant has failed.
     """
     chosen = spread(pairs, measuring.alone) if task.alone else pairs
-    texts = dict.fromkeys(TITLES, chosen) | {"textbook": spread(chosen, measuring.textbook)}
+    texts = dict.fromkeys(("ours", *measuring.others), chosen)
+    if "textbook" in texts:
+        texts["textbook"] = spread(chosen, measuring.textbook)
     sources = {name: [source for source, _ in text] for name, text in texts.items()}
     metric = build_metric("bleu", config.evaluation, config.data.target_language)
     figures: dict[str, dict[str, Any]] = {
@@ -245,6 +251,7 @@ def decode(
     ] = DEFAULT_MODELS,
     steps: Annotated[int, typer.Option(min=1, help="Of training tiny and small.")] = 2500,
     base_steps: Annotated[int, typer.Option(min=1, help="Of training base.")] = 300,
+    others: Annotated[str, typer.Option(help="Who takes part besides tformer.")] = ",".join(OTHERS),
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="Of each, all workers together.")] = 2,
     sample: Annotated[
@@ -268,8 +275,9 @@ def decode(
     """Compare how fast tformer translates on a CPU with four others.
 
     transformers' Marian translates by its own `generate`, the textbook by torch's nn.Transformer
-    over the whole prefix for every token, CTranslate2 with two workers of one thread each. All
-    have the weights of one model, which is trained far enough to end its sentences by itself.
+    over the whole prefix for every token, CTranslate2 with two workers of one thread each, and
+    tformer once more with CTranslate2 as its engine. All have the weights of one model, which is
+    trained far enough to end its sentences by itself.
 
     Each is a process of its own. Beforehand its settings are tried and the fastest is kept. They
     take turns; speeds are medians over the rounds, and a ratio is the median of the rounds'
@@ -279,7 +287,8 @@ def decode(
 
     Example: python scripts/bench/decode.py --sizes tiny --json
     """
-    measuring = Measuring(threads, rounds, sample, textbook_sample)
+    taking_part = chosen("--others", others, OTHERS, "contestant")
+    measuring = Measuring(threads, rounds, sample, textbook_sample, taking_part)
     torch.set_num_threads(threads)
     configs = {}
     if run_folder is None:

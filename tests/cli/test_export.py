@@ -75,7 +75,7 @@ def test_rounded_numbers_come_with_the_bleu_of_both(toy_run, tmp_path, tformer):
         assert check["bleu"] == pytest.approx(check["our_bleu"], abs=40)
     printed = tformer("export", toy_run, tmp_path / "again", *FORMAT, "--quantization", "int8")
     assert " lines translated alike, BLEU " in printed.stdout
-    assert ", of tformer " in printed.stdout
+    assert ", of the run " in printed.stdout
 
 
 def test_lines_to_check_by_can_come_from_another_file(toy_run, tmp_path, tformer):

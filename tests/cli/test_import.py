@@ -146,6 +146,4 @@ def test_marian_has_no_rounded_numbers(run, tmp_path, tformer):
 def test_a_mistake_is_one_line(tmp_path, tformer):
     result = tformer("import", tmp_path / "nothing", tmp_path / "run")
     assert result.exit_code == 2
-    assert result.stderr == (
-        f"{tmp_path}/nothing: no such folder; name the folder of a Marian model\n"
-    )
+    assert result.stderr == (f"{tmp_path}/nothing: no such folder; name the folder of a model\n")

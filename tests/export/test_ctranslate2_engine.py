@@ -2,10 +2,13 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from exportable import BASE, LINES, lively
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.decoding.engine import NativeEngine
@@ -13,7 +16,14 @@ from tformer_cli.decoding.hypothesis import EMPTY
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.translator import token_roles
 from tformer_cli.errors import UsageError
+from tformer_cli.export import ctranslate2_engine
 from tformer_cli.export.ctranslate2 import CTranslate2Format
+from tformer_cli.export.ctranslate2_engine import (
+    BATCH,
+    BATCHES_AHEAD,
+    SMALL_BATCH,
+    shrinking_batches,
+)
 from tformer_cli.text.vocabulary import END_ID, UNK_ID
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
@@ -66,6 +76,84 @@ def test_hypotheses_are_those_of_our_engine(ours, theirs, requests, search, nbes
             )
     assert found[LINES.index("")] == [EMPTY] * nbest
     assert sum(done) == len(LINES)
+
+
+def test_what_nobody_asks_for_is_not_scored(theirs, requests):
+    expected = theirs.translate(requests, GreedyConfig(max_length=9))
+    found = theirs.translate(requests, GreedyConfig(max_length=9), scored=False)
+    assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
+    unscored = [best for (best,) in found if best is not EMPTY]
+    assert unscored
+    assert all(math.isnan(best.score) and math.isnan(best.log_prob) for best in unscored)
+
+
+@pytest.mark.parametrize("nbest", [1, 3])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_neither_batches_nor_what_is_under_way_change_hypotheses(
+    nbest, num_threads, model, requests, tmp_path, monkeypatch
+):
+    form = CTranslate2Format()
+    form.write(model, tmp_path)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    engine = form.engine(model, tmp_path)
+    assert engine.translator.num_translators == num_threads
+    search = BeamConfig(size=3, max_length=9)
+    many = requests * 7
+    expected = engine.translate(many, search, nbest=nbest)
+    monkeypatch.setattr(ctranslate2_engine, "BATCH", 2)
+    monkeypatch.setattr(ctranslate2_engine, "SMALL_BATCH", 1)
+    done = []
+    found = engine.translate(many, search, nbest=nbest, on_done=done.append)
+    for own, other in zip(expected, found, strict=True):
+        assert [one.token_ids for one in other] == [one.token_ids for one in own]
+        assert [one.score for one in other] == pytest.approx(
+            [one.score for one in own], rel=1e-4, abs=1e-4
+        )
+    blank, *batches = done
+    assert blank == 7 * LINES.count("")
+    assert max(batches) == 2
+    assert sum(done) == len(many)
+
+
+class Late:
+    """A translator of an engine that gives what is asked last, and knows how much it owes."""
+
+    def __init__(self):
+        self.owed = self.most_owed = 0
+
+    def translate_batch(self, sources, **_):
+        self.owed += len(sources)
+        self.most_owed = max(self.most_owed, self.owed)
+        return [SimpleNamespace(result=self.result) for _ in sources]
+
+    def result(self):
+        self.owed -= 1
+        return SimpleNamespace(hypotheses=[["</s>"]], scores=[-1.0])
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_few_sentences_are_under_way_however_many_there_are(num_threads, theirs, monkeypatch):
+    late = Late()
+    monkeypatch.setattr(theirs, "translator", late)
+    monkeypatch.setattr(theirs, "num_threads", num_threads)
+    found = theirs.translate([Request((17, END_ID))] * 5000, GreedyConfig())
+    assert len(found) == 5000
+    assert late.owed == 0
+    assert late.most_owed == (BATCHES_AHEAD * num_threads + 1) * BATCH
+
+
+@given(count=st.integers(0, 1000), num_threads=st.integers(1, 17))
+def test_batches_shrink_to_the_share_of_a_thread(count, num_threads):
+    batches = list(shrinking_batches(range(count), num_threads))
+    assert [number for batch in batches for number in batch] == list(range(count))
+    sizes = [len(batch) for batch in batches]
+    assert sizes == sorted(sizes, reverse=True)
+    assert max(sizes, default=0) <= BATCH
+    assert min(sizes[:-1], default=SMALL_BATCH) >= SMALL_BATCH
+    for batch in batches:
+        # Whoever gets none of what is left waits for no more than a share of it.
+        left = count - batch[0]
+        assert len(batch) <= max(SMALL_BATCH, math.ceil(left / num_threads))
 
 
 def test_given_targets_have_the_log_probabilities_of_our_scorer(ours, theirs, requests):

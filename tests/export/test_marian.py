@@ -139,6 +139,16 @@ def test_generate_there_searches_as_the_run_does(tmp_path, monkeypatch):
     assert not (written[:, 1] == tokenizer.eos_token_id).any()
 
 
+@pytest.mark.parametrize(
+    "search", [GreedyConfig(max_length=9), BeamConfig(size=4, length_penalty=0.6, max_length=9)]
+)
+def test_a_search_that_goes_there_and_back_is_the_same(search, tmp_path):
+    model = trained(*CASES["all"])
+    model = replace(model, config=replace(model.config, decoding=search))
+    write_marian(model, tmp_path / "marian")
+    assert read_marian(tmp_path / "marian").config.decoding == search
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_that_goes_there_and_back_translates_alike(name, tmp_path):
     ours = trained(*CASES[name])
@@ -188,6 +198,9 @@ def test_the_folder_names_languages_and_lengths(tmp_path):
     with safe_open(tmp_path / "marian" / "model.safetensors", framework="pt") as weights:
         # transformers before 5 reads no other.
         assert weights.metadata() == {"format": "pt"}
+    # Others may read it, as the rest.
+    modes = {file.stat().st_mode for file in (tmp_path / "marian").iterdir()}
+    assert len(modes) == 1
     assert sorted(file.name for file in (tmp_path / "marian").iterdir()) == [
         "config.json",
         "generation_config.json",

@@ -23,10 +23,11 @@ from safetensors.torch import load_file, save_file
 from transformers import MarianMTModel, MarianTokenizer
 
 from tformer_cli.checkpoint.trained_model import TrainedModel, load_trained_model
-from tformer_cli.config.schema.decoding import GreedyConfig
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import ConfigError, TformerError
-from tformer_cli.export.marian_import import import_marian, read_marian
+from tformer_cli.export.imported_run import import_run
+from tformer_cli.export.marian_import import read_marian
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizer
 from tformer_cli.text.vocabulary import END_ID, START_ID, UNK_ID
@@ -184,12 +185,14 @@ def test_lines_have_marians_tokens_and_text(apart, line):
 
 
 def test_an_imported_run_is_what_was_read(opus, tmp_path):
+    change_json(opus / "generation_config.json", num_beams=4, max_length=64)
     run = RunDirectory(tmp_path / "run")
-    read = import_marian(opus, run, target_language="xx")
+    read = import_run(opus, run, target_language="xx")
     loaded = load_trained_model(run)
     assert loaded.config.data.source_language == "en"
     assert loaded.config.data.target_language == "xx"
     assert loaded.config.model == read.config.model
+    assert loaded.config.decoding == read.config.decoding == BeamConfig(size=4, max_length=63)
     assert loaded.tokenizers.fingerprint == read.tokenizers.fingerprint
     for (name, weight), (_, expected) in zip(
         loaded.model.named_parameters(), read.model.named_parameters(), strict=True
@@ -198,11 +201,78 @@ def test_an_imported_run_is_what_was_read(opus, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["opus", "run"]
 
 
+def save_in_shards(folder: Path) -> None:
+    """Let transformers save a folder again, in several files of weights."""
+    model = MarianMTModel.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="5KB")
+
+
+def test_shards_of_transformers_are_the_same_model(opus):
+    whole = read_marian(opus)
+    save_in_shards(opus)
+    assert not (opus / "model.safetensors").exists()
+    assert len(list(opus.glob("model-*-of-*.safetensors"))) > 2
+    assert read_marian(opus).fingerprint == whole.fingerprint
+
+
+def test_a_weight_that_no_shard_has_is_named(opus):
+    save_in_shards(opus)
+    index = opus / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    name = "model.decoder.layers.0.fc1.weight"
+    shard = opus / content["weight_map"].pop(name)
+    write_json(index, content)
+    weights = load_file(shard)
+    del weights[name]
+    save_file(weights, shard)
+    assert refused(opus) == [
+        f"{index}: holds another model than config.json describes (1 weights differ); "
+        f"got {name}; fetch the folder again"
+    ]
+
+
+def test_a_shard_that_is_missing_leaves_nothing(opus):
+    save_in_shards(opus)
+    shard = max(opus.glob("model-*-of-*.safetensors"))
+    shard.unlink()
+    assert refused(opus) == [f"{shard}: no such file; fetch the folder again"]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"num_beams": 1, "max_length": 6},
+        {"num_beams": 1, "max_new_tokens": 6},
+        {"num_beams": 1, "max_length": 3, "max_new_tokens": 5},
+    ],
+)
+def test_a_search_that_the_folder_asks_for_ends_where_marians_does(tmp_path, asked):
+    """The pieces of a translation that is cut off are counted, with its end as one of them."""
+    folder = tmp_path / "opus"
+    save_opus(folder)
+    change_json(folder / "generation_config.json", **asked)
+    theirs = MarianMTModel.from_pretrained(folder)
+    tokenizer = tokenizer_of(folder)
+    ours = read_marian(folder)
+    translator = Translator.of_model(ours.model, ours.tokenizers, ours.config, torch.device("cpu"))
+    batch = tokenizer(LINES, return_tensors="pt", padding=True)
+    ids = theirs.generate(
+        **batch,
+        min_new_tokens=1,
+        forced_eos_token_id=None,
+        suppress_tokens=[tokenizer.pad_token_id, tokenizer.unk_token_id],
+    )
+    expected = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    assert translator.translate(LINES) == expected
+    assert ids.shape[1] == 1 + ours.config.decoding.max_length
+
+
 def refused(folder: Path) -> list[str]:
     """Return the messages of an import that fails, and see that it leaves nothing behind."""
     before = sorted(path.name for path in folder.parent.iterdir())
     with pytest.raises(TformerError) as caught:
-        import_marian(folder, RunDirectory(folder.parent / "run"))
+        import_run(folder, RunDirectory(folder.parent / "run"))
     assert sorted(path.name for path in folder.parent.iterdir()) == before
     return [str(problem) for problem in caught.value.problems]
 
@@ -219,25 +289,13 @@ def test_a_pickle_is_refused_with_the_way_to_convert_it(opus):
 
 @pytest.mark.parametrize(
     "name",
-    ["config.json", "model.safetensors", "source.spm", "target.spm", "vocab.json"],
+    ["model.safetensors", "source.spm", "target.spm", "vocab.json", "tokenizer_config.json"],
 )
 def test_a_missing_file_is_named(opus, name):
     (opus / name).unlink()
     assert refused(opus) == [
         f"{opus}/{name}: no such file; name a folder of a Marian model as transformers saves it"
     ]
-
-
-def test_what_is_no_folder_is_named(tmp_path):
-    assert refused(tmp_path / "nothing") == [
-        f"{tmp_path}/nothing: no such folder; name the folder of a Marian model"
-    ]
-
-
-def test_a_run_that_is_there_is_left_alone(opus):
-    assert_there = opus.parent / "run"
-    assert_there.mkdir()
-    assert refused(opus) == [f"{assert_there}: is there already; remove it, or name another"]
 
 
 @pytest.mark.parametrize("name", ["source.spm", "target.spm"])
@@ -298,6 +356,14 @@ def test_a_width_that_no_machine_has_is_refused_at_once(opus):
     assert refused(opus) == [
         f"{opus}/model.safetensors: holds another model than config.json describes "
         "(1 weights differ); got model.shared.weight; fetch the folder again"
+    ]
+
+
+def test_a_size_that_no_machine_has_is_refused_at_once(opus):
+    change_json(opus / "config.json", encoder_ffn_dim=10**25, decoder_ffn_dim=10**25)
+    assert refused(opus) == [
+        f"{opus}/config.json: describes a model that this machine cannot hold; "
+        "fetch the folder again"
     ]
 
 

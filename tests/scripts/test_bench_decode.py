@@ -130,24 +130,29 @@ class InProcess(Worker):
 
 
 def test_all_have_figures_and_ours_has_ratios(run, monkeypatch, capsys):
-    names = ("ours", "textbook", "ctranslate2_int8")
+    names = ("ours", "textbook", "ctranslate2_float32", "ctranslate2_backend")
     monkeypatch.setattr(decode, "SEARCHES", {"greedy": 1})
     monkeypatch.setattr(decode, "MODES", {"one": True})
-    monkeypatch.setattr(decode, "TITLES", names)
     monkeypatch.setattr(decode, "Worker", InProcess)
-    results = compare(run, Measuring(threads=1, rounds=1, alone=6, textbook=2))
+    results = compare(run, Measuring(1, rounds=1, alone=6, textbook=2, others=names[1:]))
     assert results.keys() == {"greedy"}
     assert results["greedy"].keys() == {"one"}
     cell = results["greedy"]["one"]
     for figure in ("bleu", "tokens", "sentences", "memory_mib"):
         assert tuple(cell[figure]) == names
-    assert cell["sentences"] == {"ours": 6, "textbook": 2, "ctranslate2_int8": 6}
+    assert cell["sentences"] == dict.fromkeys(names, 6) | {"textbook": 2}
     assert cell["settings"] == {
         "ours": "own batches",
         "textbook": "batch 1",
-        "ctranslate2_int8": "batch 1",
+        "ctranslate2_float32": "batch 1",
+        "ctranslate2_backend": "own batches",
     }
     assert cell["ratios"] == {name: pytest.approx(cell["ours"] / cell[name]) for name in names[1:]}
+    assert cell["backend_ratios"] == {
+        "ctranslate2_backend": pytest.approx(
+            cell["ctranslate2_backend"] / cell["ctranslate2_float32"]
+        )
+    }
     lines = [source for source, _ in pairs_to_translate(load_config(run.config_file))]
     expected = Translator.load(run.path).translate(spread(lines, 6), decoding=GreedyConfig())
     # Each character is a token.
@@ -158,7 +163,6 @@ def test_all_have_figures_and_ours_has_ratios(run, monkeypatch, capsys):
 
 
 def test_fastest_setting_is_kept(run, exports, monkeypatch):
-    monkeypatch.setattr(decode, "TITLES", ("ours", "textbook", "hf"))
     monkeypatch.setattr(decode, "Worker", InProcess)
     monkeypatch.setattr(
         decode, "speeds_by_setting", lambda *_: {Setting(64): 3.0, Setting(128): 5.0}
@@ -169,7 +173,7 @@ def test_fastest_setting_is_kept(run, exports, monkeypatch):
         [("abc", "CBA"), ("d", "D")],
         known.config,
         known.tokenizers,
-        Measuring(threads=1, rounds=1, alone=1, textbook=1),
+        Measuring(threads=1, rounds=1, alone=1, textbook=1, others=("textbook", "hf")),
     )
     assert cell["settings"]["hf"] == "batch 128"
     assert cell["tried"] == {"hf": {"batch 64": 3.0, "batch 128": 5.0}}
@@ -248,8 +252,18 @@ def test_summary_takes_medians_of_speeds_and_of_the_rounds_own_ratios():
         "hf": 240.0,
         "textbook": 8.0,
         "ratios": {"hf": 3.0, "textbook": 90.0},
+        "backend_ratios": {},
     }
     assert Turn(seconds=4.0, texts=["a", "b"]).sentences_per_second == 0.5
+
+
+def test_summary_compares_a_backend_with_its_engine_by_itself():
+    rounds = [
+        {"ours": 100.0, "ctranslate2_float32": 200.0, "ctranslate2_backend": 190.0},
+        {"ours": 100.0, "ctranslate2_float32": 100.0, "ctranslate2_backend": 105.0},
+        {"ours": 100.0, "ctranslate2_float32": 180.0, "ctranslate2_backend": 180.0},
+    ]
+    assert summary(rounds)["backend_ratios"] == {"ctranslate2_backend": 1.0}
 
 
 def test_table_reads_as_a_column_a_search_and_mode():
@@ -257,6 +271,7 @@ def test_table_reads_as_a_column_a_search_and_mode():
         "ours": 1234.56,
         "textbook": 8.0,
         "ratios": {"textbook": 154.32},
+        "backend_ratios": {"ctranslate2_backend": 0.984},
         "bleu": {"ours": 30.0, "textbook": 29.5},
         "tokens": {"ours": 13000, "textbook": 400},
         "sentences": {"ours": 1000, "textbook": 32},
@@ -272,6 +287,8 @@ def test_table_reads_as_a_column_a_search_and_mode():
         "  textbook                                    8.0           8.0",
         "tformer is so many times as fast as",
         "  textbook                                 154.32        154.32",
+        "so many times as fast as its engine",
+        "  tformer by CTranslate2                     0.98          0.98",
         "BLEU",
         "  tformer                                   30.00         30.00",
         "  textbook                                  29.50         29.50",
@@ -382,4 +399,12 @@ def test_unknown_size_is_named():
     result = CliRunner().invoke(app, ["--sizes", "tiny,large"])
     assert str(result.exception) == (
         "--sizes: no such size; got large; choose from: tiny, small, base"
+    )
+
+
+def test_unknown_contestant_is_named():
+    result = CliRunner().invoke(app, ["--others", "hf,fairseq"])
+    assert str(result.exception) == (
+        "--others: no such contestant; got fairseq; choose from: ours_int8, hf, textbook, "
+        "ctranslate2_float32, ctranslate2_int8, ctranslate2_backend"
     )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tformer_cli.export.check import Comparison
     from tformer_cli.export.format import CheckText, Format
 
-FormatName = Literal["ctranslate2", "marian"]
+FormatName = Literal["ctranslate2", "marian", "onnx", "safetensors"]
 
 
 def export(
@@ -37,7 +37,12 @@ def export(
     ],
     format_name: Annotated[
         FormatName,
-        typer.Option("--format", help="The program that is to run the model.", show_default=False),
+        typer.Option(
+            "--format",
+            help="The program that is to run the model; safetensors is a plain folder, which "
+            "`tformer import` takes.",
+            show_default=False,
+        ),
     ],
     quantization: Annotated[
         QuantizationName, typer.Option(help="Number format of the matrices.")
@@ -65,6 +70,8 @@ def export(
     Example: tformer export runs/demo demo-ct2 --format ctranslate2
 
     Example: tformer export demo-int8 --format ctranslate2 --quantization int8 --license mit
+
+    Example: tformer export runs/demo demo-plain --format safetensors --quantization bfloat16
     """
     run_directory = chosen_run(_one_run(runs or [], folder))
 
@@ -125,7 +132,7 @@ class Check:
         num_ties: differing translations that both programs find equally good.
         num_differences: other ones, or ones of another score.
         bleu: of the other program's translations, where numbers are rounded.
-        our_bleu: of tformer's.
+        our_bleu: of the run's own.
     """
 
     search: str
@@ -142,7 +149,7 @@ class Check:
         if self.num_ties:
             parts.append(f"{self.num_ties} near-ties")
         if self.bleu is not None:
-            parts.append(f"BLEU {self.bleu:.2f}, of tformer {self.our_bleu:.2f}")
+            parts.append(f"BLEU {self.bleu:.2f}, of the run {self.our_bleu:.2f}")
         return ", ".join(parts)
 
 
@@ -254,17 +261,45 @@ def _ctranslate2(quantization: "QuantizationName") -> "Format":
 def _marian(quantization: "QuantizationName") -> "Format":
     from tformer_cli.export.marian import MarianFormat
 
+    _refuse_rounding(quantization, "marian")
+    return MarianFormat()
+
+
+def _onnx(quantization: "QuantizationName") -> "Format":
+    from tformer_cli.export.onnx import OnnxFormat
+
+    _refuse_rounding(quantization, "onnx")
+    return OnnxFormat()
+
+
+def _safetensors(quantization: "QuantizationName") -> "Format":
+    from tformer_cli.export.plain_folder import PlainFormat
+
+    match quantization:
+        case "float16" | "bfloat16" | "float32":
+            return PlainFormat(quantization)
+    what = "must be float16, bfloat16 or float32 with --format safetensors"
+    raise UsageError("--quantization", what, got=quantization)
+
+
+def _refuse_rounding(quantization: "QuantizationName", name: str) -> None:
+    """Make sure that a format that has one kind of numbers is asked for no other.
+
+    Raises:
+        UsageError: it is.
+    """
     if quantization != "float32":
         raise UsageError(
             "--quantization",
-            "has no effect on --format marian",
+            f"has no effect on --format {name}",
             got=quantization,
             remedy="leave it out",
         )
-    return MarianFormat()
 
 
 FORMATS: dict[FormatName, Callable[[QuantizationName], "Format"]] = {
     "ctranslate2": _ctranslate2,
     "marian": _marian,
+    "onnx": _onnx,
+    "safetensors": _safetensors,
 }

@@ -14,7 +14,8 @@ def import_(
         Path,
         typer.Argument(
             metavar="DIR",
-            help="A Marian (OPUS-MT) model as transformers saves it, with safetensors.",
+            help="A Marian (OPUS-MT) model as transformers saves it, with safetensors, or what "
+            "`tformer export --format safetensors` has written.",
             show_default=False,
         ),
     ],
@@ -28,15 +29,17 @@ def import_(
         str | None, typer.Option(help="ISO code, such as de. Default: what the folder says.")
     ] = None,
 ) -> None:
-    """Make a run folder of a Marian model, to translate, evaluate, export and train on.
+    """Make a run folder of a model, to translate, evaluate, export and train on.
 
     Its translations and their probabilities are the model's own.
 
     Example: tformer import opus-mt-en-de runs/opus
-    """
-    from tformer_cli.export.marian_import import import_marian
 
-    trained = import_marian(
+    Example: tformer import demo-plain runs/again
+    """
+    from tformer_cli.export.imported_run import import_run
+
+    trained = import_run(
         folder,
         RunDirectory(run),
         source_language=source_language,

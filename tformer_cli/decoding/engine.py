@@ -123,8 +123,10 @@ class NativeEngine:
         waiting = longest_first(requests)
         on_done(len(requests) - len(waiting))
         while waiting:
-            search = self._search(config, nbest, scored, requests)
             ordered = [requests[number] for number in waiting]
+            search = build_search(
+                config, self.roles, self.device, ordered, nbest=nbest, scored=scored
+            )
             places = min(self._num_places(search.num_rows), len(waiting))
             try:
                 for turn, hypotheses in search_all(
@@ -180,18 +182,35 @@ class NativeEngine:
         steppers = [ModelStepper(model, self.device, self.precision) for model in self.models]
         return joined(steppers, self.roles, self.device)
 
-    def _search(
-        self, config: DecodingConfig, nbest: int, scored: bool, requests: Sequence[Request]
-    ) -> Search:
-        if isinstance(config, GreedyConfig):
-            return GreedySearch(config, self.roles, self.device, scored=scored)
-        if isinstance(config, SampleConfig):
-            return SampleSearch(config, self.roles, self.device, nbest=nbest)
-        if config.groups > 1:
-            return DiverseBeamSearch(config, self.roles, self.device, nbest=nbest)
-        if any(request.required for request in requests):
-            return ConstrainedBeamSearch(config, self.roles, self.device, nbest=nbest)
-        return BeamSearch(config, self.roles, self.device, nbest=nbest)
+
+def build_search(
+    config: DecodingConfig,
+    roles: TokenRoles,
+    device: torch.device,
+    requests: Sequence[Request],
+    *,
+    nbest: int,
+    scored: bool,
+) -> Search:
+    """Return a search by its config, for what is demanded of the translations.
+
+    Args:
+        config: of the search.
+        roles: start, end and suppressed ids.
+        device: where the logits are.
+        requests: what is to be translated.
+        nbest: translations of each.
+        scored: whether log probabilities and scores are wanted.
+    """
+    if isinstance(config, GreedyConfig):
+        return GreedySearch(config, roles, device, scored=scored)
+    if isinstance(config, SampleConfig):
+        return SampleSearch(config, roles, device, nbest=nbest)
+    if config.groups > 1:
+        return DiverseBeamSearch(config, roles, device, nbest=nbest)
+    if any(request.required for request in requests):
+        return ConstrainedBeamSearch(config, roles, device, nbest=nbest)
+    return BeamSearch(config, roles, device, nbest=nbest)
 
 
 def longest_first(requests: Sequence[Request]) -> list[int]:

@@ -90,7 +90,7 @@ class ModelScorer:
         """Return log probabilities, as `Scorer` says."""
         for model in self.models:
             model.eval()
-        results = [_of_an_empty_source(target) for _, target in pairs]
+        results = [of_an_empty_source(target) for _, target in pairs]
         widths = [max(len(source), len(target) + 1) if source else 0 for source, target in pairs]
         scored = each_in_memory(
             lambda batch: self._score([pairs[number] for number in batch]),
@@ -145,5 +145,6 @@ class ModelScorer:
         return found
 
 
-def _of_an_empty_source(target: Sequence[int]) -> tuple[float, ...]:
+def of_an_empty_source(target: Sequence[int]) -> tuple[float, ...]:
+    """Return the log probabilities of a target that nothing is the source of."""
     return (-math.inf,) * (len(target) + 1) if target else (0.0,)

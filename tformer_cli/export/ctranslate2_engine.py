@@ -1,7 +1,8 @@
 """CTranslate2 as an engine: it translates ids as ours does, by a folder that was exported."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ from tformer_cli.export.ctranslate2_spec import library
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID
 
-# Sentences of a call, between which progress is shown; and of a batch in it.
-CALL = 256
+# Most sentences of a batch, which one thread translates, and fewest: alone each takes longer.
 BATCH = 64
+SMALL_BATCH = 4
+# Batches for each thread that are handed over and not yet back: while one of them takes long, the
+# other threads go on. Whoever interrupts waits for them all.
+BATCHES_AHEAD = 2
 # Where the end token is certain, what else may come has a probability that no float tells from 0.
 TINY = 1e-12
 # What of a search CTranslate2 does alike.
@@ -28,9 +32,10 @@ SHARED_KEYS = frozenset({"kind", "max_length", "size", "length_penalty", "patien
 
 
 class CTranslate2Engine:
-    """Runs an exported model.
+    """Runs an exported model, a batch in each thread.
 
     Attributes:
+        num_threads: as many as torch has.
         scorer: says how probable given translations are.
     """
 
@@ -56,9 +61,15 @@ class CTranslate2Engine:
         """
         source, target = tokenizers.source, tokenizers.target
         make = library().Translator
+        self.num_threads = torch.get_num_threads()
         try:
             self.translator = make(
-                str(folder), compute_type=compute_type, intra_threads=torch.get_num_threads()
+                str(folder),
+                compute_type=compute_type,
+                inter_threads=self.num_threads,
+                intra_threads=1,
+                # What waits is counted here.
+                max_queued_batches=-1,
             )
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(
@@ -94,22 +105,26 @@ class CTranslate2Engine:
         found = [[EMPTY] * nbest for _ in requests]
         order = longest_first(requests)
         on_done(len(requests) - len(order))
-        for start in range(0, len(order), CALL):
-            numbers = order[start : start + CALL]
-            results = self.translator.translate_batch(
+
+        def begin(numbers: Sequence[int]) -> list[Any]:
+            results: list[Any] = self.translator.translate_batch(
                 [self.source(requests[number].source) for number in numbers],
+                asynchronous=True,
                 beam_size=beam.size,
                 num_hypotheses=nbest,
                 length_penalty=beam.length_penalty,
                 patience=beam.patience,
                 max_decoding_length=config.max_length,
                 max_input_length=0,
-                max_batch_size=BATCH,
-                return_scores=True,
+                return_scores=scored,
                 return_end_token=True,
             )
+            return results
+
+        batches = shrinking_batches(order, self.num_threads)
+        for numbers, results in _some_ahead(batches, begin, BATCHES_AHEAD * self.num_threads):
             for number, result in zip(numbers, results, strict=True):
-                found[number] = list(self._hypotheses(result, beam.length_penalty))
+                found[number] = list(self._hypotheses(result.result(), beam.length_penalty))
             on_done(len(numbers))
         return found
 
@@ -137,7 +152,9 @@ class CTranslate2Engine:
         return [self.source_tokens[i] for i in ids[:-1]]
 
     def _hypotheses(self, result: Any, length_penalty: float) -> Iterator[Hypothesis]:
-        for tokens, score in zip(result.hypotheses, result.scores, strict=True):
+        # There are none unless they were asked for.
+        scores = result.scores or [math.nan] * len(result.hypotheses)
+        for tokens, score in zip(result.hypotheses, scores, strict=True):
             ids = [self.target_ids[token] for token in tokens]
             finished = ids[-1:] == [END_ID]
             log_prob = score * len(ids) ** length_penalty
@@ -189,6 +206,31 @@ class CTranslate2Scorer:
         translator = self.engine.translator
         found = translator.score_batch(sources, targets, max_batch_size=BATCH, max_input_length=0)
         return [one.log_probs for one in found]
+
+
+def shrinking_batches(numbers: Sequence[int], num_threads: int) -> Iterator[Sequence[int]]:
+    """Yield numbers in batches, smaller ones towards the end.
+
+    Where a thread finds no more of them, the others have little left to do.
+    """
+    start = 0
+    while start < len(numbers):
+        share = math.ceil((len(numbers) - start) / num_threads)
+        size = min(BATCH, max(SMALL_BATCH, share))
+        yield numbers[start : start + size]
+        start += size
+
+
+def _some_ahead(
+    batches: Iterable[Sequence[int]], begin: Callable[[Sequence[int]], list[Any]], count: int
+) -> Iterator[tuple[Sequence[int], list[Any]]]:
+    """Yield each batch, in order, with what `begin` makes of it, when `count` more have begun."""
+    begun: deque[tuple[Sequence[int], list[Any]]] = deque()
+    for batch in batches:
+        begun.append((batch, begin(batch)))
+        if len(begun) > count:
+            yield begun.popleft()
+    yield from begun
 
 
 def refuse_other_searches(config: DecodingConfig) -> None:

@@ -53,7 +53,9 @@ class Format(ABC):
         """Return the other program with what has been written."""
 
     def searches(self, max_length: int) -> list[DecodingConfig]:
-        """Return the searches that it is compared by; the other program knows them as we do.
+        """Return the searches that it is compared by; the last one is that of the example.
+
+        The other program knows them as we do.
 
         Args:
             max_length: longest translation in tokens.

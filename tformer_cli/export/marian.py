@@ -31,7 +31,7 @@ from tformer_cli.export.marian_weights import (
     Tables,
     to_theirs,
 )
-from tformer_cli.run_directory import whole_directory
+from tformer_cli.run_directory import whole_directory, whole_file
 from tformer_cli.text.marian import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizer
 from tformer_cli.text.vocabulary import NUM_SPECIAL
@@ -162,7 +162,8 @@ def _write(trained: TrainedModel, folder: Path) -> None:
     """Write all files into a folder that is there."""
     config, tokenizers = trained.config, trained.tokenizers
     vocabularies = [_vocabulary(side) for side in (tokenizers.source, tokenizers.target)]
-    save_tensors(_weights(trained), folder / "model.safetensors", {"format": "pt"})
+    with whole_file(folder / "model.safetensors") as temporary:
+        save_tensors(_weights(trained), temporary, {"format": "pt"})
     _write_json(folder / "config.json", _settings(config, *map(len, vocabularies)))
     _write_json(folder / "generation_config.json", _generation(config))
     _write_json(folder / "tokenizer_config.json", _tokenizer_settings(config))
@@ -254,7 +255,7 @@ def _settings(config: Config, source_size: int, target_size: int) -> dict[str, A
 def _generation(config: Config) -> dict[str, Any]:
     """Return the content of generation_config.json: the run's search, as far as it is theirs."""
     search = config.decoding
-    beam: dict[str, Any] = {}
+    beam: dict[str, Any] = {"num_beams": 1}
     if isinstance(search, BeamConfig):
         beam = {"num_beams": search.size, "length_penalty": search.length_penalty}
     return _roles() | {"min_new_tokens": 1, "max_new_tokens": search.max_length} | beam

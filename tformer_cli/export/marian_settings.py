@@ -1,6 +1,7 @@
 """What the settings of a Marian model say: config.json and tokenizer_config.json of its folder."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -8,9 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 from tformer_cli.config.schema.check import check
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
+from tformer_cli.export.imported_folder import json_object
 from tformer_cli.export.marian_weights import ACTIVATIONS, NORM_EPSILON
-
-RESTORE = "fetch the folder again"
 
 # What transformers assumes where a file says nothing.
 DEFAULTS: dict[str, Any] = {
@@ -76,10 +76,12 @@ class Settings:
 
     def take(self, key: str, kind: type[Kind]) -> Kind:
         """Return a value; of one that is missing or of another kind note so, and return another."""
-        value = self.values.get(key)
-        if kind is float and type(value) is int:
-            return kind(value)
-        if type(value) is kind:
+        value: Any = self.values.get(key)
+        if kind is float and type(value) in (int, float):
+            # JSON has NaN and Infinity in Python, and whole numbers without end.
+            if abs(value) <= sys.float_info.max:
+                return kind(value)
+        elif type(value) is kind:
             return value
         got = "nothing" if value is None else json.dumps(value)
         self.note(Problem(key, f"must be {KINDS[kind]}", got))
@@ -194,19 +196,3 @@ def read_languages(file: Path) -> Languages:
     )
     settings.check()
     return languages
-
-
-def json_object(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file.
-
-    Raises:
-        CheckpointError: it holds something else.
-    """
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(str(file), "is not JSON", got=str(error), remedy=RESTORE) from None
-    if not isinstance(found, dict):
-        got = type(found).__name__
-        raise CheckpointError(str(file), "must be a JSON object", got=got, remedy=RESTORE)
-    return found

@@ -146,7 +146,7 @@ def _front_matter(trained: TrainedModel, card: Card, scores: Sequence[SetScore])
         "license": card.license,
         "library_name": card.program.lower(),
         "pipeline_tag": "translation",
-        "tags": ["translation", card.program.lower(), "tformer"],
+        "tags": list(dict.fromkeys(["translation", card.program.lower(), "tformer"])),
     }
     if results:
         matter["model-index"] = [{"name": card.name, "results": results}]
@@ -158,7 +158,7 @@ def _summary(trained: TrainedModel, card: Card) -> str:
     return (
         f"Translates {data.source_language} into {data.target_language}: a Transformer of "
         f"{trained.model.num_parameters():,} parameters after {trained.step:,} steps of training "
-        f"by tformer, for {card.program}."
+        f"by tformer. {card.program} runs it."
     )
 
 

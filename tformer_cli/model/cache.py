@@ -9,6 +9,7 @@ nobody sees any more are dropped from time to time.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +18,63 @@ from torch.nn.functional import pad
 from tformer_cli.model.blocks.attention import KeyValue, Widths
 
 FIRST_COLUMNS = 32
+
+
+class Past(Protocol):
+    """What a layer needs to know of the tokens before the newest ones."""
+
+    @property
+    def source(self) -> KeyValue:
+        """Keys and values of the sources, (B, H, S, Dh)."""
+        ...
+
+    def append(self, new: KeyValue) -> KeyValue:
+        """Take keys and values (B, H, K, Dh) of new tokens; return those of all target tokens."""
+        ...
+
+    def append_to_source(self, new: KeyValue) -> KeyValue:
+        """Do the same; return those of the source and of all target tokens."""
+        ...
+
+
+class Cache(Protocol):
+    """What a step needs to know of B sentences, with K rows each, that go on in columns."""
+
+    @property
+    def layers(self) -> Sequence[Past]:
+        """One for each layer."""
+        ...
+
+    @property
+    def source_lengths(self) -> Tensor:
+        """Tokens of each source, (B,)."""
+        ...
+
+    @property
+    def source_seen(self) -> Tensor | None:
+        """What is added to the logits over source tokens, (B, 1, 1, S); None is nothing."""
+        ...
+
+    @property
+    def longest_source(self) -> int:
+        """S."""
+        ...
+
+    def advance(self) -> Tensor:
+        """Make a new column for each row; return the places of its token, (B, K)."""
+        ...
+
+    def column_places(self) -> Tensor:
+        """Return the place, in its row, of the token of each column in use, (B, C)."""
+        ...
+
+    def visible(self) -> Tensor | None:
+        """Return what is added to the logits over the columns in use, (B, 1, K, C) or None."""
+        ...
+
+    def visible_stream(self) -> Tensor | None:
+        """Return the same over source and columns, (B, 1, K, S + C) or None."""
+        ...
 
 
 @dataclass(slots=True)
@@ -131,6 +189,10 @@ class DecoderCache:
         self.positions[:, first : self.used] = places
         self.lengths = self.lengths + 1
         return places
+
+    def column_places(self) -> Tensor:
+        """Return the place, in its row, of the token of each column in use, (B, used)."""
+        return self.positions[:, : self.used]
 
     def visible(self) -> Tensor | None:
         """Return what is added to the logits over the columns in use, (B, 1, K, used) or None."""

@@ -7,7 +7,7 @@ from tformer_cli.config.schema.model import TransformerConfig
 from tformer_cli.model.blocks import masks
 from tformer_cli.model.blocks.attention import KeyValue, View
 from tformer_cli.model.blocks.residual import Depth
-from tformer_cli.model.cache import DecoderCache
+from tformer_cli.model.cache import Cache
 from tformer_cli.model.encoder import Memory
 from tformer_cli.model.layers import DecoderLayer
 from tformer_cli.model.stack import Stack
@@ -29,20 +29,16 @@ class Decoder(Stack):
         self_view = View(bias=bias, causal=True)
         source_view = View(mask=masks.padding(memory.mask))
         states = self.embeddings(target, positions)
-        for layer, source in zip(self.layers, self._sources(memory), strict=True):
+        for layer, source in zip(self.layers, self.sources(memory), strict=True):
             states = self.call(layer, states, self_view, source, source_view, turn)
         normed: Tensor = self.norm(states)
         return normed
 
-    def admit(self, memory: Memory, places: Tensor, cache: DecoderCache) -> None:
-        """Begin the sentences of the memory in these places (B',) of a cache."""
-        cache.admit(places, self._sources(memory), memory.mask)
-
-    def step(self, target: Tensor, cache: DecoderCache) -> Tensor:
+    def step(self, target: Tensor, cache: Cache) -> Tensor:
         """Return states (B, K, D) of each row's next token (B, K); the cache grows by them."""
         positions = cache.advance()  # (B, K)
         seen = cache.visible()
-        turn, bias = self.places(positions, cache.positions[:, : cache.used])
+        turn, bias = self.places(positions, cache.column_places())
         if bias is not None:
             seen = bias if seen is None else seen + bias
         self_view, source_view = View(bias=seen), View(bias=cache.source_seen)
@@ -52,7 +48,8 @@ class Decoder(Stack):
         normed: Tensor = self.norm(states)
         return normed
 
-    def _sources(self, memory: Memory) -> list[KeyValue]:
+    def sources(self, memory: Memory) -> list[KeyValue]:
+        """Return the keys and values of the memory for each layer."""
         sources: list[KeyValue] = []
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)

@@ -3,7 +3,8 @@
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import DecoderOnlyConfig
-from tformer_cli.model.cache import DecoderCache
+from tformer_cli.model.blocks.attention import KeyValue
+from tformer_cli.model.cache import Cache
 from tformer_cli.model.init import initialise
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.model.stack import Stack
@@ -37,13 +38,11 @@ class DecoderOnly(Seq2Seq):
         states: Tensor = self.stream(source, source_mask, target)
         return states
 
-    def admit(
-        self, source: Tensor, source_mask: Tensor, places: Tensor, cache: DecoderCache
-    ) -> None:
-        """Read source ids (B', S), of which source_mask are real, in places (B',) of a cache."""
-        self.stream.admit(source, source_mask, places, cache)
+    def read(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:
+        """Return what each layer makes of the first part of the stream."""
+        return self.stream.read(source, source_mask)
 
-    def step(self, target: Tensor, cache: DecoderCache) -> Tensor:
+    def step(self, target: Tensor, cache: Cache) -> Tensor:
         """Return the logits (B, K, V) that follow the next token (B, K) of each row."""
         logits: Tensor = self.output(self.stream.step(target, cache))
         return logits

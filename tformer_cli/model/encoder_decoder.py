@@ -3,8 +3,9 @@
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.model.blocks.attention import KeyValue
 from tformer_cli.model.blocks.residual import encoder_and_decoder
-from tformer_cli.model.cache import DecoderCache
+from tformer_cli.model.cache import Cache
 from tformer_cli.model.decoder import Decoder
 from tformer_cli.model.encoder import Encoder, Memory
 from tformer_cli.model.init import initialise
@@ -49,13 +50,11 @@ class EncoderDecoder(Seq2Seq):
         states: Tensor = self.decoder(target, self.encode(source, source_mask))
         return states
 
-    def admit(
-        self, source: Tensor, source_mask: Tensor, places: Tensor, cache: DecoderCache
-    ) -> None:
-        """Read source ids (B', S), of which source_mask are real, in places (B',) of a cache."""
-        self.decoder.admit(self.encode(source, source_mask), places, cache)
+    def read(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:
+        """Return what cross-attention looks at, made once a sentence."""
+        return self.decoder.sources(self.encode(source, source_mask))
 
-    def step(self, target: Tensor, cache: DecoderCache) -> Tensor:
+    def step(self, target: Tensor, cache: Cache) -> Tensor:
         """Return the logits (B, K, V) that follow the next token (B, K) of each row."""
         logits: Tensor = self.output(self.decoder.step(target, cache))
         return logits

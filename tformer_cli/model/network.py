@@ -4,7 +4,8 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from tformer_cli.model.cache import DecoderCache, new_cache
+from tformer_cli.model.blocks.attention import KeyValue
+from tformer_cli.model.cache import Cache, DecoderCache, new_cache
 from tformer_cli.model.recompute import recomputed
 from tformer_cli.model.stack import Stack
 
@@ -77,12 +78,21 @@ class Seq2Seq(Network):
         """Return a cache for so many sentences, with `num_rows` rows of each."""
         return new_cache(self.stacks()[-1].kept(), num_places, num_rows, self.output.weight.device)
 
-    @abstractmethod
     def admit(
         self, source: Tensor, source_mask: Tensor, places: Tensor, cache: DecoderCache
     ) -> None:
         """Read source ids (B', S), of which source_mask are real, in places (B',) of a cache."""
+        cache.admit(places, self.read(source, source_mask), source_mask)
 
     @abstractmethod
-    def step(self, target: Tensor, cache: DecoderCache) -> Tensor:
+    def read(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:
+        """Return what each layer's target tokens look at of sources, (B, Hkv, S, Dh).
+
+        Args:
+            source: (B, S) token ids.
+            source_mask: (B, S) real source tokens.
+        """
+
+    @abstractmethod
+    def step(self, target: Tensor, cache: Cache) -> Tensor:
         """Return the logits (B, K, V) that follow the next token (B, K) of each row."""

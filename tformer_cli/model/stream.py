@@ -9,7 +9,7 @@ from tformer_cli.config.schema.model import DecoderOnlyConfig
 from tformer_cli.model.blocks import masks
 from tformer_cli.model.blocks.attention import KeyValue, View
 from tformer_cli.model.blocks.residual import alone
-from tformer_cli.model.cache import DecoderCache
+from tformer_cli.model.cache import Cache
 from tformer_cli.model.layers import EncoderLayer
 from tformer_cli.model.stack import Stack
 
@@ -53,10 +53,8 @@ class Stream(Stack):
         normed: Tensor = self.norm(states[:, source.shape[1] :])
         return normed
 
-    def admit(
-        self, source: Tensor, source_mask: Tensor, places: Tensor, cache: DecoderCache
-    ) -> None:
-        """Read source ids (B', S), of which source_mask are real, in places (B',) of a cache."""
+    def read(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:
+        """Return the keys and values of sources (B, S), of which source_mask are real."""
         positions = self._source_positions(source)
         turn, bias = self.places(positions, positions)
         reach = self.reach(source.shape[1], 0, source.device)
@@ -65,20 +63,16 @@ class Stream(Stack):
         states = self.embeddings(source, positions)
         for layer in self.layers:
             states = layer(states, view, turn, partial(_noted, sources))
-        cache.admit(places, sources, source_mask)
+        return sources
 
-    def step(self, target: Tensor, cache: DecoderCache) -> Tensor:
+    def step(self, target: Tensor, cache: Cache) -> Tensor:
         """Return states (B, K, D) of each row's next token (B, K); the cache grows by them."""
         offsets = cache.source_lengths[:, None]
         positions = offsets + cache.advance()  # (B, K)
         seen = cache.visible_stream()
         source_positions = torch.arange(cache.longest_source, device=target.device)
         keys = torch.cat(
-            (
-                source_positions.expand(len(offsets), -1),
-                offsets + cache.positions[:, : cache.used],
-            ),
-            dim=1,
+            (source_positions.expand(offsets.shape[0], -1), offsets + cache.column_places()), dim=1
         )
         turn, bias = self.places(positions, keys)
         if bias is not None:
@@ -91,7 +85,7 @@ class Stream(Stack):
         return normed
 
     def _source_positions(self, source: Tensor) -> Tensor:
-        return torch.arange(source.shape[1], device=source.device).expand(len(source), -1)
+        return torch.arange(source.shape[1], device=source.device).expand(source.shape[0], -1)
 
 
 def _noted(notes: list[KeyValue], key_value: KeyValue) -> KeyValue:

@@ -24,6 +24,8 @@ from tformer_cli.text.vocabulary import END_ID
 if TYPE_CHECKING:
     from torch import nn
 
+    from tformer_cli.decoding.translator import Translator
+
 
 class Setting(NamedTuple):
     """How a contestant may be run.
@@ -107,12 +109,15 @@ class Ours(Contestant):
         """Load the translator."""
         import torch
 
-        from tformer_cli.decoding.translator import Translator
-
         super().use(setting)
         torch.set_num_threads(self.task.threads)
-        self.translator = Translator.load(
-            self.task.run, device="cpu", precision=self.precision, workers=setting.workers
+        self.translator = self.loaded()
+
+    def loaded(self) -> "Translator":
+        from tformer_cli.decoding.translator import Translator
+
+        return Translator.load(
+            self.task.run, device="cpu", precision=self.precision, workers=self.setting.workers
         )
 
     def translate(self, lines: Sequence[str]) -> list[str]:
@@ -311,6 +316,29 @@ class CTranslate2Int8(CTranslate2):
     number_format = "int8"
 
 
+class CTranslate2Backend(Ours):
+    """tformer with CTranslate2 as its engine, as `tformer translate --backend ctranslate2`."""
+
+    @classmethod
+    def settings(cls, task: Task) -> Sequence[Setting]:
+        return [Setting()]
+
+    def loaded(self) -> "Translator":
+        import torch
+
+        from tformer_cli.checkpoint.trained_model import load_trained_model
+        from tformer_cli.decoding.translator import Translator
+        from tformer_cli.export.ctranslate2 import ctranslate2_engine
+
+        trained = load_trained_model(RunDirectory(Path(self.task.run)))
+        translator = Translator.of_model(
+            trained.model, trained.tokenizers, trained.config, torch.device("cpu")
+        )
+        exported = Path(self.task.exports) / CTranslate2.number_format
+        translator.engine = ctranslate2_engine(trained, exported, "float32")
+        return translator
+
+
 CONTESTANTS: dict[str, type[Contestant]] = {
     "ours": Ours,
     "ours_int8": OursInt8,
@@ -318,6 +346,7 @@ CONTESTANTS: dict[str, type[Contestant]] = {
     "textbook": Textbook,
     "ctranslate2_float32": CTranslate2,
     "ctranslate2_int8": CTranslate2Int8,
+    "ctranslate2_backend": CTranslate2Backend,
     "uncached": Uncached,
 }
 

@@ -12,7 +12,10 @@ TITLES = {
     "textbook": "textbook",
     "ctranslate2_float32": "CTranslate2 float32",
     "ctranslate2_int8": "CTranslate2 int8",
+    "ctranslate2_backend": "tformer by CTranslate2",
 }
+# Who translates by another's engine, and who that is.
+BACKENDS = {"ctranslate2_backend": "ctranslate2_float32"}
 
 
 def summary(rounds: Sequence[dict[str, float]]) -> dict[str, Any]:
@@ -22,14 +25,22 @@ def summary(rounds: Sequence[dict[str, float]]) -> dict[str, Any]:
         rounds: sentences a second of each contestant; at least one round.
 
     Returns:
-        The median speed of each contestant under its name, and under `ratios` how many times as
-        fast as each other one ours is: the median of the rounds' own ratios.
+        The median speed of each contestant under its name; under `ratios` how many times as fast
+        as each other one ours is; and under `backend_ratios` how many times as fast as the engine
+        by itself each is that translates by it. Ratios are medians of the rounds' own ratios.
     """
-    others = [name for name in rounds[0] if name != "ours"]
+
+    def ratio(name: str, other: str) -> float:
+        return median(played[name] / played[other] for played in rounds)
+
+    names = list(rounds[0])
     return {
-        **{name: median(played[name] for played in rounds) for name in rounds[0]},
-        "ratios": {
-            name: median(played["ours"] / played[name] for played in rounds) for name in others
+        **{name: median(played[name] for played in rounds) for name in names},
+        "ratios": {name: ratio("ours", name) for name in names if name != "ours"},
+        "backend_ratios": {
+            name: ratio(name, engine)
+            for name, engine in BACKENDS.items()
+            if name in names and engine in names
         },
     }
 
@@ -54,6 +65,8 @@ def table(size: str, results: dict[str, dict[str, dict[str, Any]]]) -> str:
 
     rows("sentences/s", "", ",.1f")
     rows("tformer is so many times as fast as", "ratios", ".2f", names[1:])
+    backends = list(cells[0]["backend_ratios"])
+    rows("so many times as fast as its engine", "backend_ratios", ".2f", backends)
     rows("BLEU", "bleu", ".2f")
     rows("output tokens", "tokens", ",")
     rows("sentences", "sentences", ",")

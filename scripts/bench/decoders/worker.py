@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from apart import command
-from decoders.contestants import CONTESTANTS, Setting, Task
+from decoders.contestants import CONTESTANTS, Ours, Setting, Task, Uncached
 from trainers import worker
 
 # What is done for the first time takes longer.
@@ -52,7 +52,8 @@ class Worker(worker.Worker):
             task: what to translate with, and how.
         """
         self.name = name
-        own = worker.OUR_ENVIRONMENT if name in ("ours", "ours_int8", "uncached") else {}
+        is_ours = issubclass(CONTESTANTS[name], (Ours, Uncached))
+        own = worker.OUR_ENVIRONMENT if is_ours else {}
         self.process = subprocess.Popen(
             command("decoders.contestants.serve", name, json.dumps(asdict(task))),
             stdin=subprocess.PIPE,

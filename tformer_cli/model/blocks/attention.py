@@ -53,6 +53,9 @@ class View(NamedTuple):
     causal: bool = False
 
 
+Attend = Callable[[Tensor, Tensor, Tensor, View, float], Tensor]
+"""A way to `attend`."""
+
 # Up to so many weights the formula is faster on a CPU than torch's kernel: those of some hundred
 # sentences.
 MOST_WEIGHTS = 1 << 20
@@ -112,6 +115,11 @@ def naive_attend(
 
 def attention_weights(queries: Tensor, keys: Tensor, view: View) -> Tensor:
     """Return softmax(Q K^T / sqrt(Dh) + bias) as (N, H, T, S), written out."""
+    return softmax(attention_logits(queries, keys, view))
+
+
+def attention_logits(queries: Tensor, keys: Tensor, view: View) -> Tensor:
+    """Return Q K^T / sqrt(Dh) + bias as (N, H, T, S), minus infinity where nothing is seen."""
     logits = multiplied(queries / math.sqrt(queries.shape[-1]), keys.transpose(-2, -1))
     if view.bias is not None:
         logits = logits + view.bias
@@ -119,7 +127,7 @@ def attention_weights(queries: Tensor, keys: Tensor, view: View) -> Tensor:
     if mask is not None:
         # A small matrix to add, rather than a large one to fill in both directions.
         logits = logits + torch.zeros_like(mask, dtype=logits.dtype).masked_fill_(~mask, -math.inf)
-    return softmax(logits)
+    return logits
 
 
 def multiplied(heads: Tensor, shared: Tensor) -> Tensor:
@@ -188,6 +196,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(dim, dim, bias=bias)
         self.query_norm, self.key_norm = norm(head_dim), norm(head_dim)
         self.dropout = dropout
+        self.attend: Attend = attend
 
     def queries(self, states: Tensor) -> Tensor:
         """Return the queries (N, H, T, Dh) of states (N, T, D)."""
@@ -224,7 +233,7 @@ class Attention(nn.Module):
             view: which keys each query sees.
         """
         dropout = self.dropout if self.training else 0.0
-        heads = attend(queries, key_value.keys, key_value.values, view, dropout)
+        heads = self.attend(queries, key_value.keys, key_value.values, view, dropout)
         attended: Tensor = self.output(heads.transpose(1, 2).flatten(2))  # (N, T, D)
         return attended
 
@@ -252,6 +261,7 @@ class FusedAttention(Attention):
         nn.Module.__init__(self)
         self.num_heads, self.num_kv_heads = parts.num_heads, parts.num_kv_heads
         self.dropout, self.output, self.kept = parts.dropout, parts.output, parts.kept
+        self.attend = parts.attend
         self.query_norm, self.key_norm = parts.query_norm, parts.key_norm
         self.projection = side_by_side(parts.query, parts.key, parts.value)
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import LatentConfig
 from tformer_cli.model.blocks.attention import (
+    Attend,
     KeyValue,
     View,
     Widths,
@@ -63,6 +64,7 @@ class LatentAttention(nn.Module):
         head_dim = dim // num_heads
         self.num_heads = num_heads
         self.dropout = dropout
+        self.attend: Attend = attend
         self.widths = [head_dim, latent.rotary_dim]
         self.shared_widths = [latent.dim, latent.rotary_dim]
         self.kept = Widths(1, latent.rotary_dim, latent.dim)
@@ -103,7 +105,7 @@ class LatentAttention(nn.Module):
         """
         dropout = self.dropout if self.training else 0.0
         latents = key_value.values
-        found = attend(queries, whole_keys(key_value), latents, view, dropout)  # (N, H, T, R)
+        found = self.attend(queries, whole_keys(key_value), latents, view, dropout)  # (N, H, T, R)
         heads = found @ self.value.maps().mT  # (N, H, T, Dh)
         attended: Tensor = self.output(heads.transpose(1, 2).flatten(2))
         return attended

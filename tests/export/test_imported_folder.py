@@ -1,0 +1,184 @@
+"""The pieces of a folder that is imported: weights in one file or in shards, and JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.errors import CheckpointError
+from tformer_cli.export.imported_folder import (
+    check_weights,
+    fill,
+    json_object,
+    new_model,
+    read_weights,
+    shapes,
+    weights_file,
+)
+
+ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+INDEX = "model.safetensors.index.json"
+WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(5), "c": torch.tensor([0.1])}
+PLACES = {"a": ONE, "b": TWO, "c": ONE}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three weights in two shards."""
+    for shard in (ONE, TWO):
+        names = [name for name, place in PLACES.items() if place == shard]
+        save_file({name: WEIGHTS[name] for name in names}, tmp_path / shard)
+    write_index(tmp_path, {"weight_map": PLACES})
+    return tmp_path
+
+
+def write_index(folder: Path, content: object) -> None:
+    (folder / INDEX).write_text(json.dumps(content), encoding="utf-8")
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        read_weights(folder / INDEX)
+    return str(caught.value)
+
+
+def test_shards_hold_what_one_file_would(folder):
+    assert weights_file(folder) == folder / INDEX
+    found = read_weights(folder / INDEX)
+    assert found.keys() == WEIGHTS.keys()
+    assert all(torch.equal(found[name], WEIGHTS[name]) for name in WEIGHTS)
+
+
+def test_one_file_comes_before_an_index(folder):
+    save_file({"a": torch.zeros(7)}, folder / "model.safetensors")
+    assert weights_file(folder) == folder / "model.safetensors"
+    assert read_weights(weights_file(folder))["a"].shape == (7,)
+
+
+def test_a_folder_without_weights_lacks_the_one_file(tmp_path):
+    assert weights_file(tmp_path) == tmp_path / "model.safetensors"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_are_read_in_single_precision(tmp_path, dtype):
+    weight = torch.tensor([0.1, -3.0], dtype=dtype)
+    save_file({"a": weight}, tmp_path / "model.safetensors")
+    assert torch.equal(read_weights(tmp_path / "model.safetensors")["a"], weight.float())
+
+
+def test_an_index_that_is_not_json_is_named(folder):
+    (folder / INDEX).write_text("{")
+    assert refused(folder).startswith(f"{folder}/{INDEX}: is not JSON; got Expecting property")
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"weight_map": [ONE]}, {"weight_map": {"a": 1}}, {"weight_map": {"a": None}}]
+)
+def test_an_index_without_a_map_is_named(folder, content):
+    write_index(folder, content)
+    assert refused(folder) == (
+        f"{folder}/{INDEX}: has no weight_map that names the file of each weight; "
+        "fetch the folder again"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x.safetensors", "/x.safetensors", "x/y.safetensors", "..", "", "\ud800.safetensors"],
+)
+def test_a_shard_outside_the_folder_is_refused(folder, name):
+    write_index(folder, {"weight_map": PLACES | {"b": name}})
+    assert refused(folder) == (
+        f"{folder}/{INDEX}: names no safetensors file of its folder; "
+        f"got {name.encode('unicode_escape').decode()}; fetch the folder again"
+    )
+
+
+def test_a_shard_that_is_missing_is_named(folder):
+    (folder / TWO).unlink()
+    assert refused(folder) == f"{folder}/{TWO}: no such file; fetch the folder again"
+
+
+def test_a_shard_that_is_cut_short_is_named(folder):
+    (folder / TWO).write_bytes((folder / TWO).read_bytes()[:-3])
+    message = refused(folder)
+    assert message.startswith(f"{folder}/{TWO}: is damaged or cut short; got ")
+    assert message.endswith("; fetch the folder again")
+
+
+@pytest.mark.parametrize(
+    ("places", "shard", "name"),
+    [
+        (PLACES | {"d": TWO}, TWO, "d"),
+        ({"a": ONE, "b": TWO}, ONE, "c"),
+        (PLACES | {"c": TWO}, ONE, "c"),
+    ],
+    ids=["in no shard", "not in the index", "elsewhere"],
+)
+def test_a_weight_that_is_not_where_the_index_says_is_named(folder, places, shard, name):
+    write_index(folder, {"weight_map": places})
+    assert refused(folder) == (
+        f"{folder}/{shard}: holds other weights than {INDEX} says (1 differ); got {name}; "
+        "fetch the folder again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "name"),
+    [({"a": (2, 3)}, "b"), ({"a": (2, 3), "b": (4,)}, "b"), ({"a": (2,), "b": (5,)}, "a")],
+)
+def test_weights_that_are_not_those_of_the_settings_are_named(found, name):
+    with pytest.raises(CheckpointError) as caught:
+        check_weights(Path("weights"), found, {"a": (2, 3), "b": (5,)}, "settings")
+    assert str(caught.value) == (
+        "weights: holds another model than settings describes (1 weights differ); "
+        f"got {name}; fetch the folder again"
+    )
+    check_weights(Path("weights"), found, found, "settings")
+
+
+def test_a_new_model_has_the_shapes_of_its_config_and_takes_weights():
+    config = EncoderDecoderConfig(dim=6, num_heads=3, feedforward_dim=7, tie="output")
+    model = new_model(config, source_size=11, target_size=13, settings=Path("config.yaml"))
+    found = shapes(model)
+    weights = {name: torch.randn(size) for name, size in found.items()}
+    fill(model, weights)
+    assert not model.training
+    assert all(torch.equal(weight, weights[name]) for name, weight in model.named_parameters())
+    assert found["encoder.embeddings.tokens.weight"] == (11, 6)
+    assert found["decoder.embeddings.tokens.weight"] == (13, 6)
+    assert found["encoder.layers.0.feedforward.inner.weight"] == (7, 6)
+    assert "output.weight" not in found
+
+
+@pytest.mark.parametrize(
+    "size", [{"dim": 3 * 10**15}, {"feedforward_dim": 10**25}, {"dim": 3 * 10**18}]
+)
+def test_a_size_that_no_machine_has_is_refused(size):
+    config = EncoderDecoderConfig(**{"num_heads": 3, "dim": 6, "feedforward_dim": 7} | size)
+    with pytest.raises(CheckpointError) as caught:
+        new_model(config, source_size=11, target_size=13, settings=Path("config.yaml"))
+    assert str(caught.value) == (
+        "config.yaml: describes a model that this machine cannot hold; fetch the folder again"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "is not JSON; got Expecting property name"),
+        (b"\xff", "is not JSON; got 'utf-8' codec can't decode byte 0xff"),
+        (b"[" * 100_000, "is not JSON; got maximum recursion depth exceeded"),
+        (b"3", "must be a JSON object; got int"),
+    ],
+)
+def test_what_is_no_json_object_is_named(tmp_path, content, message):
+    file = tmp_path / "vocab.json"
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError) as caught:
+        json_object(file)
+    assert str(caught.value).startswith(f"{file}: {message}")
+    assert str(caught.value).endswith("; fetch the folder again")

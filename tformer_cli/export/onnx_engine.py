@@ -1,0 +1,185 @@
+"""onnxruntime as an engine: our searches, which ask the graphs of a folder what may come next."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.decoding.engine import build_search, longest_first
+from tformer_cli.decoding.hypothesis import EMPTY, Hypothesis
+from tformer_cli.decoding.processors import TokenRoles
+from tformer_cli.decoding.request import Request
+from tformer_cli.decoding.rolling import search_all
+from tformer_cli.decoding.scoring import Pair, of_an_empty_source
+from tformer_cli.errors import Problem, UsageError
+from tformer_cli.padding import pad_rows
+
+SOURCE_FILE, STEP_FILE = "encoder.onnx", "decoder_step.onnx"
+CPU = torch.device("cpu")
+# Sentences at work together.
+BATCH = 32
+
+
+def library(name: str) -> Any:
+    """Return a module that comes with the extra `onnx`.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        return import_module(name)
+    except ImportError:
+        raise UsageError(name, "is not installed", remedy="pip install 'tformer[onnx]'") from None
+
+
+class OnnxEngine:
+    """Runs the graphs of an export.
+
+    Attributes:
+        scorer: says how probable given translations are.
+    """
+
+    def __init__(self, folder: Path, roles: TokenRoles, *, max_length: int | None) -> None:
+        """Load the graphs.
+
+        Args:
+            folder: what was exported.
+            roles: start, end and suppressed ids.
+            max_length: longest sentence in tokens, or None where any length will do.
+
+        Raises:
+            UsageError: onnxruntime is not installed.
+        """
+        onnxruntime = library("onnxruntime")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        self.reading, self.stepping = (
+            onnxruntime.InferenceSession(str(folder / name), options, ["CPUExecutionProvider"])
+            for name in (SOURCE_FILE, STEP_FILE)
+        )
+        self.roles = roles
+        self.scorer = OnnxScorer(self, max_length)
+
+    def translate(
+        self,
+        requests: Sequence[Request],
+        config: DecodingConfig,
+        *,
+        nbest: int = 1,
+        scored: bool = True,
+        on_done: Callable[[int], object] = lambda count: None,
+        on_warning: Callable[[Problem], object] = lambda problem: None,
+    ) -> list[list[Hypothesis]]:
+        """Return translations, as `Engine` says."""
+        found = [[EMPTY] * nbest for _ in requests]
+        order = longest_first(requests)
+        on_done(len(requests) - len(order))
+        for start in range(0, len(order), BATCH):
+            numbers = order[start : start + BATCH]
+            batch = [requests[number] for number in numbers]
+            search = build_search(config, self.roles, CPU, batch, nbest=nbest, scored=scored)
+            # With a place for each sentence none begins while others are under way: a graph wants
+            # rows of one length.
+            for turn, hypotheses in search_all(self.stepper(), search, batch, len(batch), CPU):
+                found[numbers[turn]] = hypotheses
+                on_done(1)
+        return found
+
+    def stepper(self) -> "OnnxStepper":
+        """Return what asks the graphs."""
+        return OnnxStepper(self.reading, self.stepping)
+
+
+class OnnxStepper:
+    """Rows of one length, which all begin at once."""
+
+    def __init__(self, reading: Any, stepping: Any) -> None:
+        """Take the sessions of the two graphs."""
+        self.reading, self.stepping = reading, stepping
+        self.num_layers = len(reading.get_outputs()) // 2
+        self.source_names, self.past_names = (
+            [f"{which}_{part}.{i}" for i in range(self.num_layers) for part in ("keys", "values")]
+            for which in ("source", "past")
+        )
+        shapes = {node.name: node.shape for node in stepping.get_inputs()}
+        self.empty = [(shapes[name][1], 0, shapes[name][3]) for name in self.past_names]
+
+    def start(self, sentences: Sequence[Sequence[int]], num_rows: int) -> None:
+        """Read the sentences, each for so many rows."""
+        source, mask = (part.numpy() for part in pad_rows(sentences))
+        found = self.reading.run(None, {"source": source, "source_mask": mask})
+        self.num_rows = num_rows
+        self.seen = dict(
+            zip(
+                ("source_mask", *self.source_names),
+                (np.repeat(part, num_rows, axis=0) for part in (mask, *found)),
+                strict=True,
+            )
+        )
+        count = len(sentences) * num_rows
+        self.past = [np.zeros((count, *shape), np.float32) for shape in self.empty]
+
+    def admit(self, places: Tensor, sentences: Sequence[Sequence[int]]) -> None:
+        """Refuse: the rows that are there are longer than new ones."""
+        raise NotImplementedError("rows of a graph begin together")
+
+    def step(self, ids: Tensor) -> Tensor:
+        """Add one token (B, K) to each row; return the log probabilities (B, K, V) that follow."""
+        past = dict(zip(self.past_names, self.past, strict=True))
+        inputs = {"token": ids.reshape(-1, 1).numpy(), **self.seen, **past}
+        log_probs, *self.past = self.stepping.run(None, inputs)
+        return torch.from_numpy(log_probs).view(*ids.shape, -1)
+
+    def reorder(self, origins: Tensor) -> None:
+        """Let rows go on from others of their place."""
+        first = torch.arange(len(origins))[:, None] * self.num_rows
+        self._take((first + origins).flatten())
+
+    def keep(self, places: Tensor) -> None:
+        """Keep these places, in this order."""
+        rows = (places[:, None] * self.num_rows + torch.arange(self.num_rows)).flatten()
+        self.seen = {name: part[rows.numpy()] for name, part in self.seen.items()}
+        self._take(rows)
+
+    def _take(self, rows: Tensor) -> None:
+        self.past = [part[rows.numpy()] for part in self.past]
+
+
+class OnnxScorer:
+    """Asks the graphs, one pair after the other.
+
+    Attributes:
+        max_length: longest source or target, or None where any length will do.
+    """
+
+    def __init__(self, engine: OnnxEngine, max_length: int | None) -> None:
+        self.engine = engine
+        self.max_length = max_length
+
+    def score(
+        self,
+        pairs: Sequence[Pair],
+        *,
+        on_done: Callable[[int], object] = lambda count: None,
+    ) -> list[tuple[float, ...]]:
+        """Return log probabilities, as `Scorer` says."""
+        found = []
+        for source, target in pairs:
+            found.append(self._score(source, target) if source else of_an_empty_source(target))
+            on_done(1)
+        return found
+
+    def _score(self, source: Sequence[int], target: Sequence[int]) -> tuple[float, ...]:
+        roles, stepper = self.engine.roles, self.engine.stepper()
+        stepper.start([source], 1)
+        tokens = (roles.start_id, *target, roles.end_id)
+        return tuple(
+            float(stepper.step(torch.tensor([[token]]))[0, 0, following])
+            for token, following in itertools.pairwise(tokens)
+        )
