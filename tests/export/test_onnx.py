@@ -171,15 +171,27 @@ def test_torch_says_as_much_as_before_to_others(small):
     assert logging.getLogger("torch.onnx").level == logging.NOTSET
 
 
+def refused(folder) -> str:
+    trained = lively(SMALL)
+    text = CheckText.of(LINES, trained.tokenizers, name="valid.en", max_length=30)
+    with pytest.raises(UsageError) as raised, exported(trained, FORM, folder / "model", text):
+        raise AssertionError("it has been written")
+    assert list(folder.iterdir()) == []
+    return str(raised.value)
+
+
 @pytest.mark.parametrize("name", ["onnx", "onnxscript", "onnxruntime"])
 def test_missing_packages_are_one_line_and_leave_nothing(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    trained = lively(SMALL)
-    text = CheckText.of(LINES, trained.tokenizers, name="valid.en", max_length=30)
-    with (
-        pytest.raises(UsageError) as raised,
-        exported(trained, FORM, tmp_path / "model", text),
-    ):
-        raise AssertionError("it has been written")
-    assert str(raised.value) == f"{name}: is not installed; pip install 'tformer[onnx]'"
-    assert list(tmp_path.iterdir()) == []
+    assert refused(tmp_path) == f"{name}: is not installed; pip install 'tformer[onnx]'"
+
+
+def test_what_torch_cannot_write_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise torch.onnx.OnnxExporterError("Failed to decompose.\n\nA page of reasons.")
+
+    monkeypatch.setattr(torch.onnx, "export", fail)
+    assert refused(tmp_path) == (
+        "torch.onnx: cannot write this network; got Failed to decompose.; "
+        "pip install --upgrade 'tformer[onnx]'"
+    )

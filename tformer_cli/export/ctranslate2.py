@@ -22,9 +22,10 @@ from tformer_cli.config.schema.positions import (
 from tformer_cli.errors import ConfigError, Problem, UsageError
 from tformer_cli.export.ctranslate2_engine import CTranslate2Engine
 from tformer_cli.export.ctranslate2_example import example
-from tformer_cli.export.ctranslate2_spec import library, num_positions, specification
+from tformer_cli.export.ctranslate2_spec import num_positions, specification
+from tformer_cli.export.extra import package
 from tformer_cli.export.format import Format
-from tformer_cli.export.token_example import PACKAGES, sentencepiece_models
+from tformer_cli.export.token_example import TOKEN_PACKAGES, sentencepiece_models
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.run_directory import RunDirectory, whole_directory
@@ -168,11 +169,11 @@ class CTranslate2Format(Format):
 
     def packages(self, trained: TrainedModel) -> list[str]:
         """Return what has to be installed for that."""
-        return ["ctranslate2", *PACKAGES[trained.tokenizers.source.kind]]
+        return ["ctranslate2", *TOKEN_PACKAGES[trained.tokenizers.source.kind]]
 
     def versions(self) -> dict[str, str]:
         """Return the version of CTranslate2."""
-        return {"ctranslate2": library().__version__}
+        return {"ctranslate2": package("ctranslate2", "ctranslate2").__version__}
 
 
 def ctranslate2_engine(

@@ -15,7 +15,7 @@ from tformer_cli.decoding.hypothesis import EMPTY, Hypothesis
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.scoring import Pair
 from tformer_cli.errors import CheckpointError, Problem, UsageError
-from tformer_cli.export.ctranslate2_spec import library
+from tformer_cli.export.extra import package
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID
 
@@ -60,7 +60,7 @@ class CTranslate2Engine:
             CheckpointError: CTranslate2 cannot load the folder.
         """
         source, target = tokenizers.source, tokenizers.target
-        make = library().Translator
+        make = package("ctranslate2", "ctranslate2").Translator
         self.num_threads = torch.get_num_threads()
         try:
             self.translator = make(

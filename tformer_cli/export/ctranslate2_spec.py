@@ -19,7 +19,7 @@ from tformer_cli.config.schema.positions import (
     SinusoidalPositions,
     YarnScaling,
 )
-from tformer_cli.errors import UsageError
+from tformer_cli.export.extra import package
 from tformer_cli.model.blocks.attention import Attention
 from tformer_cli.model.blocks.bias import DistanceBias
 from tformer_cli.model.blocks.feedforward import FeedForward, GatedFeedForward
@@ -42,21 +42,6 @@ ACTIVATIONS = {
 }
 
 
-def library() -> Any:
-    """Return the module `ctranslate2`.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        import ctranslate2
-    except ImportError:
-        raise UsageError(
-            "ctranslate2", "is not installed", remedy="pip install 'tformer[ctranslate2]'"
-        ) from None
-    return ctranslate2
-
-
 def specification(model: EncoderDecoder, config: EncoderDecoderConfig) -> Any:
     """Return a specification with the weights of a model, all but the bias of its output.
 
@@ -67,7 +52,7 @@ def specification(model: EncoderDecoder, config: EncoderDecoderConfig) -> Any:
     Raises:
         UsageError: CTranslate2 is not installed.
     """
-    specs = library().specs
+    specs = package("ctranslate2", "ctranslate2").specs
     shape = {
         "pre_norm": config.norm_position == "pre",
         "activation": specs.Activation[ACTIVATIONS[config.activation]],

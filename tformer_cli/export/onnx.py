@@ -18,19 +18,20 @@ from torch import nn
 from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.decoding.translator import token_roles
-from tformer_cli.errors import Problem
+from tformer_cli.errors import Problem, UsageError
 from tformer_cli.export.check import searches
+from tformer_cli.export.extra import package
 from tformer_cli.export.format import Format
-from tformer_cli.export.onnx_engine import SOURCE_FILE, STEP_FILE, OnnxEngine, library
+from tformer_cli.export.onnx_engine import SOURCE_FILE, STEP_FILE, OnnxEngine
 from tformer_cli.export.onnx_example import example
 from tformer_cli.export.onnx_graphs import SourceGraph, StepGraph, formal
-from tformer_cli.export.token_example import PACKAGES, sentencepiece_models
+from tformer_cli.export.token_example import TOKEN_PACKAGES, sentencepiece_models
 from tformer_cli.run_directory import write_text
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID, START_IDS, UNK_ID
 
 # What torch writes the graphs with, and what runs them.
-MODULES = ("onnx", "onnxscript", "onnxruntime")
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 # A file of ONNX holds no more; what is larger has its weights beside it.
 MOST_BYTES = 1 << 31
 # Sizes of the examples that torch follows through a model; none of them may be 0 or 1.
@@ -49,8 +50,8 @@ class OnnxFormat(Format):
 
     def write(self, trained: TrainedModel, folder: Path) -> None:
         """Write the graphs and what makes their tokens, as `Format` says."""
-        for name in MODULES:
-            library(name)
+        for name in PACKAGES:
+            package(name, "onnx")
         write_graphs(trained, folder)
         tokenizers = trained.tokenizers
         for name, content in sentencepiece_models(tokenizers).items():
@@ -82,11 +83,11 @@ class OnnxFormat(Format):
 
     def packages(self, trained: TrainedModel) -> list[str]:
         """Return what has to be installed for that."""
-        return ["numpy", "onnxruntime", *PACKAGES[trained.tokenizers.source.kind]]
+        return ["numpy", "onnxruntime", *TOKEN_PACKAGES[trained.tokenizers.source.kind]]
 
     def versions(self) -> dict[str, str]:
         """Return the versions of what wrote the graphs and ran them."""
-        return {name: library(name).__version__ for name in MODULES}
+        return {name: package(name, "onnx").__version__ for name in PACKAGES}
 
 
 def vocabularies(tokenizers: Tokenizers) -> dict[str, list[str]]:
@@ -141,8 +142,16 @@ def write_graphs(trained: TrainedModel, folder: Path) -> None:
 
 
 def _write_graph(graph: nn.Module, inputs: tuple[Any, ...], file: Path, **names: Any) -> None:
-    with _quiet():
-        program = torch.onnx.export(graph, inputs, dynamo=True, verbose=False, **names)
+    try:
+        with _quiet():
+            program = torch.onnx.export(graph, inputs, dynamo=True, verbose=False, **names)
+    except torch.onnx.OnnxExporterError as error:
+        raise UsageError(
+            "torch.onnx",
+            "cannot write this network",
+            got=str(error).strip().partition("\n")[0],
+            remedy="pip install --upgrade 'tformer[onnx]'",
+        ) from None
     assert program is not None
     num_bytes = sum(weight.nbytes for weight in graph.parameters())
     program.save(str(file), external_data=num_bytes >= MOST_BYTES)

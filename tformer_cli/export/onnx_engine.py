@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +16,14 @@ from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.rolling import search_all
 from tformer_cli.decoding.scoring import Pair, of_an_empty_source
-from tformer_cli.errors import Problem, UsageError
+from tformer_cli.errors import Problem
+from tformer_cli.export.extra import package
 from tformer_cli.padding import pad_rows
 
 SOURCE_FILE, STEP_FILE = "encoder.onnx", "decoder_step.onnx"
 CPU = torch.device("cpu")
 # Sentences at work together.
 BATCH = 32
-
-
-def library(name: str) -> Any:
-    """Return a module that comes with the extra `onnx`.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    try:
-        return import_module(name)
-    except ImportError:
-        raise UsageError(name, "is not installed", remedy="pip install 'tformer[onnx]'") from None
 
 
 class OnnxEngine:
@@ -56,7 +44,7 @@ class OnnxEngine:
         Raises:
             UsageError: onnxruntime is not installed.
         """
-        onnxruntime = library("onnxruntime")
+        onnxruntime = package("onnxruntime", "onnx")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         self.reading, self.stepping = (

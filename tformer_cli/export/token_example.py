@@ -6,7 +6,7 @@ from tformer_cli.text.marian import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizers
 
 # What the Python needs, by the kind of tokenizer.
-PACKAGES = {
+TOKEN_PACKAGES = {
     "subword": ["sentencepiece"],
     "marian": ["sentencepiece"],
     "word": ["torchtext==0.6.0"],
