@@ -39,7 +39,7 @@ from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.schema.config import Config
 from tformer_cli.device import hardware_name
 from tformer_cli.evaluation.metrics import build_metric
-from tformer_cli.export.ctranslate2 import write_ctranslate2
+from tformer_cli.export.ctranslate2.format import write_ctranslate2
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers
 

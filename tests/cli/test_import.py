@@ -11,7 +11,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import SubwordConfig
-from tformer_cli.export.marian import write_marian
+from tformer_cli.export.marian.format import write_marian
 from tformer_cli.model.build import build_model
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import build_tokenizers

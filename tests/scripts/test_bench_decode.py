@@ -43,7 +43,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import TrainingError, UsageError
-from tformer_cli.export.ctranslate2 import write_ctranslate2
+from tformer_cli.export.ctranslate2.format import write_ctranslate2
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.training.run import train

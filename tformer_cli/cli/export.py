@@ -253,20 +253,20 @@ def _ties(trained: "TrainedModel", text: "CheckText", comparison: "Comparison") 
 
 
 def _ctranslate2(quantization: "QuantizationName") -> "Format":
-    from tformer_cli.export.ctranslate2 import CTranslate2Format
+    from tformer_cli.export.ctranslate2.format import CTranslate2Format
 
     return CTranslate2Format(quantization)
 
 
 def _marian(quantization: "QuantizationName") -> "Format":
-    from tformer_cli.export.marian import MarianFormat
+    from tformer_cli.export.marian.format import MarianFormat
 
     _refuse_rounding(quantization, "marian")
     return MarianFormat()
 
 
 def _onnx(quantization: "QuantizationName") -> "Format":
-    from tformer_cli.export.onnx import OnnxFormat
+    from tformer_cli.export.onnx.format import OnnxFormat
 
     _refuse_rounding(quantization, "onnx")
     return OnnxFormat()

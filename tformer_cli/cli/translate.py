@@ -192,7 +192,7 @@ def translate(
         max_source_length=max_source_length,
     )
     if backend == "ctranslate2":
-        from tformer_cli.export.ctranslate2 import kept_engine
+        from tformer_cli.export.ctranslate2.format import kept_engine
 
         translator.engine = kept_engine(runs[0], trained, quantization or "float32")
     decoding = chosen_decoding(trained.config, beam, length_penalty, settings)

@@ -9,7 +9,7 @@ from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.load import dump_config
 from tformer_cli.errors import CheckpointError, UsageError
-from tformer_cli.export.marian_import import SETTINGS_FILE, read_marian
+from tformer_cli.export.marian.folder import SETTINGS_FILE, read_marian
 from tformer_cli.export.plain_folder import read_plain_folder
 from tformer_cli.run_directory import RunDirectory, whole_directory, write_text
 

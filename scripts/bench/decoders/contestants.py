@@ -328,7 +328,7 @@ class CTranslate2Backend(Ours):
 
         from tformer_cli.checkpoint.trained_model import load_trained_model
         from tformer_cli.decoding.translator import Translator
-        from tformer_cli.export.ctranslate2 import ctranslate2_engine
+        from tformer_cli.export.ctranslate2.format import ctranslate2_engine
 
         trained = load_trained_model(RunDirectory(Path(self.task.run)))
         translator = Translator.of_model(

@@ -22,8 +22,8 @@ from tformer_cli.decoding.engine import NativeEngine
 from tformer_cli.decoding.translator import token_roles
 from tformer_cli.errors import ConfigError, Problem, UsageError
 from tformer_cli.export.format import Format
-from tformer_cli.export.marian_import import read_marian
-from tformer_cli.export.marian_weights import (
+from tformer_cli.export.marian.folder import read_marian
+from tformer_cli.export.marian.weights import (
     ACTIVATIONS,
     NORM_EPSILON,
     OUR_IDS,

@@ -22,9 +22,9 @@ from tformer_cli.errors import Problem, UsageError
 from tformer_cli.export.check import searches
 from tformer_cli.export.extra import package
 from tformer_cli.export.format import Format
-from tformer_cli.export.onnx_engine import SOURCE_FILE, STEP_FILE, OnnxEngine
-from tformer_cli.export.onnx_example import example
-from tformer_cli.export.onnx_graphs import SourceGraph, StepGraph, formal
+from tformer_cli.export.onnx.engine import SOURCE_FILE, STEP_FILE, OnnxEngine
+from tformer_cli.export.onnx.example import example
+from tformer_cli.export.onnx.graphs import SourceGraph, StepGraph, formal
 from tformer_cli.export.token_example import TOKEN_PACKAGES, sentencepiece_models
 from tformer_cli.run_directory import write_text
 from tformer_cli.text.tokenizer import Tokenizers

@@ -9,7 +9,7 @@ from family import translating
 from hypothesis import given
 
 from tformer_cli.decoding.processors import TokenRoles
-from tformer_cli.export.onnx_graphs import SourceGraph, StepGraph, formal
+from tformer_cli.export.onnx.graphs import SourceGraph, StepGraph, formal
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 

@@ -29,9 +29,9 @@ from tformer_cli.export.imported_folder import (
     shapes,
     weights_file,
 )
-from tformer_cli.export.marian_search import read_search
-from tformer_cli.export.marian_settings import Shape, read_languages, read_shape
-from tformer_cli.export.marian_weights import (
+from tformer_cli.export.marian.search import read_search
+from tformer_cli.export.marian.settings import Shape, read_languages, read_shape
+from tformer_cli.export.marian.weights import (
     OUR_IDS,
     OUTPUT,
     SOURCE,

@@ -10,7 +10,7 @@ from tformer_cli.config.schema.check import check
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
 from tformer_cli.export.imported_folder import json_object
-from tformer_cli.export.marian_weights import ACTIVATIONS, NORM_EPSILON
+from tformer_cli.export.marian.weights import ACTIVATIONS, NORM_EPSILON
 
 # What transformers assumes where a file says nothing.
 DEFAULTS: dict[str, Any] = {

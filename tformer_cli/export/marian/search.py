@@ -13,7 +13,7 @@ from typing import Any
 from tformer_cli.config.schema.check import check
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.errors import Problem
-from tformer_cli.export.marian_settings import Settings
+from tformer_cli.export.marian.settings import Settings
 
 
 def read_search(file: Path) -> DecodingConfig:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from export.opus import (
+from opus import (
     LONGEST,
     SOURCES,
     TARGETS,
@@ -28,8 +28,8 @@ from tformer_cli.config.schema.positions import RotaryPositions
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import ConfigError, UsageError
-from tformer_cli.export.marian import MarianFormat, write_marian
-from tformer_cli.export.marian_import import read_marian
+from tformer_cli.export.marian.folder import read_marian
+from tformer_cli.export.marian.format import MarianFormat, write_marian
 from tformer_cli.model.build import build_model
 from tformer_cli.text.tokenizer import build_tokenizers
 from tformer_cli.text.vocabulary import END_ID

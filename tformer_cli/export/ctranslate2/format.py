@@ -20,9 +20,9 @@ from tformer_cli.config.schema.positions import (
     YarnScaling,
 )
 from tformer_cli.errors import ConfigError, Problem, UsageError
-from tformer_cli.export.ctranslate2_engine import CTranslate2Engine
-from tformer_cli.export.ctranslate2_example import example
-from tformer_cli.export.ctranslate2_spec import num_positions, specification
+from tformer_cli.export.ctranslate2.engine import CTranslate2Engine
+from tformer_cli.export.ctranslate2.example import example
+from tformer_cli.export.ctranslate2.specification import num_positions, specification
 from tformer_cli.export.extra import package
 from tformer_cli.export.format import Format
 from tformer_cli.export.token_example import TOKEN_PACKAGES, sentencepiece_models

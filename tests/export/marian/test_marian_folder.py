@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from export.opus import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opus import (
     CODE,
     LONGEST,
     SOURCES,
@@ -17,8 +19,6 @@ from export.opus import (
     tokenizer_of,
     write_json,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import MarianMTModel, MarianTokenizer
 
@@ -27,7 +27,7 @@ from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import ConfigError, TformerError
 from tformer_cli.export.imported_run import import_run
-from tformer_cli.export.marian_import import read_marian
+from tformer_cli.export.marian.folder import read_marian
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizer
 from tformer_cli.text.vocabulary import END_ID, START_ID, UNK_ID

@@ -29,7 +29,7 @@ from tformer_cli.config.schema.positions import (
 from tformer_cli.decoding.translation import Translation
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import ConfigError, UsageError
-from tformer_cli.export.ctranslate2 import CTranslate2Format, obstacles, write_ctranslate2
+from tformer_cli.export.ctranslate2.format import CTranslate2Format, obstacles, write_ctranslate2
 from tformer_cli.export.format import CheckText, check
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq

@@ -12,7 +12,7 @@ from exportable import BASE, trained
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
 from tformer_cli.decoding.translator import Translator
-from tformer_cli.export.ctranslate2 import CTranslate2Format
+from tformer_cli.export.ctranslate2.format import CTranslate2Format
 from tformer_cli.model.build import build_model
 from tformer_cli.text.marian import MarianTokenizer, marian_file
 from tformer_cli.text.normalizer import Normalizer

@@ -18,9 +18,9 @@ from tformer_cli.config.schema.positions import AlibiPositions, RelativePosition
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import ExportError, UsageError
-from tformer_cli.export import onnx
 from tformer_cli.export.format import CheckText, check, exported
-from tformer_cli.export.onnx import OnnxFormat
+from tformer_cli.export.onnx import format as onnx_format
+from tformer_cli.export.onnx.format import OnnxFormat
 from tformer_cli.text.vocabulary import END_ID, SPECIAL_TOKENS, START_ID, UNK_ID
 
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
@@ -74,7 +74,7 @@ def test_encoder_and_decoder_translate_alike_by_beam_and_greedy_search(small):
 
 @pytest.mark.slow
 def test_one_stream_translates_alike_with_its_weights_in_files_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx, "MOST_BYTES", 1)
+    monkeypatch.setattr(onnx_format, "MOST_BYTES", 1)
     stream = written(STREAM, tmp_path / "stream")
     assert all_alike(stream.comparisons)
     assert sorted(file.name for file in stream.folder.iterdir()) == [

@@ -16,14 +16,14 @@ from tformer_cli.decoding.hypothesis import EMPTY
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.translator import token_roles
 from tformer_cli.errors import UsageError
-from tformer_cli.export import ctranslate2_engine
-from tformer_cli.export.ctranslate2 import CTranslate2Format
-from tformer_cli.export.ctranslate2_engine import (
+from tformer_cli.export.ctranslate2 import engine as ctranslate2_engine
+from tformer_cli.export.ctranslate2.engine import (
     BATCH,
     BATCHES_AHEAD,
     SMALL_BATCH,
     shrinking_batches,
 )
+from tformer_cli.export.ctranslate2.format import CTranslate2Format
 from tformer_cli.text.vocabulary import END_ID, UNK_ID
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
