@@ -18,8 +18,7 @@ def fused(model: Seq2Seq, precision: torch.dtype = torch.float32) -> Seq2Seq:
         model: is left as it is.
         precision: number format of matrix products; int8 rounds the large matrices.
     """
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    twin: Seq2Seq = copy.deepcopy(model, shared)
+    twin = twin_of(model)
     for stack in twin.stacks():
         for layer in stack.each_layer():
             layer.self_attention = layer.self_attention.fused()
@@ -28,6 +27,13 @@ def fused(model: Seq2Seq, precision: torch.dtype = torch.float32) -> Seq2Seq:
         rounded_to_eight_bits(twin)
     for module in list(twin.eval().modules()):
         _bare(module)
+    return twin
+
+
+def twin_of(model: Seq2Seq) -> Seq2Seq:
+    """Return a model with modules of its own, which share the weights of `model`."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    twin: Seq2Seq = copy.deepcopy(model, shared)
     return twin
 
 

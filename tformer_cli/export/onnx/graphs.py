@@ -1,6 +1,5 @@
 """What ONNX gets to know of a model: one graph reads sources, another writes a token."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from tformer_cli.decoding.processors import TokenRoles, forbid
 from tformer_cli.model.blocks.attention import KeyValue, View, attention_logits, multiplied
 from tformer_cli.model.cache import unseen
+from tformer_cli.model.fusion import twin_of
 from tformer_cli.model.network import Seq2Seq
 
 
@@ -149,8 +149,7 @@ class RowCache:
 
 def formal(model: Seq2Seq) -> Seq2Seq:
     """Return a model that attends by the formula alone, and shares the weights of `model`."""
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    twin: Seq2Seq = copy.deepcopy(model, shared)
+    twin = twin_of(model)
     for stack in twin.stacks():
         for layer in stack.each_layer():
             for attention in layer.attentions():
