@@ -92,6 +92,9 @@ def best_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         Scores and tokens, each (N, count).
     """
     if len(scores) < FEW_ROWS:
+        if count == 1:
+            value, token = scores.max(dim=-1, keepdim=True)
+            return value, token
         best = scores.topk(min(count, scores.shape[1]), dim=-1)
         return best.values, best.indices
     nothing = scores.new_zeros((len(scores), 1))

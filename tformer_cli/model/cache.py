@@ -88,7 +88,7 @@ class LayerCache:
         source_keys: (B, Hkv, Dh, S), made once a sentence, and laid out as a product with queries
             reads them: a component after the other.
         source_values: (B, Hkv, S, Dh).
-        source_used: tokens of the longest source.
+        source: what queries look at of both, (B, Hkv, S', Dh), no wider than the longest source.
     """
 
     keys: Tensor
@@ -96,20 +96,21 @@ class LayerCache:
     used: int
     source_keys: Tensor
     source_values: Tensor
-    source_used: int
+    source: KeyValue
 
-    @property
-    def source(self) -> KeyValue:
-        """Keys and values of the sources, (B, H, S, Dh), no wider than the longest."""
-        keys = self.source_keys[..., : self.source_used].transpose(2, 3)
-        return KeyValue(keys, self.source_values[:, :, : self.source_used])
+    def look_at_source(self, length: int) -> None:
+        """Let queries look at so many tokens of the sources."""
+        keys = self.source_keys[..., :length].transpose(2, 3)
+        # Of a single sentence they are read by torch's kernel, a token after the other.
+        keys = keys.contiguous() if len(keys) == 1 else keys
+        self.source = KeyValue(keys, self.source_values[:, :, :length])
 
     def append(self, new: KeyValue) -> KeyValue:
         """Write keys and values (B, H, K, Dh) into the newest columns; return all in use."""
-        first = self.used - new.keys.shape[2]
-        self.keys[:, :, first : self.used] = new.keys
-        self.values[:, :, first : self.used] = new.values
-        return KeyValue(self.keys[:, :, : self.used], self.values[:, :, : self.used])
+        count = new.keys.shape[2]
+        self.keys.narrow(2, self.used - count, count).copy_(new.keys)
+        self.values.narrow(2, self.used - count, count).copy_(new.values)
+        return KeyValue(self.keys.narrow(2, 0, self.used), self.values.narrow(2, 0, self.used))
 
     def append_to_source(self, new: KeyValue) -> KeyValue:
         """Write keys and values (B, H, K, Dh); return those of the source and all in use."""
@@ -173,7 +174,7 @@ class DecoderCache:
     @property
     def longest_source(self) -> int:
         """Tokens of the longest source."""
-        return self.layers[0].source_used
+        return self.layers[0].source.keys.shape[2]
 
     def advance(self) -> Tensor:
         """Make a new column for each row; return the places of its token, (B, K)."""
@@ -258,7 +259,7 @@ class DecoderCache:
             used=0,
             source_keys=new((num_places, num_heads, key_dim, length)),
             source_values=new((num_places, num_heads, length, source.values.shape[3])),
-            source_used=0,
+            source=source,
         )
 
     def _set_sources(self, lengths: Tensor) -> None:
@@ -266,7 +267,7 @@ class DecoderCache:
         self.source_lengths = lengths
         longest = int(lengths.max())
         for layer in self.layers:
-            layer.source_used = longest
+            layer.look_at_source(longest)
         mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
         is_padded = not bool(mask.all())
         self.source_seen = unseen(mask, self.seen.dtype)[:, None, None] if is_padded else None

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from model.twins import assert_same, called, randomised, renamed
 from torch import nn
 
-from tformer_cli.model.blocks import masks
+from tformer_cli.model.blocks import attention, masks
 from tformer_cli.model.blocks.attention import (
+    FEW_WEIGHTS,
     MOST_WEIGHTS,
     Attention,
     View,
@@ -115,6 +116,24 @@ def test_a_large_attention_goes_by_the_kernel(batch, way, other):
     torch.testing.assert_close(
         found, other(queries, keys, values, View(causal=True), 0.0), rtol=0, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    ("length", "way"), [(FEW_WEIGHTS // 4, kernel_attend), (FEW_WEIGHTS // 4 + 1, naive_attend)]
+)
+def test_a_tiny_attention_goes_by_the_kernel(length, way, monkeypatch):
+    used = []
+    for one in (kernel_attend, naive_attend):
+        monkeypatch.setattr(attention, one.__name__, lambda *_, one=one: used.append(one))
+    queries = torch.randn(1, 4, 1, 8)
+    keys, values = (torch.randn(1, 2, length, 8) for _ in range(2))
+    attend(queries, keys, values, View())
+    assert used == [way]
+    narrow, across = values[..., :3], torch.randn(1, 2, 8, length).transpose(2, 3)
+    attend(queries, keys, narrow, View())
+    attend(queries, across, values, View())
+    attend(queries, keys, values, View(), 0.1)
+    assert used[1:] == [naive_attend] * 3
 
 
 @pytest.mark.parametrize("length", [1, 7, 15, 16, 17, 40])

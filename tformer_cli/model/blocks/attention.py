@@ -59,6 +59,8 @@ Attend = Callable[[Tensor, Tensor, Tensor, View, float], Tensor]
 # Up to so many weights the formula is faster on a CPU than torch's kernel: those of some hundred
 # sentences.
 MOST_WEIGHTS = 1 << 20
+# And so few that the kernel is faster again, for it is one operation: those of a sentence or two.
+FEW_WEIGHTS = 1 << 10
 # Over fewer numbers than a vector register holds, torch's softmax takes several times as long,
 # which is worth filling rows up where there are many of them.
 VECTOR = 16
@@ -78,8 +80,12 @@ def attend(
         dropout: share of the attention weights set to zero.
     """
     num_weights = queries.shape[:3].numel() * keys.shape[2]
-    is_small = queries.device.type == "cpu" and num_weights <= MOST_WEIGHTS
-    way = naive_attend if is_small else kernel_attend
+    is_large = queries.device.type != "cpu" or num_weights > MOST_WEIGHTS
+    # The kernel copies keys that do not lie one after the other, and has a slow way for dropout and
+    # for keys and values of two widths.
+    is_slow = dropout > 0 or keys.stride(3) != 1 or keys.shape[3] != values.shape[3]
+    is_tiny = num_weights <= FEW_WEIGHTS and not is_slow
+    way = kernel_attend if is_large or is_tiny else naive_attend
     return way(queries, keys, values, view, dropout)
 
 
@@ -267,11 +273,10 @@ class FusedAttention(Attention):
 
     def projected(self, states: Tensor) -> tuple[Tensor, KeyValue]:
         """Return queries, and keys and values, of the same states (N, T, D)."""
-        all_heads = self.num_heads + 2 * self.num_kv_heads
-        heads = split_heads(self.projection(states), all_heads)  # (N, H + 2 Hkv, T, Dh)
-        shares = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
-        queries, keys, values = torch.split(heads, shares, dim=1)
-        return queries, KeyValue(keys, values)
+        own, shared = self.num_heads, self.num_kv_heads
+        heads = split_heads(self.projection(states), own + 2 * shared)  # (N, H + 2 Hkv, T, Dh)
+        keys, values = heads.narrow(1, own, shared), heads.narrow(1, own + shared, shared)
+        return heads.narrow(1, 0, own), KeyValue(keys, values)
 
 
 def split_heads(states: Tensor, num_heads: int) -> Tensor:
