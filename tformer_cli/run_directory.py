@@ -1,6 +1,7 @@
 """What a run folder holds, where each file is, and how files are written whole."""
 
 import contextlib
+import json
 import os
 import shutil
 import tempfile
@@ -208,6 +209,15 @@ def write_text(path: Path, text: str) -> None:
     """
     with whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write data for another program into a file, as a whole.
+
+    Raises:
+        StorageError: the system does not let it be written.
+    """
+    write_text(path, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
 
 
 def sync_directory(path: Path) -> None:

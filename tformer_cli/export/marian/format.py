@@ -5,7 +5,6 @@ greedy translations and the probabilities of given ones are equal. `</s>` alone,
 translation, is kept out by the settings of `generate`, which are part of the folder.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,7 +30,7 @@ from tformer_cli.export.marian.weights import (
     Tables,
     to_theirs,
 )
-from tformer_cli.run_directory import whole_directory, whole_file
+from tformer_cli.run_directory import whole_directory, whole_file, write_json
 from tformer_cli.text.marian import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizer
 from tformer_cli.text.vocabulary import NUM_SPECIAL
@@ -162,14 +161,15 @@ def _write(trained: TrainedModel, folder: Path) -> None:
     """Write all files into a folder that is there."""
     config, tokenizers = trained.config, trained.tokenizers
     vocabularies = [_vocabulary(side) for side in (tokenizers.source, tokenizers.target)]
+    # safetensors lets nobody else read what it writes; a whole file is for all.
     with whole_file(folder / "model.safetensors") as temporary:
         save_tensors(_weights(trained), temporary, {"format": "pt"})
-    _write_json(folder / "config.json", _settings(config, *map(len, vocabularies)))
-    _write_json(folder / "generation_config.json", _generation(config))
-    _write_json(folder / "tokenizer_config.json", _tokenizer_settings(config))
-    _write_json(folder / "vocab.json", vocabularies[0])
+    write_json(folder / "config.json", _settings(config, *map(len, vocabularies)))
+    write_json(folder / "generation_config.json", _generation(config))
+    write_json(folder / "tokenizer_config.json", _tokenizer_settings(config))
+    write_json(folder / "vocab.json", vocabularies[0])
     if not tokenizers.shared:
-        _write_json(folder / "target_vocab.json", vocabularies[1])
+        write_json(folder / "target_vocab.json", vocabularies[1])
     (folder / "source.spm").write_bytes(_sentencepiece(tokenizers.source))
     (folder / "target.spm").write_bytes(_sentencepiece(tokenizers.target))
 
@@ -290,8 +290,3 @@ def _positions(config: Config) -> int:
 
 def _sentencepiece(tokenizer: Tokenizer) -> bytes:
     return tokenizer.model if isinstance(tokenizer, MarianTokenizer) else tokenizer.content
-
-
-def _write_json(file: Path, content: object) -> None:
-    text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
-    file.write_text(text, encoding="utf-8", newline="\n")

@@ -90,13 +90,10 @@ class OnnxStepper:
     def __init__(self, reading: Any, stepping: Any) -> None:
         """Take the sessions of the two graphs."""
         self.reading, self.stepping = reading, stepping
-        self.num_layers = len(reading.get_outputs()) // 2
-        self.source_names, self.past_names = (
-            [f"{which}_{part}.{i}" for i in range(self.num_layers) for part in ("keys", "values")]
-            for which in ("source", "past")
-        )
-        shapes = {node.name: node.shape for node in stepping.get_inputs()}
-        self.empty = [(shapes[name][1], 0, shapes[name][3]) for name in self.past_names]
+        self.source_names = [node.name for node in reading.get_outputs()]
+        past = [node for node in stepping.get_inputs() if node.name.startswith("past_")]
+        self.past_names = [node.name for node in past]
+        self.empty = [(node.shape[1], 0, node.shape[3]) for node in past]
 
     def start(self, sentences: Sequence[Sequence[int]], num_rows: int) -> None:
         """Read the sentences, each for so many rows."""

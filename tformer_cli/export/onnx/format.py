@@ -5,7 +5,6 @@ the caller's: which token to take, and what has been remembered of the others.
 """
 
 import contextlib
-import json
 import logging
 import warnings
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from tformer_cli.export.onnx.engine import SOURCE_FILE, STEP_FILE, OnnxEngine
 from tformer_cli.export.onnx.example import example
 from tformer_cli.export.onnx.graphs import SourceGraph, StepGraph, formal
 from tformer_cli.export.token_example import TOKEN_PACKAGES, sentencepiece_models
-from tformer_cli.run_directory import write_text
+from tformer_cli.run_directory import write_json
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID, START_IDS, UNK_ID
 
@@ -57,8 +56,8 @@ class OnnxFormat(Format):
         for name, content in sentencepiece_models(tokenizers).items():
             (folder / f"{name}.model").write_bytes(content)
         for name, tokens in vocabularies(tokenizers).items():
-            _write_json(folder / f"{name}_vocabulary.json", tokens)
-        _write_json(
+            write_json(folder / f"{name}_vocabulary.json", tokens)
+        write_json(
             folder / "config.json",
             {
                 "start_id": START_IDS[trained.config.model.kind],
@@ -169,7 +168,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def _write_json(file: Path, content: object) -> None:
-    write_text(file, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
