@@ -112,6 +112,12 @@ def test_an_imported_run_has_no_text_of_its_own(run, tformer):
     assert result.stderr.splitlines()[0] == (
         f"data.train.0.source: no such file; got {run}/train.en; mend the path, or set data.root"
     )
+    result = tformer("eval", run, "--split", "valid", "--device", "cpu")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"{run}/valid.en: no such file; "
+        "put it there, or name another text with --source and --reference\n"
+    )
 
 
 def test_an_imported_run_goes_back_where_it_came_from(opus, run, tmp_path, tformer):

@@ -21,10 +21,11 @@ from tformer_cli.config.schema.data import (
     Text,
     TrainingText,
 )
-from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
+from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.limits import Bounds
 from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.config.schema.tokenizer import CharConfig
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -305,28 +306,68 @@ def _coherent(decoding: DecodingConfig) -> DecodingConfig:
     return dataclasses.replace(decoding, max_length=600)
 
 
-def _suited(config: Config) -> Config:
-    """Give a model the texts that it learns from: alone, or with their translations."""
-    data, training = config.data, config.training
-    is_alone = isinstance(config.model, MaskedEncoderConfig)
+def _alone(text: Text) -> dict[str, Path]:
+    return {"text": next(iter(text.files.values()))}
 
-    def suited(text: Text) -> dict[str, Path]:
-        first, *_, last = [*text.files.values()] * 2
-        return {"text": first} if is_alone else {"source": first, "target": last}
 
-    kind, training_kind = ParallelText, TrainingText
-    if is_alone:
-        kind, training_kind = PlainText, PlainTrainingText
-        data = dataclasses.replace(
-            data, test={}, filters=dataclasses.replace(data.filters, max_ratio=None)
-        )
-        training = dataclasses.replace(training, select="loss")
+def _translated(text: Text) -> dict[str, Path]:
+    first, *_, last = [*text.files.values()] * 2
+    return {"source": first, "target": last}
+
+
+def _masking(config: Config) -> Config:
+    """Give a masked encoder texts alone, and nothing that only translations are made with."""
     data = dataclasses.replace(
-        data,
-        train=tuple(training_kind(**suited(text), weight=text.weight) for text in data.train),
-        valid=kind(**suited(data.valid)),
+        config.data,
+        train=tuple(
+            PlainTrainingText(**_alone(text), weight=text.weight) for text in config.data.train
+        ),
+        valid=PlainText(**_alone(config.data.valid)),
+        test={},
+        filters=dataclasses.replace(config.data.filters, max_ratio=None, max_length=599),
     )
-    return dataclasses.replace(config, data=data, training=training)
+    training = dataclasses.replace(
+        config.training,
+        select="loss",
+        validation_decoding=GreedyConfig(),
+        sample_translations=TrainingConfig().sample_translations,
+    )
+    return Config(
+        seed=config.seed,
+        data=data,
+        tokenizer=config.tokenizer,
+        model=config.model,
+        training=training,
+    )
+
+
+def _translating(config: Config) -> Config:
+    """Give a model that translates texts with their translations, and searches that can run."""
+    data, training, scores = config.data, config.training, config.evaluation
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(
+            data,
+            train=tuple(
+                TrainingText(**_translated(text), weight=text.weight) for text in data.train
+            ),
+            valid=ParallelText(**_translated(data.valid)),
+            filters=dataclasses.replace(data.filters, max_length=599),
+        ),
+        training=dataclasses.replace(
+            training, validation_decoding=_coherent(training.validation_decoding)
+        ),
+        decoding=_coherent(config.decoding),
+        evaluation=dataclasses.replace(
+            scores, bleu=dataclasses.replace(scores.bleu, lowercase=True)
+        ),
+    )
+
+
+def _suited(config: Config) -> Config:
+    """Keep the rules that tie keys together."""
+    is_masked = isinstance(config.model, MaskedEncoderConfig)
+    return _masking(config) if is_masked else _translating(config)
 
 
 @settings(max_examples=20)
@@ -334,22 +375,6 @@ def _suited(config: Config) -> Config:
 def test_dump_reads_back_to_an_equal_config(
     tmp_path_factory: pytest.TempPathFactory, config: Config
 ) -> None:
-    # The rules that tie keys together, kept by hand.
-    training = config.training
-    config = dataclasses.replace(
-        config,
-        data=dataclasses.replace(
-            config.data, filters=dataclasses.replace(config.data.filters, max_length=599)
-        ),
-        training=dataclasses.replace(
-            training,
-            validation_decoding=_coherent(training.validation_decoding),
-        ),
-        decoding=_coherent(config.decoding),
-        evaluation=dataclasses.replace(
-            config.evaluation, bleu=dataclasses.replace(config.evaluation.bleu, lowercase=True)
-        ),
-    )
     assert not list(check(config))
     file = tmp_path_factory.getbasetemp() / "dump.yaml"
     file.write_text(dump_config(config), encoding="utf-8", newline="")

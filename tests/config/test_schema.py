@@ -15,8 +15,8 @@ from tformer_cli.config.schema.data import (
     PlainTrainingText,
     TrainingText,
 )
-from tformer_cli.config.schema.decoding import BeamConfig
-from tformer_cli.config.schema.evaluation import EvaluationConfig
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
+from tformer_cli.config.schema.evaluation import ChrfConfig, EvaluationConfig
 from tformer_cli.config.schema.limits import Bounds, Conflict
 from tformer_cli.config.schema.model import EncoderDecoderConfig, MaskedEncoderConfig
 from tformer_cli.config.schema.optimizer import AdamWConfig
@@ -35,6 +35,9 @@ MASKED = Config(
     model=MaskedEncoderConfig(),
     training=TrainingConfig(select="loss"),
 )
+
+
+IDLE = "must be left out with model.kind masked_encoder, which does not translate"
 
 
 def test_masked_encoder_has_its_own_rules() -> None:
@@ -72,6 +75,19 @@ def test_masked_encoder_has_its_own_rules() -> None:
                 "must be loss with model.kind masked_encoder, which does not translate",
                 "bleu",
             ),
+        ),
+        (
+            {"training": dataclasses.replace(MASKED.training, sample_translations=5)},
+            Conflict("training.sample_translations", IDLE),
+        ),
+        (
+            {"training": dataclasses.replace(MASKED.training, validation_decoding=BeamConfig())},
+            Conflict("training.validation_decoding", IDLE),
+        ),
+        ({"decoding": GreedyConfig()}, Conflict("decoding", IDLE)),
+        (
+            {"evaluation": EvaluationConfig(chrf=ChrfConfig(word_order=2))},
+            Conflict("evaluation", IDLE),
         ),
     ):
         assert list(check(dataclasses.replace(MASKED, **changes))) == [complaint]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import CONFIG, write_toy
+from toy import CONFIG, MASKED, write_toy
 
 from tformer_cli.checkpoint.checkpoint import save_checkpoint
 from tformer_cli.config.load import load_config
@@ -139,6 +139,7 @@ FOUND = DryRun(
     precision="float32",
     num_parameters=1_234_567,
     vocabulary_sizes=(2000, 1000),
+    unit="pair",
     num_pairs=29_000,
     sample=FilterReport(kept=19_990, too_long=10),
     worst_batch=Shape(16, 256),
@@ -174,6 +175,16 @@ def test_a_dry_run_is_told_in_lines():
         "model: 1,234,567 parameters, vocabulary 2,000, on cpu in float32",
         "training text: 20,000 pairs: 19,990 kept; dropped 10 too long",
     ]
+    alone = replace(FOUND, unit="line")
+    assert str(alone).splitlines()[1] == (
+        "training text: 29,000 lines; in a sample of 20,000 lines: 19,990 kept; dropped 10 too long"
+    )
+
+
+def test_a_text_alone_has_lines(tmp_path, capsys):
+    found = taken(write_toy(tmp_path / "data", config=MASKED))
+    assert (found.unit, found.num_pairs) == ("line", 300)
+    assert "training text: 300 lines" in capsys.readouterr().err
 
 
 def test_a_dry_run_is_plain_data_for_programs():

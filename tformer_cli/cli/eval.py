@@ -26,7 +26,7 @@ from tformer_cli.cli.options import (
 )
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import DataError, UsageError
 from tformer_cli.run_directory import RunDirectory
 
 
@@ -155,6 +155,7 @@ def _chosen_texts(
 
     Raises:
         UsageError: the options contradict each other, or there is no such split.
+        DataError: the config's texts are no longer where they were.
     """
     if (source is None) != (reference is None):
         missing = "--reference" if reference is None else "--source"
@@ -165,6 +166,19 @@ def _chosen_texts(
                 "--split", "contradicts --source", got=split, remedy="leave one of them out"
             )
         return {source.name: ParallelText(source=source, target=reference)}
+    texts = _texts_of_split(config, split)
+    for text in texts.values():
+        for file in text.files.values():
+            if not file.is_file():
+                raise DataError(
+                    str(file),
+                    "no such file",
+                    remedy="put it there, or name another text with --source and --reference",
+                )
+    return texts
+
+
+def _texts_of_split(config: Config, split: str | None) -> dict[str, ParallelText]:
     if split == "valid":
         valid = config.data.valid
         assert isinstance(valid, ParallelText), "what translates is trained on translations"

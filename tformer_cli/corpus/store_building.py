@@ -31,7 +31,7 @@ from tformer_cli.corpus.store_folder import (
 )
 from tformer_cli.corpus.text_digests import TextDigests
 from tformer_cli.errors import DataError
-from tformer_cli.run_directory import sync_directory, whole_directory, write_text, writing
+from tformer_cli.run_directory import sync_directory, whole_directory, write_json, writing
 from tformer_cli.text.tokenizer import Tokenizers
 
 # Below this size of all texts, starting processes takes longer than encoding.
@@ -176,7 +176,7 @@ class Building:
             "sizes": {name: file.tell() for name, file in self._files.items()},
             "texts": [asdict(report) for report in self.reports],
         }
-        write_text(self._journal_file, json.dumps(journal, indent=2) + "\n")
+        write_json(self._journal_file, journal)
 
     def finish(self, folder: StoreFolder) -> None:
         """Write the folder of the store: these pairs without the repeated ones.

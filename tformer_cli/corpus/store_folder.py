@@ -12,7 +12,7 @@ import numpy as np
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.weights import Weights
-from tformer_cli.run_directory import write_text
+from tformer_cli.run_directory import write_json
 
 # Part of every store's key: raise it when the files or their meaning change.
 FORMAT_VERSION = 1
@@ -93,7 +93,7 @@ class StoreFolder:
         return np.memmap(self.path / name, dtype=dtype, mode="r").view(np.ndarray)
 
     def _write(self, index: dict[str, Any]) -> None:
-        write_text(self._index_file, json.dumps(index, indent=2) + "\n")
+        write_json(self._index_file, index)
 
 
 def _is_whole(store: TokenStore) -> bool:

@@ -1,6 +1,5 @@
 """Translate a text and score it: the one road to every number, in training and in `eval`."""
 
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from tformer_cli.errors import Problem
 from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
 from tformer_cli.evaluation.metrics import Metric, Score
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.run_directory import write_text
+from tformer_cli.run_directory import write_json, write_text
 
 LIKELIHOOD_BATCH_TOKENS = 4096
 
@@ -112,7 +111,7 @@ def save_evaluation(evaluation: Evaluation, folder: Path, name: str) -> Path:
     """Write NAME.hyp.txt and NAME.json into a folder; return the path of the translations."""
     hypothesis_file = folder / f"{name}.hyp.txt"
     write_text(hypothesis_file, "".join(f"{line}\n" for line in evaluation.hypotheses))
-    write_text(folder / f"{name}.json", json.dumps(as_json(evaluation), indent=2) + "\n")
+    write_json(folder / f"{name}.json", as_json(evaluation))
     return hypothesis_file
 
 

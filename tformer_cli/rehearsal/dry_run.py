@@ -40,7 +40,8 @@ class DryRun:
         precision: number format of its matrix products.
         num_parameters: weights of the model.
         vocabulary_sizes: of the source and the target.
-        num_pairs: of the training text.
+        unit: pairs, or lines of a text alone.
+        num_pairs: how many of them the training text has.
         sample: what became of those that were looked at.
         worst_batch: pairs, and tokens of each side of a pair, of the batch that took longest of
             those that may cost most memory.
@@ -62,6 +63,7 @@ class DryRun:
     precision: str
     num_parameters: int
     vocabulary_sizes: tuple[int, int]
+    unit: str
     num_pairs: int
     sample: FilterReport
     worst_batch: Shape
@@ -80,9 +82,9 @@ class DryRun:
 
     def __str__(self) -> str:
         sizes = " and ".join(f"{size:,}" for size in sorted({*self.vocabulary_sizes}))
-        text = str(self.sample)
+        text = self.sample.told(self.unit)
         if self.sample.seen < self.num_pairs:
-            text = f"{self.num_pairs:,} pairs; in a sample of {text}"
+            text = f"{self.num_pairs:,} {self.unit}s; in a sample of {text}"
         rows, width = self.worst_batch
         return "\n".join(
             (
@@ -151,6 +153,7 @@ def _measured(rehearsed: Rehearsal, run: RunDirectory) -> DryRun:
         precision=str(prepared.learner.precision).removeprefix("torch."),
         num_parameters=prepared.model.num_parameters(),
         vocabulary_sizes=(prepared.tokenizers.source.size, prepared.tokenizers.target.size),
+        unit=prepared.config.data.unit,
         num_pairs=rehearsed.num_pairs,
         sample=prepared.report,
         worst_batch=worst_batch,

@@ -81,7 +81,7 @@ def rehearsal(config: Config, run: RunDirectory, *, device: torch.device) -> Ite
             tokenizers.save(temporary.tokenizer)
             write_text(temporary.config_file, dump_config(sampled))
             if sampled != config:
-                reporter.say(f"{num_pairs:,} pairs in all; this is a sample of them:")
+                reporter.say(f"{num_pairs:,} {config.data.unit}s in all; this is a sample of them:")
             prepared = prepare(
                 sampled, tokenizers, stores=temporary.stores, device=device, say=reporter.say
             )

@@ -146,7 +146,7 @@ def prepare(
     masking = None
     if isinstance(config.model, MaskedEncoderConfig):
         masking = Masking.of(config.model, tokenizers.source.size, config.seed)
-    say(f"training text: {report.told('pair' if masking is None else 'line')}")
+    say(f"training text: {report.told(config.data.unit)}")
     say(f"source: {report_lengths(store.source_lengths)}")
     if masking is None:
         say(f"target: {report_lengths(store.target_lengths)}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from tformer_cli.config.schema.data import DataConfig, ParallelText, PlainText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
@@ -15,6 +16,14 @@ from tformer_cli.config.schema.model import (
 from tformer_cli.config.schema.positions import LearnedPositions
 from tformer_cli.config.schema.tokenizer import SubwordConfig, TokenizerConfig
 from tformer_cli.config.schema.training import TrainingConfig
+
+# What has no effect where nothing is translated.
+OF_TRANSLATIONS = (
+    "training.validation_decoding",
+    "training.sample_translations",
+    "decoding",
+    "evaluation",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +130,13 @@ class Config:
                 "must be loss with model.kind masked_encoder, which does not translate",
                 self.training.select,
             )
+        default = Config(data=self.data)
+        for key in OF_TRANSLATIONS:
+            value = attrgetter(key)
+            if value(self) != value(default):
+                yield Conflict(
+                    key, "must be left out with model.kind masked_encoder, which does not translate"
+                )
 
     def _conflicts_of_positions(self) -> Iterator[Conflict]:
         positions, longest = self.model.positions, self.model.max_length

@@ -91,6 +91,11 @@ class DataConfig:
     filters: FilterConfig = field(default_factory=FilterConfig)
     """Which training pairs to leave out."""
 
+    @property
+    def unit(self) -> str:
+        """What the training text is counted in: pairs, or lines of a text alone."""
+        return "line" if isinstance(self.train[0], PlainTrainingText) else "pair"
+
     def texts(self) -> dict[str, Text]:
         """Return every text by its key path."""
         return {
