@@ -111,8 +111,8 @@ def ablation(
     members: Annotated[str, typer.Option(help="Besides the base.")] = ",".join(CHANGES),
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each: seeds 1, 2, ...")] = 3,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps of each.")] = 500,
-    rounds: Annotated[int, typer.Option(min=0, help="Turns of each for its speed.")] = 3,
-    lines: Annotated[int, typer.Option(min=1, help="Translated in a turn.")] = 200,
+    rounds: Annotated[int, typer.Option(min=0, help="Turns of each for its speed.")] = 5,
+    lines: Annotated[int, typer.Option(min=1, help="Translated in a turn.")] = 500,
     seconds: Annotated[float, typer.Option(min=0.1, help="Trained in a turn.")] = 4.0,
     threads: Annotated[int, typer.Option(min=1, help="Of each.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -123,7 +123,8 @@ def ablation(
     queries, and no biases. Every member has as many parameters, made up in the inner width of its
     feed-forward blocks, the same text, batches and steps of the same optimiser (Muon). Loss is that
     of the validation text, BLEU that of the test set, both with their standard deviation over the
-    seeds; speeds are multiples of the base's, medians over the rounds, in which members take turns.
+    seeds; speeds are multiples of the base's, medians over the rounds, in which members take turns
+    and all translations have the same number of tokens.
 
     The same command goes on where it was stopped, and trains and scores only what is not in DIR.
 

@@ -11,13 +11,16 @@ from courses.contestants import Ours
 from members.figures import Learnt, Row, ratios, table
 from members.members import BASE, CHANGES, member, num_parameters
 from members.parts import WAYS, attend_apart, norm_ratio
-from members.speed import Speed
+from members.speed import CPU, NUM_TOKENS, SEARCH, Speed, tokens_a_second
 from toy import write_toy
 from typer.testing import CliRunner
 
+from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.check import check
 from tformer_cli.config.schema.decoding import GreedyConfig
+from tformer_cli.decoding.translator import Translator
+from tformer_cli.run_directory import RunDirectory
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -82,6 +85,15 @@ def test_the_command_trains_each_member_once(small, monkeypatch):
     monkeypatch.setattr(Ours, "__abstractmethods__", frozenset())
     second = CliRunner().invoke(ablation.app, [*words, "--json"], catch_exceptions=False)
     assert second.stdout == first.stdout
+
+
+def test_all_write_as_many_tokens_where_they_are_timed(toy_run):
+    trained = load_trained_model(RunDirectory(toy_run))
+    translator = Translator.of_model(trained.model, trained.tokenizers, trained.config, CPU)
+    found = translator.nbest(["ab cd", "a", "g fg"], 1, decoding=SEARCH)
+    # The end of a sentence counts as one, where it is written.
+    assert {len(best.tokens) for (best,) in found} <= {NUM_TOKENS - 1, NUM_TOKENS}
+    assert tokens_a_second(translator, ["ab cd", "a"]) > 0
 
 
 def test_an_unknown_member_is_refused(tmp_path):
