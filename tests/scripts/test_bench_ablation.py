@@ -41,14 +41,22 @@ def test_a_member_differs_from_the_base_by_its_change_and_its_width(name):
     assert name != "deep-shallow" or keys == layers
 
 
+def test_a_bad_turn_of_the_first_member_changes_no_ratio():
+    rows = [
+        Row("", 1, 1, [], [Speed(speed, speed) for speed in speeds])
+        for speeds in ([10, 10, 1], [20, 20, 20], [5, 5, 5])
+    ]
+    assert ratios(rows) == [Speed(1, 1), Speed(2, 2), Speed(0.5, 0.5)]
+
+
 def test_the_table_has_means_spreads_and_multiples_of_the_first():
     def row(name: str, losses: list[float], speeds: list[Speed]) -> Row:
         learnt = [Learnt(seed, loss, 10 * loss, "sig") for seed, loss in enumerate(losses, 1)]
         return Row(name, 1234567, 96, learnt, speeds)
 
     base = row("base", [2.0, 3.0], [Speed(100, 10), Speed(200, 20), Speed(50, 5)])
-    other = row("other", [1.0, 3.0], [Speed(50, 20), Speed(100, 50), Speed(10, 10)])
-    assert ratios(other, base) == Speed(0.5, 2.0)
+    other = row("other", [1.0, 3.0], [Speed(50, 20), Speed(100, 40), Speed(10, 10)])
+    assert ratios([base, other]) == [Speed(1.0, 1.0), Speed(0.5, 2.0)]
     assert table([base, other]).splitlines()[2:] == [
         "| base | 1,234,567 | 2.500 ± 0.707 | 25.00 ± 7.07 | 1.00 | 1.00 | 96 |",
         "| other | 1,234,567 | 2.000 ± 1.414 | 20.00 ± 14.14 | 0.50 | 2.00 | 96 |",

@@ -53,20 +53,34 @@ class Row:
         return asdict(self)
 
 
-def ratios(row: Row, base: Row) -> Speed | None:
-    """Return the median over the rounds of a member's speeds as multiples of the base's."""
-    if not row.turns:
-        return None
-    pairs = list(zip(row.turns, base.turns, strict=True))
-    return Speed(
-        median(own.training / other.training for own, other in pairs),
-        median(own.decoding / other.decoding for own, other in pairs),
+def ratios(rows: Sequence[Row]) -> list[Speed | None]:
+    """Return the speeds of members as multiples of those of the first.
+
+    Each turn is divided by the median of its round, for the weather changes from round to round,
+    and of a member the median of that counts: so one bad turn, of the first member too, changes
+    nothing.
+    """
+    if not rows[0].turns:
+        return [None for _ in rows]
+    training, decoding = (
+        _relative([[getattr(turn, name) for turn in row.turns] for row in rows])
+        for name in ("training", "decoding")
     )
+    return [Speed(*pair) for pair in zip(training, decoding, strict=True)]
+
+
+def _relative(speeds: Sequence[Sequence[float]]) -> list[float]:
+    """Return one number for each row of speeds, a column a round; that of the first row is 1."""
+    weather = [median(turns) for turns in zip(*speeds, strict=True)]
+    found = [
+        median(speed / usual for speed, usual in zip(row, weather, strict=True)) for row in speeds
+    ]
+    return [number / found[0] for number in found]
 
 
 def table(rows: Sequence[Row]) -> str:
     """Return the rows as Markdown; speeds are multiples of those of the first."""
-    return "\n".join([HEAD, *(_line(row, ratios(row, rows[0])) for row in rows)])
+    return "\n".join([HEAD, *map(_line, rows, ratios(rows))])
 
 
 def _line(row: Row, speed: Speed | None) -> str:
