@@ -8,7 +8,7 @@ import parts
 import pytest
 import torch
 from courses.contestants import Ours
-from members.figures import Learnt, Row, ratios, table
+from members.figures import HEAD, Learnt, Row, ratios, table
 from members.members import BASE, CHANGES, member, num_parameters
 from members.parts import WAYS, attend_apart, norm_ratio
 from members.speed import CPU, NUM_TOKENS, SEARCH, Speed, tokens_a_second
@@ -39,6 +39,13 @@ def test_a_member_differs_from_the_base_by_its_change_and_its_width(name):
     expected = {"base": 0, "latent": 2, "deep-shallow": 2}.get(name, 1)
     assert len(keys) == expected
     assert name != "deep-shallow" or keys == layers
+
+
+def test_the_docs_have_a_row_of_each_member():
+    lines = (ablation.ROOT / "docs" / "family.md").read_text(encoding="utf-8").splitlines()
+    rows = lines[lines.index(HEAD.splitlines()[1]) + 1 :][: len(CHANGES)]
+    counts = {name: f"{num_parameters(member(name)):,}" for name in CHANGES}
+    assert {row.split(" | ")[0].strip("| "): row.split(" | ")[1] for row in rows} == counts
 
 
 def test_a_bad_turn_of_the_first_member_changes_no_ratio():
