@@ -1,11 +1,11 @@
-"""Members of the family learn to copy and to reverse what they read, all but without a mistake."""
+"""Members of the family learn to copy and to reverse what they read: to a BLEU above 98."""
 
 import random
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+import sacrebleu
 import torch
 
 from tformer_cli.config.schema.decoding import GreedyConfig
@@ -36,7 +36,7 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.text.vocabulary import END_ID, START_IDS
 from tformer_cli.training.loop import Group, Learner, StepReport, train_steps
 
-FIRST, V, LONGEST, STEPS = 6, 16, 9, 2400
+FIRST, V, LONGEST, STEPS = 6, 16, 9, 1800
 CPU = torch.device("cpu")
 SIZES = {"dim": 64, "num_heads": 4, "feedforward_dim": 128, "dropout": 0.0}
 
@@ -114,23 +114,31 @@ def groups(task: str, start_id: int) -> Iterator[Group]:
         yield Group([collate(examples, start_id)], Position(0, 0), Position(0, 1))
 
 
-def trained(config: ModelConfig, task: str) -> Seq2Seq:
-    """Return a model that has learnt as long as it made mistakes, on sentences new in each step."""
+# Weights drawn as small as GPT-2's want larger steps.
+RATES = {"one stack as GPT-2": 4e-3}
+RATE = 2e-3
+
+
+def trained(config: ModelConfig, task: str, learning_rate: float) -> Seq2Seq:
+    """Return a model that has learnt from sentences new in each step, to the end of its schedule.
+
+    Before that, at a high rate, Adam spoils now and then for some steps what was learnt.
+    """
     model = build_model(config, source_size=V, target_size=V, seed=1)
     training = TrainingConfig(
-        optimizer=AdamWConfig(learning_rate=2e-3),
+        optimizer=AdamWConfig(learning_rate=learning_rate),
         schedule=CosineSchedule(warmup_steps=100),
         label_smoothing=0.0,
         max_steps=STEPS,
     )
     learner = Learner.of(model, training, device=CPU, precision=torch.float32, seed=1)
-    accuracies = deque([0.0], maxlen=20)
     for report in train_steps(learner, groups(task, START_IDS[config.kind]), 1):
         assert isinstance(report, StepReport)
-        accuracies.append(report.accuracy)
-        if sum(accuracies) > 0.9995 * 20:
-            break
     return model.eval()
+
+
+def words(ids: Sequence[int]) -> str:
+    return " ".join(map(str, ids))
 
 
 @pytest.mark.slow
@@ -139,12 +147,11 @@ def trained(config: ModelConfig, task: str) -> Seq2Seq:
 def test_member_learns_the_task(member, task):
     config = MEMBERS[member]
     roles = TokenRoles(START_IDS[config.kind], END_ID, (0, 1, 2, 4, 5))
-    engine = NativeEngine(trained(config, task), roles, device=CPU)
+    model = trained(config, task, RATES.get(member, RATE))
+    engine = NativeEngine(model, roles, device=CPU)
     unseen = sentences(random.Random(2), 300)
     requests = [Request([*sentence, END_ID]) for sentence in unseen]
     found = engine.translate(requests, GreedyConfig(max_length=LONGEST + 3))
-    right = [
-        list(best.token_ids) == TASKS[task](sentence)
-        for sentence, (best,) in zip(unseen, found, strict=True)
-    ]
-    assert sum(right) > 0.98 * len(right)
+    written = [words(best.token_ids) for (best,) in found]
+    expected = [words(TASKS[task](sentence)) for sentence in unseen]
+    assert sacrebleu.corpus_bleu(written, [expected], tokenize="none", force=True).score > 98
