@@ -45,6 +45,14 @@ def test_an_unchanged_file_is_not_read_again(tmp_path, digests, long_ago):
     assert digests.of([text]) == [sha256("old")]
 
 
+def test_the_name_of_a_file_need_not_be_utf8(tmp_path, digests, long_ago):
+    text = tmp_path / os.fsdecode(b"text-\xff")
+    write(text, "old", changed_ns=long_ago)
+    digests.of([text])
+    write(text, "new", changed_ns=long_ago)
+    assert digests.of([text]) == [sha256("old")]
+
+
 @pytest.mark.parametrize(("content", "later_ns"), [("new", 1), ("newer", 0)])
 def test_a_file_of_another_time_or_size_is_read_again(
     tmp_path, digests, long_ago, content, later_ns

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tformer_cli.errors import DataError
-from tformer_cli.run_directory import write_json
+from tformer_cli.run_directory import write_text
 
 # A file changed this recently may change again without a trace in its times.
 SETTLED_NS = 2_000_000_000
@@ -43,7 +43,8 @@ class TextDigests:
             if time.time_ns() - status.st_mtime_ns > SETTLED_NS:
                 found[name] = [*state, digest]
         if found != known:
-            write_json(self.path, found)
+            # In ASCII: names of files need not be UTF-8.
+            write_text(self.path, json.dumps(found, indent=2) + "\n")
         return digests
 
     def _known(self) -> dict[str, list[int | str]]:
