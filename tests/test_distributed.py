@@ -116,10 +116,20 @@ def test_a_process_that_has_gone_is_said_in_a_line(monkeypatch, phrase, expected
 
 
 def test_each_process_of_a_machine_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert own_device(torch.device("cuda")) == torch.device("cuda:3")
-    assert own_device(torch.device("cuda:1")) == torch.device("cuda:1")
     assert own_device(torch.device("cpu")) == torch.device("cpu")
+    for name, there in (("cuda", 3), ("cuda:1", 1)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+        with pytest.raises(DeviceError) as caught:
+            own_device(torch.device(name))
+        assert str(caught.value) == (
+            f"torchrun: each process of a machine needs a GPU of its own; --device {name} has "
+            f"{there}; got process 4; lower --nproc-per-node, or use --device cpu"
+        )
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert own_device(torch.device("cuda:1")) == torch.device("cuda:1")
     monkeypatch.delenv("LOCAL_RANK")
     assert own_device(torch.device("cuda")) == torch.device("cuda")
 

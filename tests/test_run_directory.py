@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import pytest
 from tformer_cli.errors import CheckpointError, StorageError
 from tformer_cli.run_directory import (
     RunDirectory,
+    empty_directory,
     newest_run,
+    put_back,
     remove_directory,
     run_of_config,
     whole_directory,
@@ -44,6 +47,78 @@ def test_a_folder_is_replaced_only_when_its_writer_succeeds(tmp_path):
         (temporary / "new").write_text("3")
     assert [file.name for file in folder.iterdir()] == ["new"]
     assert list(tmp_path.iterdir()) == [folder]
+
+
+class Killed(BaseException):
+    """As by kill -9: nobody tidies up."""
+
+
+def test_a_kill_between_two_moves_takes_no_folder_away(tmp_path, monkeypatch):
+    folder, rename = tmp_path / "folder", Path.rename
+    with whole_directory(folder) as temporary:
+        (temporary / "part").write_text("old")
+
+    def killed(self: Path, target: Path) -> Path:
+        if target == folder:
+            raise Killed
+        return rename(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", killed)
+        with pytest.raises(Killed), whole_directory(folder) as temporary:
+            (temporary / "part").write_text("new")
+    assert not folder.exists()
+    put_back(tmp_path)
+    assert (folder / "part").read_text() == "old"
+    with whole_directory(folder) as temporary:
+        (temporary / "part").write_text("new")
+    put_back(tmp_path)
+    assert (folder / "part").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_folder_that_cannot_take_its_place_leaves_the_old_one(tmp_path, monkeypatch):
+    folder, rename = tmp_path / "folder", Path.rename
+    with whole_directory(folder) as temporary:
+        (temporary / "part").write_text("old")
+
+    def refused(self: Path, target: Path) -> Path:
+        if self.name.endswith(".partial"):
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(StorageError), whole_directory(folder) as temporary:
+        (temporary / "part").write_text("new")
+    assert (folder / "part").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_link_to_a_folder_stays(tmp_path):
+    real, link = tmp_path / "real", tmp_path / "link"
+    link.symlink_to(real)
+    for content in ("old", "new"):
+        with whole_directory(link) as temporary:
+            (temporary / "part").write_text(content)
+    (real / "folder").mkdir()
+    assert (real / "part").read_text() == "new"
+    empty_directory(link)
+    assert link.is_symlink()
+    assert list(real.iterdir()) == []
+    empty_directory(real)
+    empty_directory(real)
+    assert [file.name for file in tmp_path.iterdir()] == ["link"]
+
+
+def test_a_folder_that_cannot_be_removed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "rmtree", denied)
+    with pytest.raises(StorageError) as caught:
+        empty_directory(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path}: cannot be written; got Permission denied")
+
+
+def denied(folder: Path) -> None:
+    raise PermissionError(errno.EACCES, "Permission denied", str(folder))
 
 
 def test_a_whole_file_has_the_permissions_of_any_other(tmp_path):

@@ -139,7 +139,8 @@ ALONE = World()
 
 def num_processes() -> int:
     """Return how many processes torchrun has started; without it, there is this one."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    # Schedulers set WORLD_SIZE without starting anything.
+    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
 
 
 @contextlib.contextmanager
@@ -158,8 +159,21 @@ def joined() -> Iterator[World]:
 
 
 def own_device(device: torch.device) -> torch.device:
-    """Return the GPU of this process among those of its machine, where GPUs are asked for."""
+    """Return the GPU of this process among those of its machine, where GPUs are asked for.
+
+    Raises:
+        DeviceError: there are fewer of them than processes.
+    """
     local_rank = os.environ.get("LOCAL_RANK")
-    if device.type != "cuda" or device.index is not None or local_rank is None:
+    if device.type != "cuda" or local_rank is None:
         return device
-    return torch.device("cuda", int(local_rank))
+    is_any = device == torch.device("cuda")
+    there = torch.cuda.device_count() if is_any else 1
+    if int(local_rank) >= there:
+        raise DeviceError(
+            "torchrun",
+            f"each process of a machine needs a GPU of its own; --device {device} has {there}",
+            got=f"process {int(local_rank) + 1}",
+            remedy="lower --nproc-per-node, or use --device cpu",
+        )
+    return torch.device("cuda", int(local_rank)) if is_any else device

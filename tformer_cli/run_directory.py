@@ -13,6 +13,9 @@ from tformer_cli.errors import CheckpointError, StorageError
 
 RUNS = Path("runs")
 
+# What a folder is called, behind its name, while another one takes its place.
+REPLACED = ".replaced"
+
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
@@ -70,6 +73,16 @@ class RunDirectory:
     def lock_file(self) -> Path:
         return self.path / ".lock"
 
+    @property
+    def pointers(self) -> list[Path]:
+        """Files that name checkpoints."""
+        return [self.path / "best", self.path / "last"]
+
+    @property
+    def folders(self) -> list[Path]:
+        """What a training fills."""
+        return [self.checkpoints, self.tokenizer, self.samples, self.tensorboard, self.eval]
+
     def checkpoint(self, step: int) -> Path:
         """Return the folder of the checkpoint taken after `step` optimiser steps."""
         return self.checkpoints / f"step-{step:06d}"
@@ -77,7 +90,7 @@ class RunDirectory:
     def step_checkpoints(self) -> list[Path]:
         """Return the checkpoints that training took, the newest last."""
         found = [x for x in self.checkpoints.glob("step-*") if x.name[5:].isdecimal()]
-        return sorted(found, key=lambda folder: int(folder.name[5:]))
+        return sorted(found, key=step_of)
 
     def point(self, name: str, checkpoint: Path) -> None:
         """Let `name` (`best` or `last`) stand for `checkpoint` from now on."""
@@ -90,6 +103,11 @@ class RunDirectory:
         except FileNotFoundError:
             return None
         return self.checkpoints / target
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the optimiser steps after which a checkpoint was taken."""
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def run_of_config(config_file: Path, run: Path | None) -> RunDirectory:
@@ -170,10 +188,15 @@ def whole_file(path: Path) -> Iterator[Path]:
 def whole_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; on success it replaces `path`, else it goes.
 
+    A link stays, and what it points at is replaced. Between two moves a kill leaves `path` without
+    its name, which `put_back` gives back to what was there.
+
     Raises:
         StorageError: the system does not let it be written.
     """
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.partial")
+    replaced = path.with_name(f".{path.name}{REPLACED}")
     with writing(path):
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -184,12 +207,49 @@ def whole_directory(path: Path) -> Iterator[Path]:
                     with open(os.path.join(folder, name), "rb") as written:
                         os.fsync(written.fileno())
                 sync_directory(Path(folder))
-            remove_directory(path)
+            if path.is_dir():
+                shutil.rmtree(replaced, ignore_errors=True)
+                path.rename(replaced)
             temporary.rename(path)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
+            if replaced.is_dir() and not path.exists():
+                replaced.rename(path)
             raise
         sync_directory(path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def put_back(folder: Path) -> None:
+    """Give back their names to folders in `folder` that were about to be replaced, and were not.
+
+    Raises:
+        StorageError: the system does not let it be written.
+    """
+    with writing(folder):
+        for replaced in folder.glob(f".*{REPLACED}"):
+            path = folder / replaced.name[1:].removesuffix(REPLACED)
+            if not path.exists():
+                replaced.rename(path)
+
+
+def empty_directory(path: Path) -> None:
+    """Remove a folder, if there is one; a link to a folder stays, and only what is in it goes.
+
+    Raises:
+        StorageError: something in it cannot be removed.
+    """
+    if not path.is_dir():
+        return
+    with writing(path):
+        if not path.is_symlink():
+            shutil.rmtree(path)
+            return
+        for child in path.iterdir():
+            if child.is_dir() and not child.is_symlink():
+                shutil.rmtree(child)
+            else:
+                child.unlink()
 
 
 def remove_directory(path: Path) -> None:

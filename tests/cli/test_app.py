@@ -83,5 +83,8 @@ def test_debug_shows_the_traceback():
         ),
     ],
 )
-def test_what_the_system_refuses_is_one_line(file, message):
+def test_what_the_system_refuses_is_one_line(file, message, monkeypatch):
+    assert str(refusal(OSError(errno.EACCES, os.strerror(errno.EACCES), file))) == message
+    # As where the shell has closed it.
+    monkeypatch.setattr(sys, "stdout", None)
     assert str(refusal(OSError(errno.EACCES, os.strerror(errno.EACCES), file))) == message

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import shlex
 import shutil
@@ -96,6 +97,31 @@ def test_another_text_is_scored_by_source_and_reference(toy_run, tformer):
 def test_contradictions_are_one_clear_line(toy_run, tformer, arguments, message):
     result = tformer("eval", toy_run, *arguments)
     assert (result.exit_code, result.stderr) == (2, f"{message}\n")
+
+
+def test_pipes_are_refused(toy_run, tformer, tmp_path):
+    pipe, text = tmp_path / "pipe", toy_run.parent / "data" / "valid.src"
+    os.mkfifo(pipe)
+    for option, files in (
+        ("--source", ("--source", pipe, "--reference", text)),
+        ("--reference", ("--source", text, "--reference", pipe)),
+    ):
+        result = tformer("eval", toy_run, *files)
+        assert (result.exit_code, result.stderr) == (
+            2,
+            f"{option}: must be read more than once, and a pipe cannot be; "
+            "write it to a file first\n",
+        )
+
+
+def test_torchrun_is_refused(toy_run, tformer, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = tformer("eval", toy_run)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "tformer eval: is for one process; got 2 processes; drop torchrun\n",
+    )
 
 
 def test_a_metric_that_is_misspelt_is_corrected(toy_run, tformer, monkeypatch):

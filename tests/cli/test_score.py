@@ -198,6 +198,16 @@ def test_per_token_and_json_contradict_each_other(toy_run, tformer, files):
     )
 
 
+def test_torchrun_is_refused(toy_run, tformer, files, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = tformer("score", toy_run, *files)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "tformer score: is for one process; got 2 processes; drop torchrun\n",
+    )
+
+
 def test_a_checkpoint_is_scored_by_its_own_weights(toy_run, tformer, files):
     names = sorted(folder.name for folder in (toy_run / "checkpoints").iterdir())
     outputs = {tformer("score", toy_run, *files, "--checkpoint", name).stdout for name in names}

@@ -185,13 +185,13 @@ def test_a_second_ctrl_c_leaves_at_once_with_one_line(tformer, tmp_path, monkeyp
 def test_another_training_begins_with_the_weights_of_a_run(tformer, tmp_path, monkeypatch):
     file = write_toy(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
-    short = ("--set", "training.max_steps=12")
-    assert tformer("train", file, "--run", "first: no", *short).exit_code == 0
-    result = tformer("train", file, "--run", "more", "--continue-from", "first: no", *short)
+    short, first = ("--set", "training.max_steps=12"), "first: no \N{ROCKET}"
+    assert tformer("train", file, "--run", first, *short).exit_code == 0
+    result = tformer("train", file, "--run", "more", "--continue-from", first, *short)
     assert result.exit_code == 0
-    checkpoint = tmp_path / "first: no" / "checkpoints" / "step-000012"
+    checkpoint = tmp_path / first / "checkpoints" / "step-000012"
     assert f"beginning with the weights of {checkpoint}\n" in result.stderr
-    again = tformer("train", file, "--run", "more", "--continue-from", "first: no", *short)
+    again = tformer("train", file, "--run", "more", "--continue-from", first, *short)
     assert "more: finished at step 12" in again.stderr
 
 
@@ -226,6 +226,12 @@ def test_a_fresh_start_that_fails_leaves_the_old_run_alone(tformer, tmp_path):
     (tmp_path / "data" / "valid.tgt").write_text("one line\n")
     assert tformer("train", file, "--run", run, "--fresh").exit_code == 2
     assert sorted(path.name for path in run.rglob("*")) == before
+
+
+def test_the_log_of_a_run_folder_whose_name_is_not_utf8_can_be_read(tformer, tmp_path):
+    file, run = write_toy(tmp_path / "data"), tmp_path / os.fsdecode(b"run-\xff")
+    assert tformer("train", file, "--run", run, "--set", "training.max_steps=12").exit_code == 0
+    assert r"run-\udcff: finished; " in (run / "train.log").read_text()
 
 
 LEARNED = CONFIG.replace(
@@ -280,6 +286,10 @@ def test_searches_beyond_learned_positions_are_refused(tformer, tmp_path):
         (
             ("--memory-limit", "2.5"),
             "--memory-limit: has no effect without --find-batch; got 2.5; add --find-batch",
+        ),
+        (
+            ("--find-batch", "--memory-limit", "inf"),
+            "--memory-limit: must be a number of GiB; got inf; write 8",
         ),
         (("--json",), "--json: has no effect without --dry-run or --find-batch; leave it out"),
     ],

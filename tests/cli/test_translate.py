@@ -443,7 +443,7 @@ def test_nbest_by_utility_has_each_text_once(toy_run, tformer, source):
         ),
         (
             ("--beam", 5, "--set", "decoding={size: 4, groups: 2}"),
-            "decoding.groups: must divide size (5); got 2",
+            "--beam: contradicts --set, by which size is 4; got 5; leave one of them out",
         ),
     ],
 )
@@ -573,6 +573,17 @@ def test_a_line_that_is_no_term_is_refused_before_any_is_translated(toy_run, tfo
 def test_phrases_without_a_file_of_lines_are_refused(toy_run, tformer, source):
     result = tformer("translate", toy_run, "--constraints", source, stdin="ab\n")
     assert result.stderr == "--constraints: needs --input, line for line; name that file\n"
+
+
+def test_a_pipe_beside_both_prefixes_and_phrases_is_refused(toy_run, tformer, source, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    files = ("--prefixes", source, "--constraints", source)
+    result = tformer("translate", toy_run, "-i", pipe, *files)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "--input: must be read more than once, and a pipe cannot be; write it to a file first\n",
+    )
 
 
 def test_fewer_lines_of_phrases_than_lines_are_refused(toy_run, tformer, source, tmp_path):

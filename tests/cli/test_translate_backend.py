@@ -53,19 +53,19 @@ def test_backend_changes_no_translation(run, tformer, words):
 def test_export_is_made_once_for_a_checkpoint_and_a_number_format(run, tformer):
     for words in ((), (), ("--quantization", "int8")):
         assert tformer("translate", run, *BACKEND, *words, stdin="abc\n").exit_code == 0
-    kept = sorted(folder.name for folder in (run / "exports").iterdir())
+    kept = sorted(folder.name for folder in (run / "exports").glob("ctranslate2-*"))
     assert [name.rpartition("-")[2] for name in kept] == ["float32", "int8"]
     first = run / "exports" / kept[0] / "model.bin"
     before = first.stat().st_mtime_ns
     tformer("translate", run, *BACKEND, stdin="abc\n")
     assert first.stat().st_mtime_ns == before
     tformer("translate", run, *BACKEND, "--checkpoint", "step-000144", stdin="abc\n")
-    assert len(list((run / "exports").iterdir())) == 3
+    assert len(list((run / "exports").glob("ctranslate2-*"))) == 3
 
 
 def test_damaged_export_is_one_line(run, tformer):
     tformer("translate", run, *BACKEND, stdin="abc\n")
-    (folder,) = (run / "exports").iterdir()
+    (folder,) = (run / "exports").glob("ctranslate2-*")
     (folder / "model.bin").write_bytes(b"")
     result = tformer("translate", run, *BACKEND, stdin="abc\n")
     assert result.exit_code == 2
@@ -92,6 +92,11 @@ def test_damaged_export_is_one_line(run, tformer):
         (
             ("--ban", "A"),
             "--ban: has no exact counterpart in CTranslate2; leave out --backend",
+        ),
+        (
+            ("--beam", "5", "--mbr", "chrf", "--set", "decoding.patience=0.5"),
+            "decoding.patience: leaves CTranslate2 fewer translations of a line than are asked "
+            "for (5); got 0.5; raise it, or leave out --backend",
         ),
         (
             ("--set", "decoding={kind: sample}"),

@@ -251,6 +251,8 @@ def test_memory_that_runs_out_is_one_line_and_changes_nothing(translate, target,
 )
 def test_what_processes_cannot_share_is_refused(toy_run, tformer, monkeypatch, words, message):
     monkeypatch.setenv("WORLD_SIZE", "2")
+    assert num_processes() == 1  # A scheduler says so, and has started no company.
+    monkeypatch.setenv("RANK", "0")
     assert num_processes() == 2
     result = tformer("translate", toy_run, *words)
     assert (result.exit_code, result.stderr) == (2, message)

@@ -1,6 +1,7 @@
 """`tformer vocab`: what it prints, where it writes, and when it refuses."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from tformer_cli.config.load import load_config
 from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
+from tformer_cli.training.reporting import Silence
+from tformer_cli.training.tokenizers import run_tokenizers
 
 CONFIG = """\
 data:
@@ -77,6 +80,34 @@ def test_vocab_writes_the_tokenizer_of_the_run(folder: Path) -> None:
     output("--run", "elsewhere/run")
     tokenizers = load_tokenizers(folder / "elsewhere" / "run" / "tokenizer")
     assert tokenizers.source.decode(tokenizers.source.encode("abwx")) == "abwx"
+
+
+def test_a_training_takes_the_vocabulary_of_the_same_text_and_no_other(folder: Path) -> None:
+    output()
+    run, config = RunDirectory(Path("runs/tiny")), load_config(Path("tiny.yaml"))
+    reporter = Silence(run, config.training)
+
+    def is_built(**changes: int) -> bool:
+        said: list[str] = []
+        reporter.say = said.append
+        run_tokenizers(
+            replace(config, **changes),
+            run,
+            reporter,
+            stores=folder / "stores",
+            has_begun=False,
+            fresh=False,
+        )
+        return said == ["building the vocabulary"]
+
+    assert not is_built()
+    assert is_built(seed=2)
+    (folder / "train.en").write_text("ab\nabcdba\n")
+    assert is_built()
+    (folder / "train.en").write_text("ab\nabba\n")
+    assert not is_built()
+    (run.tokenizer / "origin.json").write_text("{")
+    assert is_built()
 
 
 def test_vocab_leaves_the_config_that_it_was_built_from(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Beam search against exhaustive search, and against CTranslate2's rules written out row by row."""
 
 import itertools
+from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
 import torch
@@ -51,6 +52,11 @@ def test_a_beam_that_holds_everything_finds_the_best_translations(seed, length_p
         assert len({hypothesis.token_ids for hypothesis in hypotheses}) == 5
 
 
+def rounded(number):
+    """A positive number as std::round of C++ rounds it: half a one upwards."""
+    return int(Decimal(number).quantize(Decimal(1), ROUND_HALF_UP))
+
+
 def by_the_rules(table, config, nbest):
     """CTranslate2's beam search of one sentence, with lists in place of tensors."""
     live, stored, top_ended = [((START,), 0.0)], [], False
@@ -79,7 +85,7 @@ def by_the_rules(table, config, nbest):
         if config.length_penalty == config.coverage_penalty == 0:
             is_done = top_ended and len(stored) >= nbest
         else:
-            is_done = len(stored) >= round(config.size * config.patience)
+            is_done = len(stored) >= rounded(config.size * config.patience)
         if is_done or is_last:
             break
     return sorted(stored, key=lambda item: -item[0])[:nbest]
@@ -107,13 +113,13 @@ def test_beam_search_follows_the_rules_of_ctranslate2(
         assert scores == pytest.approx([score for score, _ in expected], rel=1e-5)
 
 
-@given(seeds, st.sampled_from([0.0, 0.6]), st.sampled_from([1.0, 2.0]))
+@given(seeds, st.sampled_from([0.0, 0.6]), st.sampled_from([0.5, 1.0, 2.0]))
 def test_with_a_coverage_penalty_all_that_are_stored_come_out(seed, length_penalty, patience):
     tables = random_tables(seed, sentences=2, vocab_size=8)
     # Ids ascend, so no two sequences take the same transitions and tie.
     tables[:, :, END + 1 :] += torch.full((8, 8), -torch.inf).tril()[:, END + 1 :]
     config = BeamConfig(
-        size=3,
+        size=5,
         length_penalty=length_penalty,
         patience=patience,
         max_length=8,

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,6 +43,8 @@ CPU = torch.device("cpu")
 
 class Backwards:
     """Says each sentence backwards; its second best leaves a token out, its third two."""
+
+    scorer = SimpleNamespace(max_length=None)
 
     def __init__(self) -> None:
         self.sentences: list[list[int]] = []
@@ -243,6 +246,27 @@ def test_no_limit_goes_beyond_learnt_positions(tokenizers):
         "--max-source-length: must be below the positions that the model has learnt (10); got 10; "
         "leave it out, or train with model.positions: {kind: sinusoidal}"
     )
+
+
+def test_a_prefix_may_use_all_learnt_positions_and_no_more(tokenizers):
+    model, config = learnt_positions(tokenizers)
+    translator = Translator.of_model(model, tokenizers, config, CPU)
+    lines, prefix = 25 * ["ab"], "abcdefgab"
+    for (best,) in translator.nbest(lines, 1, prefixes=[prefix] * 25):
+        assert best.text.startswith(prefix)
+    with pytest.raises(DataError) as caught:
+        list(translator.nbest(["ab", "c"], 1, prefixes=["a", f"{prefix}c"], name="x.en"))
+    assert str(caught.value) == (
+        "x.en:2: demands a translation beyond the positions that the model has learnt (10); "
+        "got 11 tokens; shorten its prefix or its required phrases"
+    )
+
+
+def test_several_processes_on_a_gpu_are_refused(tokenizers):
+    model, config = learnt_positions(tokenizers)
+    with pytest.raises(UsageError) as caught:
+        Translator.of_model(model, tokenizers, config, torch.device("cuda"), workers=2)
+    assert str(caught.value) == "--workers: is for a CPU; got 2; use 1, or --device cpu"
 
 
 class Mirror:

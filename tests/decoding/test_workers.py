@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import struct
 
 import pytest
 from decoding.test_engine import SEARCHES, asked, native_engine, requests
@@ -81,6 +82,38 @@ def test_after_a_fault_the_next_answer_is_that_of_the_next_call():
     found = workers.translate(inputs, SEARCHES[0])
     expected = engine.translate(inputs, SEARCHES[0])
     assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_what_is_left_of_a_call_that_was_broken_off_answers_no_other(error):
+    def broken_off(count):
+        if count:
+            raise error
+
+    engine, inputs = native_engine(), [one for one in requests(12) if one.source]
+    workers = WorkersEngine(engine, 2)
+    begun = [*workers.processes]
+    with pytest.raises(error):
+        workers.translate(inputs[::-1], SEARCHES[0], on_done=broken_off)
+    assert not any(process.is_alive() for process in begun)
+    found = workers.translate(inputs, SEARCHES[0])
+    expected = engine.translate(inputs, SEARCHES[0])
+    assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
+
+
+class CutShort:
+    """An engine whose process ends within a message."""
+
+    def translate(self, sentences, config, *, on_warning, **_) -> list[list[Hypothesis]]:
+        connection = on_warning.__self__
+        os.write(connection.fileno(), struct.pack("!i", 100) + b"no hundred bytes")
+        os._exit(1)
+
+
+def test_a_process_that_is_ended_while_it_speaks_is_told():
+    workers = WorkersEngine(CutShort(), 1)
+    with pytest.raises(DeviceError, match="has been ended"):
+        workers.translate(asked([7, 3]), SEARCHES[0])
 
 
 def test_processes_end_with_their_engine():

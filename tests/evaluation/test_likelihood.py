@@ -6,7 +6,8 @@ import torch
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.corpus.pipeline import batches_in_order
 from tformer_cli.corpus.store import build_store
-from tformer_cli.evaluation.likelihood import reference_likelihood
+from tformer_cli.errors import DeviceError
+from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
 from tformer_cli.model.build import build_model
 
 V = 29
@@ -63,3 +64,41 @@ def test_the_likelihood_of_an_ensemble_is_that_of_the_mean_probability():
     expected = -mean[torch.arange(len(target)), target].log().mean()
     assert found.loss == pytest.approx(expected.item(), rel=1e-5)
     assert found.accuracy == (mean.argmax(-1) == torch.tensor(target)).float().mean().item()
+
+
+def test_a_loss_whose_exponential_no_float_holds_has_a_perplexity():
+    assert Likelihood(1000.0, 0.0, 5).perplexity == math.exp(700)
+
+
+def limited_likelihood(most: int) -> Likelihood:
+    """The likelihood by a model that has memory for so many rows at once."""
+    config = EncoderDecoderConfig(dim=12, num_heads=3, feedforward_dim=16)
+    model = build_model(config, source_size=V, target_size=V, seed=2)
+    whole = model.forward
+
+    def forward(source: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        if len(source) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return whole(source, *rest)
+
+    model.forward = forward
+    lengths = [(2, 3), (1, 1), (0, 2), (9, 0), (4, 4), (5, 1), (3, 7)]
+    store = build_store(([7] * source, [9] * target, 1.0) for source, target in lengths)
+    return reference_likelihood(
+        model,
+        batches_in_order(store, batch_tokens=4096),
+        device=torch.device("cpu"),
+        precision=torch.float32,
+    )
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_batch_that_memory_has_no_room_for_is_halved(most):
+    expected, found = limited_likelihood(7), limited_likelihood(most)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert (found.accuracy, found.num_tokens) == (expected.accuracy, expected.num_tokens)
+
+
+def test_memory_without_room_for_one_sentence_is_a_mistake():
+    with pytest.raises(DeviceError, match="memory ran out on a single sentence"):
+        limited_likelihood(0)

@@ -22,8 +22,9 @@ from tformer_cli.rehearsal.rehearsal import (
     take_worst_steps,
 )
 from tformer_cli.rehearsal.worst_batch import Shape
-from tformer_cli.run_directory import RunDirectory, write_text
+from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
+from tformer_cli.training.tokenizers import origin_of, save_tokenizers
 
 CPU = torch.device("cpu")
 SHORT = CONFIG.replace("  test:", "  filters: {max_length: 11}\n  test:")
@@ -90,10 +91,10 @@ def test_a_small_text_is_taken_whole(toy):
 
 
 def test_the_tokenizers_of_a_run_are_taken_where_the_config_builds_them(toy, tmp_path, capsys):
-    run = RunDirectory(tmp_path / "run")
+    run, config = RunDirectory(tmp_path / "run"), load_config(toy)
     with rehearsed(toy) as found:
-        found.prepared.tokenizers.save(run.tokenizer)
-        write_text(run.config_file, found.run.config_file.read_text())
+        origin = origin_of(config, None, tmp_path / "stores")
+        save_tokenizers(found.prepared.tokenizers, origin, run)
     assert "building the vocabulary" in capsys.readouterr().err
     with rehearsed(toy):
         assert "building the vocabulary" not in capsys.readouterr().err
@@ -198,6 +199,7 @@ def test_a_moving_average_follows(toy):
 
 def test_processes_of_torchrun_are_refused(toy, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "0")
     with pytest.raises(UsageError) as caught, rehearsed(toy, "training.accumulate=2"):
         pass
     assert str(caught.value) == (

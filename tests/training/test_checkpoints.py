@@ -14,6 +14,7 @@ from tformer_cli.training.checkpoints import Checkpoints, checkpoint_before, las
 from tformer_cli.training.moving_average import MovingAverage
 
 STATE = TrainingState.beginning("abc", {})
+EACH_STEP = TrainingConfig(save_every=1)
 
 
 @pytest.fixture
@@ -21,10 +22,11 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory(tmp_path)
 
 
-def checkpoints(run: RunDirectory, **keep: int) -> Checkpoints:
+def checkpoints(run: RunDirectory, **changes: int) -> Checkpoints:
     subject = learner()
     average = MovingAverage(subject.model, 0.5)
-    return Checkpoints(run, TrainingConfig(**keep), subject.model, subject.optimizer, average)
+    config = replace(EACH_STEP, **changes)
+    return Checkpoints(run, config, subject.model, subject.optimizer, average)
 
 
 def states(*scores: float | None) -> list[TrainingState]:
@@ -53,6 +55,21 @@ def test_the_newest_and_the_best_are_kept(run):
     assert names(run) == [2, 4, 5]
     assert run.pointed("best") == run.checkpoint(2)
     assert run.pointed("last") == run.checkpoint(5)
+
+
+def test_what_an_interruption_saved_is_kept_while_it_is_the_last(run):
+    subject = checkpoints(run, save_every=2, validate_every=100, keep_checkpoints=1, keep_best=1)
+    first, second, third, fourth = states(None, None, None, None)
+    subject.save(second)
+    subject.save(third)
+    assert names(run) == [2, 3]
+    assert last_checkpoint(run, unheard) == run.checkpoint(3)
+    # An unbroken training has no third one to go back to.
+    assert checkpoint_before(run, 3, subject.config, unheard) == run.checkpoint(2)
+    subject.save(fourth)
+    assert names(run) == [4]
+    subject.save(replace(first, step=5))
+    assert checkpoint_before(run, 5, subject.config, unheard) == run.checkpoint(4)
 
 
 def test_going_back_restores_weights_average_and_moments_to_the_bit(run):
@@ -153,15 +170,15 @@ def test_a_damaged_pointer_leads_to_the_newest_checkpoint(run, content):
 
 
 def test_training_goes_back_to_the_newest_checkpoint_that_steps_were_taken_from(run):
-    assert checkpoint_before(run, 3, unheard) is None
+    assert checkpoint_before(run, 3, EACH_STEP, unheard) is None
     subject = checkpoints(run)
     for state in states(1.0, 2.0, 3.0):
         subject.save(state)
-    assert checkpoint_before(run, 4, unheard) == run.checkpoint(3)
-    assert checkpoint_before(run, 3, unheard) == run.checkpoint(2)
+    assert checkpoint_before(run, 4, EACH_STEP, unheard) == run.checkpoint(3)
+    assert checkpoint_before(run, 3, EACH_STEP, unheard) == run.checkpoint(2)
     (run.checkpoint(3) / "state.json").unlink()
     said: list[str] = []
-    assert checkpoint_before(run, 4, said.append) == run.checkpoint(2)
+    assert checkpoint_before(run, 4, EACH_STEP, said.append) == run.checkpoint(2)
     assert said == [
         f"{run.checkpoint(3)}: is not whole: state.json is missing; going on from step-000002"
     ]

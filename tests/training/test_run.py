@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import training_groups
 from tformer_cli.corpus.store import TokenStore
-from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
+from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.run_directory import RunDirectory
@@ -152,6 +152,33 @@ def test_fresh_forgets_the_run_and_leaves_foreign_files(toy, tmp_path):
     assert [line["step"] for line in reported(run) if line["kind"] == "valid"] == [12]
     assert (run.path / "notes.txt").read_text() == "mine"
     assert load_config(run.config_file).seed == 4
+
+
+def test_fresh_forgets_checkpoints_behind_a_link(toy, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    run = RunDirectory(tmp_path / "run")
+    run.lock_file.touch()
+    run.checkpoints.symlink_to(tmp_path / "elsewhere")
+    trained(toy, run.path, "training.max_steps=18")
+    trained(toy, run.path, "seed=4", "training.max_steps=12", fresh=True)
+    assert run.checkpoints.is_symlink()
+    assert [folder.name for folder in run.step_checkpoints()] == ["step-000006", "step-000012"]
+
+
+@pytest.mark.parametrize("name", ["eval", "tokenizer", "config.yaml"])
+def test_a_folder_of_somebody_else_is_left_alone(toy, tmp_path, name):
+    theirs = tmp_path / "theirs" / name
+    (theirs if theirs.suffix == "" else theirs.parent).mkdir(parents=True)
+    if theirs.suffix:
+        theirs.write_text("mine")
+    with pytest.raises(UsageError) as caught:
+        trained(toy, tmp_path / "theirs", fresh=True)
+    assert str(caught.value) == (
+        f"{tmp_path / 'theirs'}: holds what no training wrote, and this one would replace; "
+        f"got {name}; name another folder with --run"
+    )
+    assert list((tmp_path / "theirs").iterdir()) == [theirs]
 
 
 def test_a_change_of_the_trajectory_is_refused(toy, tmp_path):
@@ -420,6 +447,18 @@ def test_a_rollback_survives_a_kill_to_the_bit(rolled_back, toy, tmp_path, monke
     assert states[0] == states[1]
 
 
+def test_a_rollback_does_not_depend_on_interruptions(rolled_back, toy, tmp_path, monkeypatch):
+    poison(monkeypatch, in_second_epoch(0, 2, 3, 4))
+    (rollback,) = kinds(rolled_back, "rollback")
+    with monkeypatch.context() as patch:
+        on_step(patch, rollback["from_step"] - 1, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Interrupted) as caught:
+            trained(toy, tmp_path / "run", *ROLLING_BACK)
+    assert f"saved at step {rollback['from_step'] - 1};" in str(caught.value)
+    assert rollback["from_step"] - 1 > rollback["step"]
+    assert_same_end(rolled_back, trained(toy, tmp_path / "run", *ROLLING_BACK))
+
+
 def test_before_the_first_checkpoint_the_training_goes_back_to_its_beginning(
     toy, tmp_path, monkeypatch
 ):
@@ -484,6 +523,18 @@ def test_a_training_that_keeps_diverging_ends_and_says_where_it_begins(toy, tmp_
     )
     rollbacks = kinds(RunDirectory(tmp_path / "run"), "rollback")
     assert [line["learning_rate_factor"] for line in rollbacks] == [0.5, 0.25, 0.125]
+
+
+def test_memory_that_runs_out_before_the_first_step_is_told(toy, tmp_path, monkeypatch):
+    def full(*_: object) -> Never:
+        raise MemoryError
+
+    monkeypatch.setattr(preparation, "first_model", full)
+    with pytest.raises(TrainingError) as caught:
+        trained(toy, tmp_path / "run")
+    assert str(caught.value).startswith(
+        f"{tmp_path / 'run'}: memory ran out; what was saved before is intact; "
+    )
 
 
 def test_memory_that_runs_out_is_counted_and_told_once(toy, tmp_path, monkeypatch, capsys):

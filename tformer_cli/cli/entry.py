@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from tformer_cli.errors import StorageError, TformerError
+from tformer_cli.errors import StorageError, TformerError, UsageError
 
 
 def new_app(**settings: Any) -> typer.Typer:
@@ -21,6 +21,9 @@ def new_app(**settings: Any) -> typer.Typer:
 
 def run(app: typer.Typer) -> None:
     """Run a command line; a user's mistake is one line on stderr and an exit code."""
+    if sys.stderr is None:
+        # The shell has closed it.
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as we run
     try:
         app()
     except (TformerError, OSError) as error:
@@ -31,10 +34,32 @@ def run(app: typer.Typer) -> None:
         sys.exit(mistake.exit_code)
 
 
+def refuse_torchrun(command: str) -> None:
+    """Make sure that one process alone does what it would not share with others.
+
+    Args:
+        command: that shares nothing.
+
+    Raises:
+        UsageError: torchrun has started several.
+    """
+    from tformer_cli.distributed import num_processes
+
+    if num_processes() > 1:
+        raise UsageError(
+            f"tformer {command}",
+            "is for one process",
+            got=f"{num_processes()} processes",
+            remedy="drop torchrun",
+        )
+
+
 def refusal(error: OSError) -> StorageError:
     """Return what the system refused, where nobody nearer to it has said so."""
     try:
-        sys.stdout.flush()
+        # There is none where the shell has closed it.
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except OSError:
         # What is still buffered must not be tried again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from tformer_cli.cli.entry import refuse_torchrun
+from tformer_cli.cli.input import refuse_pipes
 from tformer_cli.cli.messages import warn
 from tformer_cli.cli.options import (
     BeamOption,
@@ -80,6 +82,7 @@ def evaluate(
     from tformer_cli.evaluation import evaluate as evaluation_room
     from tformer_cli.evaluation.metrics import MetricName, build_metric
 
+    refuse_torchrun("eval")
     trained, *rest = load_ensemble(runs, checkpoint)
     others = [one.model for one in rest]
     config = trained.config
@@ -154,7 +157,8 @@ def _chosen_texts(
     """Return the texts to evaluate, by name.
 
     Raises:
-        UsageError: the options contradict each other, or there is no such split.
+        UsageError: the options contradict each other, or there is no such split, or one of the
+            texts is a pipe.
         DataError: the config's texts are no longer where they were.
     """
     if (source is None) != (reference is None):
@@ -165,6 +169,7 @@ def _chosen_texts(
             raise UsageError(
                 "--split", "contradicts --source", got=split, remedy="leave one of them out"
             )
+        refuse_pipes({"--source": source, "--reference": reference})
         return {source.name: ParallelText(source=source, target=reference)}
     texts = _texts_of_split(config, split)
     for text in texts.values():

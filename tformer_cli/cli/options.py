@@ -1,7 +1,7 @@
 """Options that several commands share, and what they mean for a config."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -120,19 +120,15 @@ def chosen_decoding(
 
     Raises:
         ConfigError: a setting is wrong.
-        UsageError: a length penalty was asked of a search that has no use for it.
+        UsageError: the beam size contradicts the settings, or a length penalty was asked of a
+            search that has no use for it.
     """
     if beam is not None and beam > 1 and isinstance(config.decoding, BeamConfig):
         # A setting may make sense for this size alone.
         config = replace(config, decoding=replace(config.decoding, size=beam))
     decoding = changed_decoding(config, settings or [])
-    rules = {part.name: getattr(decoding, part.name) for part in fields(SearchConfig)}
-    if beam == 1:
-        decoding = GreedyConfig(**rules)
-    elif beam is not None and isinstance(decoding, BeamConfig):
-        decoding = replace(decoding, size=beam)
-    elif beam is not None:
-        decoding = BeamConfig(size=beam, **rules)
+    if beam is not None:
+        decoding = _of_beam(beam, decoding, before=config.decoding)
     if length_penalty is None:
         return checked(decoding)
     if not isinstance(decoding, BeamConfig):
@@ -143,6 +139,37 @@ def chosen_decoding(
             remedy="add --beam 5",
         )
     return checked(replace(decoding, length_penalty=length_penalty))
+
+
+def _of_beam(size: int, asked: DecodingConfig, *, before: DecodingConfig) -> DecodingConfig:
+    """Return a search with a beam of a size; 1 is greedy search.
+
+    Args:
+        size: of the beam.
+        asked: the search that settings ask for.
+        before: what it would be without them.
+
+    Raises:
+        UsageError: something that they ask for would be lost.
+    """
+    rules = {part.name: getattr(asked, part.name) for part in fields(SearchConfig)}
+    found: DecodingConfig
+    if size == 1:
+        found = GreedyConfig(**rules)
+    elif isinstance(asked, BeamConfig):
+        found = replace(asked, size=size)
+    else:
+        found = BeamConfig(size=size, **rules)
+    own, others = asdict(found), asdict(before)
+    for key, value in asdict(asked).items():
+        if value not in (own.get(key), others.get(key)):
+            raise UsageError(
+                "--beam",
+                f"contradicts --set, by which {key} is {value}",
+                got=str(size),
+                remedy="leave one of them out",
+            )
+    return found
 
 
 def checked(decoding: DecodingConfig) -> DecodingConfig:

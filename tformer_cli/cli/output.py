@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from tformer_cli.cli.entry import refusal
+from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import whole_file
 
 
@@ -29,11 +31,33 @@ class Stream:
         self._file.flush()
 
 
+class ReaderGone(Exception):
+    """Nobody reads stdout any more."""
+
+
+class Stdout(Stream):
+    """Stdout, of whose faults no other file is to blame that is open at the same time."""
+
+    def add(self, text: str, num_lines: int) -> None:
+        """Write what comes of some more lines.
+
+        Raises:
+            ReaderGone: nobody reads them.
+            StorageError: they cannot be written.
+        """
+        try:
+            super().add(text, num_lines)
+        except BrokenPipeError:
+            raise ReaderGone from None
+        except OSError as error:
+            raise refusal(error) from error
+
+
 @contextlib.contextmanager
 def streamed(file: Path | None) -> Iterator[Stream]:
     """Open stdout, or a file that appears when it is complete, for lines as they come."""
     with opened(file) as output:
-        yield Stream(output)
+        yield Stdout(output) if file is None else Stream(output)
 
 
 @contextlib.contextmanager
@@ -45,15 +69,22 @@ def discarded() -> Iterator[Stream]:
 
 @contextlib.contextmanager
 def opened(file: Path | None) -> Iterator[TextIO]:
-    """Open stdout, or a file that appears when it is complete."""
+    """Open stdout, or a file that appears when it is complete.
+
+    Raises:
+        UsageError: stdout is closed.
+        StorageError: the system does not let the file be written.
+    """
     if file is None:
+        if sys.stdout is None:
+            raise UsageError("--output", "stdout is closed", remedy="name a file")
         # Whatever the platform and the locale: UTF-8, and LF at the end of a line.
         assert isinstance(sys.stdout, io.TextIOWrapper)
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
         try:
             yield sys.stdout
             sys.stdout.flush()
-        except BrokenPipeError:
+        except (BrokenPipeError, ReaderGone):
             # The reader has seen enough. What is still buffered must not be tried again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return

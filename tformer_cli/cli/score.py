@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tformer_cli.cli.entry import refuse_torchrun
 from tformer_cli.cli.input import has_pipe
 from tformer_cli.cli.options import (
     CheckpointOption,
@@ -69,6 +70,7 @@ def score(
     from tformer_cli.decoding.translator import token_roles
     from tformer_cli.device import keep_freed_memory, resolve_device, resolve_precision
 
+    refuse_torchrun("score")
     # A bad line is found before the first is scored; but a pipe can be read only once.
     is_pipe = has_pipe(source, target)
     total = None if is_pipe else sum(1 for _ in read_pairs(source, target))

@@ -1,6 +1,8 @@
 """`tformer train`."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -75,10 +77,10 @@ def train(
     Example: tformer train configs/demo.yaml --find-batch --memory-limit 8
     """
     _check_usage(fresh, dry_run, find_batch, memory_limit, as_json)
-    before = []
+    parsed = load_config(config, settings or [])
     if continue_from is not None:
-        before = [f"training.initialize_from={json.dumps(str(continue_from))}"]
-    parsed = load_config(config, [*(settings or []), *before])
+        begun = replace(parsed.training, initialize_from=continue_from.absolute())
+        parsed = replace(parsed, training=begun)
     run_directory = run_of_config(config, run)
 
     # torch takes a second to import: only those who train wait for it.
@@ -120,6 +122,10 @@ def _check_usage(
             "has no effect without --find-batch",
             got=f"{memory_limit:g}",
             remedy="add --find-batch",
+        )
+    if memory_limit is not None and not math.isfinite(memory_limit):
+        raise UsageError(
+            "--memory-limit", "must be a number of GiB", got=str(memory_limit), remedy="write 8"
         )
     if as_json and not (dry_run or find_batch):
         raise UsageError(

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tformer_cli.cli.input import AskedLine, Beside, asked_lines, has_pipe, stdin_lines
+from tformer_cli.cli.input import (
+    AskedLine,
+    Beside,
+    asked_lines,
+    has_pipe,
+    refuse_pipes,
+    stdin_lines,
+)
 from tformer_cli.cli.messages import warn
 from tformer_cli.cli.options import (
     BeamOption,
@@ -274,7 +281,8 @@ def _check_usage(
     """
     from tformer_cli.distributed import num_processes
 
-    for option, file in zip(("--prefixes", "--constraints"), beside, strict=True):
+    files_beside = {"--prefixes": beside.prefixes, "--constraints": beside.constraints}
+    for option, file in files_beside.items():
         if file is not None and input_file is None:
             raise UsageError(option, "needs --input, line for line", remedy="name that file")
     if resume and (input_file is None or output_file is None):
@@ -295,12 +303,10 @@ def _check_usage(
             got=str(workers),
             remedy="leave it out",
         )
-    if (is_shared or resume or all(beside)) and has_pipe(input_file, *beside):
-        raise UsageError(
-            "--input",
-            "must be read more than once, and a pipe cannot be",
-            remedy="write it to a file first",
-        )
+    if is_shared or resume:
+        refuse_pipes({"--input": input_file, **files_beside})
+    elif all(beside):
+        refuse_pipes({"--input": input_file})
 
 
 def _check_backend(

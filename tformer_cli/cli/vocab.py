@@ -42,12 +42,13 @@ def vocab(
     from tformer_cli.corpus.pipeline import training_pairs
     from tformer_cli.corpus.vocabulary_report import report_sides
     from tformer_cli.text.tokenizer import build_tokenizers
+    from tformer_cli.training.tokenizers import origin_of, save_tokenizers
 
     data = parsed.data
     tokenizers = build_tokenizers(parsed.tokenizer, lambda: training_pairs(data), parsed.seed)
-    tokenizers.save(run_directory.tokenizer)
-    # The config beside it says what the vocabulary was built from: a training that asks for the
-    # same takes it, any other builds its own.
+    # A training that would build the same takes it, any other builds its own.
+    origin = origin_of(parsed, None, run_directory.stores)
+    save_tokenizers(tokenizers, origin, run_directory)
     write_text(run_directory.config_file, dump_config(parsed))
     reports = {
         "train": report_sides(tokenizers, data.train),

@@ -1,7 +1,6 @@
 """How a token store comes about on disk: once for a text, by all cores, stopped at any time."""
 
 import contextlib
-import fcntl
 import hashlib
 import itertools
 import json
@@ -31,6 +30,7 @@ from tformer_cli.corpus.store_folder import (
 )
 from tformer_cli.corpus.text_digests import TextDigests
 from tformer_cli.errors import DataError
+from tformer_cli.file_lock import alone
 from tformer_cli.run_directory import sync_directory, whole_directory, write_json, writing
 from tformer_cli.text.tokenizer import Tokenizers
 
@@ -87,7 +87,8 @@ def stored(
     found = folder.open(weights)
     if found is not None:
         return found
-    with _alone(stores / f"{key}.lock"):
+    waiting = "waiting for another process that encodes the same text"
+    with alone(stores / f"{key}.lock", waiting):
         # Perhaps somebody else has just built it.
         if folder.open(weights) is None:
             with _building(stores / f"{key}.building", texts, tokenizers) as building:
@@ -239,23 +240,6 @@ def _key(
         "filters": asdict(filters),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
-
-
-@contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Let one process at a time go on; the system lets go of the lock of one that is killed."""
-    with writing(lock):
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("wb")
-    with file:
-        with writing(lock):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waiting = "waiting for another process that encodes the same text"
-                with tqdm(desc=waiting, bar_format="{desc}", disable=_is_silent(), leave=False):
-                    fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @contextlib.contextmanager

@@ -22,11 +22,11 @@ class BeamSearch:
 
     At each step the 2K best continuations of the K live rows are taken. Those among the first K
     that end are stored, and the best of the rest that do not end take their places. A sentence
-    is done when round(K * patience) translations are stored; without length and coverage penalty,
-    when the best continuation has ended and `nbest` are stored; or at the length limit, where all
-    live rows are stored. The score is log probability / length ** length_penalty, the end token
-    counted; penalties of the rules count in it too. With a coverage penalty all that are stored
-    come out, for which are the best is not known yet.
+    is done when K * patience translations, rounded half up, are stored; without length and coverage
+    penalty, when the best continuation has ended and `nbest` are stored; or at the length limit,
+    where all live rows are stored. The score is log probability / length ** length_penalty, the end
+    token counted; penalties of the rules count in it too. With a coverage penalty all that are
+    stored come out, for which are the best is not known yet.
     """
 
     def __init__(
@@ -48,7 +48,8 @@ class BeamSearch:
         # What is stored is ranked anew by what it covers.
         self.num_kept = nbest if config.coverage_penalty == 0 else None
         self.num_rows = config.size
-        self.enough = max(nbest, round(config.size * config.patience))
+        # By `round` 2.5 would be 2, but by C++ it is 3.
+        self.enough = max(nbest, math.floor(config.size * config.patience + 0.5))
 
     def start(self, requests: Sequence[Request]) -> None:
         """Begin with a place for each request."""

@@ -5,6 +5,7 @@ from typing import Literal
 
 from tformer_cli.decoding.request import Request
 from tformer_cli.errors import DataError, Problem
+from tformer_cli.text.marian import MarianTokenizer
 from tformer_cli.text.segments import segments
 from tformer_cli.text.terminology import Terminology
 from tformer_cli.text.tokenizer import Tokenizers
@@ -27,6 +28,7 @@ class LineRequests:
         tokenizers: Tokenizers,
         *,
         max_source_length: int,
+        max_target_length: int | None,
         long_lines: LongLines,
         has_blanks: bool,
         banned: Sequence[str],
@@ -38,6 +40,8 @@ class LineRequests:
         Args:
             tokenizers: of the model.
             max_source_length: tokens of a line, `</s>` not counted, above which it is long.
+            max_target_length: tokens of the longest translation that the model can write, `</s>`
+                counted, or None where any length will do.
             long_lines: what becomes of a long line.
             has_blanks: whether the target language has blanks between words.
             banned: words and phrases that no translation contains.
@@ -45,15 +49,16 @@ class LineRequests:
             on_warning: called with each long line that is split or truncated.
 
         Raises:
-            DataError: a banned phrase has a token that no translation has.
+            DataError: a banned phrase has no token, or one that no translation has.
         """
         self.tokenizers = tokenizers
         self.max_source_length = max_source_length
+        self.max_target_length = max_target_length
         self.long_lines = long_lines
         self.has_blanks = has_blanks
         self.terminology = terminology
         self.on_warning = on_warning
-        self.banned = tuple(self._target_ids(phrase, "a banned word") for phrase in banned)
+        self.banned = self._spellings(banned)
 
     def of(
         self, line: str, prefix: str, phrases: Sequence[str], *, number: int, where: str
@@ -69,10 +74,12 @@ class LineRequests:
 
         Raises:
             DataError: the line is long, and that is an error here, or it has phrases and is cut
-                into pieces; or a prefix or a phrase has a token that no translation has; or a
-                phrase contains a banned one.
+                into pieces; or a prefix or a phrase has a token that no translation has, or they
+                are longer than what the model can write; or a phrase has no token, or contains a
+                banned one.
         """
-        first = self._target_ids(prefix, f"the prefix of {where}")
+        whose = f"the prefix of {where}"
+        first = self._possible(self.tokenizers.target.encode(prefix), prefix, whose)
         pieces = self._pieces(line, where)
         if phrases and len(pieces) > 1:
             raise DataError(
@@ -81,7 +88,7 @@ class LineRequests:
                 got=f"{len(pieces)} pieces",
                 remedy="split it and them, or raise --max-source-length",
             )
-        return [
+        requests = [
             Request(
                 source=source,
                 prefix=() if place else first,
@@ -91,6 +98,24 @@ class LineRequests:
             )
             for place, (text, source) in enumerate(pieces)
         ]
+        self._check_has_room(requests, where)
+        return requests
+
+    def _check_has_room(self, requests: Sequence[Request], where: str) -> None:
+        """Check that the model can write what translations begin with and contain.
+
+        Raises:
+            DataError: it cannot.
+        """
+        most = self.max_target_length
+        needed = max(len(one.prefix) + sum(map(len, one.required)) + 1 for one in requests)
+        if most is not None and needed > most:
+            raise DataError(
+                where,
+                f"demands a translation beyond the positions that the model has learnt ({most})",
+                got=f"{needed:,} tokens",
+                remedy="shorten its prefix or its required phrases",
+            )
 
     def _pieces(self, line: str, where: str) -> list[tuple[str, list[int]]]:
         """Return the text and the source ids of a line, or of each piece of a long one."""
@@ -106,14 +131,20 @@ class LineRequests:
             texts = [line[: len(self.tokenizers.source.decode(pieces[0]))]]
             outcome = f"only the first {most:,} are translated"
         else:
+            code, rest = self._split_code(line)
             # No sentence of training ends in blanks; to some tokenizers they are tokens.
-            texts = segments(line, most, lambda text: len(encode(text.strip())))
+            texts = segments(rest, most, lambda text: len(encode(code + text.strip())))
             # A single character may have more tokens than there is room for.
-            pieces = [encode(text.strip())[:most] for text in texts]
+            pieces = [encode(code + text.strip())[:most] for text in texts]
             noun = "piece" if len(pieces) == 1 else "pieces"
             outcome = f"translated in {len(pieces):,} {noun}"
         self.on_warning(Problem(where, what, got, outcome))
         return [(text, _ended(piece)) for text, piece in zip(texts, pieces, strict=True)]
+
+    def _split_code(self, line: str) -> tuple[str, str]:
+        """Return what each piece of a line has to begin with, and the rest of the line."""
+        source = self.tokenizers.source
+        return source.split_code(line) if isinstance(source, MarianTokenizer) else ("", line)
 
     def _required(
         self, text: str, phrases: Sequence[str], where: str
@@ -123,13 +154,21 @@ class LineRequests:
         required = []
         for phrase in (*phrases, *(term for term in terms if term not in phrases)):
             whose = f"a required phrase of {where}"
-            ids = self._possible(self._ids_within(phrase), phrase, whose)
-            if not ids:
-                raise DataError(whose, "has no token", got=repr(phrase))
+            ids = self._phrase(self._ids_within(phrase), phrase, whose)
             if any(_contains(ids, one) for one in self.banned):
                 raise DataError(whose, "contains a banned word", got=repr(phrase))
             required.append(ids)
         return tuple(required)
+
+    def _spellings(self, phrases: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the ids of banned phrases, as they begin a translation and as they go on in it."""
+        encode = self.tokenizers.target.encode
+        spelled = (
+            self._phrase(ids, phrase, "--ban")
+            for phrase in phrases
+            for ids in (encode(phrase), self._ids_within(phrase))
+        )
+        return tuple(dict.fromkeys(spelled))
 
     def _ids_within(self, phrase: str) -> list[int]:
         """Return the ids of a phrase that does not begin a translation."""
@@ -141,9 +180,11 @@ class LineRequests:
         is_apart = whole[: len(begin)] == begin
         return whole[len(begin) :] if is_apart else encode(phrase)
 
-    def _target_ids(self, text: str, where: str) -> tuple[int, ...]:
-        """Return the ids of a text that is to be, or not to be, in a translation."""
-        return self._possible(self.tokenizers.target.encode(text), text, where)
+    def _phrase(self, ids: Sequence[int], phrase: str, where: str) -> tuple[int, ...]:
+        """Return the ids of a phrase, of which there are some, and all possible."""
+        if not ids:
+            raise DataError(where, "has no token", got=repr(phrase))
+        return self._possible(ids, phrase, where)
 
     def _possible(self, target_ids: Sequence[int], text: str, where: str) -> tuple[int, ...]:
         """Return the ids of a text, all of which a translation may have."""

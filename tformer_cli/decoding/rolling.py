@@ -1,7 +1,7 @@
 """A search over any number of sentences, a few of them at a time.
 
 When a sentence is done, one that waits takes its place, so no place idles while the longest
-translation is written on.
+translation is written on. An idle place is read on with the others, but never ahead of them all.
 """
 
 import itertools
@@ -39,10 +39,12 @@ def search_all(
     if not first:
         return
     owners: list[int | None] = [number for number, _ in first]
+    num_steps, begun = 0, [0] * len(owners)
     stepper.start([request.source for _, request in first], search.num_rows)
     search.start([request for _, request in first])
     while True:
         advance = search.advance(stepper.step(search.newest()))
+        num_steps += 1
         for place, hypotheses in advance.ended.items():
             number, owners[place] = owners[place], None
             assert number is not None
@@ -50,19 +52,23 @@ def search_all(
         idle = [place for place, owner in enumerate(owners) if owner is None]
         if advance.origins is not None and len(idle) < len(owners):
             stepper.reorder(advance.origins)
-        if len(idle) < max(1, IDLE_SHARE * len(owners)):
+        # Learned positions may end where the longest translation does, so no place is read on that
+        # is older than all sentences at work.
+        at_work = [step for step, owner in zip(begun, owners, strict=True) if owner is not None]
+        is_ahead = min(begun) < min(at_work, default=num_steps)
+        if len(idle) < max(1, IDLE_SHARE * len(owners)) and not is_ahead:
             continue
         if newcomers := list(itertools.islice(waiting, len(idle))):
             places = torch.tensor(idle[: len(newcomers)], device=device)
             stepper.admit(places, [request.source for _, request in newcomers])
             search.admit(places, [request for _, request in newcomers])
             for place, (number, _) in zip(idle, newcomers, strict=False):
-                owners[place] = number
-        else:
-            busy = [place for place, owner in enumerate(owners) if owner is not None]
-            if not busy:
-                return
+                owners[place], begun[place] = number, num_steps
+        busy = [place for place, owner in enumerate(owners) if owner is not None]
+        if not busy:
+            return
+        if len(busy) < len(owners):
             places = torch.tensor(busy, device=device)
             stepper.keep(places)
             search.keep(places)
-            owners = [owners[place] for place in busy]
+            owners, begun = [owners[place] for place in busy], [begun[place] for place in busy]

@@ -39,6 +39,8 @@ class SampleSearch:
         self.roles = roles
         self.device = device
         self.num_rows = nbest
+        # A draw is of float64, which Apple's GPU lacks.
+        self.drawing_device = torch.device("cpu") if device.type == "mps" else device
         self.rules = Rules(config, roles, device)
 
     def start(self, requests: Sequence[Request]) -> None:
@@ -58,14 +60,14 @@ class SampleSearch:
         noise = self._drawn(requests)
         more = noise.shape[2] - self.noise.shape[2]
         self.noise = torch.nn.functional.pad(self.noise, (0, max(0, more)))
-        self.noise[places, :, : noise.shape[2]] = noise
+        self.noise[places.to(self.drawing_device), :, : noise.shape[2]] = noise
 
     def keep(self, places: Tensor) -> None:
         """Keep these places, in this order."""
         self.rules.keep(places)
         self.rows.keep(places)
         self.log_probs, self.finished = self.log_probs[places], self.finished[places]
-        self.noise = self.noise[places]
+        self.noise = self.noise[places.to(self.drawing_device)]
 
     def newest(self) -> Tensor:
         """Return the newest token of each row, (B, K)."""
@@ -79,8 +81,8 @@ class SampleSearch:
         scores = self.rules.apply(log_probs, rows) if self.rules.has_effect else log_probs
         # The last draw of idle places repeats; nobody looks at it.
         steps = rows.lengths.clamp(max=self.noise.shape[2] - 1)[:, None, None]
-        noise = self.noise.gather(2, steps.expand(-1, self.num_rows, 1))
-        tokens = drawn(self._probabilities(scores), noise)
+        noise = self.noise.gather(2, steps.expand(-1, self.num_rows, 1).to(self.drawing_device))
+        tokens = drawn(self._probabilities(scores).to(self.drawing_device), noise).to(self.device)
         tokens = torch.where(self.finished, end_id, tokens)
         chosen = log_probs.gather(-1, tokens[..., None])[..., 0]
         self.log_probs = torch.where(self.finished, self.log_probs, self.log_probs + chosen)
@@ -117,7 +119,7 @@ class SampleSearch:
             generator.manual_seed(derive_seed(self.config.seed, "sample", request.number))
             # Drawn step after step, so that the limit of the company changes nothing.
             rows.append(torch.rand((most, self.num_rows), generator=generator, dtype=torch.float64))
-        return torch.stack(rows).transpose(1, 2).to(self.device)
+        return torch.stack(rows).transpose(1, 2).to(self.drawing_device)
 
     def _hypotheses(self, place: int) -> list[Hypothesis]:
         found = []

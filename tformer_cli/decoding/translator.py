@@ -116,7 +116,8 @@ class Translator:
             CheckpointError: there is no such run or checkpoint, it is damaged, or the runs do not
                 go together.
             DeviceError: this machine does not have the device, or that not the precision.
-            UsageError: the model has not learnt positions for so many tokens.
+            UsageError: the model has not learnt positions for so many tokens, or several processes
+                are to share a device other than a CPU.
         """
         place = resolve_device(device)
         runs = [RunDirectory(Path(one)) for one in (run, *ensemble)]
@@ -152,8 +153,13 @@ class Translator:
         The models move to `device`.
 
         Raises:
-            UsageError: the model has not learnt positions for `max_source_length` tokens.
+            UsageError: the model has not learnt positions for `max_source_length` tokens; or
+                several processes are to share a device other than a CPU.
         """
+        if workers > 1 and device.type != "cpu":
+            raise UsageError(
+                "--workers", "is for a CPU", got=str(workers), remedy="use 1, or --device cpu"
+            )
         if max_source_length is None:
             max_source_length = config.data.filters.max_length
         if model.max_length is not None and max_source_length >= model.max_length:
@@ -254,8 +260,9 @@ class Translator:
             UsageError: the search keeps fewer than `count` translations, or to no phrases; or there
                 is no aligner for alignments.
             DataError: a line is long, and that is an error here, or it has phrases and is cut into
-                pieces; or a prefix or a phrase has a token that no translation has; or a required
-                phrase contains a banned one.
+                pieces; or a prefix or a phrase has a token that no translation has, or they are
+                longer than what the model can write; or a required or a banned phrase has no token;
+                or a required phrase contains a banned one.
         """
         if aligned and self.aligner is None:
             raise UsageError(
@@ -270,6 +277,7 @@ class Translator:
         requests = LineRequests(
             self.tokenizers,
             max_source_length=self.max_source_length,
+            max_target_length=self.engine.scorer.max_length,
             long_lines=self.long_lines,
             has_blanks=self.wording.blank != "",
             banned=banned,

@@ -1,11 +1,12 @@
 """An engine of several processes: on a CPU one thread a sentence is faster than all on each."""
 
+import contextlib
 import multiprocessing
 import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 
@@ -26,6 +27,9 @@ TOLD_SECONDS = 0.1
 class WorkersEngine:
     """Deals sentences out to processes, each with a thread and the same weights in memory.
 
+    Where a fault or Ctrl-C breaks a call off, the processes end with it, because what they still
+    have to say would answer the next call. That one begins others.
+
     Attributes:
         processes: they end when nobody holds the engine any more.
     """
@@ -44,13 +48,20 @@ class WorkersEngine:
             raise UsageError(
                 "--workers", "needs a system that can fork", got=str(num_workers), remedy="use 1"
             )
-        context = multiprocessing.get_context("fork")
         self._engine = engine
+        self._num_workers = num_workers
         self._connections: list[Connection] = []
         self.processes: list[ForkProcess] = []
-        for _ in range(num_workers):
+        self._begin()
+        # No end of a pipe tells them, for those that were begun later hold a copy of it.
+        weakref.finalize(self, _terminate, self.processes)
+        self._has_warned = False
+
+    def _begin(self) -> None:
+        context = multiprocessing.get_context("fork")
+        for _ in range(self._num_workers):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(engine, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(self._engine, theirs), daemon=True)
             with warnings.catch_warnings():
                 # Python warns of threads that hold locks; the child takes up none of theirs.
                 warnings.simplefilter("ignore", DeprecationWarning)
@@ -59,9 +70,11 @@ class WorkersEngine:
             theirs.close()
             self._connections.append(ours)
             self.processes.append(process)
-        # No end of a pipe tells them, for those that were begun later hold a copy of it.
-        weakref.finalize(self, _terminate, self.processes)
-        self._has_warned = False
+
+    def _end(self) -> None:
+        self._connections.clear()
+        _terminate(self.processes)
+        self.processes.clear()
 
     @property
     def scorer(self) -> Scorer:
@@ -84,6 +97,8 @@ class WorkersEngine:
             DeviceError: a process has ended, as the system does to one that wants too much memory;
                 or memory does not suffice for a single request.
         """
+        if not self._connections:
+            self._begin()
         order = longest_first(requests)
         on_done(len(requests) - len(order))
         results: list[list[Hypothesis]] = [[EMPTY] * nbest for _ in requests]
@@ -92,44 +107,34 @@ class WorkersEngine:
             connection: order[place :: len(self._connections)]
             for place, connection in enumerate(self._connections[: len(order)])
         }
-        faults: list[Exception] = []
-        busy: set[Connection] = set()
-        for connection, share in shares.items():
-            try:
-                connection.send(([requests[number] for number in share], config, nbest, scored))
-                busy.add(connection)
-            except ConnectionError:
-                faults.append(_ended())
-        # To the end even after a fault: what is left in a pipe would answer the next call.
-        while busy:
-            ready = wait(list(busy))
-            for connection in [one for one in busy if one in ready]:
-                try:
-                    message = connection.recv()
-                except (EOFError, ConnectionError):
-                    busy.remove(connection)
-                    faults.append(_ended())
-                    continue
-                match message:
-                    case int(count):
-                        on_done(count)
-                    case Problem() as warning:
-                        # What one process is short of, the others are too.
-                        if not self._has_warned:
-                            on_warning(warning)
-                        self._has_warned = True
-                    case (Problem(where, what, got, remedy),):
-                        busy.remove(connection)
-                        faults.append(DeviceError(where, what, got=got, remedy=remedy))
-                    case str(fault):
-                        busy.remove(connection)
-                        faults.append(RuntimeError(f"in a process that translates:\n{fault}"))
-                    case found:
-                        busy.remove(connection)
-                        for number, hypotheses in zip(shares[connection], found, strict=True):
-                            results[number] = hypotheses
-        if faults:
-            raise faults[0]
+        try:
+            for connection, share in shares.items():
+                with _other_end():
+                    connection.send(([requests[number] for number in share], config, nbest, scored))
+            while shares:
+                ready = wait(list(shares))
+                for connection in [one for one in shares if one in ready]:
+                    with _other_end():
+                        message = connection.recv()
+                    match message:
+                        case int(count):
+                            on_done(count)
+                        case Problem() as warning:
+                            # What one process is short of, the others are too.
+                            if not self._has_warned:
+                                on_warning(warning)
+                            self._has_warned = True
+                        case (Problem(where, what, got, remedy),):
+                            raise DeviceError(where, what, got=got, remedy=remedy)
+                        case str(fault):
+                            raise RuntimeError(f"in a process that translates:\n{fault}")
+                        case found:
+                            share = shares.pop(connection)
+                            for number, hypotheses in zip(share, found, strict=True):
+                                results[number] = hypotheses
+        except BaseException:
+            self._end()
+            raise
         return results
 
 
@@ -139,12 +144,21 @@ def _terminate(processes: Sequence[ForkProcess]) -> None:
         process.join()
 
 
-def _ended() -> DeviceError:
-    return DeviceError(
-        "a process that translates",
-        "has been ended, mostly for want of memory",
-        remedy="use fewer --workers",
-    )
+@contextlib.contextmanager
+def _other_end() -> Iterator[None]:
+    """Let a block use the pipe of a process.
+
+    Raises:
+        DeviceError: the process has ended.
+    """
+    try:
+        yield
+    except (EOFError, OSError):
+        raise DeviceError(
+            "a process that translates",
+            "has been ended, mostly for want of memory",
+            remedy="use fewer --workers",
+        ) from None
 
 
 class _Progress:

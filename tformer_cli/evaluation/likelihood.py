@@ -4,11 +4,13 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional
 
 from tformer_cli.corpus.batch import Batch
+from tformer_cli.decoding.batches import each_in_memory
 from tformer_cli.decoding.ensemble import log_mean_probabilities
 from tformer_cli.device import autocast
 from tformer_cli.distributed import ALONE, World
@@ -31,8 +33,8 @@ class Likelihood:
 
     @property
     def perplexity(self) -> float:
-        """exp(loss)."""
-        return math.exp(self.loss)
+        """exp(loss); of a loss above 700, whose exponential soon is beyond floats, exp(700)."""
+        return math.exp(min(self.loss, 700.0))
 
 
 @torch.inference_mode()
@@ -54,18 +56,37 @@ def reference_likelihood(
         precision: number format of matrix products.
         others: the rest of an ensemble, whose probabilities are averaged with those of `model`.
         world: the processes that work together.
+
+    Raises:
+        DeviceError: memory has no room for a single sentence.
     """
     models = [model.eval(), *(other.eval() for other in others)]
     nll, num_correct, num_tokens = 0.0, 0.0, 0.0
-    own = itertools.islice(batches, world.rank, None, world.size)
-    for batch in (batch.to(device) for batch in own):
-        targets = batch.target_out[batch.target_mask]
-        with autocast(device, precision):
-            inputs = (batch.source, batch.source_mask, batch.target_in, batch.target_mask)
-            answers = [one(*inputs) for one in models]
-        logits = log_mean_probabilities(answers)
-        nll += functional.cross_entropy(logits.float(), targets, reduction="sum").item()
-        num_correct += int((logits.argmax(dim=-1) == targets).sum())
+    for batch in itertools.islice(batches, world.rank, None, world.size):
+        judge = partial(_judged, models, batch.to(device), device=device, precision=precision)
+        rows = list(range(len(batch.source)))
+        for _, (part_nll, part_correct) in each_in_memory(judge, [rows], device):
+            nll += part_nll
+            num_correct += part_correct
         num_tokens += batch.num_target_tokens
     nll, num_correct, num_tokens = world.sums(nll, num_correct, num_tokens)
     return Likelihood(nll / num_tokens, num_correct / num_tokens, int(num_tokens))
+
+
+def _judged(
+    models: Sequence[Network],
+    batch: Batch,
+    rows: list[int],
+    *,
+    device: torch.device,
+    precision: torch.dtype,
+) -> tuple[float, int]:
+    """Return the cross-entropy of some rows of a batch, and the tokens ranked first, as sums."""
+    target_mask = batch.target_mask[rows]
+    targets = batch.target_out[rows][target_mask]
+    inputs = batch.source[rows], batch.source_mask[rows], batch.target_in[rows], target_mask
+    with autocast(device, precision):
+        answers = [one(*inputs) for one in models]
+    logits = log_mean_probabilities(answers)
+    nll = functional.cross_entropy(logits.float(), targets, reduction="sum").item()
+    return nll, int((logits.argmax(dim=-1) == targets).sum())

@@ -193,7 +193,8 @@ def _trial_apart(run: RunDirectory, batch_tokens: int, limit: int) -> int | None
 def _trial_of_run(folder: Path, batch_tokens: int, limit: int, num_threads: int) -> int | None:
     # This process is to run out of memory before the machine does.
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    allowed = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
     torch.set_num_threads(num_threads)
     keep_freed_memory()
     try:

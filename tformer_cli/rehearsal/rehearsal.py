@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -16,12 +15,14 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.pipeline import evaluation_store
 from tformer_cli.corpus.reader import read_rows
 from tformer_cli.device import is_out_of_memory, keep_freed_memory
+from tformer_cli.distributed import num_processes
 from tformer_cli.errors import TrainingError, UsageError
 from tformer_cli.rehearsal.worst_batch import Shape, worst_shapes, worst_text
 from tformer_cli.run_directory import RunDirectory, write_text
 from tformer_cli.text.subword import reservoir_sample
 from tformer_cli.text.tokenizer import load_tokenizers
 from tformer_cli.training.loop import Fault, Group, StepReport, train_steps
+from tformer_cli.training.memory import memory_sufficing
 from tformer_cli.training.preparation import Preparation, prepare
 from tformer_cli.training.reporting import Reporter
 from tformer_cli.training.tokenizers import run_tokenizers
@@ -77,14 +78,17 @@ def rehearsal(config: Config, run: RunDirectory, *, device: torch.device) -> Ite
         temporary = RunDirectory(Path(folder) / "run")
         with Reporter(temporary, config.training) as reporter:
             sampled, num_pairs = _sampled(config, Path(folder) / "sample")
-            tokenizers = run_tokenizers(config, run, reporter, has_begun=False, fresh=False)
+            tokenizers = run_tokenizers(
+                config, run, reporter, stores=temporary.stores, has_begun=False, fresh=False
+            )
             tokenizers.save(temporary.tokenizer)
             write_text(temporary.config_file, dump_config(sampled))
             if sampled != config:
                 reporter.say(f"{num_pairs:,} {config.data.unit}s in all; this is a sample of them:")
-            prepared = prepare(
-                sampled, tokenizers, stores=temporary.stores, device=device, say=reporter.say
-            )
+            with memory_sufficing(str(device)):
+                prepared = prepare(
+                    sampled, tokenizers, stores=temporary.stores, device=device, say=reporter.say
+                )
             check_validation(prepared.model, tokenizers, config)
             for text in config.data.test.values():
                 evaluation_store(text, tokenizers, max_length=prepared.model.max_length)
@@ -159,7 +163,7 @@ def _check_alone(config: Config) -> None:
     Raises:
         UsageError: it has.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = num_processes()
     if size > 1:
         raise UsageError(
             "torchrun",

@@ -54,6 +54,11 @@ class MarianTokenizer:
         code, text = _split_code(self.normalizer(line))
         return self._ids_of(code, self._processor.encode(text, out_type=str))
 
+    def split_code(self, line: str) -> tuple[str, str]:
+        """Return the language code that begins a line, if the vocabulary has it, and the rest."""
+        code, text = _split_code(line)
+        return (code, text) if code in self._ids else ("", line)
+
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of each line, with all cores."""
         both = [_split_code(self.normalizer(line)) for line in lines]

@@ -15,7 +15,7 @@ from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import CheckpointError, Problem
 from tformer_cli.model.network import Network
-from tformer_cli.run_directory import RunDirectory, remove_directory
+from tformer_cli.run_directory import RunDirectory, remove_directory, step_of
 from tformer_cli.training.moving_average import MovingAverage
 
 Say = Callable[[str], object]
@@ -110,10 +110,14 @@ class Checkpoints:
             (self.run.path / "best").unlink()
 
     def _drop_old(self) -> None:
-        """Keep the newest checkpoints and the best ones."""
+        """Keep the newest checkpoints and the best ones, whether there was an interruption or not.
+
+        What it saved is kept as long as it is the last one.
+        """
         steps = self.run.step_checkpoints()
         best = best_checkpoints([step for step in steps if damage(step, [STATE_FILE]) is None])
-        kept = steps[-self.config.keep_checkpoints :] + best[: self.config.keep_best]
+        newest = _due(steps, self.config)[-self.config.keep_checkpoints :]
+        kept = [*newest, *steps[-1:], *best[: self.config.keep_best]]
         for checkpoint in steps:
             if checkpoint not in kept:
                 remove_directory(checkpoint)
@@ -141,19 +145,26 @@ def last_checkpoint(run: RunDirectory, say: Say) -> Path | None:
     return _newest_whole(run, [*steps, last or run.path / "last"], say)
 
 
-def checkpoint_before(run: RunDirectory, step: int, say: Say) -> Path | None:
+def checkpoint_before(
+    run: RunDirectory, step: int, config: TrainingConfig, say: Say
+) -> Path | None:
     """Return the checkpoint to go back to when no step beyond `step` can be taken, if there is one.
 
-    A checkpoint at that very step may hold weights that are astray already, so it is the last
-    choice.
+    It is one that an unbroken training has too, and not what an interruption saved. A checkpoint at
+    that very step may hold weights that are astray already, so it is the last choice.
 
     Raises:
         CheckpointError: none is as it was saved.
     """
-    steps = run.step_checkpoints()
+    steps = _due(run.step_checkpoints(), config)
     if len(steps) > 1 and steps[-1] == run.checkpoint(step):
         steps = [steps[-1], *steps[:-1]]
     return _newest_whole(run, steps, say) if steps else None
+
+
+def _due(checkpoints: Sequence[Path], config: TrainingConfig) -> list[Path]:
+    """Return those that were not taken because of an interruption."""
+    return [checkpoint for checkpoint in checkpoints if config.saves_at(step_of(checkpoint))]
 
 
 def _newest_whole(run: RunDirectory, checkpoints: Sequence[Path], say: Say) -> Path:

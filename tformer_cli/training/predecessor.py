@@ -35,7 +35,7 @@ class Predecessor:
             run: its folder.
 
         Raises:
-            CheckpointError: a run cannot go on from itself.
+            CheckpointError: a run cannot go on from itself, or from one that is not there.
         """
         path = config.training.initialize_from
         if path is None:
@@ -46,7 +46,19 @@ class Predecessor:
                 "a new training cannot go on from the folder that it is to write",
                 remedy="name another folder with --run",
             )
+        if not path.is_dir():
+            raise CheckpointError(
+                str(path), "no such run folder", remedy="name the folder of a run"
+            )
         return cls(RunDirectory(path))
+
+    def fingerprint(self) -> str:
+        """Return a hash of the tokenizers that the weights were trained with.
+
+        Raises:
+            CheckpointError: there are none.
+        """
+        return load_tokenizers(self.run.tokenizer).fingerprint
 
     def tokenizers(self, config: Config, say: Say) -> Tokenizers:
         """Return the tokenizers that the weights were trained with.
@@ -58,10 +70,6 @@ class Predecessor:
             CheckpointError: there are none, or the config asks for others.
             DataError: there is no text to learn from.
         """
-        if not self.run.path.is_dir():
-            raise CheckpointError(
-                str(self.run.path), "no such run folder", remedy="name the folder of a run"
-            )
         tokenizer = config.tokenizer
         is_target_learnt = self._encoder_for(config) is not None and not tokenizer.shared
         if is_target_learnt:

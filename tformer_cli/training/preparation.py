@@ -62,8 +62,10 @@ class Preparation:
     def beginning(self) -> TrainingState:
         """Return where a run stands before its first step."""
         fingerprint = f"{self.store.fingerprint()} {self.tokenizers.fingerprint}"
+        learner = self.learner
         return TrainingState.beginning(
-            hashlib.sha256(fingerprint.encode()).hexdigest(), environment_of(self.learner.device)
+            hashlib.sha256(fingerprint.encode()).hexdigest(),
+            environment_of(learner.device, learner.world.size),
         )
 
     def groups(self, state: TrainingState) -> Generator[Group]:

@@ -16,7 +16,7 @@ from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import peak_memory
 from tformer_cli.run_directory import RunDirectory, write_text, writing
 from tformer_cli.training.loop import Fault, StepReport
-from tformer_cli.training.tensorboard import TensorBoard
+from tformer_cli.training.tensorboard import TensorBoard, summary_writer
 from tformer_cli.training.validation import Validation
 
 
@@ -38,6 +38,8 @@ class Reporter:
         self._board: TensorBoard | None = None
 
     def __enter__(self) -> Self:
+        if self.has_board:
+            summary_writer()
         with writing(self.run.path):
             self.run.path.mkdir(parents=True, exist_ok=True)
         return self
@@ -57,7 +59,9 @@ class Reporter:
         """Print a line, and keep it in train.log."""
         tqdm.write(line, file=sys.stderr)
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        with writing(self.run.log_file), self.run.log_file.open("a", encoding="utf-8") as log:
+        file = self.run.log_file
+        # Names of files need not be UTF-8.
+        with writing(file), file.open("a", encoding="utf-8", errors="backslashreplace") as log:
             log.write(f"{stamp} {line}\n")
 
     def cut_back(self, state: TrainingState) -> None:

@@ -10,8 +10,9 @@ from tformer_cli.device import hardware_name
 from tformer_cli.errors import CheckpointError
 from tformer_cli.run_directory import RunDirectory
 
-# Keys that do not change what the training steps compute. The training text is not compared by
-# its path: the examples made from it are, by their hash.
+# Keys that do not change what the training steps compute, but for the masks of dropout, which each
+# piece of `accumulate` has of its own. The training text is not compared by its path: the examples
+# made from it are, by their hash.
 FREE_KEYS = (
     "data.source_language",
     "data.target_language",
@@ -60,23 +61,28 @@ def accepted_changes(run: RunDirectory, before: Config, now: Config) -> list[str
     return accepted
 
 
-def environment_of(device: torch.device) -> dict[str, str]:
-    """Return what bit-identical numbers depend on besides the code."""
+def environment_of(device: torch.device, num_processes: int) -> dict[str, str]:
+    """Return what bit-identical numbers depend on besides the code.
+
+    Args:
+        device: of the training.
+        num_processes: that train together.
+    """
     return {
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),
         "device": hardware_name(device),
         "cpu": torch.backends.cpu.get_cpu_capability(),
+        "processes": str(num_processes),
     }
 
 
 def environment_changes(before: dict[str, str], now: dict[str, str]) -> list[str]:
     """Return a line for each part of the environment that has changed."""
     return [
-        f"{name} was {before.get(name)} and is {value} now, "
-        "so the numbers may differ in their last digits"
+        f"{name} was {before[name]} and is {value} now, so the numbers may differ"
         for name, value in now.items()
-        if before.get(name) != value
+        if before.get(name, value) != value
     ]
 
 

@@ -1,7 +1,6 @@
 """A training run, from its config to its best checkpoint: begin or go on, step, validate, save."""
 
 import contextlib
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +12,14 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import keep_freed_memory
 from tformer_cli.distributed import World, joined, own_device
-from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
-from tformer_cli.run_directory import RunDirectory, write_text
+from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
+from tformer_cli.run_directory import (
+    RunDirectory,
+    empty_directory,
+    put_back,
+    write_text,
+    writing,
+)
 from tformer_cli.training.checkpoints import Checkpoints, checkpoint_before, last_checkpoint
 from tformer_cli.training.diagnosis import first_not_finite
 from tformer_cli.training.guard import MOST_ROLLBACKS, failed, rolled_back, verdict
@@ -27,7 +32,12 @@ from tformer_cli.training.predecessor import Predecessor
 from tformer_cli.training.preparation import first_model, prepare
 from tformer_cli.training.reporting import Reporter, Silence
 from tformer_cli.training.resume import accepted_changes, environment_changes
-from tformer_cli.training.tokenizers import run_tokenizers
+from tformer_cli.training.tokenizers import (
+    ORIGIN_FILE,
+    origin_of,
+    run_tokenizers,
+    save_tokenizers,
+)
 from tformer_cli.training.validation import (
     check_validation,
     sample_translations,
@@ -60,24 +70,24 @@ def train(
         Interrupted: SIGINT or SIGTERM came; the run is saved and can go on.
     """
     check_data_files(config.data)
+    check_ours(run)
     keep_freed_memory()
     training = config.training
     with contextlib.ExitStack() as stack:
         world = stack.enter_context(joined())
         told = Reporter if world.is_first else Silence
         reporter = stack.enter_context(told(run, training))
+        stack.enter_context(memory_sufficing(str(run.path)))
         if world.is_first:
             stack.enter_context(locked(run))
+            put_back(run.checkpoints)
         with world.first_alone():
             fresh = fresh and world.is_first
             sitting = _Sitting(config, run, own_device(device), reporter, world, fresh=fresh)
         if sitting.is_over:
             reporter.say(f"{run.path}: finished at step {sitting.state.step}")
         else:
-            with (
-                Interruption(str(run.path), world) as interruption,
-                memory_sufficing(str(run.path)),
-            ):
+            with Interruption(str(run.path), world) as interruption:
                 sitting.train(interruption)
         return sitting.state
 
@@ -88,13 +98,36 @@ def is_finished(state: TrainingState, training: TrainingConfig) -> bool:
     return state.step >= training.max_steps or out_of_patience
 
 
+def check_ours(run: RunDirectory) -> None:
+    """Make sure that what a training would replace in a folder was written by one.
+
+    Raises:
+        UsageError: there is no sign of that.
+    """
+    signs = [run.lock_file, run.log_file, run.tokenizer / ORIGIN_FILE, *run.pointers]
+    if any(sign.exists() for sign in signs):
+        return
+    theirs = [*run.folders, run.config_file, run.metrics_file]
+    if found := [file.name for file in theirs if file.exists()]:
+        raise UsageError(
+            str(run.path),
+            "holds what no training wrote, and this one would replace",
+            got=", ".join(found),
+            remedy="name another folder with --run",
+        )
+
+
 def clear(run: RunDirectory) -> None:
-    """Remove what a training wrote into a run folder but for its log, and nothing else."""
-    for file in (run.path / "best", run.path / "last", run.config_file):
-        file.unlink(missing_ok=True)
-    for folder in (run.checkpoints, run.tokenizer, run.samples, run.tensorboard, run.eval):
-        shutil.rmtree(folder, ignore_errors=True)
-    run.metrics_file.unlink(missing_ok=True)
+    """Remove what a training wrote into a run folder but for its log and its config.
+
+    Raises:
+        StorageError: something cannot be removed.
+    """
+    with writing(run.path):
+        for file in (*run.pointers, run.metrics_file):
+            file.unlink(missing_ok=True)
+    for folder in run.folders:
+        empty_directory(folder)
 
 
 class _Sitting:
@@ -119,7 +152,12 @@ class _Sitting:
             for change in accepted_changes(run, load_config(run.config_file), config):
                 reporter.say(f"{run.path}: accepted a changed setting: {change}")
         tokenizers = run_tokenizers(
-            config, run, reporter, has_begun=checkpoint is not None, fresh=fresh
+            config,
+            run,
+            reporter,
+            stores=run.stores,
+            has_begun=checkpoint is not None,
+            fresh=fresh,
         )
         self.prepared = prepare(
             config, tokenizers, stores=run.stores, device=device, say=reporter.say, world=world
@@ -143,7 +181,8 @@ class _Sitting:
             self._go_on(checkpoint)
         elif world.is_first:
             clear(run)
-            tokenizers.save(run.tokenizer)
+            origin = origin_of(config, Predecessor.of(config, run), run.stores)
+            save_tokenizers(tokenizers, origin, run)
         if world.is_first:
             write_text(run.config_file, dump_config(config))
         reporter.say(self.prepared.describe())
@@ -191,14 +230,13 @@ class _Sitting:
         if self.prepared.average is not None:
             self.prepared.average.update(self.prepared.model, report.step)
         self.reporter.stepped(report)
-        is_validation = self._is_validated(report.step)
+        is_validation = self.config.training.validates_at(report.step)
         interruption.look()
         if interruption.signal is None and is_validation:
             self.reporter.flush()
             self._validate(interruption)
             interruption.look()
-        is_saving = is_validation or report.step % self.config.training.save_every == 0
-        if interruption.signal is not None or is_saving:
+        if interruption.signal is not None or self.config.training.saves_at(report.step):
             self._save(interruption)
 
     def _save(self, interruption: Interruption) -> None:
@@ -241,7 +279,9 @@ class _Sitting:
         """Begin again from a checkpoint, or from the beginning where there is none."""
         was = self.state
         with self.world.first_alone():
-            checkpoint = checkpoint_before(self.run, was.step, self.reporter.say)
+            checkpoint = checkpoint_before(
+                self.run, was.step, self.config.training, self.reporter.say
+            )
             if checkpoint is None:
                 self._begin()
                 saved = self.beginning
@@ -251,16 +291,11 @@ class _Sitting:
         self.state = rolled_back(was, saved)
         self.reporter.rolled_back(self.state, was.step + 1)
 
-    def _is_validated(self, step: int) -> bool:
-        """Whether a step is one after which the validation text is looked at."""
-        training = self.config.training
-        return step == training.max_steps or step % training.validate_every == 0
-
     @property
     def _is_validation_missing(self) -> bool:
         """Whether a signal came before the validation that was due where the run stands."""
-        state = self.state
-        return state.step > 0 and state.score is None and self._is_validated(state.step)
+        state, training = self.state, self.config.training
+        return state.step > 0 and state.score is None and training.validates_at(state.step)
 
     def _begin(self) -> None:
         """Let the model be what it is before the first step."""

@@ -3,10 +3,13 @@
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import RunDirectory, writing
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 
 class TensorBoard:
@@ -23,18 +26,10 @@ class TensorBoard:
             UsageError: TensorBoard is not installed.
             StorageError: the folder cannot be written.
         """
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UsageError(
-                "training.tensorboard",
-                "needs TensorBoard, which is not installed",
-                remedy="pip install 'tformer[tensorboard]', or set it to false",
-            ) from None
         self._folder = run.tensorboard
         with writing(self._folder):
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._writer = SummaryWriter(str(self._folder))
+            self._writer = summary_writer()(str(self._folder))
         if run.metrics_file.exists():
             for line in run.metrics_file.read_text(encoding="utf-8").splitlines():
                 self.show(json.loads(line))
@@ -51,6 +46,23 @@ class TensorBoard:
     def close(self) -> None:
         """Close the files."""
         self._writer.close()
+
+
+def summary_writer() -> type["SummaryWriter"]:
+    """Return torch's class that writes files for TensorBoard.
+
+    Raises:
+        UsageError: TensorBoard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UsageError(
+            "training.tensorboard",
+            "needs TensorBoard, which is not installed",
+            remedy="pip install 'tformer[tensorboard]', or set it to false",
+        ) from None
+    return SummaryWriter
 
 
 def _curves(numbers: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -1,16 +1,30 @@
 """The tokenizers of a run: those that its folder has, or new ones."""
 
-from tformer_cli.config.load import load_config
+import json
+from pathlib import Path
+from typing import Any
+
+from tformer_cli.config.load import as_plain
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.pipeline import training_pairs
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.corpus.text_digests import TextDigests
+from tformer_cli.run_directory import RunDirectory, write_json
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.predecessor import Predecessor
 from tformer_cli.training.reporting import Reporter
 
+# Says what the tokenizers beside it were made from.
+ORIGIN_FILE = "origin.json"
+
 
 def run_tokenizers(
-    config: Config, run: RunDirectory, reporter: Reporter, *, has_begun: bool, fresh: bool
+    config: Config,
+    run: RunDirectory,
+    reporter: Reporter,
+    *,
+    stores: Path,
+    has_begun: bool,
+    fresh: bool,
 ) -> Tokenizers:
     """Load the tokenizers of a run or of its predecessor, or build them from its training text.
 
@@ -18,29 +32,54 @@ def run_tokenizers(
         config: of the run.
         run: its folder.
         reporter: hears what takes long.
+        stores: keeps what is known of the text.
         has_begun: whether there is a checkpoint, which goes with the tokenizers of the folder.
         fresh: build them whatever the folder has.
 
     Raises:
         TformerError: they cannot be loaded or built.
     """
-    if not fresh and (has_begun or _has_them(run, config)):
+    if has_begun:
         return load_tokenizers(run.tokenizer)
     predecessor = Predecessor.of(config, run)
+    if not fresh and _known_origin(run) == origin_of(config, predecessor, stores):
+        return load_tokenizers(run.tokenizer)
     if predecessor is not None:
         return predecessor.tokenizers(config, reporter.say)
     reporter.say("building the vocabulary")
     return build_tokenizers(config.tokenizer, lambda: training_pairs(config.data), config.seed)
 
 
-def _has_them(run: RunDirectory, config: Config) -> bool:
-    """Whether a folder has tokenizers, and they are those that the config builds."""
-    if not (run.tokenizer.is_dir() and run.config_file.is_file()):
-        return False
-    saved = load_config(run.config_file)
-    return (saved.tokenizer, saved.data.train, saved.seed, saved.training.initialize_from) == (
-        config.tokenizer,
-        config.data.train,
-        config.seed,
-        config.training.initialize_from,
-    )
+def origin_of(config: Config, predecessor: Predecessor | None, stores: Path) -> dict[str, Any]:
+    """Return what decides the tokenizers that a config builds, as plain data.
+
+    Args:
+        config: of a run.
+        predecessor: the run that it begins with.
+        stores: keeps what is known of the text.
+
+    Raises:
+        DataError: a text cannot be read.
+        CheckpointError: the predecessor has no tokenizers.
+    """
+    digests = TextDigests(stores / "texts.json")
+    return {
+        "tokenizer": as_plain(config.tokenizer),
+        "seed": config.seed,
+        "texts": [digests.of(list(text.files.values())) for text in config.data.train],
+        "predecessor": None if predecessor is None else predecessor.fingerprint(),
+    }
+
+
+def save_tokenizers(tokenizers: Tokenizers, origin: dict[str, Any], run: RunDirectory) -> None:
+    """Give a run its tokenizers, and say what they were made from."""
+    tokenizers.save(run.tokenizer)
+    write_json(run.tokenizer / ORIGIN_FILE, origin)
+
+
+def _known_origin(run: RunDirectory) -> object:
+    """Return what the tokenizers of a run were made from; None where nothing says so."""
+    try:
+        return json.loads((run.tokenizer / ORIGIN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

@@ -204,6 +204,20 @@ def test_searches_that_it_does_otherwise_are_refused(theirs, requests, search, m
     assert str(raised.value) == f"{message}; leave out --backend"
 
 
+@pytest.mark.parametrize(("patience", "most"), [(0.5, 3), (0.3, 2), (0.05, 0)])
+def test_more_translations_than_patience_leaves_are_refused(theirs, requests, patience, most):
+    """Five times the patience, halves upwards."""
+    search = BeamConfig(size=5, max_length=9, patience=patience)
+    if most > 0:
+        assert {len(found) for found in theirs.translate(requests, search, nbest=most)} == {most}
+    with pytest.raises(UsageError) as raised:
+        theirs.translate(requests, search, nbest=most + 1)
+    assert str(raised.value) == (
+        "decoding.patience: leaves CTranslate2 fewer translations of a line than are asked for "
+        f"({most + 1}); got {patience}; raise it, or leave out --backend"
+    )
+
+
 @pytest.mark.parametrize(
     ("request_", "where"),
     [

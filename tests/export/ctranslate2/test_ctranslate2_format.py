@@ -1,14 +1,16 @@
 """A model in CTranslate2: the same probabilities and the same translations."""
 
+import contextlib
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from exportable import LINES, LONGEST, MEMBERS, char_tokenizers, lively
+from exportable import BASE, LINES, LONGEST, MEMBERS, char_tokenizers, lively
 from family import encoder_decoders
 from hypothesis import given, settings
 
@@ -29,10 +31,18 @@ from tformer_cli.config.schema.positions import (
 from tformer_cli.decoding.translation import Translation
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import ConfigError, UsageError
-from tformer_cli.export.ctranslate2.format import CTranslate2Format, obstacles, write_ctranslate2
+from tformer_cli.export.ctranslate2 import format as format_room
+from tformer_cli.export.ctranslate2.format import (
+    CTranslate2Format,
+    kept_engine,
+    obstacles,
+    write_ctranslate2,
+)
 from tformer_cli.export.format import CheckText, check
+from tformer_cli.file_lock import alone
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
+from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID, START_ID
 
@@ -211,6 +221,21 @@ def test_folder_that_is_there_is_left_alone(tmp_path):
         write_ctranslate2(random_model(PLAIN, tokenizers), tokenizers, PLAIN, tmp_path)
     assert str(raised.value) == f"{tmp_path}: is there already; remove it, or name another"
     assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_an_export_that_another_process_has_just_written_is_taken(tmp_path, monkeypatch):
+    run, trained = RunDirectory(tmp_path), lively(BASE)
+
+    @contextlib.contextmanager
+    def alone_after_another(lock: Path, waiting: str) -> Iterator[None]:
+        monkeypatch.setattr(format_room, "alone", alone)
+        kept_engine(run, trained, "float32")
+        with alone(lock, waiting):
+            yield
+
+    monkeypatch.setattr(format_room, "alone", alone_after_another)
+    assert kept_engine(run, trained, "float32").translator.compute_type == "float32"
+    assert len(list(run.exports.glob("*-float32"))) == 1
 
 
 def test_missing_ctranslate2_is_one_line(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from operator import attrgetter
 from tformer_cli.config.schema.data import DataConfig, ParallelText, PlainText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.config.schema.evaluation import EvaluationConfig
-from tformer_cli.config.schema.limits import Conflict, CountOrZero
+from tformer_cli.config.schema.limits import Conflict, Seed
 from tformer_cli.config.schema.model import (
     EncoderDecoderConfig,
     MaskedEncoderConfig,
@@ -30,7 +30,7 @@ OF_TRANSLATIONS = (
 class Config:
     """Everything that decides a run."""
 
-    seed: CountOrZero = 1
+    seed: Seed = 1
     """Seed of the weights, the order of the data, dropout and masks."""
     data: DataConfig
     """The text."""

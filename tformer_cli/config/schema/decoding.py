@@ -4,7 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tformer_cli.config.schema.limits import Bounds, Conflict, Count, CountOrZero, PositiveFloat
+from tformer_cli.config.schema.limits import (
+    Bounds,
+    Conflict,
+    Count,
+    CountOrZero,
+    PositiveFloat,
+    Seed,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +89,7 @@ class SampleConfig(SearchConfig):
     """Draw among so many most probable tokens (Fan et al. 2018); 0 draws among all."""
     top_p: Annotated[float, Bounds(above=0, maximum=1)] = 1.0
     """Draw among the fewest tokens that reach this probability (Holtzman et al. 2020)."""
-    seed: CountOrZero = 1
+    seed: Seed = 1
     """What is drawn for a line is a function of this seed and of the line's number."""
 
 

@@ -49,6 +49,10 @@ Count = Annotated[int, Bounds(minimum=1)]
 CountOrZero = Annotated[int, Bounds(minimum=0)]
 
 
+# torch's generator of a CPU looks at 32 bits.
+Seed = Annotated[int, Bounds(minimum=0, maximum=2**32 - 1)]
+
+
 PositiveFloat = Annotated[float, Bounds(above=0)]
 
 

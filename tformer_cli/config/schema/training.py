@@ -33,7 +33,8 @@ class TrainingConfig:
     batch_tokens: Count = 4096
     """Padded target tokens of one optimiser step, and the same limit for source tokens."""
     accumulate: Count = 1
-    """Cut each batch into this many pieces to save memory; the result is the same."""
+    """Cut each batch into this many pieces to save memory; the result is the same, but for masks of
+    dropout."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass: less memory, a third more time, same result."""
     max_steps: Count = 20_000
@@ -67,6 +68,14 @@ class TrainingConfig:
     """Show metrics.jsonl in TensorBoard too; needs `pip install 'tformer[tensorboard]'`."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of matrix products; auto is bfloat16 or float16 on a GPU, else float32."""
+
+    def validates_at(self, step: int) -> bool:
+        """Whether the validation text is looked at after a step."""
+        return step == self.max_steps or step % self.validate_every == 0
+
+    def saves_at(self, step: int) -> bool:
+        """Whether a checkpoint is due after a step, whatever interrupts the training."""
+        return self.validates_at(step) or step % self.save_every == 0
 
     def conflicts(self) -> Iterator[Conflict]:
         if self.schedule.warmup_steps > self.max_steps:

@@ -102,6 +102,7 @@ class CTranslate2Engine:
         refuse_demands(requests)
         self._refuse_what_has_no_position(requests, config)
         beam = config if isinstance(config, BeamConfig) else BeamConfig(size=1, length_penalty=0)
+        refuse_impatience(beam, nbest)
         found = [[EMPTY] * nbest for _ in requests]
         order = longest_first(requests)
         on_done(len(requests) - len(order))
@@ -244,6 +245,22 @@ def refuse_other_searches(config: DecodingConfig) -> None:
         is_other = part.name not in SHARED_KEYS and value != part.default
         if is_other or value == "sample":
             _refuse(f"decoding.{part.name}", str(value))
+
+
+def refuse_impatience(beam: BeamConfig, nbest: int) -> None:
+    """Make sure that CTranslate2 goes on until there are as many translations as are asked for.
+
+    Raises:
+        UsageError: it does not.
+    """
+    # Where ours has too few at that point it goes on, and CTranslate2 does not begin.
+    if nbest > math.floor(beam.size * beam.patience + 0.5):
+        raise UsageError(
+            "decoding.patience",
+            f"leaves CTranslate2 fewer translations of a line than are asked for ({nbest})",
+            got=f"{beam.patience:g}",
+            remedy="raise it, or leave out --backend",
+        )
 
 
 def refuse_demands(requests: Sequence[Request]) -> None:

@@ -26,6 +26,7 @@ from tformer_cli.export.ctranslate2.specification import num_positions, specific
 from tformer_cli.export.extra import package
 from tformer_cli.export.format import Format
 from tformer_cli.export.token_example import TOKEN_PACKAGES, sentencepiece_models
+from tformer_cli.file_lock import alone
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.run_directory import RunDirectory, whole_directory
@@ -218,6 +219,9 @@ def kept_engine(
     name = f"ctranslate2-{trained.fingerprint[:16]}-{quantization}"
     folder = run.exports / name
     if not folder.is_dir():
-        model, config = trained.model, trained.config.model
-        write_ctranslate2(model, trained.tokenizers, config, folder, quantization)
+        with alone(run.exports / ".lock", "waiting for another process that exports the same run"):
+            # Perhaps somebody else has just written it.
+            if not folder.is_dir():
+                model, config = trained.model, trained.config.model
+                write_ctranslate2(model, trained.tokenizers, config, folder, quantization)
     return ctranslate2_engine(trained, folder, quantization)

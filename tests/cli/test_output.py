@@ -1,0 +1,44 @@
+"""Where lines go, without a model."""
+
+import os
+import sys
+
+import pytest
+
+from tformer_cli.cli.output import streamed
+from tformer_cli.errors import StorageError, UsageError
+
+
+def test_a_closed_stdout_is_a_mistake(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(UsageError) as raised, streamed(None):
+        pass
+    assert str(raised.value) == "--output: stdout is closed; name a file"
+
+
+def test_a_reader_that_has_gone_ends_all_streams_quietly_and_leaves_no_part(monkeypatch, tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", encoding="utf-8") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with streamed(None) as output, streamed(tmp_path / "pairs") as beside:
+            beside.add("0-0\n", 1)
+            output.add("a line\n", 1)
+            raise AssertionError("the reader has gone")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a disk that is always full")
+def test_what_stdout_refuses_is_not_said_of_the_file_beside_it(monkeypatch, tmp_path):
+    with open("/dev/full", "w", encoding="utf-8") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with (
+            pytest.raises(StorageError) as raised,
+            streamed(None) as output,
+            streamed(tmp_path / "pairs"),
+        ):
+            output.add("a line\n", 1)
+    assert str(raised.value) == (
+        "<stdout>: cannot be written; got No space left on device; what came out is not whole"
+    )
+    assert list(tmp_path.iterdir()) == []
