@@ -167,5 +167,9 @@ def peak_memory(device: torch.device) -> int:
     """Return the most memory that was taken so far, in bytes: of a CUDA device, or else of RAM."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
+    if sys.platform == "linux":
+        # That of `getrusage` begins with what the process that began this one had taken.
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        return int(status.partition("VmHWM:")[2].split()[0]) * 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 2**10

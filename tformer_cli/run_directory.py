@@ -37,6 +37,11 @@ class RunDirectory:
         return self.path / "tokenizer"
 
     @property
+    def origin_file(self) -> Path:
+        """Says what the tokenizers beside it were made from."""
+        return self.tokenizer / "origin.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -48,8 +48,9 @@ DEFAULT_MODELS = Path(__file__).resolve().parents[2] / "runs" / "decode"
 SEARCHES = {"greedy": 1, "beam5": 5}
 MODES = {"file": False, "one": True}
 OTHERS = tuple(name for name in TITLES if name != "ours")
-# Sentences that the settings of a contestant are tried on.
-TRIAL_SENTENCES = 256
+# Sentences that the settings of a contestant are tried on: two of the largest batches, for two
+# workers.
+TRIAL_SENTENCES = 512
 # Translations of these lengths are written with a cache and without, of so many sentences.
 CACHE_LENGTHS = (5, 10, 20, 40, 80)
 CACHE_SENTENCES = 16

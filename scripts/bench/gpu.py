@@ -8,6 +8,7 @@ do not suffice for is there as {"left_out": ...}. Without a CUDA device the exit
 import argparse
 import importlib.util
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from typing import Any
 
 from apart import command
 
+from tformer_cli.errors import TformerError
+
 Figures = dict[str, Any]
 
 # What it takes to import tformer_cli's loop, its loader, and whole runs with their scores.
@@ -27,6 +30,8 @@ LOOP = ("torch", "numpy")
 LOADER = (*LOOP, "sentencepiece")
 RUNS = (*LOADER, "safetensors", "yaml", "tqdm", "sacrebleu")
 PACKAGES = (*RUNS, "typer", "pytest", "transformers")
+# As `tformer` itself sets it.
+ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 # How many times as long as expected a part may take, if the time for all of them lasts.
 PATIENCE = 4
 
@@ -147,6 +152,7 @@ class Session:
                 done = subprocess.run(
                     command("gpu_parts.part.serve", *words),
                     stdin=subprocess.DEVNULL,
+                    env=ENVIRONMENT | os.environ,
                     # The JSON has the figures; whatever else is printed is progress.
                     stdout=sys.stderr.fileno(),
                     timeout=min(PATIENCE * part.seconds, self._end - time.monotonic()),
@@ -273,6 +279,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{there['gpu']}, torch {there['torch']}", file=sys.stderr)
     if missing:
         print(f"not installed: {', '.join(missing)}", file=sys.stderr)
+    try:
+        write(options.output, report(session, parts, missing))
+    except TformerError as error:
+        return refuse(str(error))
     for part in parts:
         session.run(part)
         write(options.output, report(session, parts, missing))

@@ -1,6 +1,7 @@
 """`tformer config`: what it prints, and which errors it lets through."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,13 @@ def test_new_refuses_half_a_validation_text(folder: Path) -> None:
     )
     assert complaint(UsageError, "new", "train.en", "train.de", "--valid-target", "valid.de") == (
         f"--valid-source: {together}; add --valid-source"
+    )
+
+
+def test_new_refuses_what_can_be_read_only_once(folder: Path) -> None:
+    os.mkfifo("pipe")
+    assert complaint(UsageError, "new", "train.en", "pipe") == (
+        "TARGET: must be read more than once, and a pipe cannot be; write it to a file first"
     )
 
 

@@ -254,6 +254,15 @@ def test_characters_ask_for_their_number(tformer, file):
     assert found(tformer, file, *characters, "--vocab-size", "70")["vocabulary_size"] == 70
 
 
+def test_imported_models_ask_for_their_number(tformer, file):
+    result = tformer("model", file, "--set", "tokenizer={kind: marian}")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "--vocab-size: is needed for an imported model, whose own files decide it; "
+        "take vocab_size from the config.json that it was imported from\n",
+    )
+
+
 def test_subwords_have_their_number_in_the_config(tformer, file):
     result = tformer("model", file, "--vocab-size", 70)
     assert (result.exit_code, result.stderr) == (

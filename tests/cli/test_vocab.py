@@ -9,9 +9,10 @@ from typer.testing import CliRunner
 
 from tformer_cli.cli.app import app
 from tformer_cli.config.load import load_config
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import ConfigError, TrainingError, UsageError
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
+from tformer_cli.training.lock import locked
 from tformer_cli.training.reporting import Silence
 from tformer_cli.training.tokenizers import run_tokenizers
 
@@ -106,7 +107,7 @@ def test_a_training_takes_the_vocabulary_of_the_same_text_and_no_other(folder: P
     assert is_built()
     (folder / "train.en").write_text("ab\nabba\n")
     assert not is_built()
-    (run.tokenizer / "origin.json").write_text("{")
+    run.origin_file.write_text("{")
     assert is_built()
 
 
@@ -136,6 +137,43 @@ def test_vocab_prints_the_same_numbers_as_json() -> None:
 def test_vocab_follows_set() -> None:
     printed = json.loads(output("--json", "--set", "tokenizer.min_frequency=3"))
     assert printed["train"]["source"]["vocabulary_size"] == 16 + 2
+
+
+def test_vocab_keeps_away_from_a_training_and_from_what_is_not_ours(folder: Path) -> None:
+    run = RunDirectory(folder / "runs" / "tiny")
+    run.path.mkdir(parents=True)
+    with locked(run), pytest.raises(TrainingError) as caught:
+        output()
+    assert "runs/tiny: another process is training here" in str(caught.value)
+    (folder / "eval").mkdir()
+    with pytest.raises(UsageError) as refused:
+        output("--run", ".")
+    assert ".: holds what no training wrote, and this one would replace; got eval" in str(
+        refused.value
+    )
+    assert not run.tokenizer.exists()
+
+
+def test_vocab_names_all_missing_texts_before_anything_else(folder: Path) -> None:
+    for name in ("train.en", "valid.de"):
+        (folder / name).unlink()
+    with pytest.raises(ConfigError) as caught:
+        output()
+    assert [problem.where for problem in caught.value.problems] == [
+        "data.train.0.source",
+        "data.valid.target",
+    ]
+    assert not (folder / "runs").exists()
+
+
+def test_vocab_of_a_run_that_goes_on_from_another_is_that_of_the_other(folder: Path) -> None:
+    output("--run", "first")
+    (folder / "train.en").write_text("ab\nabcdba\n")
+    output("--set", "training.initialize_from=first")
+    first, second = (
+        load_tokenizers(folder / name / "tokenizer").fingerprint for name in ("first", "runs/tiny")
+    )
+    assert first == second
 
 
 def test_vocab_replaces_only_when_forced(folder: Path) -> None:

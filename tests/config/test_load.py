@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tformer_cli.config.load import as_plain, check_data_files, dump_config, load_config
+from tformer_cli.config.load import (
+    as_plain,
+    changed_decoding,
+    check_data_files,
+    dump_config,
+    load_config,
+)
 from tformer_cli.config.schema.check import check
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import (
@@ -22,7 +28,7 @@ from tformer_cli.config.schema.data import (
     TrainingText,
 )
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
-from tformer_cli.config.schema.limits import Bounds
+from tformer_cli.config.schema.limits import MOST, Bounds
 from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.config.schema.training import TrainingConfig
@@ -247,7 +253,7 @@ _RULED = {
     "slow": st.just(1.0),
     "shared": st.just(True),
     "tie": st.sampled_from(["none", "output"]),
-    "max_steps": st.integers(1000, 10**12),
+    "max_steps": st.integers(1000, MOST),
     "warmup_steps": st.integers(1, 1000),
     "validate_every": st.integers(1, 1000),
     "max_length": st.integers(1200, 1300),
@@ -290,7 +296,7 @@ def _numbers(kind: type, bounds: Bounds) -> st.SearchStrategy[Any]:
     low = bounds.minimum if bounds.above is None else bounds.above
     high = bounds.maximum if bounds.below is None else bounds.below
     if kind is int:
-        return st.integers(int(low or 0), int(high or 10**18))
+        return st.integers(int(low or 0), int(MOST if high is None else high))
     return st.floats(
         low,
         math.inf if high is None else high,
@@ -388,3 +394,14 @@ def test_as_plain_holds_only_what_json_knows(file: Path) -> None:
     ]
     assert plain["data"]["root"] is None
     assert plain["training"]["optimizer"]["betas"] == [0.9, 0.98]
+
+
+def test_all_that_is_wrong_with_changes_of_a_search_is_said_at_once(file: Path) -> None:
+    config = load_config(file)
+    with pytest.raises(ConfigError) as caught:
+        changed_decoding(config, ["decoding.sizze=3", "training.max_steps=1", "decoding.size=[1"])
+    assert [problem.where for problem in caught.value.problems] == [
+        "--set decoding.sizze",
+        "--set training.max_steps",
+        "--set decoding.size",
+    ]

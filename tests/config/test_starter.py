@@ -127,6 +127,45 @@ def test_sizes_grow_with_the_text(
     assert config.training.max_steps == max_steps
 
 
+def test_a_text_of_many_characters_has_a_vocabulary_that_holds_them(tmp_path: Path) -> None:
+    text = written(tmp_path / "corpus", 1)
+    pairs = [(chr(0x4E00 + i), chr(0x5E00 + i)) for i in range(1000)]
+    starter = write_starter(
+        tmp_path / "my.yaml",
+        text,
+        lambda source, target: pairs,
+        valid=text,
+        source_language="zh",
+        target_language="ja",
+    )
+    assert starter.num_characters == 2000
+    assert load_config(starter.config).tokenizer == SubwordConfig(vocab_size=4300)
+
+
+@pytest.mark.parametrize("name", ["~root", "a\x85b", "x # y\nz", "x # y\u2028z"])
+def test_names_that_yaml_or_a_shell_would_read_otherwise(tmp_path: Path, name: str) -> None:
+    text = written(tmp_path / name, 3)
+    starter = start(tmp_path / "my.yaml", text, valid=text)
+    assert load_config(starter.config).data.valid == text
+
+
+def test_a_text_that_changes_while_it_is_read_leaves_nothing(tmp_path: Path) -> None:
+    text = written(tmp_path / "corpus", 9)
+    sizes = iter((9, 0))
+
+    def shrinking(source: Path, target: Path) -> list[tuple[str, str]]:
+        return [("a", "b")] * next(sizes)
+
+    with pytest.raises(DataError) as caught:
+        write_starter(
+            tmp_path / "my.yaml", text, shrinking, source_language="en", target_language="de"
+        )
+    assert str(caught.value) == (
+        f"{text.source}: the text changed while it was read; run the same command again"
+    )
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".en", ".de"}
+
+
 def test_every_key_of_the_starter_has_a_comment(tmp_path: Path) -> None:
     starter = start(tmp_path / "my.yaml", written(tmp_path / "corpus", 9))
     lines = starter.config.read_text(encoding="utf-8").split("\n")

@@ -1,6 +1,7 @@
 """The loop on random batches."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -11,6 +12,7 @@ from learners import batch, groups, learner
 from tformer_cli.corpus.batch import Example, collate
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.errors import TrainingError
+from tformer_cli.training import loop
 from tformer_cli.training.loop import Fault, Group, train_steps
 from tformer_cli.training.loss_scale import LossScale
 
@@ -52,6 +54,23 @@ def test_clipping_limits_the_step_and_reports_the_norm_before_it():
         expected = report.grad_norm if clip_norm is None else clip_norm
         assert norm == pytest.approx(expected, rel=1e-3)
     assert norms[None] == pytest.approx(norms[1e-3])
+
+
+def test_a_step_takes_the_time_that_its_batch_takes_to_come(monkeypatch):
+    now = 0.0
+
+    def slow() -> Iterator[Group]:
+        nonlocal now
+        for group in groups(batch()):
+            now += 7.0
+            yield group
+
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: now)
+    taken = train_steps(learner(), slow(), 1)
+    assert next(taken).seconds == 7.0
+    # What is done between two steps is none of their time.
+    now += 100.0
+    assert next(taken).seconds == 7.0
 
 
 def test_dropout_is_a_function_of_the_step():

@@ -46,3 +46,15 @@ def test_bfloat16_logits_have_a_gradient_as_exact_as_their_own_digits():
     smoothed_nll_sum(subject.clone(), targets, 0.1).loss.backward()
     # A probability below one has digits of 2 ** -9 in bfloat16; two roundings come together.
     assert float((subject.grad.double() - exact.grad).abs().max()) < 2**-7
+
+
+def test_a_probability_near_one_keeps_the_digits_of_its_gradient_in_bfloat16():
+    rough = torch.zeros(1, 50, dtype=torch.bfloat16)
+    rough[0, 7] = 11.0
+    target = torch.tensor([7])
+    exact = rough.double().requires_grad_()
+    functional.cross_entropy(exact, target, reduction="sum").backward()
+    subject = rough.clone().requires_grad_()
+    smoothed_nll_sum(subject.clone(), target, 0.0).loss.backward()
+    assert -0.002 < float(exact.grad[0, 7]) < 0
+    assert float(subject.grad[0, 7]) == pytest.approx(float(exact.grad[0, 7]), rel=2**-8)

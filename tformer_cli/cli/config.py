@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tformer_cli.cli.entry import new_app
+from tformer_cli.cli.input import refuse_pipes
 from tformer_cli.cli.options import SetOption
 from tformer_cli.config import load, starter
 from tformer_cli.config.schema.data import ParallelText
@@ -71,6 +72,14 @@ def new(
 
     Example: tformer config new corpus.en corpus.de --output my.yaml
     """
+    refuse_pipes(
+        {
+            "SOURCE": source,
+            "TARGET": target,
+            "--valid-source": valid_source,
+            "--valid-target": valid_target,
+        }
+    )
     # The reader belongs to a room that `check` and `show` need not wait for.
     from tformer_cli.corpus.reader import read_pairs
 

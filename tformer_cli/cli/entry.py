@@ -1,5 +1,6 @@
 """How a command line begins and how it ends."""
 
+import io
 import os
 import sys
 from typing import Any
@@ -24,6 +25,9 @@ def run(app: typer.Typer) -> None:
     if sys.stderr is None:
         # The shell has closed it.
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as we run
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Names of files need not be UTF-8.
+        sys.stdout.reconfigure(errors="surrogateescape")
     try:
         app()
     except (TformerError, OSError) as error:

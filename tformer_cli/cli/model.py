@@ -16,7 +16,12 @@ from tformer_cli.config.schema.model import (
     MaskedEncoderConfig,
     ModelConfig,
 )
-from tformer_cli.config.schema.tokenizer import SubwordConfig, TokenizerConfig, WordConfig
+from tformer_cli.config.schema.tokenizer import (
+    MarianConfig,
+    SubwordConfig,
+    TokenizerConfig,
+    WordConfig,
+)
 from tformer_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -120,13 +125,19 @@ def _vocabulary_size(tokenizer: TokenizerConfig, given: int | None) -> int:
                 got=str(given),
             )
         return tokenizer.max_size if given is None else given
-    if given is None:
+    if given is not None:
+        return given
+    if isinstance(tokenizer, MarianConfig):
         raise UsageError(
             "--vocab-size",
-            "is needed for characters, whose number the text decides",
-            remedy="`tformer vocab` counts them",
+            "is needed for an imported model, whose own files decide it",
+            remedy="take vocab_size from the config.json that it was imported from",
         )
-    return given
+    raise UsageError(
+        "--vocab-size",
+        "is needed for characters, whose number the text decides",
+        remedy="`tformer vocab` counts them",
+    )
 
 
 def _sentence(config: ModelConfig, source: int, target: int) -> dict[str, str]:

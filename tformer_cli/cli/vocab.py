@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tformer_cli.cli.options import SetOption
-from tformer_cli.config.load import dump_config, load_config
+from tformer_cli.config.load import check_data_files, dump_config, load_config
 from tformer_cli.errors import UsageError
-from tformer_cli.run_directory import RunDirectory, run_of_config, write_text
+from tformer_cli.run_directory import RunDirectory, run_of_config, write_text, writing
+from tformer_cli.training.lock import check_ours, locked
 
 if TYPE_CHECKING:
     from tformer_cli.corpus.vocabulary_report import VocabularyReport
@@ -35,21 +36,27 @@ def vocab(
     Example: tformer vocab configs/demo.yaml --set tokenizer.vocab_size=4000 --force
     """
     parsed = load_config(config, settings or [])
+    data = parsed.data
+    check_data_files(data)
     run_directory = run_of_config(config, run)
     _check_replaceable(run_directory, force=force)
 
     # torch takes a second to import: only those who build wait for it.
-    from tformer_cli.corpus.pipeline import training_pairs
     from tformer_cli.corpus.vocabulary_report import report_sides
-    from tformer_cli.text.tokenizer import build_tokenizers
-    from tformer_cli.training.tokenizers import origin_of, save_tokenizers
+    from tformer_cli.training.predecessor import Predecessor
+    from tformer_cli.training.tokenizers import new_tokenizers, origin_of, save_tokenizers
 
-    data = parsed.data
-    tokenizers = build_tokenizers(parsed.tokenizer, lambda: training_pairs(data), parsed.seed)
-    # A training that would build the same takes it, any other builds its own.
-    origin = origin_of(parsed, None, run_directory.stores)
-    save_tokenizers(tokenizers, origin, run_directory)
-    write_text(run_directory.config_file, dump_config(parsed))
+    predecessor = Predecessor.of(parsed, run_directory)
+    with writing(run_directory.path):
+        run_directory.path.mkdir(parents=True, exist_ok=True)
+    with locked(run_directory):
+        # A training may have begun and ended meanwhile.
+        _check_replaceable(run_directory, force=force)
+        tokenizers = new_tokenizers(parsed, predecessor, say=lambda line: None)
+        # A training that would build the same takes it, any other builds its own.
+        origin = origin_of(parsed, predecessor, run_directory.stores)
+        save_tokenizers(tokenizers, origin, run_directory)
+        write_text(run_directory.config_file, dump_config(parsed))
     reports = {
         "train": report_sides(tokenizers, data.train),
         "valid": report_sides(tokenizers, [data.valid]),
@@ -75,8 +82,10 @@ def _check_replaceable(run: RunDirectory, *, force: bool) -> None:
     """Refuse to take away a vocabulary that somebody may need.
 
     Raises:
-        UsageError: there is one, and no leave to replace it, or a model that goes with it.
+        UsageError: there is one, and no leave to replace it, or a model that goes with it; or the
+            folder is somebody else's.
     """
+    check_ours(run)
     if not run.tokenizer.exists():
         return
     if run.pointed("last") is not None:

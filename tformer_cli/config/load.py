@@ -14,6 +14,9 @@ from tformer_cli.config.schema.data import DataConfig, Text
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.errors import ConfigError, Problem
 
+# What YAML folds to a blank where it is not escaped.
+LINE_ENDS = frozenset("\n\x85\u2028\u2029")
+
 _Text = TypeVar("_Text", bound=Text)
 
 
@@ -34,19 +37,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     root = compose(_read(path), str(path))
     if root is None:
         raise ConfigError([Problem(str(path), "must be a mapping (key: value)", "an empty file")])
-    problems: list[Problem] = []
-    for override in overrides:
-        try:
-            root = _overridden(root, override)
-        except ConfigError as error:
-            problems.extend(error.problems)
-    try:
-        config = parse_config(root, str(path))
-    except ConfigError as error:
-        raise ConfigError([*error.problems, *problems]) from None
-    if problems:
-        raise ConfigError(problems)
-    return _with_absolute_paths(config, path.parent)
+    return _with_absolute_paths(_changed(root, str(path), overrides, []), path.parent)
 
 
 def changed_decoding(config: Config, overrides: Sequence[str]) -> DecodingConfig:
@@ -59,22 +50,17 @@ def changed_decoding(config: Config, overrides: Sequence[str]) -> DecodingConfig
     Raises:
         ConfigError: everything that is wrong with them.
     """
-    problems = [
-        Problem(
-            f"{OVERRIDE}{override.partition('=')[0]}", "only keys of decoding can be changed here"
-        )
-        for override in overrides
-        if not override.startswith(("decoding.", "decoding="))
-    ]
-    if problems:
-        raise ConfigError(problems)
     if not overrides:
         return config.decoding
+    of_decoding = [one for one in overrides if one.startswith(("decoding.", "decoding="))]
+    problems = [
+        Problem(f"{OVERRIDE}{one.partition('=')[0]}", "only keys of decoding can be changed here")
+        for one in overrides
+        if one not in of_decoding
+    ]
     root = compose(dump_config(config), "config.yaml")
     assert root is not None
-    for override in overrides:
-        root = _overridden(root, override)
-    return parse_config(root, "config.yaml").decoding
+    return _changed(root, "config.yaml", of_decoding, problems).decoding
 
 
 def dump_config(config: Config) -> str:
@@ -137,8 +123,7 @@ def _represent_list(dumper: _Dumper, items: list[object]) -> yaml.Node:
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
-    # Unicode's own line ends are folded to a blank unless they are escaped.
-    style = '"' if {"\x85", "\u2028", "\u2029"} & set(text) else None
+    style = '"' if LINE_ENDS & set(text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -160,6 +145,29 @@ def _read(path: Path) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         got = f"byte 0x{data[error.start]:02X}"
         raise ConfigError([Problem(f"{path}:{line}", "is not UTF-8", got)]) from None
+
+
+def _changed(
+    root: yaml.Node, file: str, overrides: Sequence[str], problems: Sequence[Problem]
+) -> Config:
+    """Return the configuration that a tree describes with some keys changed.
+
+    Raises:
+        ConfigError: all that is wrong with it, and with them; and the problems known already.
+    """
+    found = list(problems)
+    for override in overrides:
+        try:
+            root = _overridden(root, override)
+        except ConfigError as error:
+            found.extend(error.problems)
+    try:
+        config = parse_config(root, file)
+    except ConfigError as error:
+        raise ConfigError([*error.problems, *found]) from None
+    if found:
+        raise ConfigError(found)
+    return config
 
 
 def _overridden(root: yaml.Node, override: str) -> yaml.Node:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.limits import Bounds
+from tformer_cli.config.schema.limits import MOST, Bounds
 
 BEGIN = "<!-- options:begin -->"
 END = "<!-- options:end -->"
@@ -167,7 +167,8 @@ def _interval(bounds: Bounds) -> str:
     limits = (
         ("≥", bounds.minimum),
         (">", bounds.above),
-        ("≤", bounds.maximum),
+        # What no machine has needs no mention.
+        ("≤", None if bounds.maximum == MOST else bounds.maximum),
         ("<", bounds.below),
     )
     return ", ".join(f"{sign} {limit:.10g}" for sign, limit in limits if limit is not None)

@@ -1,13 +1,16 @@
 """A first configuration for two text files, with a comment on each key."""
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
+from tformer_cli.config.load import LINE_ENDS
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.run_directory import whole_file, write_text
@@ -29,11 +32,20 @@ class Starter:
         texts: what it trains on (`train`), validates on (`valid`) and, if anything, tests on
             (`test`).
         num_pairs: the number of sentence pairs in each of them.
+        num_characters: that the training text is written with, if not a few more.
     """
 
     config: Path
     texts: dict[str, ParallelText]
     num_pairs: dict[str, int]
+    num_characters: int
+
+
+class _Extent(NamedTuple):
+    """How much there is of a text."""
+
+    num_pairs: int
+    num_characters: int
 
 
 def write_starter(
@@ -68,12 +80,17 @@ def write_starter(
     if valid is None:
         texts = _parts(config.parent / f"{config.stem}.data")
         _refuse_to_replace([config, *_files(texts.values())], _files([text]), overwrite)
-        num_pairs = _split(text, texts, read_pairs)
+        extent = _extent(text, read_pairs)
+        num_pairs = _split(text, extent.num_pairs, texts, read_pairs)
     else:
         texts = {"train": text, "valid": valid}
         _refuse_to_replace([config], _files(texts.values()), overwrite)
-        num_pairs = {name: _count(part, read_pairs) for name, part in texts.items()}
-    starter = Starter(config=config, texts=texts, num_pairs=num_pairs)
+        extent = _extent(text, read_pairs)
+        num_valid = _extent(valid, read_pairs).num_pairs
+        num_pairs = {"train": extent.num_pairs, "valid": num_valid}
+    starter = Starter(
+        config=config, texts=texts, num_pairs=num_pairs, num_characters=extent.num_characters
+    )
     write_text(config, _yaml(starter, source_language, target_language))
     return starter
 
@@ -116,18 +133,20 @@ def _refuse_to_replace(files: list[Path], given: list[Path], overwrite: bool) ->
             )
 
 
-def _count(text: ParallelText, read_pairs: ReadPairs) -> int:
-    num_pairs = sum(1 for _ in read_pairs(text.source, text.target))
+def _extent(text: ParallelText, read_pairs: ReadPairs) -> _Extent:
+    num_pairs, characters = 0, set[str]()
+    for source, target in read_pairs(text.source, text.target):
+        num_pairs += 1
+        characters.update(source, target)
     if num_pairs == 0:
         raise DataError(str(text.source), "has no lines")
-    return num_pairs
+    return _Extent(num_pairs, len(characters))
 
 
 def _split(
-    text: ParallelText, parts: Mapping[str, ParallelText], read_pairs: ReadPairs
+    text: ParallelText, total: int, parts: Mapping[str, ParallelText], read_pairs: ReadPairs
 ) -> dict[str, int]:
-    """Write the parts of a text, and return how many pairs each has."""
-    total = _count(text, read_pairs)
+    """Write the parts of a text of `total` pairs, and return how many pairs each has."""
     if total < 3:
         raise DataError(
             str(text.source),
@@ -152,6 +171,12 @@ def _split(
             num_pairs[name] += 1
             for writer, line in zip(writers[name], pair, strict=True):
                 writer.write(f"{line}\n")
+        if sum(num_pairs.values()) != total:
+            raise DataError(
+                str(text.source),
+                "the text changed while it was read",
+                remedy="run the same command again",
+            )
     return num_pairs
 
 
@@ -159,7 +184,8 @@ def _split(
 class _Size:
     """A model and a training that suit a certain amount of text."""
 
-    tokenizer: str
+    # None is for characters: so little text teaches no pieces of words.
+    vocab_size: int | None
     max_length: int = 256
     dim: int
     num_layers: int
@@ -174,8 +200,7 @@ class _Size:
 
 
 _TINY = _Size(
-    # So little text teaches no pieces of words.
-    tokenizer="{kind: char}",
+    vocab_size=None,
     max_length=512,
     dim=128,
     num_layers=2,
@@ -189,7 +214,7 @@ _TINY = _Size(
     validate_every=200,
 )
 _SMALL = _Size(
-    tokenizer="{kind: subword, vocab_size: 1000}",
+    vocab_size=1000,
     dim=128,
     num_layers=2,
     num_heads=4,
@@ -202,7 +227,7 @@ _SMALL = _Size(
     validate_every=250,
 )
 _MEDIUM = _Size(
-    tokenizer="{kind: subword, vocab_size: 8000}",
+    vocab_size=8000,
     dim=256,
     num_layers=3,
     num_heads=4,
@@ -215,7 +240,7 @@ _MEDIUM = _Size(
     validate_every=500,
 )
 _LARGE = _Size(
-    tokenizer="{kind: subword, vocab_size: 10000}",
+    vocab_size=10_000,
     dim=512,
     num_layers=6,
     num_heads=8,
@@ -228,7 +253,7 @@ _LARGE = _Size(
     validate_every=1000,
 )
 _HUGE = _Size(
-    tokenizer="{kind: subword, vocab_size: 32000}",
+    vocab_size=32_000,
     dim=512,
     num_layers=6,
     num_heads=8,
@@ -249,9 +274,17 @@ def _size(num_pairs: int) -> _Size:
     return _HUGE
 
 
+def _tokenizer(size: _Size, num_characters: int) -> str:
+    if size.vocab_size is None:
+        return "{kind: char}"
+    # Room for bytes, special pieces, all characters, and as many pieces of words.
+    needed = 16 + 256 + 2 * num_characters
+    return f"{{kind: subword, vocab_size: {max(size.vocab_size, math.ceil(needed / 100) * 100)}}}"
+
+
 def _yaml(starter: Starter, source_language: str, target_language: str) -> str:
     size = _size(starter.num_pairs["train"])
-    folder = starter.config.parent
+    folder, tokenizer = starter.config.parent, _tokenizer(size, starter.num_characters)
     texts = {name: _text(text, folder) for name, text in starter.texts.items()}
     test = (
         f"test: {{test: {texts['test']}}} # for `tformer eval`"
@@ -269,7 +302,7 @@ data: # paths are relative to the folder of this file
   valid: {texts["valid"]} # chooses the best checkpoint
   {test}
   filters: {{max_length: {size.max_length}}} # longer pairs are left out, in tokens
-tokenizer: {size.tokenizer} # how text becomes tokens: subword, char or word
+tokenizer: {tokenizer} # how text becomes tokens: subword, char or word
 model:
   dim: {size.dim} # width; a larger model needs more text and time
   num_encoder_layers: {size.num_layers}
@@ -301,15 +334,19 @@ def _aligned(line: str) -> str:
 
 
 def _text(text: ParallelText, folder: Path) -> str:
-    source, target = (
-        _scalar(Path(os.path.relpath(file, folder)).as_posix())
-        for file in (text.source, text.target)
-    )
+    names = [Path(os.path.relpath(file, folder)).as_posix() for file in (text.source, text.target)]
+    # A tilde that begins a path stands for somebody's home.
+    source, target = (_scalar(f"./{name}" if name[0] == "~" else name) for name in names)
     return f"{{source: {source}, target: {target}}}"
 
 
 def _scalar(text: str) -> str:
     """Return a text as YAML that may stand between braces, quoted where it must be."""
-    return yaml.safe_dump([text], allow_unicode=True, width=float("inf"), default_flow_style=True)[
-        1:-2
-    ]
+    style = '"' if LINE_ENDS & set(text) else None
+    return yaml.safe_dump(
+        [text],
+        allow_unicode=True,
+        width=float("inf"),
+        default_flow_style=True,
+        default_style=style,
+    )[1:-2]

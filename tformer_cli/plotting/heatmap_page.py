@@ -210,7 +210,7 @@ function showTables(tables) {
 function showValues(table) {
   const said = make("p", view, { className: "said", textContent: "point at the picture" });
   const canvas = make("canvas", view, { className: "table" });
-  const most = Math.max(...table.values.flat().map(Math.abs));
+  const most = table.values.flat().reduce((high, value) => Math.max(high, Math.abs(value)), 0);
   paint(canvas, table.values, (value) => between(content.signs, (value / most + 1) / 2));
   canvas.addEventListener("mousemove", (event) => {
     const at = (offset, size, count) =>
@@ -226,7 +226,8 @@ function showValues(table) {
 
 function showBias(table) {
   const found = table.values.flat().filter((value) => value !== null);
-  const [low, high] = [Math.min(...found), Math.max(...found)];
+  // Not Math.min(...found): a function takes no more than some ten thousand arguments.
+  const [low, high] = [Math.min, Math.max].map((choose) => found.reduce((a, b) => choose(a, b)));
   const [first, last] = [table.columns[0], table.columns[table.columns.length - 1]];
   const across = (distance) => 100 * (distance - first) / (last - first || 1);
   const up = (value) => high === low ? 50 : 2 + 96 * (high - value) / (high - low);

@@ -50,7 +50,7 @@ def average(
         CheckpointError: the run has fewer checkpoints, or one of them is damaged.
     """
     trained = load_trained_network(run, "last")
-    config, model = trained.config, trained.model.to(device)
+    config = trained.config
     steps = run.step_checkpoints()
     candidates = best_checkpoints(steps) if which == "best" else steps[::-1]
     if len(candidates) < count:
@@ -62,7 +62,9 @@ def average(
             remedy=f"ask for fewer, or train with training.{key}: {count}",
         )
     members = candidates[:count]
-    load_average(members, model)
+    # On the CPU, for sums are in float64, which Apple's GPU lacks.
+    load_average(members, trained.model)
+    model = trained.model.to(device)
     precision = resolve_precision(config.training.precision, device)
     validation = validate(model, trained.tokenizers, config, device, precision)
     score = selection_score(validation, config)

@@ -1,12 +1,31 @@
-"""One training at a time in a run folder."""
+"""One training at a time in a run folder, and none in a folder of somebody else."""
 
 import contextlib
 import os
 from collections.abc import Iterator
 
-from tformer_cli.errors import TrainingError
+from tformer_cli.errors import TrainingError, UsageError
 from tformer_cli.file_lock import take_lock
 from tformer_cli.run_directory import RunDirectory, writing
+
+
+def check_ours(run: RunDirectory) -> None:
+    """Make sure that what would be replaced in a folder was written by tformer.
+
+    Raises:
+        UsageError: there is no sign of that.
+    """
+    signs = [run.lock_file, run.log_file, run.origin_file, *run.pointers]
+    if any(sign.exists() for sign in signs):
+        return
+    theirs = [*run.folders, run.config_file, run.metrics_file]
+    if found := [file.name for file in theirs if file.exists()]:
+        raise UsageError(
+            str(run.path),
+            "holds what no training wrote, and this one would replace",
+            got=", ".join(found),
+            remedy="name another folder with --run",
+        )
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ class StepReport:
         num_tokens: target tokens, `</s>` included, padding not.
         learning_rate: of this step.
         grad_norm: norm of the gradient before clipping.
-        seconds: wall-clock time of the step.
+        seconds: wall-clock time of the step, waiting for its batch included.
         num_pieces: micro-batches that the step was redone in because memory ran out; 0 if it
             did not.
         loss_scale: for the next step.
@@ -167,8 +167,7 @@ def train_steps(
     max_norm = math.inf if config.clip_norm is None else config.clip_norm
     scale = LossScale.first(learner.precision) if loss_scale is None else loss_scale
     step = first_step
-    for group in groups:
-        started = time.perf_counter()
+    for started, group in _awaited(groups):
         gradient = _finite_gradient(learner, group.batches, step, scale)
         if not gradient.is_finite:
             optimizer.zero_grad(set_to_none=True)
@@ -198,6 +197,17 @@ def train_steps(
             parts={} if watch is None else watch.reports(),
         )
         step += 1
+
+
+def _awaited(groups: Iterable[Group]) -> Iterator[tuple[float, Group]]:
+    """Yield each group with the time at which it was asked for."""
+    coming = iter(groups)
+    while True:
+        asked = time.perf_counter()
+        group = next(coming, None)
+        if group is None:
+            return
+        yield asked, group
 
 
 class _Gradient(NamedTuple):
@@ -233,7 +243,7 @@ def _finite_gradient(
         if scale.factor != 1.0:
             torch._foreach_mul_(gradients, 1.0 / scale.factor)
         means = (*(totals / num_tokens), get_total_norm(gradients))
-        # One look at the device a step.
+        # Of numbers, one look at the device a step.
         loss, nll, accuracy, norm = torch.stack(means).tolist()
         num_pieces = int(world.sums(num_pieces)[0])
         gradient = _Gradient(loss, nll, accuracy, norm, num_tokens, num_pieces, scale)

@@ -65,21 +65,24 @@ class _SmoothedNll(torch.autograd.Function):
         nll = (log_total - right).sum()
         loss = (1 - smoothing) * nll + smoothing * (log_total - mean).sum()
         num_correct = (right == highest).sum()
-        ctx.save_for_backward(logits, targets, total)
+        right_share = (right.to(wide) - highest).exp() / total
+        ctx.save_for_backward(logits, targets, total, right_share)
         ctx.smoothing = smoothing
         ctx.mark_non_differentiable(nll, num_correct)
         return loss, nll, num_correct
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        exponentials, targets, total = ctx.saved_tensors
+        exponentials, targets, total, right_share = ctx.saved_tensors
         smoothing, outer = ctx.smoothing, gradients[0]
         shares = (outer / total).to(exponentials.dtype)[:, None]
         uniform = outer * (smoothing / exponentials.shape[-1])
         for rows, share in zip(_chunks(exponentials), _chunks(shares), strict=True):
             rows.mul_(share).sub_(uniform)
-        right = (-(1 - smoothing) * outer).to(exponentials.dtype).expand(len(targets), 1)
-        return exponentials.scatter_add_(-1, targets[:, None], right), None, None
+        # By itself, for in bfloat16 a probability near one would cancel to nothing.
+        right = (right_share - (1 - smoothing)) * outer - uniform
+        right = right.to(exponentials.dtype)[:, None]
+        return exponentials.scatter_(-1, targets[:, None], right), None, None
 
 
 def _chunks(rows: Tensor) -> Sequence[Tensor]:

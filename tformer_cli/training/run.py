@@ -12,7 +12,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import keep_freed_memory
 from tformer_cli.distributed import World, joined, own_device
-from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
+from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
 from tformer_cli.run_directory import (
     RunDirectory,
     empty_directory,
@@ -24,7 +24,7 @@ from tformer_cli.training.checkpoints import Checkpoints, checkpoint_before, las
 from tformer_cli.training.diagnosis import first_not_finite
 from tformer_cli.training.guard import MOST_ROLLBACKS, failed, rolled_back, verdict
 from tformer_cli.training.interruption import Interruption, SignalCame
-from tformer_cli.training.lock import locked
+from tformer_cli.training.lock import check_ours, locked
 from tformer_cli.training.loop import Fault, StepReport, train_steps
 from tformer_cli.training.loss_scale import LossScale
 from tformer_cli.training.memory import memory_sufficing
@@ -32,12 +32,7 @@ from tformer_cli.training.predecessor import Predecessor
 from tformer_cli.training.preparation import first_model, prepare
 from tformer_cli.training.reporting import Reporter, Silence
 from tformer_cli.training.resume import accepted_changes, environment_changes
-from tformer_cli.training.tokenizers import (
-    ORIGIN_FILE,
-    origin_of,
-    run_tokenizers,
-    save_tokenizers,
-)
+from tformer_cli.training.tokenizers import origin_of, run_tokenizers, save_tokenizers
 from tformer_cli.training.validation import (
     check_validation,
     sample_translations,
@@ -96,25 +91,6 @@ def is_finished(state: TrainingState, training: TrainingConfig) -> bool:
     """Return whether a run has taken all its steps, or stopped getting better."""
     out_of_patience = training.patience is not None and state.num_stale >= training.patience
     return state.step >= training.max_steps or out_of_patience
-
-
-def check_ours(run: RunDirectory) -> None:
-    """Make sure that what a training would replace in a folder was written by one.
-
-    Raises:
-        UsageError: there is no sign of that.
-    """
-    signs = [run.lock_file, run.log_file, run.tokenizer / ORIGIN_FILE, *run.pointers]
-    if any(sign.exists() for sign in signs):
-        return
-    theirs = [*run.folders, run.config_file, run.metrics_file]
-    if found := [file.name for file in theirs if file.exists()]:
-        raise UsageError(
-            str(run.path),
-            "holds what no training wrote, and this one would replace",
-            got=", ".join(found),
-            remedy="name another folder with --run",
-        )
 
 
 def clear(run: RunDirectory) -> None:

@@ -1,6 +1,7 @@
 """The tokenizers of a run: those that its folder has, or new ones."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokeni
 from tformer_cli.training.predecessor import Predecessor
 from tformer_cli.training.reporting import Reporter
 
-# Says what the tokenizers beside it were made from.
-ORIGIN_FILE = "origin.json"
+Say = Callable[[str], object]
 
 
 def run_tokenizers(
@@ -44,9 +44,18 @@ def run_tokenizers(
     predecessor = Predecessor.of(config, run)
     if not fresh and _known_origin(run) == origin_of(config, predecessor, stores):
         return load_tokenizers(run.tokenizer)
+    return new_tokenizers(config, predecessor, reporter.say)
+
+
+def new_tokenizers(config: Config, predecessor: Predecessor | None, say: Say) -> Tokenizers:
+    """Take over the tokenizers of a predecessor, or build them from the training text.
+
+    Raises:
+        TformerError: they cannot be loaded or built.
+    """
     if predecessor is not None:
-        return predecessor.tokenizers(config, reporter.say)
-    reporter.say("building the vocabulary")
+        return predecessor.tokenizers(config, say)
+    say("building the vocabulary")
     return build_tokenizers(config.tokenizer, lambda: training_pairs(config.data), config.seed)
 
 
@@ -74,12 +83,12 @@ def origin_of(config: Config, predecessor: Predecessor | None, stores: Path) -> 
 def save_tokenizers(tokenizers: Tokenizers, origin: dict[str, Any], run: RunDirectory) -> None:
     """Give a run its tokenizers, and say what they were made from."""
     tokenizers.save(run.tokenizer)
-    write_json(run.tokenizer / ORIGIN_FILE, origin)
+    write_json(run.origin_file, origin)
 
 
 def _known_origin(run: RunDirectory) -> object:
     """Return what the tokenizers of a run were made from; None where nothing says so."""
     try:
-        return json.loads((run.tokenizer / ORIGIN_FILE).read_text(encoding="utf-8"))
+        return json.loads(run.origin_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None

@@ -250,23 +250,26 @@ class Uncached(InBatches):
         import torch
 
         from tformer_cli.checkpoint.trained_model import load_trained_model
+        from tformer_cli.model.fusion import fused
 
         torch.set_num_threads(task.threads)
-        self.model = load_trained_model(RunDirectory(Path(task.run))).model
+        self.model = fused(load_trained_model(RunDirectory(Path(task.run))).model)
 
     def searched(self, sentences: list[list[int]]) -> list[list[int]]:
+        import torch
         from decoders.textbook import greedy
 
         from tformer_cli.padding import pad_rows
 
         source, mask = pad_rows(sentences)
-        memory = self.model.encode(source, mask)
-        return greedy(
-            lambda rows: self.model.output(self.model.decoder(rows, memory)[:, -1]),
-            len(sentences),
-            self.task.max_length,
-            self.suppressed_ids,
-        )
+        with torch.inference_mode():
+            memory = self.model.encode(source, mask)
+            return greedy(
+                lambda rows: self.model.output(self.model.decoder(rows, memory)[:, -1]),
+                len(sentences),
+                self.task.max_length,
+                self.suppressed_ids,
+            )
 
 
 class CTranslate2(OnIds):

@@ -93,7 +93,7 @@ class Worker(worker.Worker):
 
 
 def speeds_by_setting(name: str, task: Task, lines: Sequence[str]) -> dict[Setting, float]:
-    """Return the sentences a second in each setting of a contestant.
+    """Return the sentences a second in each setting of a contestant, in the better of two turns.
 
     Its process ends with that: what the other settings have taken would count as its memory.
 
@@ -104,7 +104,8 @@ def speeds_by_setting(name: str, task: Task, lines: Sequence[str]) -> dict[Setti
     with Worker(name, task) as worker:
         for setting in CONTESTANTS[name].settings(task):
             worker.use(setting, lines)
-            speeds[setting] = worker.turn(lines).sentences_per_second
+            turns = [worker.turn(lines) for _ in range(2)]
+            speeds[setting] = max(turn.sentences_per_second for turn in turns)
     return speeds
 
 

@@ -1,5 +1,6 @@
 """When the GPU waits while our model trains, whether it waits for the loader, and what it does."""
 
+import contextlib
 import json
 import tempfile
 from collections import Counter
@@ -47,7 +48,7 @@ def idle(
         warm_up: steps before those that are profiled.
         steps: that are profiled.
     """
-    task, _, losses = begin(
+    task, feed, losses = begin(
         network,
         "ours",
         device=device,
@@ -59,14 +60,15 @@ def idle(
     activities = [ProfilerActivity.CPU]
     if task.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
-    for _ in islice(losses, warm_up):
-        pass
-    wait_for(task.device)
-    with profile(activities=activities) as profiler:
-        for _ in range(steps):
-            with torch.profiler.record_function(STEP):
-                next(losses)
+    with contextlib.closing(feed):
+        for _ in islice(losses, warm_up):
+            pass
         wait_for(task.device)
+        with profile(activities=activities) as profiler:
+            for _ in range(steps):
+                with torch.profiler.record_function(STEP):
+                    next(losses)
+            wait_for(task.device)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))

@@ -5,6 +5,7 @@ behind the blocks, sine and cosine positions, one table of embeddings that is th
 dropout on embeddings and on the output of each block.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import training_groups
+from tformer_cli.corpus.read_ahead import ahead
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.weights import Weights
 from tformer_cli.device import peak_memory, resolve_precision
@@ -31,6 +33,7 @@ from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.training.loop import Fault, Group, Learner, train_steps
 from tformer_cli.training.optim import build_optimizer
+from tformer_cli.training.preparation import GROUPS_AHEAD
 
 NETWORKS = {
     # The big model of Vaswani et al. 2017, table 3.
@@ -61,8 +64,8 @@ MEAN_LENGTH, LENGTH_SPREAD, RATIO_SPREAD, LONGEST = 25, 0.6, 0.2, 255
 FIRST_WORD = 16
 # Small, for the tokens have nothing to teach but their frequencies.
 LEARNING_RATE = 1e-4
-# What making a batch is called in a trace.
-LOADING = "making a batch"
+# What it is called in a trace when no batch is there yet.
+LOADING = "waiting for a batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +109,26 @@ class Task:
 
 
 class Feed:
-    """Makes the batches of each step as a training does, and keeps the time.
+    """Makes the batches of each step as a training does: ahead, in a thread of its own.
 
     Attributes:
         group: the latest one.
-        seconds: that making them has taken so far.
+        seconds: that somebody has waited for them so far.
     """
 
-    def __init__(self, store: TokenStore, batch_tokens: int) -> None:
-        self._made = training_groups(
-            store, batch_tokens=batch_tokens, accumulate=1, seed=SEED, position=Position()
+    def __init__(self, store: TokenStore, task: Task) -> None:
+        made = training_groups(
+            store, batch_tokens=task.batch_tokens, accumulate=1, seed=SEED, position=Position()
         )
+        if task.device.type == "cuda":
+            made = (([batch.pinned() for batch in batches], then) for batches, then in made)
+        self._made = ahead(made, GROUPS_AHEAD)
         self.group: Group
         self.seconds = 0.0
+
+    def close(self) -> None:
+        """Make no more of them."""
+        self._made.close()
 
     def __iter__(self) -> Iterator[Group]:
         return self
@@ -241,7 +251,7 @@ def begin(
         device=place,
         precision=resolve_precision(precision, place),
     )
-    feed = Feed(made_up_store(num_pairs, vocab_size), batch_tokens)
+    feed = Feed(made_up_store(num_pairs, vocab_size), task)
     return task, feed, CONTESTANTS[contestant](task, feed)
 
 
@@ -282,14 +292,15 @@ def throughput(
         num_pairs=num_pairs,
     )
     begun = time.perf_counter()
-    for _ in islice(losses, warm_up):
-        pass
-    warm = time.perf_counter()
     steps: list[Step] = []
-    for step in measured(losses, feed, task):
-        steps.append(step)
-        if time.perf_counter() - warm >= seconds:
-            break
+    with contextlib.closing(feed):
+        for _ in islice(losses, warm_up):
+            pass
+        warm = time.perf_counter()
+        for step in measured(losses, feed, task):
+            steps.append(step)
+            if time.perf_counter() - warm >= seconds:
+                break
     memory_mib = peak_memory(task.device) / 2**20
     ceiling = Ceiling.of(task.device, task.precision, gemm_size=gemm_size)
     return {

@@ -1,8 +1,6 @@
 """Single choices side by side: two norms, two ways to attend, optimisers and the warm-up."""
 
 import json
-import os
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 import torch
-from apart import command
+from apart import printed
 from torch import Tensor
 from trainers.contestants import Ours, Task
 from trainers.worker import OUR_ENVIRONMENT
@@ -58,13 +56,9 @@ def norm_ratio(dim: int, rows: int, rounds: int) -> float:
 
 def attention_cost(way: str, length: int, threads: int) -> Cost:
     """Return what attention of a sequence to itself takes, causal, in a process of its own."""
-    found = subprocess.run(
-        command("members.parts.attend_apart", way, str(length), str(threads)),
-        env=OUR_ENVIRONMENT | os.environ,
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    return Cost(*json.loads(found.stdout))
+    words = way, str(length), str(threads)
+    found = printed("members.parts.attend_apart", *words, environment=OUR_ENVIRONMENT)
+    return Cost(*json.loads(found))
 
 
 def attend_apart(way: str, length: str, threads: str) -> None:

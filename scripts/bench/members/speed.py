@@ -1,15 +1,13 @@
 """How fast a member trains and translates, and what it remembers of a token: in its own process."""
 
 import json
-import os
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from apart import command
+from apart import printed
 from trainers.worker import OUR_ENVIRONMENT, Worker
 
 from tformer_cli.checkpoint.trained_model import load_trained_model
@@ -53,13 +51,8 @@ def take_turn(run: RunDirectory, lines: int, *, seconds: float, threads: int) ->
         worker.answer()
         turn = worker.ask(steps=None, seconds=seconds)
     words = [str(run.path), str(lines), str(threads)]
-    found = subprocess.run(
-        command("members.speed.translate_apart", *words),
-        env=OUR_ENVIRONMENT | os.environ,
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    return Speed(turn["num_tokens"] / turn["seconds"], json.loads(found.stdout))
+    found = printed("members.speed.translate_apart", *words, environment=OUR_ENVIRONMENT)
+    return Speed(turn["num_tokens"] / turn["seconds"], json.loads(found))
 
 
 def translate_apart(folder: str, count: str, threads: str) -> None:

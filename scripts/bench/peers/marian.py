@@ -11,6 +11,7 @@ from torch.nn import functional
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
 from tformer_cli.corpus.reader import read_pairs
@@ -19,6 +20,7 @@ from tformer_cli.decoding.batches import length_batches
 from tformer_cli.errors import UsageError
 from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS
 from tformer_cli.evaluation.metrics import Metric, Score
+from tformer_cli.model.blocks.feedforward import PLAIN
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
 from tformer_cli.text.tokenizer import Tokenizers
@@ -61,15 +63,22 @@ def build_marian(
         init_std: standard deviation of the first weights.
 
     Raises:
-        UsageError: transformers is not installed.
+        UsageError: transformers is not installed, or Marian cannot be such a network.
     """
+    model = config.model
+    if not isinstance(model, EncoderDecoderConfig) or model.activation not in PLAIN:
+        raise UsageError(
+            "model",
+            "Marian has no parts for what this config asks",
+            got=f"kind: {model.kind}, activation: {model.activation}",
+            remedy=f"compare with an encoder_decoder of {' or '.join(PLAIN)}",
+        )
     try:
         from transformers import MarianConfig, MarianMTModel
     except ImportError:
         raise UsageError(
             "transformers", "is not installed", remedy="pip install transformers"
         ) from None
-    model = config.model
     torch.manual_seed(config.seed)
     return MarianMTModel(
         MarianConfig(

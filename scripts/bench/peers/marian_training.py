@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -96,8 +96,7 @@ def train_marian(
             position=Position(state.epoch, state.batch),
         )
         while state.step < steps and not (validate is not None and is_finished(state, training)):
-            group, position = next(groups)
-            state, loss = _after_step(learner, group, position, state, folder)
+            state, loss = _after_step(learner, groups, state, folder)
             if state.step % training.report_every == 0 or state.step == steps:
                 _report(state, steps, loss)
             is_due = state.step == training.max_steps or state.step % training.validate_every == 0
@@ -178,13 +177,13 @@ def take_step(learner: Learner, group: list[Batch], step: int) -> Taken:
 
 def _after_step(
     learner: Learner,
-    group: list[Batch],
-    position: Position,
+    groups: Iterator[tuple[list[Batch], Position]],
     state: TrainingState,
     folder: RunDirectory,
 ) -> tuple[TrainingState, float]:
     """Take an optimiser step; return the state after it and the loss before it."""
     started = time.perf_counter()
+    group, position = next(groups)
     step = state.step + 1
     taken = take_step(learner, group, step)
     if not (math.isfinite(taken.loss) and math.isfinite(taken.grad_norm)):

@@ -43,10 +43,14 @@ class Conflict:
     remedy: str | None = None
 
 
-Count = Annotated[int, Bounds(minimum=1)]
+# The bytes of a matrix that is so wide and so high can still be counted.
+MOST = 2**29
 
 
-CountOrZero = Annotated[int, Bounds(minimum=0)]
+Count = Annotated[int, Bounds(minimum=1, maximum=MOST)]
+
+
+CountOrZero = Annotated[int, Bounds(minimum=0, maximum=MOST)]
 
 
 # torch's generator of a CPU looks at 32 bits.

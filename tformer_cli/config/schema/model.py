@@ -4,7 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from tformer_cli.config.schema.limits import Bounds, Conflict, Count, PositiveFloat, Probability
+from tformer_cli.config.schema.limits import (
+    MOST,
+    Bounds,
+    Conflict,
+    Count,
+    PositiveFloat,
+    Probability,
+)
 from tformer_cli.config.schema.positions import (
     LearnedPositions,
     PositionsConfig,
@@ -18,7 +25,7 @@ class LatentConfig:
 
     dim: Count
     """Width of the latent that the keys and values of all heads are made from."""
-    rotary_dim: Annotated[int, Bounds(minimum=2)]
+    rotary_dim: Annotated[int, Bounds(minimum=2, maximum=MOST)]
     """Width of the key that all heads share, which rotary positions turn; even."""
 
     def conflicts(self) -> Iterator[Conflict]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tformer_cli.config.schema.limits import Bounds, Conflict, Count, PositiveFloat
+from tformer_cli.config.schema.limits import MOST, Bounds, Conflict, Count, PositiveFloat
 
 Factor = Annotated[float, Bounds(minimum=1)]
 
@@ -96,7 +96,7 @@ class RelativePositions:
 
     kind: Literal["relative"] = "relative"
     """A trained number for each head and class of distances is added to attention (T5)."""
-    num_buckets: Annotated[int, Bounds(minimum=4)] = 32
+    num_buckets: Annotated[int, Bounds(minimum=4, maximum=MOST)] = 32
     """Classes of distances, half of them of one distance each; even, for an encoder has as many
     for what stands before a token as for what stands behind it."""
     max_distance: Count = 128

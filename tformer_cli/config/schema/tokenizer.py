@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tformer_cli.config.schema.limits import Bounds, Conflict, Count
+from tformer_cli.config.schema.limits import MOST, Bounds, Conflict, Count
 
 Sides = Literal["none", "source", "target", "both"]
 
@@ -51,7 +51,7 @@ class WordConfig:
     """Whole words (torchtext basic_english: lower-cased, punctuation split off or dropped)."""
     min_frequency: Count = 2
     """Rarer words are unknown."""
-    max_size: Annotated[int, Bounds(minimum=32)] = 50_000
+    max_size: Annotated[int, Bounds(minimum=32, maximum=MOST)] = 50_000
     """Largest vocabulary, the 16 special tokens included."""
     shared: bool = False
     """One vocabulary for both languages, or one each."""

@@ -98,6 +98,13 @@ def kernel_attend(
     if view.bias is not None:
         bias = view.bias.to(queries.dtype)
         mask = bias if mask is None else bias.masked_fill(~mask, -math.inf)
+    if mask is not None and mask.dim() == 3:
+        # Of three dimensions, only a kernel that holds all weights takes it.
+        mask = mask[None]
+    if mask is not None and queries.device.type == "cuda":
+        # Likewise of keys that heads share, beside a mask on a GPU.
+        shares = queries.shape[1] // keys.shape[1]
+        keys, values = (each.repeat_interleave(shares, dim=1) for each in (keys, values))
     return functional.scaled_dot_product_attention(
         queries,
         keys,
