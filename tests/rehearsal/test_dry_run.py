@@ -106,14 +106,14 @@ def test_no_more_checkpoints_are_there_at_a_time(max_steps, save, validate, newe
         keep_checkpoints=newest,
         keep_best=best,
     )
-    # The worst course: every validation is worse than the one before.
+    # The worst course: every validation is worse than the one before, and an interruption comes.
     there: list[int] = []
     most = 0
     for step in range(1, max_steps + 1):
-        if step % save == 0 or step % validate == 0 or step == max_steps:
+        if training.saves_at(step):
             there.append(step)
-            most = max(most, len(there))
-            validated = [x for x in there if x % validate == 0 or x == max_steps]
+            most = max(most, len(there) + 1)
+            validated = [x for x in there if training.validates_at(x)]
             there = [x for x in there if x in there[-newest:] or x in validated[:best]]
     assert most <= most_checkpoints(training)
     if save == validate == 1:

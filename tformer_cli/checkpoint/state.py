@@ -22,9 +22,10 @@ class TrainingState:
         best_step: step of the best checkpoint so far, or None before the first validation.
         best_score: its score.
         num_tokens: target tokens trained on.
-        seconds: time spent in optimiser steps.
+        seconds: time spent in optimiser steps, waiting for their batches included.
         data_fingerprint: hash of the training examples and of the tokenizers that made them.
-        environment: torch version, threads and device; a resumed run is exact when they agree.
+        environment: torch version, threads, device, what its processor can do, and number of
+            processes; a resumed run is exact when they agree.
         score: of the validation at this very step, BLEU or negative loss; None if there was none.
         num_stale: validations since the best one.
         left_out: (epoch, batch) of each batch whose loss or gradient was not finite.

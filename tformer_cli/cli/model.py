@@ -49,7 +49,8 @@ def model(
         int | None,
         typer.Option(
             min=17,  # the 16 special ones, and one more
-            help="Tokens of a vocabulary of words or characters, whose config does not say it.",
+            help="Tokens of the vocabulary: needed for characters and imported models, whose "
+            "config does not say it; of words the largest is the default.",
             show_default=False,
         ),
     ] = None,
@@ -62,9 +63,9 @@ def model(
 ) -> None:
     """Show the network of a config before any training: its parts, their sizes, what they cost.
 
-    No text and no vocabulary are needed. FLOPs are those of products of matrices, a multiplication
-    and an addition being two; memory is that of the weights, and of the keys and values that a
-    search keeps of each token.
+    No text is needed, and no vocabulary but its size at times. FLOPs are those of products of
+    matrices, a multiplication and an addition being two; memory is that of the weights, and of the
+    keys and values that a search keeps of each token.
 
     Example: tformer model configs/demo.yaml --set model.num_decoder_layers=1
     """

@@ -32,7 +32,10 @@ def plot(
         ),
     ] = None,
     by: Annotated[
-        Axis, typer.Option(help="What x is; hours are those of the optimiser steps.")
+        Axis,
+        typer.Option(
+            help="What x is; hours are those of optimiser steps and of waiting for batches."
+        ),
     ] = "step",
     as_json: Annotated[
         bool,

@@ -18,7 +18,11 @@ def train(
     config: Annotated[Path, typer.Argument(help="A YAML file, such as configs/demo.yaml.")],
     run: Annotated[
         Path | None,
-        typer.Option(help="The run folder. Default: runs/NAME for NAME.yaml.", show_default=False),
+        typer.Option(
+            help="The run folder. Default: runs/NAME for NAME.yaml, or the run whose own "
+            "config.yaml it is.",
+            show_default=False,
+        ),
     ] = None,
     settings: SetOption = None,
     device: DeviceOption = "auto",
@@ -64,7 +68,8 @@ def train(
 ) -> None:
     """Train a model, or go on with a run that was interrupted.
 
-    The vocabulary is built when it is missing. The same command again goes on from the last
+    The vocabulary of `tformer vocab` is taken over where text, tokenizer and seed are the same, and
+    otherwise built. The same command again goes on from the last
     checkpoint, exactly as if there had been no break. --dry-run and --find-batch leave nothing
     behind.
 

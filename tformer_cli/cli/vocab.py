@@ -11,7 +11,6 @@ from tformer_cli.cli.options import SetOption
 from tformer_cli.config.load import check_data_files, dump_config, load_config
 from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import RunDirectory, run_of_config, write_text, writing
-from tformer_cli.training.lock import check_ours, locked
 
 if TYPE_CHECKING:
     from tformer_cli.corpus.vocabulary_report import VocabularyReport
@@ -21,7 +20,11 @@ def vocab(
     config: Annotated[Path, typer.Argument(help="A YAML file, such as configs/demo.yaml.")],
     run: Annotated[
         Path | None,
-        typer.Option(help="The run folder. Default: runs/NAME for NAME.yaml.", show_default=False),
+        typer.Option(
+            help="The run folder. Default: runs/NAME for NAME.yaml, or the run whose own "
+            "config.yaml it is.",
+            show_default=False,
+        ),
     ] = None,
     settings: SetOption = None,
     force: Annotated[
@@ -31,7 +34,8 @@ def vocab(
 ) -> None:
     """Build the vocabulary of a run and show how well it fits the training and validation text.
 
-    `tformer train` builds it too when it is missing; this command is for looking first.
+    `tformer train` takes it over where text, tokenizer and seed are the same (give it the same
+    --set), and builds its own otherwise; this command is for looking first.
 
     Example: tformer vocab configs/demo.yaml --set tokenizer.vocab_size=4000 --force
     """
@@ -43,6 +47,7 @@ def vocab(
 
     # torch takes a second to import: only those who build wait for it.
     from tformer_cli.corpus.vocabulary_report import report_sides
+    from tformer_cli.training.lock import locked
     from tformer_cli.training.predecessor import Predecessor
     from tformer_cli.training.tokenizers import new_tokenizers, origin_of, save_tokenizers
 
@@ -85,6 +90,8 @@ def _check_replaceable(run: RunDirectory, *, force: bool) -> None:
         UsageError: there is one, and no leave to replace it, or a model that goes with it; or the
             folder is somebody else's.
     """
+    from tformer_cli.training.lock import check_ours
+
     check_ours(run)
     if not run.tokenizer.exists():
         return

@@ -176,12 +176,12 @@ def _measured(rehearsed: Rehearsal, run: RunDirectory) -> DryRun:
 def most_checkpoints(training: TrainingConfig) -> int:
     """Return how many checkpoints of a training are there at a time, at most.
 
-    The oldest one goes when the newest is there.
+    The oldest one goes when the newest is there; what an interruption saved comes on top.
     """
     steps = range(1, training.max_steps + 1)
     every = training.save_every, training.validate_every
     saved = {training.max_steps, *(step for count in every for step in steps[count - 1 :: count])}
-    return min(len(saved), training.keep_checkpoints + training.keep_best + 1)
+    return min(len(saved) + 1, training.keep_checkpoints + training.keep_best + 2)
 
 
 def checkpoint_size(prepared: Preparation) -> int:
