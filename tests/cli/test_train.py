@@ -340,8 +340,9 @@ def test_a_dry_run_for_programs_is_one_object(tformer, tmp_path, temporary):
     plain = json.loads(tformer("train", file, "--dry-run", "--json", *settings).stdout)
     assert (plain["num_pairs"], plain["sample"]["kept"]) == (300, 300)
     assert plain["seconds"] == pytest.approx(1000 * plain["seconds_per_step"])
-    # Validated every 12 steps and saved every 6: three newest, the best, and one that is written.
-    assert plain["num_checkpoints"] == 5
+    # Validated every 12 steps and saved every 6: three newest, the best, one that an interruption
+    # saved, and one that is written.
+    assert plain["num_checkpoints"] == 6
     assert plain["peak_memory_bytes"] > plain["checkpoint_bytes"]
 
 

@@ -101,9 +101,9 @@ def kernel_attend(
     if mask is not None and mask.dim() == 3:
         # Of three dimensions, only a kernel that holds all weights takes it.
         mask = mask[None]
-    if mask is not None and queries.device.type == "cuda":
+    shares = queries.shape[1] // keys.shape[1]
+    if mask is not None and shares > 1 and queries.device.type == "cuda":
         # Likewise of keys that heads share, beside a mask on a GPU.
-        shares = queries.shape[1] // keys.shape[1]
         keys, values = (each.repeat_interleave(shares, dim=1) for each in (keys, values))
     return functional.scaled_dot_product_attention(
         queries,
