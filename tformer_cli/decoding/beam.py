@@ -48,8 +48,7 @@ class BeamSearch:
         # What is stored is ranked anew by what it covers.
         self.num_kept = nbest if config.coverage_penalty == 0 else None
         self.num_rows = config.size
-        # By `round` 2.5 would be 2, but by C++ it is 3.
-        self.enough = max(nbest, math.floor(config.size * config.patience + 0.5))
+        self.enough = max(nbest, config.enough)
 
     def start(self, requests: Sequence[Request]) -> None:
         """Begin with a place for each request."""

@@ -33,8 +33,13 @@ class Likelihood:
 
     @property
     def perplexity(self) -> float:
-        """exp(loss); of a loss above 700, whose exponential soon is beyond floats, exp(700)."""
-        return math.exp(min(self.loss, 700.0))
+        """exp(loss)."""
+        return perplexity(self.loss)
+
+
+def perplexity(loss: float) -> float:
+    """Return exp(loss); of a loss above 700, whose exponential soon is beyond floats, exp(700)."""
+    return math.exp(min(loss, 700.0))
 
 
 @torch.inference_mode()

@@ -1,6 +1,5 @@
 """The run that another one goes on from: its tokenizers, and its weights to begin with."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tformer_cli.checkpoint.checkpoint import load_weights
@@ -14,10 +13,8 @@ from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Network
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
-from tformer_cli.training.checkpoints import last_checkpoint
+from tformer_cli.training.checkpoints import Say, last_checkpoint
 from tformer_cli.training.pretrained_encoder import PretrainedEncoder
-
-Say = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True)

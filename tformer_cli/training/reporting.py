@@ -1,7 +1,6 @@
 """What a training tells: a bar or lines on the screen, train.log, and metrics.jsonl."""
 
 import json
-import math
 import sys
 import time
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from tqdm import tqdm
 from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import peak_memory
+from tformer_cli.evaluation.likelihood import perplexity
 from tformer_cli.run_directory import RunDirectory, write_text, writing
 from tformer_cli.training.loop import Fault, StepReport
 from tformer_cli.training.tensorboard import TensorBoard, summary_writer
@@ -148,7 +148,7 @@ class Reporter:
             "step": last.step,
             "epoch": last.position.epoch,
             "loss": sum(report.loss * report.num_tokens for report in reports) / num_tokens,
-            "perplexity": _exp(nll),
+            "perplexity": perplexity(nll),
             "accuracy": sum(report.accuracy * report.num_tokens for report in reports) / num_tokens,
             "learning_rate": last.learning_rate,
             "grad_norm": last.grad_norm,
@@ -260,10 +260,6 @@ def _lines_until(lines: list[str], state: TrainingState) -> Iterable[str]:
         is_known = report["kind"] != "rollback" or report["num_rollbacks"] <= state.num_rollbacks
         if report["step"] <= state.step and is_known:
             yield f"{line}\n"
-
-
-def _exp(nats: float) -> float:
-    return math.exp(min(nats, 700.0))
 
 
 def _duration(seconds: float) -> str:

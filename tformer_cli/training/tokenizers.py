@@ -1,7 +1,6 @@
 """The tokenizers of a run: those that its folder has, or new ones."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,9 @@ from tformer_cli.corpus.pipeline import training_pairs
 from tformer_cli.corpus.text_digests import TextDigests
 from tformer_cli.run_directory import RunDirectory, write_json
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
+from tformer_cli.training.checkpoints import Say
 from tformer_cli.training.predecessor import Predecessor
 from tformer_cli.training.reporting import Reporter
-
-Say = Callable[[str], object]
 
 
 def run_tokenizers(
@@ -42,7 +40,9 @@ def run_tokenizers(
     if has_begun:
         return load_tokenizers(run.tokenizer)
     predecessor = Predecessor.of(config, run)
-    if not fresh and _known_origin(run) == origin_of(config, predecessor, stores):
+    known = None if fresh else _known_origin(run)
+    # To say what they would be made from, the whole text is read.
+    if known is not None and known == origin_of(config, predecessor, stores):
         return load_tokenizers(run.tokenizer)
     return new_tokenizers(config, predecessor, reporter.say)
 

@@ -99,8 +99,7 @@ def train_marian(
             state, loss = _after_step(learner, groups, state, folder)
             if state.step % training.report_every == 0 or state.step == steps:
                 _report(state, steps, loss)
-            is_due = state.step == training.max_steps or state.step % training.validate_every == 0
-            if validate is not None and is_due:
+            if validate is not None and training.validates_at(state.step):
                 state = _judged(state, validate())
                 _report_score(state)
             interruption.look()

@@ -1,5 +1,6 @@
 """How translations are searched for: `decoding`, and `training.validation_decoding`."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -64,6 +65,12 @@ class BeamConfig(SearchConfig):
     """Parts of the beam that keep apart from each other (Vijayakumar et al. 2018)."""
     diversity: Annotated[float, Bounds(minimum=0)] = DIVERSITY
     """What a group takes off a token for each time that one before it chose it at this step."""
+
+    @property
+    def enough(self) -> int:
+        """Finished translations that end the search of a sentence."""
+        # By `round` 2.5 would be 2, but by C++ it is 3.
+        return math.floor(self.size * self.patience + 0.5)
 
     def conflicts(self) -> Iterator[Conflict]:
         if self.size % self.groups:

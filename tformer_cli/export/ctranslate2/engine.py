@@ -254,7 +254,7 @@ def refuse_impatience(beam: BeamConfig, nbest: int) -> None:
         UsageError: it does not.
     """
     # Where ours has too few at that point it goes on, and CTranslate2 does not begin.
-    if nbest > math.floor(beam.size * beam.patience + 0.5):
+    if nbest > beam.enough:
         raise UsageError(
             "decoding.patience",
             f"leaves CTranslate2 fewer translations of a line than are asked for ({nbest})",
