@@ -7,9 +7,11 @@ from hypothesis import given
 from model.test_encoder_decoder import small_model
 from model.test_family import all_logits, member, source
 
+from tformer_cli.device import autocast
 from tformer_cli.model.fusion import fused
 
 V = 23
+CPU = torch.device("cpu")
 
 
 @given(translating)
@@ -19,6 +21,21 @@ def test_a_fused_model_gives_the_same_logits(config):
     target = torch.randint(6, V, (len(ids), 7))
     expected = all_logits(model, ids, mask, target)
     torch.testing.assert_close(all_logits(fused(model), ids, mask, target), expected)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+@given(config=translating)
+@torch.inference_mode()
+def test_weights_are_rounded_once_as_autocast_rounds_them_in_each_call(precision, config):
+    model, (ids, mask) = member(config).float(), source()
+    target = torch.randint(6, V, (len(ids), 7))
+    with autocast(CPU, precision):
+        expected = all_logits(fused(model), ids, mask, target)
+        assert torch.equal(all_logits(fused(model, precision), ids, mask, target), expected)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    twin = fused(model, precision)
+    assert twin.output.weight.dtype == precision
+    assert twin.stacks()[0].embeddings.tokens.weight.dtype == torch.float32
 
 
 @pytest.mark.parametrize("tie", ["none", "all"])

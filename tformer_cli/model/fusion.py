@@ -16,7 +16,8 @@ def fused(model: Seq2Seq, precision: torch.dtype = torch.float32) -> Seq2Seq:
 
     Args:
         model: is left as it is.
-        precision: number format of matrix products; int8 rounds the large matrices.
+        precision: number format of matrix products, which the weights are kept in; int8 rounds the
+            large matrices.
     """
     twin = twin_of(model)
     for stack in twin.stacks():
@@ -25,6 +26,8 @@ def fused(model: Seq2Seq, precision: torch.dtype = torch.float32) -> Seq2Seq:
             layer.feedforward = layer.feedforward.fused()
     if precision == torch.int8:
         rounded_to_eight_bits(twin)
+    elif precision != torch.float32:
+        _narrow(twin, precision)
     for module in list(twin.eval().modules()):
         _bare(module)
     return twin
@@ -35,6 +38,15 @@ def twin_of(model: Seq2Seq) -> Seq2Seq:
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin: Seq2Seq = copy.deepcopy(model, shared)
     return twin
+
+
+def _narrow(model: nn.Module, precision: torch.dtype) -> None:
+    """Round the weights of products once, where autocast would do so in every call."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            for name, weight in list(module.named_parameters()):
+                rounded = nn.Parameter(weight.detach().to(precision), requires_grad=False)
+                setattr(module, name, rounded)
 
 
 def _bare(module: nn.Module) -> None:

@@ -124,6 +124,12 @@ class Ours(Contestant):
         return self.translator.translate(lines, decoding=self.task.search)
 
 
+class OursBfloat16(Ours):
+    """tformer with products of bfloat16."""
+
+    precision = "bfloat16"
+
+
 class OursInt8(Ours):
     """tformer with weights of eight bits."""
 
@@ -344,6 +350,7 @@ class CTranslate2Backend(Ours):
 
 CONTESTANTS: dict[str, type[Contestant]] = {
     "ours": Ours,
+    "ours_bfloat16": OursBfloat16,
     "ours_int8": OursInt8,
     "hf": Marian,
     "textbook": Textbook,

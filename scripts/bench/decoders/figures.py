@@ -7,6 +7,7 @@ from typing import Any
 # What a table calls each contestant.
 TITLES = {
     "ours": "tformer",
+    "ours_bfloat16": "tformer bfloat16",
     "ours_int8": "tformer int8",
     "hf": "transformers' Marian",
     "textbook": "textbook",
