@@ -1,7 +1,15 @@
+from pathlib import Path
+
 import pytest
 import torch
 
-from tformer_cli.device import derive_seed, is_out_of_memory, resolve_device, resolve_precision
+from tformer_cli.device import (
+    derive_seed,
+    hardware_name,
+    is_out_of_memory,
+    resolve_device,
+    resolve_precision,
+)
 from tformer_cli.errors import DeviceError
 
 CPU = torch.device("cpu")
@@ -31,9 +39,27 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
     )
 
 
-def test_precision_on_a_cpu_is_float32_unless_asked():
-    assert resolve_precision("auto", CPU) == torch.float32
+@pytest.mark.parametrize(
+    ("flags", "best"),
+    [
+        ("fpu avx512f avx512_bf16 gfni", torch.bfloat16),
+        ("fpu avx512f amx_bf16", torch.bfloat16),
+        ("fpu avx512f avx512_vnni", torch.float32),
+        (None, torch.float32),
+    ],
+)
+def test_precision_on_a_cpu_is_bfloat16_where_it_is_multiplied(flags, best, monkeypatch):
+    def read(file: Path, **_: object) -> str:
+        if flags is None:
+            raise FileNotFoundError(file)
+        return f"processor\t: 0\nmodel name\t: Some: CPU\nflags\t\t: {flags}\n\n"
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert resolve_precision("auto", CPU) == best
+    assert resolve_precision("float32", CPU) == torch.float32
     assert resolve_precision("bfloat16", CPU) == torch.bfloat16
+    if flags is not None:
+        assert hardware_name(CPU) == "Some: CPU"
 
 
 def test_bfloat16_on_a_gpu_that_lacks_it_is_refused(monkeypatch):

@@ -27,6 +27,7 @@ training:
   validation_decoding: {kind: greedy, max_length: 20}
   save_every: 6
   report_every: 5
+  precision: float32
 decoding: {kind: beam, size: 2, max_length: 20}
 """
 

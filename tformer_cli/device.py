@@ -68,8 +68,8 @@ PRECISIONS = {
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
     """Return the number format of matrix products called `name`.
 
-    `auto` is bfloat16 on a GPU that has it, float16 on an older one, and float32 elsewhere: CPUs
-    gain from narrow formats on wide models only, so there they are asked for.
+    `auto` is bfloat16 on a GPU or a processor that multiplies it, float16 on an older GPU, and
+    float32 elsewhere: other processors are slower in narrow formats.
 
     Raises:
         DeviceError: there is no such format, or this device does not have it.
@@ -87,9 +87,10 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
         )
     has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
     if name == "auto":
-        if device.type != "cuda":
-            return torch.float32
-        return torch.bfloat16 if has_bfloat16 else torch.float16
+        if device.type == "cuda":
+            return torch.bfloat16 if has_bfloat16 else torch.float16
+        narrow = device.type == "cpu" and multiplies_bfloat16()
+        return torch.bfloat16 if narrow else torch.float32
     if name == "bfloat16" and not has_bfloat16:
         raise DeviceError(
             "precision",
@@ -143,11 +144,22 @@ def hardware_name(device: torch.device) -> str:
     """Return what a device calls itself, such as `Intel(R) Xeon(R) CPU @ 2.50GHz`."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+    return _processor("model name") or platform.processor() or platform.machine()
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether the processor has instructions for it, which make products twice as fast."""
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(_processor("flags").split())
+
+
+def _processor(field: str) -> str:
+    """Return what Linux says about the first processor; nothing elsewhere."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n"):
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+            name, _, value = line.partition(":")
+            if name.strip() == field:
+                return value.strip()
+    return ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -66,6 +66,7 @@ class Measuring:
         rounds: turns of each.
         alone: sentences that are translated one at a time.
         textbook: sentences of the textbook, which would take hours for all.
+        sentences: of the file; None for the whole test text.
         others: who takes part besides tformer.
     """
 
@@ -73,6 +74,7 @@ class Measuring:
     rounds: int
     alone: int
     textbook: int
+    sentences: int | None = None
     others: Sequence[str] = OTHERS
 
 
@@ -93,6 +95,8 @@ def compare(folder: RunDirectory, measuring: Measuring) -> dict[str, Any]:
     config, tokenizers = trained.config, trained.tokenizers
     refuse_another_design(config.model)
     pairs = pairs_to_translate(config)
+    if measuring.sentences is not None:
+        pairs = spread(pairs, measuring.sentences)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as exports:
         for number_format, quantization in (("float32", None), ("int8", "int8")):
@@ -255,6 +259,10 @@ def decode(
     others: Annotated[str, typer.Option(help="Who takes part besides tformer.")] = ",".join(OTHERS),
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="Of each, all workers together.")] = 2,
+    sentences: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of the file.", show_default="the whole test text"),
+    ] = None,
     sample: Annotated[
         int, typer.Option(min=1, help="Sentences that are translated one at a time.")
     ] = 100,
@@ -283,13 +291,13 @@ def decode(
     Each is a process of its own. Beforehand its settings are tried and the fastest is kept. They
     take turns; speeds are medians over the rounds, and a ratio is the median of the rounds'
     ratios. Text becomes ids and ids become text within the time; loading does not count. `file`
-    is the whole test set, `one` a sample of it, a sentence at a time; the textbook has a smaller
+    is the test text, `one` a sample of it, a sentence at a time; the textbook has a smaller
     sample of either. Memory is that of all processes of a contestant in a turn of its own.
 
     Example: python scripts/bench/decode.py --sizes tiny --json
     """
     taking_part = chosen("--others", others, OTHERS, "contestant")
-    measuring = Measuring(threads, rounds, sample, textbook_sample, taking_part)
+    measuring = Measuring(threads, rounds, sample, textbook_sample, sentences, taking_part)
     torch.set_num_threads(threads)
     configs = {}
     if run_folder is None:

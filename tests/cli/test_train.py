@@ -79,7 +79,7 @@ def test_train_corrects_a_tokenizer_of_bleu_that_is_misspelt(tformer, tmp_path):
     file = write_toy(tmp_path / "data", config=f"{CONFIG}evaluation: {{bleu: {{tokenize: 13b}}}}\n")
     result = tformer("train", file, "--run", tmp_path / "run")
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"{file}:25: evaluation.bleu.tokenize: must be one of ")
+    assert result.stderr.startswith(f"{file}:26: evaluation.bleu.tokenize: must be one of ")
     assert result.stderr.endswith("; got 13b; did you mean 13a?\n")
 
 

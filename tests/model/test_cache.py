@@ -8,10 +8,11 @@ from torch import Tensor
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.model.build import build_model
+from tformer_cli.model.cache import MANY_PLACES
 from tformer_cli.model.fusion import fused
 from tformer_cli.model.network import Seq2Seq
 
-V, K = 12, 3
+V = 12
 
 
 @pytest.fixture(scope="module", params=["as trained", "fused"])
@@ -32,16 +33,17 @@ def padded(sentences: list[list[int]]) -> tuple[Tensor, Tensor]:
 class Written:
     """Sentences in places of a cache, and beside it all that their rows have written."""
 
-    def __init__(self, model: Seq2Seq, sentences: list[list[int]]) -> None:
+    def __init__(self, model: Seq2Seq, sentences: list[list[int]], num_rows: int) -> None:
         self.model = model
         self.sentences = sentences
-        self.rows = [[[] for _ in range(K)] for _ in sentences]
-        self.cache = model.start(len(sentences), K)
+        self.num_rows = num_rows
+        self.rows = [[[] for _ in range(num_rows)] for _ in sentences]
+        self.cache = model.start(len(sentences), num_rows)
         model.admit(*padded(sentences), torch.arange(len(sentences)), self.cache)
 
     def step(self) -> None:
         """Let each row write a token, and compare what follows with the model without a cache."""
-        tokens = torch.randint(6, V, (len(self.sentences), K))
+        tokens = torch.randint(6, V, (len(self.sentences), self.num_rows))
         logits = self.model.step(tokens, self.cache)
         for place, sentence in enumerate(self.sentences):
             for row, token in zip(self.rows[place], tokens[place].tolist(), strict=True):
@@ -50,10 +52,13 @@ class Written:
 
     def expected(self, place: int, sentence: list[int]) -> Tensor:
         target = torch.tensor(self.rows[place])
-        return self.model.output(self.model.states(*padded([sentence] * K), target))[:, -1]
+        return self.model.output(self.model.states(*padded([sentence] * self.num_rows), target))[
+            :, -1
+        ]
 
     def reorder(self, generator: torch.Generator) -> None:
-        origins = torch.randint(K, (len(self.sentences), K), generator=generator)
+        shape = (len(self.sentences), self.num_rows)
+        origins = torch.randint(self.num_rows, shape, generator=generator)
         self.cache.reorder(origins)
         self.rows = [
             [list(rows[origin]) for origin in chosen]
@@ -62,7 +67,7 @@ class Written:
 
     def admit(self, place: int, sentence: list[int]) -> None:
         self.model.admit(*padded([sentence]), torch.tensor([place]), self.cache)
-        self.sentences[place], self.rows[place] = sentence, [[] for _ in range(K)]
+        self.sentences[place], self.rows[place] = sentence, [[] for _ in range(self.num_rows)]
 
     def keep(self, places: list[int]) -> None:
         self.cache.keep(torch.tensor(places))
@@ -71,15 +76,20 @@ class Written:
 
 
 def sentences(generator: torch.Generator, count: int) -> list[list[int]]:
-    lengths = torch.randint(1, 7, (count,), generator=generator).tolist()
+    lengths = torch.randint(1, 20, (count,), generator=generator).tolist()
     return [torch.randint(6, V, (n,), generator=generator).tolist() for n in lengths]
 
 
-@given(seed=st.integers(0, 10_000), events=st.text("srake", min_size=15, max_size=30))
+@given(
+    seed=st.integers(0, 10_000),
+    shape=st.sampled_from([(3, 3), (3, 1), (MANY_PLACES + 2, 1), (MANY_PLACES + 1, 2)]),
+    events=st.text("srake", min_size=15, max_size=30),
+)
 @torch.inference_mode()
-def test_whatever_happens_rows_are_as_without_a_cache(model, seed, events):
+def test_whatever_happens_rows_are_as_without_a_cache(model, seed, shape, events):
     generator = torch.Generator().manual_seed(seed)
-    written = Written(model, sentences(generator, 3))
+    num_places, num_rows = shape
+    written = Written(model, sentences(generator, num_places), num_rows)
     for event in events:
         written.step()
         count = len(written.sentences)
@@ -89,15 +99,36 @@ def test_whatever_happens_rows_are_as_without_a_cache(model, seed, events):
         elif event == "a":
             written.admit(place, *sentences(generator, 1))
         elif event == "k" and count > 1:
-            written.keep([p for p in reversed(range(count)) if p != place])
+            order = torch.randperm(count, generator=generator).tolist()
+            written.keep([p for p in order if p != place])
 
 
 @torch.inference_mode()
 def test_columns_that_nobody_sees_are_dropped(model):
-    written = Written(model, [[7, 8], [9]])
+    written = Written(model, [[7, 8], [9]], num_rows=3)
     for _ in range(60):
         written.step()
         # All rows go on from the first one, so only its tokens are seen.
-        written.cache.reorder(torch.zeros(2, K, dtype=torch.long))
+        written.cache.reorder(torch.zeros(2, 3, dtype=torch.long))
         written.rows = [[list(rows[0]) for _ in rows] for rows in written.rows]
-    assert 60 <= written.cache.used < 60 * K
+    assert 60 <= written.cache.used < 60 * 3
+
+
+@torch.inference_mode()
+def test_what_many_sentences_look_at_lies_without_gaps(model):
+    """Gaps between them make a CPU several times as slow."""
+    longest = [[7] * 30] + [[8, 9]] * (MANY_PLACES + 3)
+    written = Written(model, longest, num_rows=1)
+    own, sources = set(), set()
+    for number in range(40):
+        written.step()
+        layer = written.cache.layers[0]
+        assert layer.width == layer.keys.shape[2]
+        own.add(layer.width)
+        assert layer.source.keys.mT.is_contiguous()
+        assert layer.source.values.is_contiguous()
+        sources.add(layer.source.keys.shape[2])
+        if number == 5:
+            written.keep(list(range(1, MANY_PLACES + 2)))
+    assert own == {16, 24, 32, 40}
+    assert sources == {32, 16}

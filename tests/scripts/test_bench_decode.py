@@ -135,7 +135,9 @@ def test_all_have_figures_and_ours_has_ratios(run, monkeypatch, capsys):
     monkeypatch.setattr(decode, "SEARCHES", {"greedy": 1})
     monkeypatch.setattr(decode, "MODES", {"one": True})
     monkeypatch.setattr(decode, "Worker", InProcess)
-    results = compare(run, Measuring(1, rounds=1, alone=6, textbook=2, others=names[1:]))
+    results = compare(
+        run, Measuring(1, rounds=1, alone=6, textbook=2, sentences=8, others=names[1:])
+    )
     assert results.keys() == {"greedy"}
     assert results["greedy"].keys() == {"one"}
     cell = results["greedy"]["one"]
@@ -155,7 +157,9 @@ def test_all_have_figures_and_ours_has_ratios(run, monkeypatch, capsys):
         )
     }
     lines = [source for source, _ in pairs_to_translate(load_config(run.config_file))]
-    expected = Translator.load(run.path).translate(spread(lines, 6), decoding=GreedyConfig())
+    expected = Translator.load(run.path).translate(
+        spread(spread(lines, 8), 6), decoding=GreedyConfig()
+    )
     # Each character is a token.
     assert cell["tokens"]["ours"] == sum(map(len, expected))
     assert 0 <= cell["bleu"]["ours"] <= 100

@@ -64,7 +64,7 @@ def search_all(
             search.admit(places, [request for _, request in newcomers])
             for place, (number, _) in zip(idle, newcomers, strict=False):
                 owners[place], begun[place] = number, num_steps
-        busy = [place for place, owner in enumerate(owners) if owner is not None]
+        busy = closed_up([owner is not None for owner in owners])
         if not busy:
             return
         if len(busy) < len(owners):
@@ -72,3 +72,10 @@ def search_all(
             stepper.keep(places)
             search.keep(places)
             owners, begun = [owners[place] for place in busy], [begun[place] for place in busy]
+
+
+def closed_up(is_busy: Sequence[bool]) -> list[int]:
+    """Return the busy places, the last ones in the gaps among the first, so that few move."""
+    busy = [place for place, is_one in enumerate(is_busy) if is_one]
+    last = iter(reversed(busy))
+    return [place if is_busy[place] else next(last) for place in range(len(busy))]

@@ -18,6 +18,13 @@ from torch.nn.functional import pad
 from tformer_cli.model.blocks.attention import KeyValue, Widths
 
 FIRST_COLUMNS = 32
+# So many sentences are read from memory. There a CPU takes three to five times as long for small
+# matrices with gaps between them as for those that lie one after the other, and torch as long for
+# products of fewer than 400 multiplications. So there is room for a few columns at a time, and all
+# are read, those too that nobody sees.
+MANY_PLACES = 16
+COLUMNS_AT_A_TIME = 8
+FEWEST_COLUMNS = 16
 
 
 class Past(Protocol):
@@ -65,11 +72,11 @@ class Cache(Protocol):
         ...
 
     def column_places(self) -> Tensor:
-        """Return the place, in its row, of the token of each column in use, (B, C)."""
+        """Return the place, in its row, of the token of each column that is read, (B, C)."""
         ...
 
     def visible(self) -> Tensor | None:
-        """Return what is added to the logits over the columns in use, (B, 1, K, C) or None."""
+        """Return what is added to the logits over the columns read, (B, 1, K, C) or None."""
         ...
 
     def visible_stream(self) -> Tensor | None:
@@ -85,6 +92,7 @@ class LayerCache:
         keys: (B, Hkv, C, Dh) of target tokens, the columns in use first.
         values: likewise; latent attention has others than keys.
         used: columns in use.
+        width: columns that are read, `used` or a few more.
         source_keys: (B, Hkv, Dh, S), made once a sentence, and laid out as a product with queries
             reads them: a component after the other.
         source_values: (B, Hkv, S, Dh).
@@ -94,6 +102,7 @@ class LayerCache:
     keys: Tensor
     values: Tensor
     used: int
+    width: int
     source_keys: Tensor
     source_values: Tensor
     source: KeyValue
@@ -105,15 +114,25 @@ class LayerCache:
         keys = keys.contiguous() if len(keys) == 1 else keys
         self.source = KeyValue(keys, self.source_values[:, :, :length])
 
+    def fit_source(self, length: int) -> None:
+        """Have room for so many tokens of the sources, and no more."""
+        more = length - self.source_keys.shape[3]
+        if more > 0:
+            self.source_keys = pad(self.source_keys, (0, more))
+            self.source_values = pad(self.source_values, (0, 0, 0, more))
+        elif more < 0:
+            self.source_keys = self.source_keys[..., :length].contiguous()
+            self.source_values = self.source_values[:, :, :length].contiguous()
+
     def append(self, new: KeyValue) -> KeyValue:
-        """Write keys and values (B, H, K, Dh) into the newest columns; return all in use."""
+        """Write keys and values (B, H, K, Dh) into the newest columns; return all that are read."""
         count = new.keys.shape[2]
         self.keys.narrow(2, self.used - count, count).copy_(new.keys)
         self.values.narrow(2, self.used - count, count).copy_(new.values)
-        return KeyValue(self.keys.narrow(2, 0, self.used), self.values.narrow(2, 0, self.used))
+        return KeyValue(self.keys.narrow(2, 0, self.width), self.values.narrow(2, 0, self.width))
 
     def append_to_source(self, new: KeyValue) -> KeyValue:
-        """Write keys and values (B, H, K, Dh); return those of the source and all in use."""
+        """Write keys and values (B, H, K, Dh); return those of the source and all columns read."""
         source, own = self.source, self.append(new)
         keys = torch.cat((source.keys, own.keys), dim=2)
         return KeyValue(keys, torch.cat((source.values, own.values), dim=2))
@@ -122,23 +141,29 @@ class LayerCache:
         """Move the columns (B, used) to the front, in this order, of `capacity` columns."""
         self.keys = _laid_out(self.keys, columns, capacity)
         self.values = _laid_out(self.values, columns, capacity)
-        self.used = columns.shape[1]
+        self.used = self.width = columns.shape[1]
 
     def admit(self, places: Tensor, source: KeyValue) -> None:
         """Put keys and values of sources (B', H, S', Dh) in these places."""
         length = source.keys.shape[2]
-        more = length - self.source_keys.shape[3]
-        if more > 0:
-            self.source_keys = pad(self.source_keys, (0, more))
-            self.source_values = pad(self.source_values, (0, 0, 0, more))
+        if length > self.source_keys.shape[3]:
+            self.fit_source(length)
         self.source_keys[places, :, :, :length] = source.keys.transpose(2, 3)
         self.source_values[places, :, :length] = source.values
 
-    def keep(self, places: Tensor) -> None:
-        """Keep these sentences (B',), in this order."""
-        self.keys, self.values = self.keys[places], self.values[places]
-        self.source_keys = self.source_keys[places]
-        self.source_values = self.source_values[places]
+    def keep(self, places: Tensor, moved: Tensor) -> None:
+        """Keep these sentences (B',), in this order.
+
+        Args:
+            places: where they are.
+            moved: where those go that have another place from now on.
+        """
+        origins, count = places[moved], len(places)
+        for remembered in (self.keys, self.values, self.source_keys, self.source_values):
+            remembered[moved] = remembered[origins]
+        self.keys, self.values = self.keys[:count], self.values[:count]
+        self.source_keys = self.source_keys[:count]
+        self.source_values = self.source_values[:count]
 
 
 @dataclass(slots=True)
@@ -157,7 +182,8 @@ class DecoderCache:
             nothing is padded.
         own: (K, K) what rows see of each other's newest columns: their own one.
         used: columns in use.
-        is_plain: every row sees every column in use, and `seen` is not kept up.
+        width: columns that are read, `used` or a few more, which nobody sees.
+        is_plain: every row sees every column in use; `seen` is kept up where more are read.
     """
 
     widths: Sequence[Widths]
@@ -169,6 +195,7 @@ class DecoderCache:
     source_seen: Tensor | None
     own: Tensor
     used: int
+    width: int
     is_plain: bool
 
     @property
@@ -182,9 +209,11 @@ class DecoderCache:
         if self.used + num_rows > self.seen.shape[2]:
             self._tidy()
         first, self.used = self.used, self.used + num_rows
+        reads_all = self._reads_all()
+        self.width = self.seen.shape[2] if reads_all else self.used
         for layer in self.layers:
-            layer.used = self.used
-        if not self.is_plain:
+            layer.used, layer.width = self.used, self.width
+        if not self.is_plain or reads_all:
             self.seen[:, :, first : self.used] = self.own
         places = self.lengths[:, None].expand(-1, num_rows)
         self.positions[:, first : self.used] = places
@@ -192,15 +221,17 @@ class DecoderCache:
         return places
 
     def column_places(self) -> Tensor:
-        """Return the place, in its row, of the token of each column in use, (B, used)."""
-        return self.positions[:, : self.used]
+        """Return the place, in its row, of the token of each column read, (B, width)."""
+        return self.positions[:, : self.width]
 
     def visible(self) -> Tensor | None:
-        """Return what is added to the logits over the columns in use, (B, 1, K, used) or None."""
-        return None if self.is_plain else self.seen[:, None, :, : self.used]
+        """Return what is added to the logits over the columns read, (B, 1, K, width) or None."""
+        if self.is_plain and self.width == self.used:
+            return None
+        return self.seen[:, None, :, : self.width]
 
     def visible_stream(self) -> Tensor | None:
-        """Return the same over source and columns, (B, 1, K, S + used) or None."""
+        """Return the same over source and columns, (B, 1, K, S + width) or None."""
         source, own = self.source_seen, self.visible()
         if source is None and own is None:
             return None
@@ -208,7 +239,7 @@ class DecoderCache:
         if source is None:
             source = self.seen.new_zeros((*shape, self.longest_source))
         if own is None:
-            own = self.seen.new_zeros((*shape, self.used))
+            own = self.seen.new_zeros((*shape, self.width))
         return torch.cat((source.expand(*shape, -1), own), dim=3)
 
     def reorder(self, origins: Tensor) -> None:
@@ -218,8 +249,10 @@ class DecoderCache:
 
     def keep(self, places: Tensor) -> None:
         """Keep these sentences (B',), in this order."""
+        stays = torch.arange(len(places), device=places.device)
+        moved = (places != stays).nonzero()[:, 0]
         for layer in self.layers:
-            layer.keep(places)
+            layer.keep(places, moved)
         self.seen, self.positions = self.seen[places], self.positions[places]
         self.lengths = self.lengths[places]
         self._set_sources(self.source_lengths[places])
@@ -257,42 +290,52 @@ class DecoderCache:
             keys=new((num_places, widths.num_heads, num_columns, widths.key)),
             values=new((num_places, widths.num_heads, num_columns, widths.value)),
             used=0,
+            width=0,
             source_keys=new((num_places, num_heads, key_dim, length)),
             source_values=new((num_places, num_heads, length, source.values.shape[3])),
             source=source,
         )
 
     def _set_sources(self, lengths: Tensor) -> None:
-        """Let the layers read no more of the sources than the longest has."""
+        """Let the layers read no more of the sources than is needed."""
         self.source_lengths = lengths
         longest = int(lengths.max())
+        if has_many_places(lengths):
+            longest = rounded_up(longest)
+            for layer in self.layers:
+                layer.fit_source(longest)
         for layer in self.layers:
             layer.look_at_source(longest)
         mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
         is_padded = not bool(mask.all())
         self.source_seen = unseen(mask, self.seen.dtype)[:, None, None] if is_padded else None
 
+    def _reads_all(self) -> bool:
+        """Return whether all columns are read that there is room for."""
+        return len(self.own) == 1 and has_many_places(self.lengths)
+
     def _tidy(self) -> None:
         """Drop the columns that no row sees, and make room."""
         num_rows, num_columns = len(self.own), self.used
         order = torch.arange(num_columns, device=self.lengths.device).expand(len(self.lengths), -1)
-        if self.is_plain:
-            room = num_columns
-        else:
+        if not self.is_plain:
             is_seen = (self.seen[:, :, :num_columns] == 0.0).any(dim=1)  # (B, used)
             num_columns = int(is_seen.sum(dim=1).max())
             order = is_seen.int().argsort(dim=1, descending=True, stable=True)[:, :num_columns]
+        if self._reads_all():
+            capacity = rounded_up(num_columns + 1)
+        else:
             # Every step reads all columns in use, and to move one is as much work as to read it
             # three times: so the least work is done with room for sqrt(6 n / K) steps.
-            room = num_rows * math.ceil(math.sqrt(6 * num_columns / num_rows))
-        capacity = num_columns + max(room, num_rows)
+            steps = math.ceil(math.sqrt(6 * num_columns / num_rows))
+            capacity = num_columns + num_rows * max(1, steps)
         for layer in self.layers:
             layer.lay_out(order, capacity)
         seen, positions = self.seen, self.positions
-        self.seen = seen.new_empty((*seen.shape[:2], capacity))
+        self.seen = seen.new_full((*seen.shape[:2], capacity), -math.inf)
         columns = order[:, None, :].expand(-1, seen.shape[1], -1)
         self.seen[:, :, :num_columns] = seen.gather(2, columns)
-        self.positions = positions.new_empty((len(positions), capacity))
+        self.positions = positions.new_zeros((len(positions), capacity))
         self.positions[:, :num_columns] = positions.gather(1, order)
         self.used = num_columns
 
@@ -305,6 +348,16 @@ def _laid_out(content: Tensor, columns: Tensor, capacity: int) -> Tensor:
     # Indexing puts (B, n) first; both sides are views in that order.
     moved.transpose(1, 2)[:, : columns.shape[1]] = content.transpose(1, 2)[places, columns]
     return moved
+
+
+def has_many_places(lengths: Tensor) -> bool:
+    """Return whether a CPU reads sentences of these lengths (B,) from memory."""
+    return len(lengths) >= MANY_PLACES and lengths.device.type == "cpu"
+
+
+def rounded_up(columns: int) -> int:
+    """Return how many columns there is room for where so many are needed."""
+    return max(FEWEST_COLUMNS, math.ceil(columns / COLUMNS_AT_A_TIME) * COLUMNS_AT_A_TIME)
 
 
 def unseen(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -324,17 +377,20 @@ def new_cache(
         num_rows: K, the rows of each sentence.
         device: of the decoder.
     """
-    num_columns = max(FIRST_COLUMNS, 4 * num_rows)
+    lengths = torch.zeros(num_places, dtype=torch.long, device=device)
+    reads_all = num_rows == 1 and has_many_places(lengths)
+    num_columns = FEWEST_COLUMNS if reads_all else max(FIRST_COLUMNS, 4 * num_rows)
     own = torch.full((num_rows, num_rows), -math.inf, device=device)
     return DecoderCache(
         widths=widths,
         layers=[],
-        seen=torch.empty((num_places, num_rows, num_columns), device=device),
-        positions=torch.empty((num_places, num_columns), dtype=torch.long, device=device),
-        lengths=torch.zeros(num_places, dtype=torch.long, device=device),
+        seen=torch.full((num_places, num_rows, num_columns), -math.inf, device=device),
+        positions=torch.zeros((num_places, num_columns), dtype=torch.long, device=device),
+        lengths=lengths,
         source_lengths=torch.zeros(num_places, dtype=torch.long, device=device),
         source_seen=None,
         own=own.fill_diagonal_(0.0),
         used=0,
+        width=0,
         is_plain=num_rows == 1,
     )

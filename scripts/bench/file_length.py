@@ -1,0 +1,96 @@
+#!/usr/bin/env python
+"""Measure what `tformer translate` takes for longer and longer files: memory and time.
+
+The lines are those of the run's test text, again and again. Memory is that of all its processes
+together, watched from outside, so it should not depend on the number of lines.
+"""
+
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from decoders.models import pairs_to_translate
+from decoders.worker import watched
+
+from tformer_cli.cli.entry import new_app, run
+from tformer_cli.config.load import load_config
+from tformer_cli.errors import TrainingError
+from tformer_cli.run_directory import RunDirectory
+
+
+def measure(folder: Path, counts: Sequence[int], beam: int) -> Iterator[dict[str, Any]]:
+    """Translate a file of each length; yield the figures, as plain data.
+
+    Args:
+        folder: of the run.
+        counts: lines of each file.
+        beam: beam size.
+
+    Raises:
+        TrainingError: a translation has failed, or has lost lines.
+    """
+    config = load_config(RunDirectory(folder).config_file)
+    lines = [source for source, _ in pairs_to_translate(config)]
+    with tempfile.TemporaryDirectory() as name:
+        source, target = Path(name) / "source", Path(name) / "target"
+        for count in counts:
+            text = itertools.islice(itertools.cycle(lines), count)
+            source.write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
+            started = time.perf_counter()
+            memory = translate(folder, source, target, beam)
+            seconds = time.perf_counter() - started
+            translated = target.read_bytes().count(b"\n")
+            if translated != count:
+                raise TrainingError(str(target), "has lost lines", got=f"{translated:,}")
+            yield {"lines": count, "peak_mib": memory / 2**20, "seconds": seconds}
+
+
+def translate(folder: Path, source: Path, target: Path, beam: int) -> int:
+    """Translate a file by the command line; return the most memory that it took, in bytes.
+
+    Raises:
+        TrainingError: it has failed.
+    """
+    command = [sys.executable, "-m", "tformer_cli", "translate", str(folder)]
+    command += ["--input", str(source), "--output", str(target), "--beam", str(beam)]
+    with (
+        subprocess.Popen(command, stderr=subprocess.DEVNULL) as process,
+        watched(process.pid) as samples,
+    ):
+        code = process.wait()
+    if code:
+        raise TrainingError(" ".join(command), "has failed", got=f"exit code {code}")
+    return max(samples)
+
+
+app = new_app(add_completion=False)
+
+
+@app.command()
+def file_length(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    counts: Annotated[str, typer.Option("--lines", help="Of each file.")] = "1000,10000,100000",
+    beam: Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy search.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, an object a line.")] = False,
+) -> None:
+    """Measure how much memory files of different lengths take, and how long they do.
+
+    Example: python scripts/bench/file_length.py runs/decode/tiny-1500 --lines 1000,100000
+    """
+    for figures in measure(folder, [int(count) for count in counts.split(",")], beam):
+        if as_json:
+            typer.echo(json.dumps(figures))
+        else:
+            lines, memory, seconds = figures.values()
+            typer.echo(f"{lines:>9,} lines   peak {memory:6,.0f} MiB   {seconds:7,.1f} s")
+
+
+if __name__ == "__main__":
+    run(app)
