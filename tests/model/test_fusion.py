@@ -31,7 +31,9 @@ def test_weights_are_rounded_once_as_autocast_rounds_them_in_each_call(precision
     target = torch.randint(6, V, (len(ids), 7))
     with autocast(CPU, precision):
         expected = all_logits(fused(model), ids, mask, target)
-        assert torch.equal(all_logits(fused(model, precision), ids, mask, target), expected)
+        rounded = all_logits(fused(model, precision), ids, mask, target)
+    # Weights that lie otherwise are summed in another order.
+    torch.testing.assert_close(rounded, expected, rtol=0.02, atol=0.02)
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
     twin = fused(model, precision)
     assert twin.output.weight.dtype == precision
@@ -42,10 +44,20 @@ def test_weights_are_rounded_once_as_autocast_rounds_them_in_each_call(precision
 def test_weights_that_are_not_fused_are_shared(tie):
     model = small_model(tie=tie).train()
     twin = fused(model)
-    assert twin.output.weight is model.output.weight
     assert twin.encoder.embeddings.tokens.weight is model.encoder.embeddings.tokens.weight
     ours, theirs = twin.decoder.layers[0], model.decoder.layers[0]
-    assert ours.feedforward.inner.weight is theirs.feedforward.inner.weight
+    assert ours.feedforward.outer.weight is theirs.feedforward.outer.weight
     assert not any(module.training for module in twin.modules())
     assert all(module.training for module in model.modules())
     assert set(dict(model.named_parameters())) == set(dict(small_model(tie=tie).named_parameters()))
+
+
+def test_weights_of_wide_outputs_lie_in_long_rows():
+    model = small_model()
+    twin = fused(model)
+    layer = twin.decoder.layers[0]
+    for wide in (twin.output, layer.self_attention.projection):
+        assert wide.weight.t().is_contiguous()
+    assert layer.self_attention.output.weight.is_contiguous()
+    assert torch.equal(twin.output.weight, model.output.weight)
+    assert model.output.weight.is_contiguous()
