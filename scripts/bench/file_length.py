@@ -71,20 +71,29 @@ def translate(folder: Path, source: Path, target: Path, beam: int) -> int:
 
 
 app = new_app(add_completion=False)
+LINES = (1_000, 10_000, 100_000)
 
 
 @app.command()
 def file_length(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    counts: Annotated[str, typer.Option("--lines", help="Of each file.")] = "1000,10000,100000",
+    counts: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--lines",
+            min=1,
+            help="Of a file; may be repeated.",
+            show_default=", ".join(map(str, LINES)),
+        ),
+    ] = None,
     beam: Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy search.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, an object a line.")] = False,
 ) -> None:
     """Measure how much memory files of different lengths take, and how long they do.
 
-    Example: python scripts/bench/file_length.py runs/decode/tiny-1500 --lines 1000,100000
+    Example: python scripts/bench/file_length.py runs/decode/tiny-1500 --lines 1000
     """
-    for figures in measure(folder, [int(count) for count in counts.split(",")], beam):
+    for figures in measure(folder, counts or LINES, beam):
         if as_json:
             typer.echo(json.dumps(figures))
         else:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tformer_cli.config.load import check_data_files, load_config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
-from tformer_cli.config.starter import Starter, held_out, write_starter
+from tformer_cli.config.starter import ReadPairs, Starter, held_out, write_starter
 from tformer_cli.errors import DataError, UsageError
 
 
@@ -28,9 +28,11 @@ def written(path: Path, num_pairs: int) -> ParallelText:
     return text
 
 
-def start(config: Path, text: ParallelText, **options: object) -> Starter:
+def start(
+    config: Path, text: ParallelText, read: ReadPairs = read_pairs, **options: object
+) -> Starter:
     languages = {"source_language": "en", "target_language": "de"}
-    return write_starter(config, text, read_pairs, **{**languages, **options})  # type: ignore[arg-type]
+    return write_starter(config, text, read, **{**languages, **options})  # type: ignore[arg-type]
 
 
 @given(st.integers(3, 50_000))
@@ -113,14 +115,7 @@ def test_sizes_grow_with_the_text(
 ) -> None:
     text = written(tmp_path / "corpus", 1)
     pairs = [("a", "b")] * num_pairs
-    write_starter(
-        tmp_path / "my.yaml",
-        text,
-        lambda source, target: pairs,
-        valid=text,
-        source_language="en",
-        target_language="de",
-    )
+    start(tmp_path / "my.yaml", text, lambda source, target: pairs, valid=text)
     config = load_config(tmp_path / "my.yaml")
     assert config.tokenizer == tokenizer
     assert config.model.dim == dim
@@ -130,14 +125,7 @@ def test_sizes_grow_with_the_text(
 def test_a_text_of_many_characters_has_a_vocabulary_that_holds_them(tmp_path: Path) -> None:
     text = written(tmp_path / "corpus", 1)
     pairs = [(chr(0x4E00 + i), chr(0x5E00 + i)) for i in range(1000)]
-    starter = write_starter(
-        tmp_path / "my.yaml",
-        text,
-        lambda source, target: pairs,
-        valid=text,
-        source_language="zh",
-        target_language="ja",
-    )
+    starter = start(tmp_path / "my.yaml", text, lambda source, target: pairs, valid=text)
     assert starter.num_characters == 2000
     assert load_config(starter.config).tokenizer == SubwordConfig(vocab_size=4300)
 
@@ -157,9 +145,7 @@ def test_a_text_that_changes_while_it_is_read_leaves_nothing(tmp_path: Path) -> 
         return [("a", "b")] * next(sizes)
 
     with pytest.raises(DataError) as caught:
-        write_starter(
-            tmp_path / "my.yaml", text, shrinking, source_language="en", target_language="de"
-        )
+        start(tmp_path / "my.yaml", text, shrinking)
     assert str(caught.value) == (
         f"{text.source}: the text changed while it was read; run the same command again"
     )

@@ -52,9 +52,8 @@ class Written:
 
     def expected(self, place: int, sentence: list[int]) -> Tensor:
         target = torch.tensor(self.rows[place])
-        return self.model.output(self.model.states(*padded([sentence] * self.num_rows), target))[
-            :, -1
-        ]
+        states = self.model.states(*padded([sentence] * self.num_rows), target)
+        return self.model.output(states)[:, -1]
 
     def reorder(self, generator: torch.Generator) -> None:
         shape = (len(self.sentences), self.num_rows)
