@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,3 +111,28 @@ def test_derived_seeds_depend_on_every_part():
 )
 def test_errors_of_memory_are_told_from_others(error, expected):
     assert is_out_of_memory(error) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux says how much memory a process has")
+def test_freed_memory_is_kept_until_it_is_given_back():
+    script = """
+import torch
+from pathlib import Path
+from tformer_cli.device import give_back_memory, keep_freed_memory
+def held():
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) / 2**10
+keep_freed_memory()
+before = held()
+tensors = [torch.ones(2**18) for _ in range(128)]
+last = tensors.pop()
+tensors.clear()
+kept = held() - before
+give_back_memory(torch.device("cpu"))
+print(kept, held() - before)
+"""
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    kept, left = map(float, result.stdout.split())
+    assert kept > 120
+    assert left < 20

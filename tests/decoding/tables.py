@@ -44,7 +44,8 @@ def search_requests(
     tables: Tensor, search: Search, requests: Sequence[Request], num_places: int | None = None
 ) -> list[list[Hypothesis]]:
     """Search requests whose first id names a table, so many at a time."""
-    found = search_all(TableStepper(tables), search, requests, num_places or len(requests), CPU)
+    room = num_places or len(requests)
+    found = search_all(TableStepper(tables), search, requests, lambda _: room, CPU)
     return [hypotheses for _, hypotheses in sorted(found, key=lambda one: one[0])]
 
 

@@ -90,6 +90,16 @@ def test_the_size_of_batches_changes_nothing(search):
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])
+def test_nor_does_how_many_tokens_of_sources_are_at_work(search, monkeypatch):
+    engine, inputs = native_engine(), requests(30)
+    expected = engine.translate(inputs, search)
+    for most in (1, 100, 400):
+        monkeypatch.setattr("tformer_cli.decoding.engine.MOST_TOKENS", most)
+        found = engine.translate(inputs, search)
+        assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])
 def test_an_empty_sentence_gives_an_empty_hypothesis_in_its_place(search):
     found = native_engine().translate(asked([7, END], [], [8, 9, END], []), search)
     assert found[1] == found[3] == [EMPTY]

@@ -43,7 +43,8 @@ SEARCHES_OF_TABLES = {
 
 def search(stepper, kind, count, num_places=None):
     asked = [Request((number, END), number=number) for number in range(count)]
-    found = search_all(stepper, SEARCHES_OF_TABLES[kind](), asked, num_places or count, CPU)
+    room = num_places or count
+    found = search_all(stepper, SEARCHES_OF_TABLES[kind](), asked, lambda _: room, CPU)
     return [hypotheses for _, hypotheses in sorted(found, key=lambda one: one[0])]
 
 

@@ -1,5 +1,6 @@
 """Places of sentences that are done: who takes them, and how far they are read on."""
 
+import pytest
 import torch
 from decoding.tables import CPU, END, ROLES, TableStepper, random_tables
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.rolling import search_all
 
 MOST = 9
+TOKENS = 40
 SEARCHES = [
     lambda: GreedySearch(GreedyConfig(max_length=MOST), ROLES, CPU),
     lambda: BeamSearch(BeamConfig(size=2, max_length=MOST), ROLES, CPU),
@@ -48,5 +50,97 @@ def test_no_place_is_read_beyond_the_longest_translation(seed, num_places, searc
     tables[::3, :, END] += 4
     tables[1::7, :, END] = -torch.inf
     asked = [Request((number, END)) for number in range(len(tables))]
-    found = search_all(LearnedPositions(tables), search(), asked, num_places, CPU)
+    found = search_all(LearnedPositions(tables), search(), asked, lambda _: num_places, CPU)
     assert sorted(number for number, _ in found) == list(range(len(tables)))
+
+
+class Budgeted(TableStepper):
+    """Adds up the source tokens at work, padding included, and notes how many places there were."""
+
+    def start(self, sentences, num_rows):
+        self.widths = [len(sentence) for sentence in sentences]
+        self.counts = []
+        super().start(sentences, num_rows)
+
+    def admit(self, places, sentences):
+        for place, sentence in zip(places.tolist(), sentences, strict=True):
+            self.widths[place] = len(sentence)
+        super().admit(places, sentences)
+
+    def step(self, ids: Tensor) -> Tensor:
+        assert len(self.widths) * max(self.widths) <= TOKENS or len(self.widths) == 1
+        self.counts.append(len(self.widths))
+        return super().step(ids)
+
+    def keep(self, places):
+        self.widths = [self.widths[place] for place in places.tolist()]
+        super().keep(places)
+
+
+@settings(max_examples=12)
+@given(st.integers(0, 10_000), st.lists(st.integers(2, 50), max_size=40), st.sampled_from(SEARCHES))
+def test_no_more_tokens_are_at_work_than_there_is_room_for(seed, widths, search):
+    widths.sort(reverse=True)
+    tables = random_tables(seed, sentences=len(widths), vocab_size=5)
+    asked = [Request((number, *[END] * (width - 1))) for number, width in enumerate(widths)]
+    stepper = Budgeted(tables)
+    found = dict(search_all(stepper, search(), asked, lambda longest: TOKENS // longest or 1, CPU))
+    alone = (search_all(TableStepper(tables), search(), [one], lambda _: 1, CPU) for one in asked)
+    expected = [hypotheses for one in alone for _, hypotheses in one]
+    assert [found[number] for number in range(len(asked))] == expected
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_shorter_sources_have_more_places(search):
+    tables = random_tables(2, sentences=60, vocab_size=5)
+    widths = sorted(range(2, 32), reverse=True)
+    asked = [Request((number, *[END] * (width - 1))) for number, width in enumerate(widths)]
+    stepper = Budgeted(tables)
+    list(search_all(stepper, search(), asked, lambda longest: TOKENS // longest, CPU))
+    assert stepper.counts[0] == 1
+    assert max(stepper.counts) > 3
+
+
+class Aging(TableStepper):
+    """Notes how many places there were, and how long the oldest sentence had been there."""
+
+    def start(self, sentences, num_rows):
+        super().start(sentences, num_rows)
+        self.ages, self.seen = [0] * len(sentences), []
+
+    def admit(self, places, sentences):
+        super().admit(places, sentences)
+        for place in places.tolist():
+            self.ages[place] = 0
+
+    def step(self, ids: Tensor) -> Tensor:
+        self.ages = [age + 1 for age in self.ages]
+        self.seen.append((len(self.ages), max(self.ages)))
+        return super().step(ids)
+
+    def keep(self, places):
+        super().keep(places)
+        self.ages = [self.ages[place] for place in places.tolist()]
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        lambda: GreedySearch(GreedyConfig(max_length=99), ROLES, CPU),
+        lambda: BeamSearch(BeamConfig(size=2, max_length=99), ROLES, CPU),
+    ],
+)
+def test_a_translation_that_does_not_end_begins_anew_behind_the_others(search):
+    tables = random_tables(4, sentences=400, vocab_size=5)
+    tables[:, :, END] += 4
+    endless = [7, 250]
+    tables[endless, :, END] = -torch.inf
+    asked = [Request((number, END)) for number in range(len(tables))]
+    stepper = Aging(tables)
+    found = dict(search_all(stepper, search(), asked, lambda _: 40, CPU))
+    alone = (search_all(TableStepper(tables), search(), [one], lambda _: 1, CPU) for one in asked)
+    assert [found[number] for number in range(400)] == [best for ((_, best),) in alone]
+    assert all(len(found[number][0].token_ids) == 99 for number in endless)
+    # While others wait for a place nobody is much older than twice sixteen tokens.
+    assert max(age for num_places, age in stepper.seen if num_places == 40) < 2 * 16 + 10
+    assert max(age for _, age in stepper.seen) == 99

@@ -44,6 +44,17 @@ class Broken:
         return []
 
 
+def test_processes_leave_the_objects_of_this_one_alone():
+    """Garbage collection would write into all of them, and so copy them."""
+
+    def count():
+        raise RuntimeError(f"{gc.get_freeze_count()} objects")
+
+    with pytest.raises(RuntimeError, match=r"[1-9]\d{4,} objects"):
+        WorkersEngine(Broken(count), 1).translate(asked([7, 3]), SEARCHES[0])
+    assert gc.get_freeze_count() == 0
+
+
 def test_a_process_that_is_ended_is_told():
     workers = WorkersEngine(Broken(lambda: os.kill(os.getpid(), signal.SIGKILL)), 2)
     with pytest.raises(DeviceError) as raised:

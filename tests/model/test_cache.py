@@ -71,7 +71,7 @@ class Written:
     def keep(self, places: list[int]) -> None:
         self.cache.keep(torch.tensor(places))
         self.sentences = [self.sentences[place] for place in places]
-        self.rows = [self.rows[place] for place in places]
+        self.rows = [[list(row) for row in self.rows[place]] for place in places]
 
 
 def sentences(generator: torch.Generator, count: int) -> list[list[int]]:
@@ -82,7 +82,7 @@ def sentences(generator: torch.Generator, count: int) -> list[list[int]]:
 @given(
     seed=st.integers(0, 10_000),
     shape=st.sampled_from([(3, 3), (3, 1), (MANY_PLACES + 2, 1), (MANY_PLACES + 1, 2)]),
-    events=st.text("srake", min_size=15, max_size=30),
+    events=st.text("sraket", min_size=15, max_size=30),
 )
 @torch.inference_mode()
 def test_whatever_happens_rows_are_as_without_a_cache(model, seed, shape, events):
@@ -100,6 +100,9 @@ def test_whatever_happens_rows_are_as_without_a_cache(model, seed, shape, events
         elif event == "k" and count > 1:
             order = torch.randperm(count, generator=generator).tolist()
             written.keep([p for p in order if p != place])
+        elif event == "t":
+            written.keep([*range(count), place])
+            written.admit(place, *sentences(generator, 1))
 
 
 @torch.inference_mode()

@@ -1,5 +1,7 @@
 """What turns source ids into translations: one interface, and our own engine behind it."""
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -28,14 +30,18 @@ from tformer_cli.decoding.search import Search
 from tformer_cli.decoding.stepper import ModelStepper, Stepper
 from tformer_cli.device import give_back_memory, is_out_of_memory
 from tformer_cli.errors import DeviceError, Problem
+from tformer_cli.model.cache import rounded_up
 from tformer_cli.model.fusion import fused
 from tformer_cli.model.network import Seq2Seq
 
 # Sentences at work together: enough to fill the matrix products of a core; with more, keys and
 # values are too far away from it.
 PLACES = 256
+# Tokens of them, padding included, which decide how much memory is taken: about as many are written
+# as are read, and by K rows, which begin alike, the square root of K as many.
+MOST_TOKENS = 3 << 12
 # Numbers that the vocabulary gives for all their rows.
-MOST_LOGITS = 1 << 23
+MOST_LOGITS = 1 << 22
 
 
 class Engine(Protocol):
@@ -127,21 +133,25 @@ class NativeEngine:
             search = build_search(
                 config, self.roles, self.device, ordered, nbest=nbest, scored=scored
             )
-            places = min(self._num_places(search.num_rows), len(waiting))
+            room = functools.partial(self._num_places, search.num_rows)
             try:
                 for turn, hypotheses in search_all(
-                    self._stepper(), search, ordered, places, self.device
+                    self._stepper(), search, ordered, room, self.device
                 ):
                     results[waiting[turn]] = hypotheses
                     on_done(1)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                self._need_less(places, on_warning)
             # Out here the error has gone, and with it the tensors that its traceback kept alive.
             waiting = [number for number in waiting if number not in results]
             if waiting:
+                longest = len(requests[waiting[0]].source)
+                self._need_less(min(room(longest), len(waiting)), on_warning)
                 give_back_memory(self.device)
+        if len(requests) > PLACES:
+            # Of long calls the freed pieces of memory would add up.
+            give_back_memory(self.device)
         found = [results.get(number, [EMPTY] * nbest) for number in range(len(requests))]
         if not isinstance(config, BeamConfig) or config.coverage_penalty == 0:
             return found
@@ -154,10 +164,16 @@ class NativeEngine:
             nbest=nbest,
         )
 
-    def _num_places(self, rows_a_place: int) -> int:
-        """Return how many sentences are at work together."""
-        logits_a_place = rows_a_place * self.models[0].output.out_features
-        return max(1, min(self.most_places, MOST_LOGITS // logits_a_place))
+    def _num_places(self, num_rows: int, longest: int) -> int:
+        """Return how many sentences are at work together.
+
+        Args:
+            num_rows: of each.
+            longest: tokens of the longest source.
+        """
+        by_logits = MOST_LOGITS // (num_rows * self.models[0].output.out_features)
+        by_tokens = int(MOST_TOKENS / (rounded_up(longest) * (1 + math.sqrt(num_rows))))
+        return max(1, min(self.most_places, by_logits, by_tokens))
 
     def _need_less(self, places: int, on_warning: Callable[[Problem], object]) -> None:
         """Let half as many sentences be translated at a time from now on.

@@ -38,7 +38,7 @@ class Search(Protocol):
         ...
 
     def keep(self, places: Tensor) -> None:
-        """Keep these places (B',), in this order."""
+        """Keep these places (B',), in this order; one that comes twice is there twice."""
         ...
 
     def newest(self) -> Tensor:

@@ -37,7 +37,7 @@ class Stepper(Protocol):
         ...
 
     def keep(self, places: Tensor) -> None:
-        """Keep these places (B',), in this order."""
+        """Keep these places (B',), in this order; one that comes twice is there twice."""
         ...
 
 

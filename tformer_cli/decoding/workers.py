@@ -1,6 +1,7 @@
 """An engine of several processes: on a CPU one thread a sentence is faster than all on each."""
 
 import contextlib
+import gc
 import multiprocessing
 import time
 import traceback
@@ -59,17 +60,18 @@ class WorkersEngine:
 
     def _begin(self) -> None:
         context = multiprocessing.get_context("fork")
-        for _ in range(self._num_workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(self._engine, theirs), daemon=True)
-            with warnings.catch_warnings():
-                # Python warns of threads that hold locks; the child takes up none of theirs.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                process.start()
-            # So that its end is seen here.
-            theirs.close()
-            self._connections.append(ours)
-            self.processes.append(process)
+        with _objects_left_alone():
+            for _ in range(self._num_workers):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(self._engine, theirs), daemon=True)
+                with warnings.catch_warnings():
+                    # Python warns of threads that hold locks; the child takes up none of theirs.
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    process.start()
+                # So that its end is seen here.
+                theirs.close()
+                self._connections.append(ours)
+                self.processes.append(process)
 
     def _end(self) -> None:
         self._connections.clear()
@@ -142,6 +144,20 @@ def _terminate(processes: Sequence[ForkProcess]) -> None:
     for process in processes:
         process.terminate()
         process.join()
+
+
+@contextlib.contextmanager
+def _objects_left_alone() -> Iterator[None]:
+    """Let processes that begin in a block share the objects that are there with this one for good.
+
+    Collecting garbage writes into every object that it looks at, which would copy them all.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextlib.contextmanager

@@ -158,12 +158,10 @@ class LayerCache:
             places: where they are.
             moved: where those go that have another place from now on.
         """
-        origins, count = places[moved], len(places)
-        for remembered in (self.keys, self.values, self.source_keys, self.source_values):
-            remembered[moved] = remembered[origins]
-        self.keys, self.values = self.keys[:count], self.values[:count]
-        self.source_keys = self.source_keys[:count]
-        self.source_values = self.source_values[:count]
+        self.keys = _kept(self.keys, places, moved)
+        self.values = _kept(self.values, places, moved)
+        self.source_keys = _kept(self.source_keys, places, moved)
+        self.source_values = _kept(self.source_values, places, moved)
 
 
 @dataclass(slots=True)
@@ -248,7 +246,7 @@ class DecoderCache:
         self.seen[:, :, : self.used] = self.seen[:, :, : self.used].gather(1, rows)
 
     def keep(self, places: Tensor) -> None:
-        """Keep these sentences (B',), in this order."""
+        """Keep these sentences (B',), in this order; one that comes twice is there twice."""
         stays = torch.arange(len(places), device=places.device)
         moved = (places != stays).nonzero()[:, 0]
         for layer in self.layers:
@@ -338,6 +336,14 @@ class DecoderCache:
         self.positions = positions.new_zeros((len(positions), capacity))
         self.positions[:, :num_columns] = positions.gather(1, order)
         self.used = num_columns
+
+
+def _kept(content: Tensor, places: Tensor, moved: Tensor) -> Tensor:
+    """Return these sentences (B',) of (B, ...); where there is room, those alone move that must."""
+    if len(places) > len(content):
+        return content[places]
+    content[moved] = content[places[moved]]
+    return content[: len(places)]
 
 
 def _laid_out(content: Tensor, columns: Tensor, capacity: int) -> Tensor:

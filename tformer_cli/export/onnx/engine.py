@@ -74,7 +74,7 @@ class OnnxEngine:
             search = build_search(config, self.roles, CPU, batch, nbest=nbest, scored=scored)
             # With a place for each sentence none begins while others are under way: a graph wants
             # rows of one length.
-            for turn, hypotheses in search_all(self.stepper(), search, batch, len(batch), CPU):
+            for turn, hypotheses in search_all(self.stepper(), search, batch, lambda _: BATCH, CPU):
                 found[numbers[turn]] = hypotheses
                 on_done(1)
         return found
