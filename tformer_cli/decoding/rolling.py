@@ -139,7 +139,8 @@ class _Places:
 
     def next_ones(self) -> list[int]:
         """Return the numbers of those there is room for; they wait no more."""
-        together, num_at_work = self.numbers(), len(self.numbers())
+        together = self.numbers()
+        num_at_work = len(together)
         while self._waiting:
             # The first one has the longest source.
             first = min((*together, self._waiting[0]))
