@@ -1,5 +1,6 @@
 """The best next tokens of each row, without sorting the vocabulary."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,8 @@ GROUP = 24
 FEW_ROWS = 8
 # So many rows' logits stay in the cache of one core between two passes over them.
 ROWS_AT_ONCE = 32
+# Powers of two take torch a third of the time that those of e take on a CPU.
+BITS = math.log2(math.e)
 # The logarithm of the largest float32 is 88.
 FAR = 60.0
 
@@ -72,7 +75,7 @@ def normalisers(logits: Tensor) -> Tensor:
     if logits.device.type != "cpu":
         return _wide(logits).logsumexp(dim=-1)
     parts = torch.split(logits.flatten(0, -2), ROWS_AT_ONCE)
-    norms = torch.cat([_wide(part).exp().sum(dim=-1) for part in parts]).log()
+    norms = torch.cat([(_wide(part) * BITS).exp2_().sum(dim=-1) for part in parts]).log()
     # Where sums stay away from the ends of float32 the highest logit need not be looked for.
     is_far = ~(norms.abs() < FAR)
     if bool(is_far.any()):

@@ -137,11 +137,9 @@ class LayerCache:
         keys = torch.cat((source.keys, own.keys), dim=2)
         return KeyValue(keys, torch.cat((source.values, own.values), dim=2))
 
-    def lay_out(self, columns: Tensor, capacity: int) -> None:
-        """Move the columns (B, used) to the front, in this order, of `capacity` columns."""
-        self.keys = _laid_out(self.keys, columns, capacity)
-        self.values = _laid_out(self.values, columns, capacity)
-        self.used = self.width = columns.shape[1]
+    def lay_out(self, columns: Tensor) -> None:
+        """Have these columns (B, C'), in this order."""
+        self.keys, self.values = _laid_out(self.keys, columns), _laid_out(self.values, columns)
 
     def admit(self, places: Tensor, source: KeyValue) -> None:
         """Put keys and values of sources (B', H, S', Dh) in these places."""
@@ -327,8 +325,10 @@ class DecoderCache:
             # three times: so the least work is done with room for sqrt(6 n / K) steps.
             steps = math.ceil(math.sqrt(6 * num_columns / num_rows))
             capacity = num_columns + num_rows * max(1, steps)
+        # What is in the room behind does not matter, so long as it is a number.
+        columns = pad(order, (0, capacity - num_columns))
         for layer in self.layers:
-            layer.lay_out(order, capacity)
+            layer.lay_out(columns)
         seen, positions = self.seen, self.positions
         self.seen = seen.new_full((*seen.shape[:2], capacity), -math.inf)
         columns = order[:, None, :].expand(-1, seen.shape[1], -1)
@@ -346,14 +346,14 @@ def _kept(content: Tensor, places: Tensor, moved: Tensor) -> Tensor:
     return content[: len(places)]
 
 
-def _laid_out(content: Tensor, columns: Tensor, capacity: int) -> Tensor:
-    """Return columns (B, n) of keys or values (B, H, C, Dh), in this order, with room behind."""
-    batch, num_heads, _, head_dim = content.shape
-    places = torch.arange(batch, device=content.device)[:, None]
-    moved = content.new_zeros((batch, num_heads, capacity, head_dim))
-    # Indexing puts (B, n) first; both sides are views in that order.
-    moved.transpose(1, 2)[:, : columns.shape[1]] = content.transpose(1, 2)[places, columns]
-    return moved
+def _laid_out(content: Tensor, columns: Tensor) -> Tensor:
+    """Return these columns (B, C') of keys or values (B, H, C, Dh), in this order."""
+    batch, num_heads, num_columns, head_dim = content.shape
+    # As rows of a matrix they are copied whole; an index over two dimensions goes by numbers.
+    heads = torch.arange(batch * num_heads, device=content.device).view(batch, num_heads, 1)
+    rows = heads * num_columns + columns[:, None]
+    moved = content.flatten(0, 2).index_select(0, rows.flatten())
+    return moved.view(batch, num_heads, -1, head_dim)
 
 
 def has_many_places(lengths: Tensor) -> bool:
