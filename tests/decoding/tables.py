@@ -10,13 +10,14 @@ from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.rolling import search_all
 from tformer_cli.decoding.search import Search
+from tformer_cli.decoding.stepper import Stepper
 
 START, END = 0, 1
 ROLES = TokenRoles(start_id=START, end_id=END, suppressed_ids=(START,))
 CPU = torch.device("cpu")
 
 
-class TableStepper:
+class TableStepper(Stepper):
     """Reads logits off a table (sentences, V, V): row `last token`, column `next token`."""
 
     def __init__(self, tables: Tensor) -> None:
@@ -26,7 +27,7 @@ class TableStepper:
         self.num_rows = num_rows
         self.numbers = torch.tensor([sentence[0] for sentence in sentences])
 
-    def admit(self, places: Tensor, sentences: Sequence[Sequence[int]]) -> None:
+    def admit(self, places: Tensor, sentences: Sequence[Sequence[int]], coming=()) -> None:
         self.numbers[places] = torch.tensor([sentence[0] for sentence in sentences])
 
     def step(self, ids: Tensor) -> Tensor:

@@ -39,7 +39,11 @@ class Written:
         self.num_rows = num_rows
         self.rows = [[[] for _ in range(num_rows)] for _ in sentences]
         self.cache = model.start(len(sentences), num_rows)
-        model.admit(*padded(sentences), torch.arange(len(sentences)), self.cache)
+        self.read(torch.arange(len(sentences)), sentences)
+
+    def read(self, places: Tensor, sentences: list[list[int]]) -> None:
+        source, mask = padded(sentences)
+        self.cache.admit(places, self.model.read(source, mask), mask)
 
     def step(self) -> None:
         """Let each row write a token, and compare what follows with the model without a cache."""
@@ -65,7 +69,7 @@ class Written:
         ]
 
     def admit(self, place: int, sentence: list[int]) -> None:
-        self.model.admit(*padded([sentence]), torch.tensor([place]), self.cache)
+        self.read(torch.tensor([place]), [sentence])
         self.sentences[place], self.rows[place] = sentence, [[] for _ in range(self.num_rows)]
 
     def keep(self, places: list[int]) -> None:

@@ -86,7 +86,7 @@ def test_cached_decoding_equals_uncached_step_by_step(config, is_fused):
     whole = all_logits(model, ids, mask, target)
     model = fused(model) if is_fused else model
     cache = model.start(len(ids))
-    model.admit(ids, mask, torch.arange(len(ids)), cache)
+    cache.admit(torch.arange(len(ids)), model.read(ids, mask), mask)
     for place in range(target.shape[1]):
         step = model.step(target[:, place, None], cache)
         torch.testing.assert_close(step, whole[:, place, None])
@@ -97,14 +97,14 @@ def test_rows_that_share_a_sentence_and_places_that_change_it_equal_uncached(con
     model, (ids, mask) = member(config), source()
     rows = torch.randint(6, V, (B, 2, T))
     cache = model.start(B, 2)
-    model.admit(ids, mask, torch.arange(B), cache)
+    cache.admit(torch.arange(B), model.read(ids, mask), mask)
     for place in range(T - 3):
         model.step(rows[:, :, place], cache)
     # Both rows of the first sentence go on from its second; the last place gets the first source.
     origins = torch.tensor([[1, 1], [0, 1], [0, 1]])
     cache.reorder(origins)
     rows[0, 0, : T - 3] = rows[0, 1, : T - 3].clone()
-    model.admit(ids[:1], mask[:1], torch.tensor([2]), cache)
+    cache.admit(torch.tensor([2]), model.read(ids[:1], mask[:1]), mask[:1])
     for place in range(T - 3, T):
         step = model.step(rows[:, :, place], cache)
         for row in range(2):

@@ -100,6 +100,6 @@ def test_padding_behind_a_source_and_a_cache_change_nothing(length):
     said = ours(source, real, target, torch.ones_like(target, dtype=torch.bool))
     torch.testing.assert_close(said.view(B, T, V), expected)
     cache = ours.start(B)
-    ours.admit(source, real, torch.arange(B), cache)
+    cache.admit(torch.arange(B), ours.read(source, real), real)
     steps = [ours.step(target[:, place, None], cache) for place in range(T)]
     torch.testing.assert_close(torch.cat(steps, dim=1), expected)

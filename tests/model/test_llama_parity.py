@@ -220,6 +220,6 @@ def test_decoder_only_equals_llama_with_gradients_and_cached(rope):
     assert_same(said.view(B, T, V), expected, theirs.parameters(), **NEAR)
     cache = loaded(ours, weights).start(B)
     with torch.no_grad():
-        ours.admit(source, real, torch.arange(B), cache)
+        cache.admit(torch.arange(B), ours.read(source, real), real)
         steps = [ours.step(target[:, place, None], cache) for place in range(T)]
     torch.testing.assert_close(torch.cat(steps, dim=1), expected.detach(), **NEAR)

@@ -133,7 +133,7 @@ def test_cached_decoding_equals_t5(activation):
     source, real, target = sentences()
     expected = theirs(input_ids=source, attention_mask=real.long(), decoder_input_ids=target).logits
     cache = ours.start(B)
-    ours.admit(source, real, torch.arange(B), cache)
+    cache.admit(torch.arange(B), ours.read(source, real), real)
     steps = [ours.step(target[:, place, None], cache) for place in range(T)]
     torch.testing.assert_close(torch.cat(steps, dim=1), expected, **NEAR)
 

@@ -15,6 +15,7 @@ from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.rows import Rows
 from tformer_cli.decoding.rules import Rules
 from tformer_cli.decoding.search import Advance
+from tformer_cli.decoding.stepper import Stepper
 
 
 class BeamSearch:
@@ -82,12 +83,12 @@ class BeamSearch:
         self.stored = [self.stored[place] for place in places.tolist()]
         self.top_ended = [self.top_ended[place] for place in places.tolist()]
 
-    def newest(self) -> Tensor:
-        """Return the newest token of each row, (B, K)."""
-        return self.rows.last
+    def advance(self, stepper: Stepper) -> Advance:
+        """Let the best continuations take the places of the live rows."""
+        return self.take(stepper.step(self.rows.last))
 
-    def advance(self, logits: Tensor) -> Advance:
-        """Let the best continuations take the places of the live rows; logits are (B, K, V)."""
+    def take(self, logits: Tensor) -> Advance:
+        """Do as `advance`, when the logits (B, K, V) of what follows are known."""
         rows, size = self.rows, self.num_rows
         self.rules.forbid(logits, rows)
         found = self._continuations(logits)

@@ -59,9 +59,9 @@ class ConstrainedBeamSearch(BeamSearch):
             return None
         return ConstrainedRows(request.required, self.num_rows, self.enough, self.roles.end_id)
 
-    def advance(self, logits: Tensor) -> Advance:
-        """Let the chosen continuations take the places of the live rows; logits are (B, K, V)."""
-        advance = super().advance(logits)
+    def take(self, logits: Tensor) -> Advance:
+        """Let the chosen continuations take the places of the live rows, as `advance` does."""
+        advance = super().take(logits)
         at_work = self._at_work()
         if not at_work:
             return advance
@@ -144,7 +144,7 @@ class ConstrainedBeamSearch(BeamSearch):
         return replace(one, log_prob=float(self.log_probs[place, origin]), finished=False)
 
     def _is_done(self, place: int) -> bool:
-        # Of a place with phrases `advance` decides, when it is known which rows live on.
+        # Of a place with phrases `take` decides, when it is known which rows live on.
         return self.constrained[place] is None and super()._is_done(place)
 
     def _is_settled(self, place: int, rows: ConstrainedRows, best_total: float) -> bool:

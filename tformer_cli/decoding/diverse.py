@@ -14,6 +14,7 @@ from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.search import Advance
+from tformer_cli.decoding.stepper import Stepper
 
 
 class DiverseBeamSearch:
@@ -65,12 +66,9 @@ class DiverseBeamSearch:
         self.found = [self.found[place] for place in places.tolist()]
         self.num_at_work = [self.num_at_work[place] for place in places.tolist()]
 
-    def newest(self) -> Tensor:
-        """Return the newest token of each row, (B, K)."""
-        return torch.cat([group.newest() for group in self.groups], dim=1)
-
-    def advance(self, logits: Tensor) -> Advance:
-        """Let each group go on, apart from those before it; logits are (B, K, V)."""
+    def advance(self, stepper: Stepper) -> Advance:
+        """Let each group go on, apart from those before it."""
+        logits = stepper.step(torch.cat([group.rows.last for group in self.groups], dim=1))
         chosen = torch.zeros((len(logits), logits.shape[2]), device=self.device)
         size = self.num_rows // len(self.groups)
         origins, ended = [], {}
@@ -133,7 +131,7 @@ class Group(BeamSearch):
             chosen: (B, V) how often the groups before this one have chosen each token.
         """
         self._chosen = self._chosen_with_own = chosen
-        advance = self.advance(logits)
+        advance = self.take(logits)
         assert advance.origins is not None
         self.lost = self._losses(advance.origins, self.rows.last)
         return advance, self._chosen_with_own

@@ -26,22 +26,23 @@ from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.rolling import search_all
 from tformer_cli.decoding.sample import SampleSearch
 from tformer_cli.decoding.scoring import ModelScorer, Scorer
+from tformer_cli.decoding.screen import Screen
 from tformer_cli.decoding.search import Search
 from tformer_cli.decoding.stepper import ModelStepper, Stepper
-from tformer_cli.device import give_back_memory, is_out_of_memory
+from tformer_cli.device import give_back_memory, is_out_of_memory, multiplies_bfloat16
 from tformer_cli.errors import DeviceError, Problem
 from tformer_cli.model.cache import rounded_up
 from tformer_cli.model.fusion import fused
 from tformer_cli.model.network import Seq2Seq
 
-# Sentences at work together: enough to fill the matrix products of a core; with more, keys and
-# values are too far away from it.
-PLACES = 256
+# Sentences at work together: enough to fill the matrix products of a core; with more, the keys and
+# values of all processes no longer stay in the cache that they share.
+PLACES = 128
 # Tokens of them, padding included, which decide how much memory is taken: about as many are written
 # as are read, and by K rows, which begin alike, the square root of K as many.
 MOST_TOKENS = 3 << 12
 # Numbers that the vocabulary gives for all their rows.
-MOST_LOGITS = 1 << 22
+MOST_LOGITS = 3 << 20
 
 
 class Engine(Protocol):
@@ -110,6 +111,7 @@ class NativeEngine:
         self.precision = precision
         self.scorer = ModelScorer(self.models, roles, device=device, precision=precision)
         self.aligner = ModelAligner(self.models, roles.start_id, device=device, precision=precision)
+        self.screen = self._useful_screen()
         self.most_places = PLACES
         self._is_short = False
 
@@ -195,8 +197,15 @@ class NativeEngine:
             on_warning(Problem(where, "memory ran out", got, "going on with fewer"))
 
     def _stepper(self) -> Stepper:
-        steppers = [ModelStepper(model, self.device, self.precision) for model in self.models]
+        steppers = [
+            ModelStepper(model, self.device, self.precision, self.screen) for model in self.models
+        ]
         return joined(steppers, self.roles, self.device)
+
+    def _useful_screen(self) -> Screen | None:
+        is_alone = len(self.models) == 1 and self.precision == torch.float32
+        is_fast = self.device.type == "cpu" and multiplies_bfloat16()
+        return Screen(self.models[0].output) if is_alone and is_fast else None
 
 
 def build_search(

@@ -1,7 +1,7 @@
 """Several models that translate as one: by the mean of their probabilities."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from tformer_cli.decoding.processors import TokenRoles, forbid
 from tformer_cli.decoding.stepper import Stepper
 
 
-class EnsembleStepper:
+class EnsembleStepper(Stepper):
     """Steppers over one vocabulary, in step with each other.
 
     What no translation has is made impossible before the probabilities are normalised, so that
@@ -39,10 +39,16 @@ class EnsembleStepper:
             stepper.start(sentences, num_rows)
         self._lengths = torch.zeros(len(sentences), dtype=torch.long, device=self.device)
 
-    def admit(self, places: Tensor, sentences: Sequence[Sequence[int]]) -> None:
-        """Let each read more sentences, in places whose own are forgotten."""
+    def admit(
+        self,
+        places: Tensor,
+        sentences: Sequence[Sequence[int]],
+        coming: Iterable[Sequence[int]] = (),
+    ) -> None:
+        """Let each begin more sentences, as `Stepper` says."""
+        coming = list(coming)
         for stepper in self.steppers:
-            stepper.admit(places, sentences)
+            stepper.admit(places, sentences, coming)
         self._lengths[places] = 0
 
     def step(self, ids: Tensor) -> Tensor:

@@ -2,18 +2,20 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.decoding import GreedyConfig
-from tformer_cli.decoding.candidates import best_tokens, offer
+from tformer_cli.decoding.candidates import offer
 from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.rows import Rows
 from tformer_cli.decoding.rules import Rules
 from tformer_cli.decoding.search import Advance
+from tformer_cli.decoding.stepper import Stepper
 
 
 class GreedySearch:
@@ -56,15 +58,10 @@ class GreedySearch:
         self.rows.keep(places)
         self.totals = self.totals[places]
 
-    def newest(self) -> Tensor:
-        """Return the newest token of each row, (B, 1)."""
-        return self.rows.last
-
-    def advance(self, logits: Tensor) -> Advance:
-        """Let each row grow by its best token; logits are (B, 1, V)."""
+    def advance(self, stepper: Stepper) -> Advance:
+        """Let each row grow by its best token."""
         rows = self.rows
-        self.rules.forbid(logits, rows)
-        tokens = self._best(logits)
+        tokens = self._best(stepper)
         rows.append(tokens)
         is_finished = tokens[:, 0] == self.roles.end_id
         leaving = rows.active & (is_finished | (rows.lengths == self.rules.most))
@@ -85,9 +82,12 @@ class GreedySearch:
             ended[place] = [hypothesis]
         return Advance(None, ended)
 
-    def _best(self, logits: Tensor) -> Tensor:
+    def _best(self, stepper: Stepper) -> Tensor:
+        forbid = partial(self.rules.forbid, rows=self.rows)
         if not (self.scored or self.rules.has_effect):
-            return best_tokens(logits[:, 0], 1)[1]
+            return stepper.best(self.rows.last, forbid)
+        logits = stepper.step(self.rows.last)
+        forbid(logits)
         best = offer(logits, self.rules, self.rows, 1)
         self.totals = self.totals + torch.cat((best.scores, best.log_probs), dim=-1)[:, 0]
         return best.tokens[:, 0]

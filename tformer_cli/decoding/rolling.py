@@ -10,6 +10,7 @@ that gets far longer than its like, most of all one that never ends, begins anew
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import torch
 
@@ -49,7 +50,7 @@ def search_all(
     stepper.start([request.source for request in first], search.num_rows)
     search.start(first)
     while True:
-        advance = search.advance(stepper.step(search.newest()))
+        advance = search.advance(stepper)
         places.num_steps += 1
         for place, hypotheses in advance.ended.items():
             yield places.end(place), hypotheses
@@ -68,7 +69,8 @@ def search_all(
         if newcomers:
             taken = torch.tensor(places.begin(newcomers), device=device)
             admitted = [requests[number] for number in newcomers]
-            stepper.admit(taken, [request.source for request in admitted])
+            sources = [request.source for request in admitted]
+            stepper.admit(taken, sources, places.coming(len(sources)))
             search.admit(taken, admitted)
         busy = closed_up([owner is not None for owner in places.owners])
         if not busy:
@@ -148,6 +150,11 @@ class _Places:
                 break
             together.append(self._waiting.popleft())
         return together[num_at_work:]
+
+    def coming(self, newcomers: int) -> Iterator[Sequence[int]]:
+        """Yield the sources that come after so many newcomers, with them no more than fit."""
+        numbers = islice(self._waiting, len(self.owners) - newcomers)
+        return (self._requests[number].source for number in numbers)
 
     def add(self, count: int) -> None:
         """Add so many idle places."""

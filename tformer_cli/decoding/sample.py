@@ -14,6 +14,7 @@ from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.rows import Rows
 from tformer_cli.decoding.rules import Rules
 from tformer_cli.decoding.search import Advance
+from tformer_cli.decoding.stepper import Stepper
 from tformer_cli.device import derive_seed
 
 
@@ -69,13 +70,10 @@ class SampleSearch:
         self.log_probs, self.finished = self.log_probs[places], self.finished[places]
         self.noise = self.noise[places.to(self.drawing_device)]
 
-    def newest(self) -> Tensor:
-        """Return the newest token of each row, (B, K)."""
-        return self.rows.last
-
-    def advance(self, logits: Tensor) -> Advance:
-        """Let each row grow by a token; logits are (B, K, V)."""
+    def advance(self, stepper: Stepper) -> Advance:
+        """Let each row grow by a token."""
         rows, end_id = self.rows, self.roles.end_id
+        logits = stepper.step(rows.last)
         self.rules.forbid(logits, rows)
         log_probs = log_softmax(logits)
         scores = self.rules.apply(log_probs, rows) if self.rules.has_effect else log_probs

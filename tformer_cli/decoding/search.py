@@ -1,4 +1,4 @@
-"""What a search is: it reads logits and decides how rows go on and which sentences are done."""
+"""What a search is: it asks a stepper, and decides how rows go on and which sentences are done."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.decoding.request import Request
+from tformer_cli.decoding.stepper import Stepper
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,6 @@ class Search(Protocol):
         """Keep these places (B',), in this order; one that comes twice is there twice."""
         ...
 
-    def newest(self) -> Tensor:
-        """Return the newest token of each row, (B, K)."""
-        ...
-
-    def advance(self, logits: Tensor) -> Advance:
-        """Take in the logits (B, K, V) of what follows; they may be changed in place."""
+    def advance(self, stepper: Stepper) -> Advance:
+        """Let the stepper read the newest token of each row, and add another one."""
         ...

@@ -42,7 +42,6 @@ class DecoderOnly(Seq2Seq):
         """Return what each layer makes of the first part of the stream."""
         return self.stream.read(source, source_mask)
 
-    def step(self, target: Tensor, cache: Cache) -> Tensor:
-        """Return the logits (B, K, V) that follow the next token (B, K) of each row."""
-        logits: Tensor = self.output(self.stream.step(target, cache))
-        return logits
+    def next_states(self, target: Tensor, cache: Cache) -> Tensor:
+        """Return the states (B, K, D) of the next token (B, K) of each row."""
+        return self.stream.step(target, cache)

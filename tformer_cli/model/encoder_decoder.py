@@ -54,7 +54,6 @@ class EncoderDecoder(Seq2Seq):
         """Return what cross-attention looks at, made once a sentence."""
         return self.decoder.sources(self.encode(source, source_mask))
 
-    def step(self, target: Tensor, cache: Cache) -> Tensor:
-        """Return the logits (B, K, V) that follow the next token (B, K) of each row."""
-        logits: Tensor = self.output(self.decoder.step(target, cache))
-        return logits
+    def next_states(self, target: Tensor, cache: Cache) -> Tensor:
+        """Return the states (B, K, D) of the next token (B, K) of each row."""
+        return self.decoder.step(target, cache)

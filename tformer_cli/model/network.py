@@ -78,12 +78,6 @@ class Seq2Seq(Network):
         """Return a cache for so many sentences, with `num_rows` rows of each."""
         return new_cache(self.stacks()[-1].kept(), num_places, num_rows, self.output.weight.device)
 
-    def admit(
-        self, source: Tensor, source_mask: Tensor, places: Tensor, cache: DecoderCache
-    ) -> None:
-        """Read source ids (B', S), of which source_mask are real, in places (B',) of a cache."""
-        cache.admit(places, self.read(source, source_mask), source_mask)
-
     @abstractmethod
     def read(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:
         """Return what each layer's target tokens look at of sources, (B, Hkv, S, Dh).
@@ -93,6 +87,11 @@ class Seq2Seq(Network):
             source_mask: (B, S) real source tokens.
         """
 
-    @abstractmethod
     def step(self, target: Tensor, cache: Cache) -> Tensor:
         """Return the logits (B, K, V) that follow the next token (B, K) of each row."""
+        logits: Tensor = self.output(self.next_states(target, cache))
+        return logits
+
+    @abstractmethod
+    def next_states(self, target: Tensor, cache: Cache) -> Tensor:
+        """Return the states (B, K, D) of the next token (B, K) of each row, as `step` reads it."""

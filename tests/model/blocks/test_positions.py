@@ -99,7 +99,7 @@ def test_all_but_learned_positions_go_on_for_ever(chosen, kind):
     real = torch.ones_like(source, dtype=torch.bool)
     whole = model.output(model.states(source, real, target))
     cache = model.start(1)
-    model.admit(source, real, torch.arange(1), cache)
+    cache.admit(torch.arange(1), model.read(source, real), real)
     steps = [model.step(target[:, place, None], cache) for place in range(150)]
     torch.testing.assert_close(torch.cat(steps, dim=1), whole)
 

@@ -102,8 +102,9 @@ def test_parameters_by_part_follow_the_data():
 def test_kept_numbers_are_those_of_a_cache(config):
     model = build_model(config, source_size=V, target_size=V, seed=1).eval()
     source = torch.randint(6, V, (2, 5))
+    real = torch.ones_like(source, dtype=torch.bool)
     cache = model.start(2)
-    model.admit(source, torch.ones_like(source).bool(), torch.arange(2), cache)
+    cache.admit(torch.arange(2), model.read(source, real), real)
     for _ in range(3):
         model.step(torch.randint(6, V, (2, 1)), cache)
     found = kept(sketch(config))

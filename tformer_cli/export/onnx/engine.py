@@ -1,7 +1,7 @@
 """onnxruntime as an engine: our searches, which ask the graphs of a folder what may come next."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.rolling import search_all
 from tformer_cli.decoding.scoring import Pair, of_an_empty_source
+from tformer_cli.decoding.stepper import Stepper
 from tformer_cli.errors import Problem
 from tformer_cli.export.extra import package
 from tformer_cli.padding import pad_rows
@@ -84,7 +85,7 @@ class OnnxEngine:
         return OnnxStepper(self.reading, self.stepping)
 
 
-class OnnxStepper:
+class OnnxStepper(Stepper):
     """Rows of one length, which all begin at once."""
 
     def __init__(self, reading: Any, stepping: Any) -> None:
@@ -110,7 +111,12 @@ class OnnxStepper:
         count = len(sentences) * num_rows
         self.past = [np.zeros((count, *shape), np.float32) for shape in self.empty]
 
-    def admit(self, places: Tensor, sentences: Sequence[Sequence[int]]) -> None:
+    def admit(
+        self,
+        places: Tensor,
+        sentences: Sequence[Sequence[int]],
+        coming: Iterable[Sequence[int]] = (),
+    ) -> None:
         """Refuse: the rows that are there are longer than new ones."""
         raise NotImplementedError("rows of a graph begin together")
 
