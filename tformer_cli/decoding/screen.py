@@ -32,9 +32,10 @@ class Screen:
         bias = dict(output.named_parameters()).get("bias")
         self.bias = output.weight.new_zeros(self.vocab_size) if bias is None else bias.detach()
         missing = -self.vocab_size % GROUP
-        self._weight = functional.pad(self.weight, (0, 0, 0, missing)).bfloat16()
-        self._bias = functional.pad(self.bias, (0, missing), value=-math.inf).bfloat16()
-        self._longest = float((self.weight.square().sum(dim=1) + self.bias.square()).max().sqrt())
+        self._weight = functional.pad(self.weight.bfloat16(), (0, 0, 0, missing))
+        self._bias = functional.pad(self.bias.bfloat16(), (0, missing), value=-math.inf)
+        lengths = torch.linalg.vector_norm(self.weight, dim=1)
+        self._longest = float(torch.hypot(lengths, self.bias).max())
 
     def best(self, states: Tensor, forbid: Callable[[Tensor], object]) -> Tensor:
         """Return the token with the highest logit for each state; of equals, the first.

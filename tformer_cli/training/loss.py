@@ -1,5 +1,6 @@
 """The training loss."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ def smoothed_nll_sum(logits: Tensor, targets: Tensor, smoothing: float) -> LossS
 
 # Rows that a CPU passes over again and again: few enough for its cache.
 CHUNK_ROWS = 64
+BITS = math.log2(math.e)
 
 
 class _SmoothedNll(torch.autograd.Function):
@@ -58,7 +60,7 @@ class _SmoothedNll(torch.autograd.Function):
             highest, mean = rows.amax(dim=-1), rows.mean(dim=-1, dtype=wide)
             # In bfloat16, x minus log sum exp would lose so many digits that probabilities were
             # off by 3%; x minus the highest x loses none.
-            total = rows.sub_(highest[:, None]).exp_().sum(dim=-1, dtype=wide)
+            total = _exp_(rows.sub_(highest[:, None])).sum(dim=-1, dtype=wide)
             parts.append((highest, mean, total))
         highest, mean, total = map(torch.cat, zip(*parts, strict=True))
         log_total = total.log() + highest
@@ -83,6 +85,14 @@ class _SmoothedNll(torch.autograd.Function):
         right = (right_share - (1 - smoothing)) * outer - uniform
         right = right.to(exponentials.dtype)[:, None]
         return exponentials.scatter_(-1, targets[:, None], right), None, None
+
+
+def _exp_(powers: Tensor) -> Tensor:
+    """Raise e to these powers, in place."""
+    if powers.dtype == torch.float32 and powers.device.type == "cpu":
+        # Of two it takes less than half the time; in bfloat16 the product would lose digits.
+        return powers.mul_(BITS).exp2_()
+    return powers.exp_()
 
 
 def _chunks(rows: Tensor) -> Sequence[Tensor]:
