@@ -83,8 +83,10 @@ class _SmoothedNll(torch.autograd.Function):
             rows.mul_(share).sub_(uniform)
         # By itself, for in bfloat16 a probability near one would cancel to nothing.
         right = (right_share - (1 - smoothing)) * outer - uniform
-        right = right.to(exponentials.dtype)[:, None]
-        return exponentials.scatter_(-1, targets[:, None], right), None, None
+        # By an index, for `scatter_` would turn all of them to float32 and back.
+        tokens = torch.arange(len(targets), device=targets.device)
+        exponentials[tokens, targets] = right.to(exponentials.dtype)
+        return exponentials, None, None
 
 
 def _exp_(powers: Tensor) -> Tensor:
