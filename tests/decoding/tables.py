@@ -27,7 +27,7 @@ class TableStepper(Stepper):
         self.num_rows = num_rows
         self.numbers = torch.tensor([sentence[0] for sentence in sentences])
 
-    def admit(self, places: Tensor, sentences: Sequence[Sequence[int]], coming=()) -> None:
+    def admit(self, places: Tensor, sentences: Sequence[Sequence[int]], coming) -> None:
         self.numbers[places] = torch.tensor([sentence[0] for sentence in sentences])
 
     def step(self, ids: Tensor) -> Tensor:

@@ -111,7 +111,7 @@ class NativeEngine:
         self.precision = precision
         self.scorer = ModelScorer(self.models, roles, device=device, precision=precision)
         self.aligner = ModelAligner(self.models, roles.start_id, device=device, precision=precision)
-        self.screen = self._useful_screen()
+        self._screen = self._useful_screen()
         self.most_places = PLACES
         self._is_short = False
 
@@ -198,7 +198,7 @@ class NativeEngine:
 
     def _stepper(self) -> Stepper:
         steppers = [
-            ModelStepper(model, self.device, self.precision, self.screen) for model in self.models
+            ModelStepper(model, self.device, self.precision, self._screen) for model in self.models
         ]
         return joined(steppers, self.roles, self.device)
 

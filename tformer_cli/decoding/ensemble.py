@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tformer_cli.decoding.candidates import log_softmax
 from tformer_cli.decoding.processors import TokenRoles, forbid
-from tformer_cli.decoding.stepper import Stepper
+from tformer_cli.decoding.stepper import Sentence, Stepper
 
 
 class EnsembleStepper(Stepper):
@@ -33,17 +33,14 @@ class EnsembleStepper(Stepper):
         self.device = device
         self.suppressed = torch.tensor(list(roles.suppressed_ids), device=device)
 
-    def start(self, sentences: Sequence[Sequence[int]], num_rows: int) -> None:
+    def start(self, sentences: Sequence[Sentence], num_rows: int) -> None:
         """Let each read the sentences."""
         for stepper in self.steppers:
             stepper.start(sentences, num_rows)
         self._lengths = torch.zeros(len(sentences), dtype=torch.long, device=self.device)
 
     def admit(
-        self,
-        places: Tensor,
-        sentences: Sequence[Sequence[int]],
-        coming: Iterable[Sequence[int]] = (),
+        self, places: Tensor, sentences: Sequence[Sentence], coming: Iterable[Sentence]
     ) -> None:
         """Let each begin more sentences, as `Stepper` says."""
         coming = list(coming)

@@ -7,15 +7,16 @@ float32, not of bfloat16: safe screening (El Ghaoui et al. 2012), for a maximum.
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tformer_cli.decoding.candidates import GROUP
+
 # A product of fewer rows waits for the weights rather than for the multiplications.
 FEWEST_ROWS = 32
-# Tokens in each of the groups that are looked through where they may hold the best one.
-GROUP = 24
 # The product of two numbers rounded to bfloat16 is off by at most 2^-8 of it, and what is rounded
 # once by half as much. Two roundings at once, and those of float32 in sums of up to 6,000 products,
 # are less than a tenth of that.
@@ -26,16 +27,24 @@ class Screen:
     """The map from states to logits, twice: as it is, and in bfloat16."""
 
     def __init__(self, output: nn.Linear) -> None:
-        """Round the weights of a map, which has V outputs."""
+        """Take a map, which has V outputs; its weights are rounded when they are asked for."""
         self.weight = output.weight.detach()
         self.vocab_size = len(self.weight)
         bias = dict(output.named_parameters()).get("bias")
         self.bias = output.weight.new_zeros(self.vocab_size) if bias is None else bias.detach()
+
+    @cached_property
+    def _rough(self) -> tuple[Tensor, Tensor]:
+        """Weights and bias in bfloat16, with tokens that never come up to a multiple of groups."""
         missing = -self.vocab_size % GROUP
-        self._weight = functional.pad(self.weight.bfloat16(), (0, 0, 0, missing))
-        self._bias = functional.pad(self.bias.bfloat16(), (0, missing), value=-math.inf)
+        weight = functional.pad(self.weight.bfloat16(), (0, 0, 0, missing))
+        return weight, functional.pad(self.bias.bfloat16(), (0, missing), value=-math.inf)
+
+    @cached_property
+    def _longest(self) -> float:
+        """Length of the longest row of weights with its bias."""
         lengths = torch.linalg.vector_norm(self.weight, dim=1)
-        self._longest = float(torch.hypot(lengths, self.bias).max())
+        return float(torch.hypot(lengths, self.bias).max())
 
     def best(self, states: Tensor, forbid: Callable[[Tensor], object]) -> Tensor:
         """Return the token with the highest logit for each state; of equals, the first.
@@ -47,7 +56,7 @@ class Screen:
         Returns:
             (B, K).
         """
-        rough = functional.linear(states.bfloat16(), self._weight, self._bias)
+        rough = functional.linear(states.bfloat16(), *self._rough)
         forbid(rough[..., : self.vocab_size])
         flat = states.flatten(0, 1)
         rows, tokens = self._in_doubt(flat, rough.flatten(0, 1))

@@ -20,18 +20,18 @@ from tformer_cli.padding import pad_rows
 READ_TOKENS = 1024
 
 
+Sentence = Sequence[int]
+
+
 class Stepper(Protocol):
     """K rows for each of B places, each with a sentence of its own, that grow a token at a time."""
 
-    def start(self, sentences: Sequence[Sequence[int]], num_rows: int) -> None:
+    def start(self, sentences: Sequence[Sentence], num_rows: int) -> None:
         """Begin with a place for each sentence, with `num_rows` empty rows."""
         ...
 
     def admit(
-        self,
-        places: Tensor,
-        sentences: Sequence[Sequence[int]],
-        coming: Iterable[Sequence[int]] = (),
+        self, places: Tensor, sentences: Sequence[Sentence], coming: Iterable[Sentence]
     ) -> None:
         """Begin sentences.
 
@@ -92,17 +92,14 @@ class ModelStepper(Stepper):
         self.precision = precision
         self.screen = screen
 
-    def start(self, sentences: Sequence[Sequence[int]], num_rows: int) -> None:
+    def start(self, sentences: Sequence[Sentence], num_rows: int) -> None:
         """Begin with the sentences in their order."""
         self._cache: DecoderCache = self.model.start(len(sentences), num_rows)
         self._ahead: Read | None = None
-        self.admit(torch.arange(len(sentences), device=self.device), sentences)
+        self.admit(torch.arange(len(sentences), device=self.device), sentences, coming=())
 
     def admit(
-        self,
-        places: Tensor,
-        sentences: Sequence[Sequence[int]],
-        coming: Iterable[Sequence[int]] = (),
+        self, places: Tensor, sentences: Sequence[Sentence], coming: Iterable[Sentence]
     ) -> None:
         """Begin sentences, as `Stepper` says.
 
@@ -117,7 +114,7 @@ class ModelStepper(Stepper):
             self._cache.admit(places[begun:stop], taken.sources, taken.mask)
             begun = stop
 
-    def _read(self, sentences: Sequence[Sequence[int]]) -> "Read":
+    def _read(self, sentences: Sequence[Sentence]) -> "Read":
         source, mask = (part.to(self.device) for part in pad_rows(sentences))
         with autocast(self.device, self.precision):
             sources = self.model.read(source, mask)
@@ -171,9 +168,9 @@ class Read(NamedTuple):
         return Read(lengths, sources, self.mask[rows, :width])
 
 
-def batch_of(sentences: Iterable[Sequence[int]]) -> list[Sequence[int]]:
+def batch_of(sentences: Iterable[Sentence]) -> list[Sentence]:
     """Return the first sentences, as many as are read together."""
-    batch: list[Sequence[int]] = []
+    batch: list[Sentence] = []
     longest = 0
     for sentence in sentences:
         longest = max(longest, len(sentence))

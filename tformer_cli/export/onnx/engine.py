@@ -16,7 +16,7 @@ from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.rolling import search_all
 from tformer_cli.decoding.scoring import Pair, of_an_empty_source
-from tformer_cli.decoding.stepper import Stepper
+from tformer_cli.decoding.stepper import Sentence, Stepper
 from tformer_cli.errors import Problem
 from tformer_cli.export.extra import package
 from tformer_cli.padding import pad_rows
@@ -96,7 +96,7 @@ class OnnxStepper(Stepper):
         self.past_names = [node.name for node in past]
         self.empty = [(node.shape[1], 0, node.shape[3]) for node in past]
 
-    def start(self, sentences: Sequence[Sequence[int]], num_rows: int) -> None:
+    def start(self, sentences: Sequence[Sentence], num_rows: int) -> None:
         """Read the sentences, each for so many rows."""
         source, mask = (part.numpy() for part in pad_rows(sentences))
         found = self.reading.run(None, {"source": source, "source_mask": mask})
@@ -112,10 +112,7 @@ class OnnxStepper(Stepper):
         self.past = [np.zeros((count, *shape), np.float32) for shape in self.empty]
 
     def admit(
-        self,
-        places: Tensor,
-        sentences: Sequence[Sequence[int]],
-        coming: Iterable[Sequence[int]] = (),
+        self, places: Tensor, sentences: Sequence[Sentence], coming: Iterable[Sentence]
     ) -> None:
         """Refuse: the rows that are there are longer than new ones."""
         raise NotImplementedError("rows of a graph begin together")
