@@ -46,9 +46,6 @@ def in_eight_bits(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (rows / scales).round_().to(torch.int8), scales
 
 
-def rounded_to_eight_bits(model: nn.Module) -> None:
-    """Let a model have matrices of eight bits wherever they are large; embeddings stay."""
-    for module in list(model.modules()):
-        for name, part in list(module.named_children()):
-            if type(part) is nn.Linear and part.weight.numel() >= SMALLEST:
-                setattr(module, name, EightBitLinear(part))
+def rounded_to_eight_bits(linear: nn.Linear) -> nn.Module:
+    """Return the same map with weights of eight bits, or as it is where it is small."""
+    return EightBitLinear(linear) if linear.weight.numel() >= SMALLEST else linear

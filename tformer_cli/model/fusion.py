@@ -1,6 +1,7 @@
 """A model as it is when its weights no longer change: the same function, with less to do."""
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -26,11 +27,11 @@ def fused(model: Seq2Seq, precision: torch.dtype = torch.float32) -> Seq2Seq:
             layer.self_attention = layer.self_attention.fused()
             layer.feedforward = layer.feedforward.fused()
     if precision == torch.int8:
-        rounded_to_eight_bits(twin)
+        _exchange_maps(twin, rounded_to_eight_bits)
     elif precision != torch.float32:
         _narrow(twin, precision)
-    else:
-        _prepare_for_few_rows(twin)
+    elif next(twin.parameters()).device.type == "cpu":
+        _exchange_maps(twin, prepared_for_few_rows)
     for module in list(twin.eval().modules()):
         _bare(module)
     return twin
@@ -43,6 +44,14 @@ def twin_of(model: Seq2Seq) -> Seq2Seq:
     return twin
 
 
+def _exchange_maps(model: nn.Module, change: Callable[[nn.Linear], nn.Module]) -> None:
+    """Put in the place of each linear map what `change` makes of it."""
+    for module in list(model.modules()):
+        for name, part in list(module.named_children()):
+            if type(part) is nn.Linear:
+                setattr(module, name, change(part))
+
+
 def _narrow(model: nn.Module, precision: torch.dtype) -> None:
     """Round the weights of products once, where autocast would do so in every call."""
     for module in model.modules():
@@ -50,14 +59,6 @@ def _narrow(model: nn.Module, precision: torch.dtype) -> None:
             for name, weight in list(module.named_parameters()):
                 rounded = nn.Parameter(weight.detach().to(precision), requires_grad=False)
                 setattr(module, name, rounded)
-
-
-def _prepare_for_few_rows(model: nn.Module) -> None:
-    """Let a CPU read wide maps, that to the vocabulary above all, as fast as memory can."""
-    for module in list(model.modules()):
-        for name, part in list(module.named_children()):
-            if type(part) is nn.Linear and part.weight.device.type == "cpu":
-                setattr(module, name, prepared_for_few_rows(part))
 
 
 def _bare(module: nn.Module) -> None:
