@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from learners import learner
+from toy import write_toy
 
 from tformer_cli.checkpoint.state import TrainingState
+from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.run_directory import RunDirectory, write_text
 from tformer_cli.training.checkpoints import Checkpoints, checkpoint_before, last_checkpoint
 from tformer_cli.training.moving_average import MovingAverage
 
@@ -19,7 +21,9 @@ EACH_STEP = TrainingConfig(save_every=1)
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    return RunDirectory(tmp_path)
+    run = RunDirectory(tmp_path)
+    write_text(run.config_file, dump_config(load_config(write_toy(tmp_path / "data"))))
+    return run
 
 
 def checkpoints(run: RunDirectory, **changes: int) -> Checkpoints:

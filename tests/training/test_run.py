@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from stepping import on_step
 from toy import CONFIG, write_toy
 
-from tformer_cli.checkpoint.state import load_state
+from tformer_cli.checkpoint.state import best_checkpoints, load_state
 from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
 from tformer_cli.corpus.bucketing import Position
@@ -187,7 +187,8 @@ def test_a_change_of_the_trajectory_is_refused(toy, tmp_path):
         trained(toy, tmp_path / "run", "training.max_steps=12", "training.batch_tokens=301")
     assert str(caught.value) == (
         f"{tmp_path / 'run'}: training.batch_tokens has changed since this run began "
-        "(it was 300); got 301; change it back, or train elsewhere with --run, or anew with --fresh"
+        "(it was 300); got 301; change it back, train from its weights with --continue-from and "
+        "another --run, or anew with --fresh"
     )
 
 
@@ -208,7 +209,8 @@ def test_changed_training_text_is_refused(toy, tmp_path):
         trained(toy, tmp_path / "run")
     assert str(caught.value) == (
         f"{tmp_path / 'run'}: the training text or its tokenizer has changed since this run began; "
-        "restore it, or train elsewhere with --run, or anew with --fresh"
+        "restore it, train from its weights with --continue-from and another --run, "
+        "or anew with --fresh"
     )
 
 
@@ -239,7 +241,7 @@ def damage_last(run: RunDirectory, how: str) -> str:
     if how == "torn":
         (last / "state.json").unlink()
         return f"{last}: is not whole: state.json is missing"
-    if how == "foreign":
+    if how == "unsummed":
         (last / "SHA256SUMS").unlink()
         return f"{last}: is not whole: SHA256SUMS is missing or damaged"
     if how == "gone":
@@ -250,7 +252,7 @@ def damage_last(run: RunDirectory, how: str) -> str:
     return f"{run.checkpoints / 'step-000777'}: is not there"
 
 
-@pytest.mark.parametrize("how", ["flipped", "torn", "foreign", "gone", "pointer"])
+@pytest.mark.parametrize("how", ["flipped", "torn", "unsummed", "gone", "pointer"])
 def test_where_the_last_checkpoint_is_damaged_the_one_before_is_gone_on_from(
     finished, again, capsys, how
 ):
@@ -260,6 +262,75 @@ def test_where_the_last_checkpoint_is_damaged_the_one_before_is_gone_on_from(
     assert f"{what}; going on from step-000018\n" in output
     assert f"{again.path}: going on after step 18\n" in output
     assert_same_end(finished, again)
+
+
+@pytest.mark.parametrize("setting", ["seed=4", "model.dim=24", "training.ema_decay=0.9"])
+def test_a_whole_checkpoint_of_another_training_gives_way_to_the_one_before(
+    finished, again, toy, tmp_path, capsys, setting
+):
+    other = trained(toy, tmp_path / "other", setting)
+    last = again.checkpoint(24)
+    shutil.rmtree(last)
+    shutil.copytree(other.checkpoint(24), last)
+    trained(again.config_file, again.path)
+    assert (
+        f"{last}: belongs to another training; got {setting.replace('=', ' ')}; "
+        "going on from step-000018\n"
+    ) in capsys.readouterr().err
+    assert_same_end(finished, again)
+
+
+def test_a_checkpoint_under_the_name_of_a_later_one_gives_way_to_the_one_before(
+    finished, again, capsys
+):
+    last = again.checkpoint(24)
+    shutil.rmtree(last)
+    shutil.copytree(again.checkpoint(12), last)
+    trained(again.config_file, again.path)
+    output = capsys.readouterr().err
+    assert f"{last}: belongs to another training; got step 12; going on from" in output
+    assert_same_end(finished, again)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "training.select=loss",
+        "evaluation.bleu.lowercase=true",
+        "training.validation_decoding.max_length=7",
+    ],
+)
+def test_scores_of_other_validations_do_not_compare(again, capsys, setting):
+    assert len(best_checkpoints(again.step_checkpoints())) == 2
+    trained(again.config_file, again.path, setting)
+    assert "validations are no longer what they were" in capsys.readouterr().err
+    # What it ends with is judged once more, and nothing else is by that judgement.
+    last = again.checkpoint(24)
+    assert best_checkpoints(again.step_checkpoints()) == [last]
+    assert again.pointed("best") == last
+    state = load_state(last)
+    assert state.best_score == state.score
+    trained(again.config_file, again.path)
+    assert "no longer what they were" not in capsys.readouterr().err
+
+
+def test_the_best_of_another_validation_text_is_kept_until_there_is_a_new_one(
+    toy, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        on_step(patch, 14, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Interrupted):
+            trained(toy, tmp_path / "run", "training.keep_checkpoints=1")
+    valid = toy.parent / "valid.src"
+    valid.write_text("b" + valid.read_text()[1:])
+    run = RunDirectory(tmp_path / "run")
+    bests: list[Path | None] = []
+    with monkeypatch.context() as patch:
+        on_step(patch, 19, lambda: bests.append(run.pointed("best")))
+        trained(toy, run.path, "training.keep_checkpoints=1")
+    assert bests == [run.checkpoint(12)]
+    assert run.pointed("best") == run.checkpoint(24)
+    assert run.step_checkpoints() == [run.checkpoint(24)]
 
 
 def test_several_damaged_checkpoints_are_all_named(finished, again, capsys):

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -26,6 +26,8 @@ class TrainingState:
         data_fingerprint: hash of the training examples and of the tokenizers that made them.
         environment: torch version, threads, device, what its processor can do, and number of
             processes; a resumed run is exact when they agree.
+        settings: those of the config that decide what the steps compute, by key path.
+        judged_by: hash of what scores depend on besides the model; only scores of one compare.
         score: of the validation at this very step, BLEU or negative loss; None if there was none.
         num_stale: validations since the best one.
         left_out: (epoch, batch) of each batch whose loss or gradient was not finite.
@@ -46,6 +48,8 @@ class TrainingState:
     seconds: float
     data_fingerprint: str
     environment: dict[str, str]
+    settings: dict[str, str] = field(default_factory=dict)
+    judged_by: str = ""
     score: float | None = None
     num_stale: int = 0
     left_out: tuple[tuple[int, int], ...] = ()
@@ -109,9 +113,17 @@ def load_state(directory: Path) -> TrainingState:
 def best_checkpoints(checkpoints: Sequence[Path]) -> list[Path]:
     """Return the validated ones among some checkpoints, the best first; of equal ones the later.
 
+    Those that were judged otherwise than the newest do not compare and are left out.
+
     Raises:
         CheckpointError: one of them is damaged.
     """
     states = [(load_state(checkpoint), checkpoint) for checkpoint in checkpoints]
-    scored = [(s.score, s.step, checkpoint) for s, checkpoint in states if s.score is not None]
+    judged_by = {state.step: state.judged_by for state, _ in states}
+    newest = max(judged_by, default=0)
+    scored = [
+        (state.score, state.step, checkpoint)
+        for state, checkpoint in states
+        if state.score is not None and state.judged_by == judged_by[newest]
+    ]
     return [checkpoint for *_, checkpoint in sorted(scored, reverse=True)]

@@ -84,7 +84,7 @@ def train(
     _check_usage(fresh, dry_run, find_batch, memory_limit, as_json)
     parsed = load_config(config, settings or [])
     if continue_from is not None:
-        begun = replace(parsed.training, initialize_from=continue_from.absolute())
+        begun = replace(parsed.training, initialize_from=continue_from.resolve())
         parsed = replace(parsed, training=begun)
     run_directory = run_of_config(config, run)
 

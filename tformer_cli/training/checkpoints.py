@@ -1,7 +1,7 @@
 """The checkpoints of a training: taken, gone back to, and dropped when there are enough."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +11,14 @@ from tformer_cli.checkpoint.checkpoint import load_optimizer, load_weights, save
 from tformer_cli.checkpoint.integrity import damage
 from tformer_cli.checkpoint.layout import STATE_FILE, TRAINED_FILE
 from tformer_cli.checkpoint.state import TrainingState, best_checkpoints, load_state
+from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import CheckpointError, Problem
 from tformer_cli.model.network import Network
 from tformer_cli.run_directory import RunDirectory, remove_directory, step_of
 from tformer_cli.training.moving_average import MovingAverage
+from tformer_cli.training.resume import lasting_settings
 
 Say = Callable[[str], object]
 
@@ -117,7 +119,7 @@ class Checkpoints:
         steps = self.run.step_checkpoints()
         best = best_checkpoints([step for step in steps if damage(step, [STATE_FILE]) is None])
         newest = _due(steps, self.config)[-self.config.keep_checkpoints :]
-        kept = [*newest, *steps[-1:], *best[: self.config.keep_best]]
+        kept = [*newest, *steps[-1:], *best[: self.config.keep_best], self.run.pointed("best")]
         for checkpoint in steps:
             if checkpoint not in kept:
                 remove_directory(checkpoint)
@@ -135,7 +137,8 @@ def last_checkpoint(run: RunDirectory, say: Say) -> Path | None:
         say: hears what is wrong with those that are newer.
 
     Raises:
-        CheckpointError: none is as it was saved.
+        CheckpointError: none is as it was saved, or all are of another training.
+        ConfigError: the config of the run cannot be read.
     """
     last, steps = run.pointed("last"), run.step_checkpoints()
     if last in steps:
@@ -168,10 +171,11 @@ def _due(checkpoints: Sequence[Path], config: TrainingConfig) -> list[Path]:
 
 
 def _newest_whole(run: RunDirectory, checkpoints: Sequence[Path], say: Say) -> Path:
-    """Return the last of some checkpoints that is as it was saved."""
+    """Return the last of some checkpoints that is as it was saved, and of this training."""
+    settings = lasting_settings(load_config(run.config_file))
     problems: list[Problem] = []
     for checkpoint in reversed(checkpoints):
-        problem = damage(checkpoint)
+        problem = damage(checkpoint) or _strangeness(checkpoint, settings)
         if problem is None:
             for newer in problems:
                 say(str(replace(newer, remedy=f"going on from {checkpoint.name}")))
@@ -183,3 +187,19 @@ def _newest_whole(run: RunDirectory, checkpoints: Sequence[Path], say: Say) -> P
         got="; ".join(map(str, problems)),
         remedy="restore one, or begin again with --fresh",
     )
+
+
+def _strangeness(checkpoint: Path, settings: Mapping[str, str]) -> Problem | None:
+    """Return by what a whole checkpoint is one of another training, or None if it is of this one.
+
+    Args:
+        checkpoint: as it was saved.
+        settings: that this training has; an older program may have known fewer.
+    """
+    state = load_state(checkpoint)
+    its_own = {"step": str(state.step), **state.settings}
+    known = {"step": str(step_of(checkpoint)), **settings}
+    for key, value in its_own.items():
+        if known.get(key, value) != value:
+            return Problem(str(checkpoint), "belongs to another training", got=f"{key} {value}")
+    return None

@@ -37,6 +37,14 @@ FREE_KEYS = (
     "evaluation",
 )
 
+# What to do instead of going on with a run that is no longer the same.
+ELSEWHERE = "train from its weights with --continue-from and another --run, or anew with --fresh"
+
+
+def lasting_settings(config: Config) -> dict[str, str]:
+    """Return the settings that decide what the training steps compute, by key path."""
+    return {key: str(value) for key, value in _leaves(config) if not _is_free(key)}
+
 
 def accepted_changes(run: RunDirectory, before: Config, now: Config) -> list[str]:
     """Return a line for each changed key that does not matter to the course of the training.
@@ -50,15 +58,19 @@ def accepted_changes(run: RunDirectory, before: Config, now: Config) -> list[str
         was, is_now = old.get(key, "nothing"), new.get(key, "nothing")
         if was == is_now:
             continue
-        if not any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS):
+        if not _is_free(key):
             raise CheckpointError(
                 str(run.path),
                 f"{key} has changed since this run began (it was {was})",
                 got=str(is_now),
-                remedy="change it back, or train elsewhere with --run, or anew with --fresh",
+                remedy=f"change it back, {ELSEWHERE}",
             )
         accepted.append(f"{key}: {was} -> {is_now}")
     return accepted
+
+
+def _is_free(key: str) -> bool:
+    return any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
 
 
 def environment_of(device: torch.device, num_processes: int) -> dict[str, str]:

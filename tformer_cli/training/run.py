@@ -31,10 +31,16 @@ from tformer_cli.training.memory import memory_sufficing
 from tformer_cli.training.predecessor import Predecessor
 from tformer_cli.training.preparation import first_model, prepare
 from tformer_cli.training.reporting import Reporter, Silence
-from tformer_cli.training.resume import accepted_changes, environment_changes
+from tformer_cli.training.resume import (
+    ELSEWHERE,
+    accepted_changes,
+    environment_changes,
+    lasting_settings,
+)
 from tformer_cli.training.tokenizers import origin_of, run_tokenizers, save_tokenizers
 from tformer_cli.training.validation import (
     check_validation,
+    judgement,
     sample_translations,
     selection_score,
     validate,
@@ -147,9 +153,13 @@ class _Sitting:
             self.prepared.average,
             world,
         )
-        self.beginning = self.prepared.beginning()
-        self.state = self.beginning
         check_validation(self.prepared.model, tokenizers, config)
+        self.beginning = replace(
+            self.prepared.beginning(),
+            settings=lasting_settings(config),
+            judged_by=judgement(config),
+        )
+        self.state = self.beginning
         if checkpoint is None and config.training.initialize_from is not None:
             self._begin()
         # Everything that can be wrong with config and text has shown by now.
@@ -288,7 +298,7 @@ class _Sitting:
             raise CheckpointError(
                 str(self.run.path),
                 "the training text or its tokenizer has changed since this run began",
-                remedy="restore it, or train elsewhere with --run, or anew with --fresh",
+                remedy=f"restore it, {ELSEWHERE}",
             )
         environment = self.beginning.environment
         for change in environment_changes(saved.environment, environment):
@@ -296,7 +306,24 @@ class _Sitting:
         self.checkpoints.go_back(checkpoint)
         self.reporter.cut_back(saved)
         self.state = replace(saved, environment=environment)
+        if saved.judged_by != self.beginning.judged_by:
+            self._judge_anew()
         self.reporter.say(f"{self.run.path}: going on after step {saved.step}")
+
+    def _judge_anew(self) -> None:
+        """Forget scores that those to come do not compare with."""
+        self.reporter.say(
+            f"{self.run.path}: validations are no longer what they were, so the best checkpoint "
+            "is sought among those to come"
+        )
+        self.state = replace(
+            self.state,
+            judged_by=self.beginning.judged_by,
+            score=None,
+            best_score=None,
+            best_step=None,
+            num_stale=0,
+        )
 
     @property
     def _loss_scale(self) -> LossScale | None:

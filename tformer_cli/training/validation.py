@@ -1,5 +1,6 @@
 """How well a model does on the validation text, and the score that chooses between models."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.masking import Masking
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
-from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.corpus.reader import read_pairs, read_rows
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import DataError
@@ -122,6 +123,21 @@ def selection_score(validation: Validation, config: Config) -> float:
     if config.training.select == "loss":
         return -validation.likelihood.loss
     return validation.scores[0].score
+
+
+def judgement(config: Config) -> str:
+    """Return a hash of what `selection_score` depends on besides the model.
+
+    Raises:
+        DataError: the validation text cannot be read.
+    """
+    wanted: tuple[object, ...] = (config.training.select,)
+    if config.training.select == "bleu":
+        wanted += (config.evaluation.bleu, config.training.validation_decoding)
+    digest = hashlib.sha256(repr(wanted).encode())
+    for row in read_rows(config.data.valid):
+        digest.update(repr(row).encode())
+    return digest.hexdigest()
 
 
 def sample_translations(validation: Validation, config: Config) -> list[tuple[str, str, str]]:
