@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tformer_cli.config.schema.decoding import GreedyConfig, SampleConfig
 from tformer_cli.decoding.greedy import GreedySearch
 from tformer_cli.decoding.request import Request
-from tformer_cli.decoding.sample import SampleSearch, drawn
+from tformer_cli.decoding.sample import FORKS, SampleSearch, drawn
 
 V, COUNT = 6, 4000
 
@@ -95,9 +95,34 @@ def test_samples_are_sorted_by_their_probability():
         assert all(math.isfinite(score) for score in scores)
 
 
-@given(st.floats(0, 1, exclude_max=True))
-def test_a_number_falls_on_the_token_whose_share_it_is_in(number):
-    probabilities = torch.tensor([[[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]]])
-    expected = 1 if number < 0.25 else 3 if number < 0.75 else 4
-    noise = torch.tensor([[[number]]], dtype=torch.float64)
-    assert drawn(probabilities, noise).tolist() == [[expected]]
+@given(st.lists(st.sampled_from([0.0, 1e-30, 0.1, 1.0]), min_size=1, max_size=9).filter(any))
+def test_what_is_impossible_is_never_drawn(shares):
+    probabilities = torch.tensor(shares).expand(1, 2, -1)
+    below_one = 1 - 2**-24  # the highest number that is drawn
+    noise = torch.stack((torch.zeros(FORKS), torch.full((FORKS,), below_one)))[None]
+    first, last = drawn(probabilities, noise)[0].tolist()
+    assert shares[first] > 0
+    assert shares[last] > 0
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 5, 8, 37])
+def test_shares_of_any_vocabulary_are_drawn_from(vocab_size):
+    random = torch.Generator().manual_seed(vocab_size)
+    shares = torch.rand(vocab_size, generator=random)
+    noise = torch.rand((1, COUNT, FORKS), generator=random)
+    tokens = drawn(shares.expand(1, COUNT, -1), noise)[0]
+    assert_follows(torch.bincount(tokens, minlength=vocab_size) / COUNT, shares / shares.sum())
+
+
+def test_the_last_digits_of_probabilities_change_hardly_any_draw():
+    random = torch.Generator().manual_seed(1)
+    shares = torch.rand((COUNT, 10_000), generator=random)
+    other = shares * (1 + 1e-4 * torch.randn(10_000, generator=random))
+    noise = torch.rand((COUNT, 1, FORKS), generator=random)
+    changed = drawn(shares[:, None], noise) != drawn(other[:, None], noise)
+    # By a single number among the sums of all tokens it is some dozens.
+    assert int(changed.sum()) <= 5
+    bounds, moved = shares.double().cumsum(-1), other.double().cumsum(-1)
+    number = noise[:, :, 0].double()
+    places = [torch.searchsorted(one, number * one[:, -1:]) for one in (bounds, moved)]
+    assert int((places[0] != places[1]).sum()) > 20

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tformer_cli.config.schema.decoding import SampleConfig
 from tformer_cli.decoding.candidates import log_softmax
@@ -16,6 +17,9 @@ from tformer_cli.decoding.rules import Rules
 from tformer_cli.decoding.search import Advance
 from tformer_cli.decoding.stepper import Stepper
 from tformer_cli.device import derive_seed
+
+# A vocabulary has at most 2^FORKS tokens.
+FORKS = 20
 
 
 class SampleSearch:
@@ -40,8 +44,6 @@ class SampleSearch:
         self.roles = roles
         self.device = device
         self.num_rows = nbest
-        # A draw is of float64, which Apple's GPU lacks.
-        self.drawing_device = torch.device("cpu") if device.type == "mps" else device
         self.rules = Rules(config, roles, device)
 
     def start(self, requests: Sequence[Request]) -> None:
@@ -59,16 +61,16 @@ class SampleSearch:
         self.log_probs[places] = 0.0
         self.finished[places] = False
         noise = self._drawn(requests)
-        more = noise.shape[2] - self.noise.shape[2]
-        self.noise = torch.nn.functional.pad(self.noise, (0, max(0, more)))
-        self.noise[places.to(self.drawing_device), :, : noise.shape[2]] = noise
+        more = noise.shape[1] - self.noise.shape[1]
+        self.noise = pad(self.noise, (0, 0, 0, 0, 0, max(0, more)))
+        self.noise[places, : noise.shape[1]] = noise
 
     def keep(self, places: Tensor) -> None:
         """Keep these places, in this order."""
         self.rules.keep(places)
         self.rows.keep(places)
         self.log_probs, self.finished = self.log_probs[places], self.finished[places]
-        self.noise = self.noise[places.to(self.drawing_device)]
+        self.noise = self.noise[places]
 
     def advance(self, stepper: Stepper) -> Advance:
         """Let each row grow by a token."""
@@ -78,9 +80,9 @@ class SampleSearch:
         log_probs = log_softmax(logits)
         scores = self.rules.apply(log_probs, rows) if self.rules.has_effect else log_probs
         # The last draw of idle places repeats; nobody looks at it.
-        steps = rows.lengths.clamp(max=self.noise.shape[2] - 1)[:, None, None]
-        noise = self.noise.gather(2, steps.expand(-1, self.num_rows, 1).to(self.drawing_device))
-        tokens = drawn(self._probabilities(scores).to(self.drawing_device), noise).to(self.device)
+        steps = rows.lengths.clamp(max=self.noise.shape[1] - 1)
+        noise = self.noise[torch.arange(len(steps), device=self.device), steps]
+        tokens = drawn(self._probabilities(scores), noise)
         tokens = torch.where(self.finished, end_id, tokens)
         chosen = log_probs.gather(-1, tokens[..., None])[..., 0]
         self.log_probs = torch.where(self.finished, self.log_probs, self.log_probs + chosen)
@@ -109,15 +111,15 @@ class SampleSearch:
         return probabilities
 
     def _drawn(self, requests: Sequence[Request]) -> Tensor:
-        """Return uniform numbers (B, K, steps), a function of the seed and of each number."""
+        """Return uniform numbers (B, steps, K, FORKS), a function of the seed and of each line."""
         most = int(self.rules.most.max())
         generator = torch.Generator()
         rows = []
         for request in requests:
             generator.manual_seed(derive_seed(self.config.seed, "sample", request.number))
             # Drawn step after step, so that the limit of the company changes nothing.
-            rows.append(torch.rand((most, self.num_rows), generator=generator, dtype=torch.float64))
-        return torch.stack(rows).transpose(1, 2).to(self.drawing_device)
+            rows.append(torch.rand((most, self.num_rows, FORKS), generator=generator))
+        return torch.stack(rows).to(self.device)
 
     def _hypotheses(self, place: int) -> list[Hypothesis]:
         found = []
@@ -135,11 +137,25 @@ class SampleSearch:
 
 
 def drawn(probabilities: Tensor, noise: Tensor) -> Tensor:
-    """Return the token (B, K) that each uniform number falls on.
+    """Return a token (B, K) for each row, drawn by its probability.
+
+    A draw goes down a tree of sums. At each fork a number of its own says in which half of the
+    tokens it goes on, so what company does to the last digits moves one boundary a fork. Among the
+    sums of all tokens, where one number would do, it moves thousands.
 
     Args:
         probabilities: (B, K, V), up to a factor.
-        noise: (B, K, 1) in [0, 1).
+        noise: (B, K, FORKS) in [0, 1).
     """
-    bounds = probabilities.double().cumsum(dim=-1)
-    return torch.searchsorted(bounds, noise * bounds[..., -1:], right=True)[..., 0]
+    vocab_size = probabilities.shape[-1]
+    depth = (vocab_size - 1).bit_length()
+    sums = [pad(probabilities, (0, 2**depth - vocab_size))]
+    for _ in range(depth):
+        low, high = sums[-1].chunk(2, dim=-1)
+        sums.append(low + high)
+    place = torch.zeros_like(noise[..., :1], dtype=torch.long)
+    for level in reversed(range(depth)):
+        low, both = sums[level].gather(-1, place), sums[level + 1].gather(-1, place)
+        is_high = noise[..., level, None] * both >= low
+        place = place + is_high * (sums[level].shape[-1] // 2)
+    return place[..., 0]
