@@ -2,10 +2,11 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
-from tformer_cli.cli.output import streamed
+from tformer_cli.cli.output import refuse_overwriting, streamed
 from tformer_cli.errors import StorageError, UsageError
 
 
@@ -42,3 +43,25 @@ def test_what_stdout_refuses_is_not_said_of_the_file_beside_it(monkeypatch, tmp_
         "<stdout>: cannot be written; got No space left on device; what came out is not whole"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_written_is_neither_read_nor_written_by_another_option(tmp_path):
+    file, link = tmp_path / "file", tmp_path / "link"
+    link.symlink_to(file)
+    for other in (file, link, tmp_path / "folder" / ".." / "file"):
+        with pytest.raises(UsageError) as raised:
+            refuse_overwriting({"--output": other}, {"--input": file, "--prefixes": None})
+        assert str(raised.value) == (f"--output: is also --input; got {other}; name another file")
+    with pytest.raises(UsageError) as raised:
+        refuse_overwriting({"--output": file, "--alignments": link}, {})
+    assert str(raised.value) == f"--alignments: is also --output; got {link}; name another file"
+
+
+def test_what_replaces_nothing_may_be_named_twice(tmp_path):
+    pipe, file, nothing = tmp_path / "pipe", tmp_path / "file", Path("/dev/null")
+    os.mkfifo(pipe)
+    file.touch()
+    for twice in (pipe, nothing, None):
+        refuse_overwriting({"--output": twice, "--alignments": twice}, {"--input": nothing})
+    refuse_overwriting({"--output": tmp_path / "other"}, {"--source": file, "--target": file})
+    assert file.read_text() == ""

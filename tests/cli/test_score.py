@@ -134,6 +134,17 @@ def test_output_file_equals_stdout(toy_run, tformer, files, tmp_path):
     assert file.read_text() == tformer("score", toy_run, *files).stdout
 
 
+@pytest.mark.parametrize("place", [1, 3])
+def test_scores_do_not_take_the_place_of_a_text(toy_run, tformer, files, place):
+    before = Path(files[place]).read_text()
+    result = tformer("score", toy_run, *files, "-o", files[place])
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"--output: is also {files[place - 1]}; got {files[place]}; name another file\n",
+    )
+    assert Path(files[place]).read_text() == before
+
+
 def test_no_pairs_give_no_lines(toy_run, tformer, tmp_path):
     empty = tmp_path / "empty"
     empty.touch()

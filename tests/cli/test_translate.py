@@ -56,6 +56,28 @@ def test_output_file_equals_stdout(toy_run, tformer, source, tmp_path):
     assert target.read_text() == tformer("translate", toy_run, "-i", source).stdout
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("-o", "input.txt"), "--output: is also --input; got input.txt"),
+        (("-o", "input.txt", "--resume"), "--output: is also --input; got input.txt"),
+        (("--alignments", "./input.txt"), "--alignments: is also --input; got input.txt"),
+        (("-o", "x", "--alignments", "x"), "--alignments: is also --output; got x"),
+        (("-o", "terms", "--terminology", "terms"), "--output: is also --terminology; got terms"),
+        (("-o", "begin", "--prefixes", "begin"), "--output: is also --prefixes; got begin"),
+        (("-o", "has", "--constraints", "has"), "--output: is also --constraints; got has"),
+    ],
+)
+def test_no_output_takes_the_place_of_an_input_or_of_another_output(
+    toy_run, tformer, source, monkeypatch, options, message
+):
+    monkeypatch.chdir(source.parent)
+    result = tformer("translate", toy_run, "-i", "input.txt", *options)
+    assert (result.exit_code, result.stderr) == (2, f"{message}; name another file\n")
+    assert source.read_text().splitlines() == LINES
+    assert list(source.parent.iterdir()) == [source]
+
+
 def test_a_bad_line_is_named_and_nothing_is_translated(toy_run, tformer, tmp_path):
     file, target = tmp_path / "bad.txt", tmp_path / "output.txt"
     file.write_bytes(b"ab\ncd\n\xff\xfe\n")

@@ -4,13 +4,36 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
 from tformer_cli.cli.entry import refusal
 from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import whole_file
+
+
+def refuse_overwriting(
+    outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | None]
+) -> None:
+    """Make sure that what is written replaces nothing that is read, nor what else is written.
+
+    Pipes and devices replace nothing.
+
+    Args:
+        outputs: files by the options that name them.
+        inputs: likewise.
+
+    Raises:
+        UsageError: a file has two parts.
+    """
+    taken = {os.path.realpath(file): option for option, file in inputs.items() if file is not None}
+    for option, file in outputs.items():
+        if file is None or (file.exists() and not file.is_file()):
+            continue
+        other = taken.setdefault(os.path.realpath(file), option)
+        if other != option:
+            raise UsageError(option, f"is also {other}", got=str(file), remedy="name another file")
 
 
 class Stream:

@@ -37,7 +37,7 @@ from tformer_cli.cli.options import (
     chosen_decoding,
     chosen_run,
 )
-from tformer_cli.cli.output import Stream, discarded, streamed
+from tformer_cli.cli.output import Stream, discarded, refuse_overwriting, streamed
 from tformer_cli.cli.resumption import made_from
 from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import RunDirectory
@@ -170,6 +170,15 @@ def translate(
     from tformer_cli.text.words import pharaoh
 
     beside = Beside(prefix_file, constraints_file)
+    refuse_overwriting(
+        {"--output": output_file, "--alignments": alignments_file},
+        {
+            "--input": input_file,
+            "--prefixes": prefix_file,
+            "--constraints": constraints_file,
+            "--terminology": terminology_file,
+        },
+    )
     _check_usage(input_file, beside, output_file, alignments_file, workers, resume=resume)
     total = None
     # A bad line is found before the first is translated; but a pipe can be read only once.
