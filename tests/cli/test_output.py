@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tformer_cli.cli.output import refuse_overwriting, streamed
+from tformer_cli.cli.output import refuse_gzip_names, refuse_overwriting, streamed
 from tformer_cli.errors import StorageError, UsageError
 
 
@@ -65,3 +65,12 @@ def test_what_replaces_nothing_may_be_named_twice(tmp_path):
         refuse_overwriting({"--output": twice, "--alignments": twice}, {"--input": nothing})
     refuse_overwriting({"--output": tmp_path / "other"}, {"--source": file, "--target": file})
     assert file.read_text() == ""
+
+
+def test_plain_text_is_not_named_gzip():
+    refuse_gzip_names({"--output": Path("out.gz.de"), "--alignments": None})
+    with pytest.raises(UsageError) as raised:
+        refuse_gzip_names({"--output": None, "--alignments": Path("pairs.gz")})
+    assert str(raised.value) == (
+        "--alignments: is written as plain text; got pairs.gz; drop .gz from its name"
+    )

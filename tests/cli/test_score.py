@@ -145,6 +145,14 @@ def test_scores_do_not_take_the_place_of_a_text(toy_run, tformer, files, place):
     assert Path(files[place]).read_text() == before
 
 
+def test_scores_that_are_named_gzip_are_refused(toy_run, tformer, files, tmp_path):
+    result = tformer("score", toy_run, *files, "-o", tmp_path / "scores.gz")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"--output: is written as plain text; got {tmp_path}/scores.gz; drop .gz from its name\n",
+    )
+
+
 def test_no_pairs_give_no_lines(toy_run, tformer, tmp_path):
     empty = tmp_path / "empty"
     empty.touch()

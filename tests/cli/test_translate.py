@@ -78,6 +78,17 @@ def test_no_output_takes_the_place_of_an_input_or_of_another_output(
     assert list(source.parent.iterdir()) == [source]
 
 
+@pytest.mark.parametrize("option", ["--output", "--alignments"])
+def test_an_output_that_is_named_gzip_is_refused(toy_run, tformer, source, tmp_path, option):
+    file = tmp_path / "out.de.gz"
+    result = tformer("translate", toy_run, "-i", source, option, file)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"{option}: is written as plain text; got {file}; drop .gz from its name\n",
+    )
+    assert not file.exists()
+
+
 def test_a_bad_line_is_named_and_nothing_is_translated(toy_run, tformer, tmp_path):
     file, target = tmp_path / "bad.txt", tmp_path / "output.txt"
     file.write_bytes(b"ab\ncd\n\xff\xfe\n")

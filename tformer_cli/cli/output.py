@@ -36,6 +36,22 @@ def refuse_overwriting(
             raise UsageError(option, f"is also {other}", got=str(file), remedy="name another file")
 
 
+def refuse_gzip_names(outputs: Mapping[str, Path | None]) -> None:
+    """Make sure that what is written can be read again by its name.
+
+    Args:
+        outputs: files by the options that name them.
+
+    Raises:
+        UsageError: one of them is named as if it were gzip.
+    """
+    for option, file in outputs.items():
+        if file is not None and file.suffix == ".gz":
+            raise UsageError(
+                option, "is written as plain text", got=str(file), remedy="drop .gz from its name"
+            )
+
+
 class Stream:
     """Where lines go as they come.
 

@@ -18,7 +18,7 @@ from tformer_cli.cli.options import (
     RunArgument,
     chosen_run,
 )
-from tformer_cli.cli.output import opened, refuse_overwriting
+from tformer_cli.cli.output import opened, refuse_gzip_names, refuse_overwriting
 from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import RunDirectory
 
@@ -59,6 +59,7 @@ def score(
         raise UsageError(
             "--per-token", "has no effect with --json", remedy="leave it out: JSON has the tokens"
         )
+    refuse_gzip_names({"--output": output_file})
     refuse_overwriting({"--output": output_file}, {"--source": source, "--target": target})
     run_directory = chosen_run(run)
 

@@ -37,7 +37,13 @@ from tformer_cli.cli.options import (
     chosen_decoding,
     chosen_run,
 )
-from tformer_cli.cli.output import Stream, discarded, refuse_overwriting, streamed
+from tformer_cli.cli.output import (
+    Stream,
+    discarded,
+    refuse_gzip_names,
+    refuse_overwriting,
+    streamed,
+)
 from tformer_cli.cli.resumption import made_from
 from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import RunDirectory
@@ -170,8 +176,10 @@ def translate(
     from tformer_cli.text.words import pharaoh
 
     beside = Beside(prefix_file, constraints_file)
+    outputs = {"--output": output_file, "--alignments": alignments_file}
+    refuse_gzip_names(outputs)
     refuse_overwriting(
-        {"--output": output_file, "--alignments": alignments_file},
+        outputs,
         {
             "--input": input_file,
             "--prefixes": prefix_file,
