@@ -69,13 +69,28 @@ def test_translations_score_as_the_search_says(toy_run, tformer, tmp_path, beam)
     output = tformer("translate", toy_run, "--json", "--beam", beam, stdin=text).stdout
     lines = [json.loads(line) for line in output.splitlines()]
     found = [(line["source"], line["translations"][0]) for line in lines]
-    # Of a translation that was cut off the search has not counted the end.
-    assert all(len(best["tokens"]) < 20 for _, best in found)
+    assert all(best["finished"] for _, best in found)
     files = written(tmp_path, [(source, best["text"]) for source, best in found])
     scores = tformer("score", toy_run, *files).stdout.split()
     assert [float(score) for score in scores] == pytest.approx(
         [best["log_prob"] for _, best in found], abs=1e-4
     )
+
+
+def test_a_translation_that_was_cut_is_told_and_lacks_the_end_alone(toy_run, tformer, tmp_path):
+    options = ("--json", "--set", "decoding.max_length=2")
+    output = tformer("translate", toy_run, *options, stdin="ab cd\nbcd ef ag\n").stdout
+    lines = [json.loads(line) for line in output.splitlines()]
+    found = [(line["source"], line["translations"][0]) for line in lines]
+    assert [best["finished"] for _, best in found] == [False, False]
+    files = written(tmp_path, [(source, best["text"]) for source, best in found])
+    scores = [
+        json.loads(x) for x in tformer("score", toy_run, *files, "--json").stdout.splitlines()
+    ]
+    for (_, best), score in zip(found, scores, strict=True):
+        *others, end = score["token_log_probs"]
+        assert best["log_prob"] == pytest.approx(sum(others), abs=1e-4)
+        assert end < -1e-3
 
 
 def test_tokens_stand_between_tabs_with_their_log_probabilities(toy_run, tformer, files):

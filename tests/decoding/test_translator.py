@@ -132,6 +132,12 @@ def test_scores_of_pieces_make_those_of_the_line(translator):
     assert first.score > second.score > third.score
 
 
+@pytest.mark.parametrize("ends", [[True], [False], [True, True], [False, True], [True, False]])
+def test_a_line_is_finished_where_all_its_pieces_are(translator, ends):
+    pieces = [replace(EMPTY, finished=finished) for finished in ends]
+    assert translator.wording.translation(pieces).finished is (False not in ends)
+
+
 HYPOTHESES = st.lists(
     st.integers(-8, 0).map(lambda score: replace(EMPTY, score=float(score))), min_size=1, max_size=4
 ).map(lambda found: sorted(found, key=lambda one: -one.score))

@@ -393,6 +393,7 @@ def _json_line(number: int, line: str, translations: "Sequence[Translation]") ->
                 "tokens": found.tokens,
                 "score": found.score,
                 "log_prob": found.log_prob,
+                "finished": found.finished,
                 "alignments": found.alignments,
             }
             for found in translations

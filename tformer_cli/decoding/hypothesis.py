@@ -9,7 +9,8 @@ class Hypothesis:
 
     Attributes:
         token_ids: without the start and the end token.
-        log_prob: natural logarithm of its probability, the end token's included.
+        log_prob: natural logarithm of its probability, the end token's included where it is
+            finished.
         score: what the search ranks by, higher is better.
         finished: whether it ends with the end token, rather than at the length limit.
     """

@@ -21,6 +21,8 @@ class Translation:
         tokens: its tokens as the model wrote them.
         score: what the search ranked it by; of a line in pieces the mean over them.
         log_prob: natural logarithm of its probability; of a line in pieces the sum over them.
+        finished: whether it ends where the model ends it, rather than at the length limit; of a
+            line in pieces whether all of them do.
         source_tokens: the tokens of the line as the model read them; None without alignments.
         alignments: pairs of a word of the line and a word that comes from it, counted from 0, where
             they were asked for; in a language without blanks each token counts as a word.
@@ -30,6 +32,7 @@ class Translation:
     tokens: tuple[str, ...]
     score: float
     log_prob: float
+    finished: bool
     source_tokens: tuple[str, ...] | None = None
     alignments: tuple[tuple[int, int], ...] | None = None
 
@@ -58,6 +61,7 @@ class Wording:
             tokens=tuple(token for piece in pieces for token in target.tokens(piece.token_ids)),
             score=sum(piece.score for piece in pieces) / len(pieces),
             log_prob=sum(piece.log_prob for piece in pieces),
+            finished=all(piece.finished for piece in pieces),
         )
 
     def aligned(
