@@ -83,6 +83,17 @@ def test_in_a_language_without_blanks_a_word_is_banned_at_the_beginning_and_with
     assert str(caught.value) == ("a required phrase of x.ja:1: contains a banned word; got '東京'")
 
 
+def test_a_prefix_that_contains_a_banned_word_is_refused(marian):
+    asked = line_requests(marian, banned=["old dog"])
+    asked.of("a", "an old cat", (), number=1, where="x.en:1")
+    for prefix in ("old dog", "an old dog sat"):
+        with pytest.raises(DataError) as caught:
+            asked.of("a", prefix, (), number=1, where="x.en:1")
+        assert str(caught.value) == (
+            f"the prefix of x.en:1: contains a banned word; got {prefix!r}"
+        )
+
+
 def test_between_blanks_a_word_has_one_spelling(marian):
     (request,) = line_requests(marian, banned=["dog"]).of("a", "", (), number=1, where="x")
     assert request.banned == (tuple(marian.target.encode("dog")),)

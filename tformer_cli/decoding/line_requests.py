@@ -75,11 +75,12 @@ class LineRequests:
         Raises:
             DataError: the line is long, and that is an error here, or it has phrases and is cut
                 into pieces; or a prefix or a phrase has a token that no translation has, or they
-                are longer than what the model can write; or a phrase has no token, or contains a
-                banned one.
+                are longer than what the model can write, or contain a banned phrase; or a phrase
+                has no token.
         """
         whose = f"the prefix of {where}"
         first = self._possible(self.tokenizers.target.encode(prefix), prefix, whose)
+        self._check_not_banned(first, prefix, whose)
         pieces = self._pieces(line, where)
         if phrases and len(pieces) > 1:
             raise DataError(
@@ -155,10 +156,18 @@ class LineRequests:
         for phrase in (*phrases, *(term for term in terms if term not in phrases)):
             whose = f"a required phrase of {where}"
             ids = self._phrase(self._ids_within(phrase), phrase, whose)
-            if any(_contains(ids, one) for one in self.banned):
-                raise DataError(whose, "contains a banned word", got=repr(phrase))
+            self._check_not_banned(ids, phrase, whose)
             required.append(ids)
         return tuple(required)
+
+    def _check_not_banned(self, ids: Sequence[int], text: str, where: str) -> None:
+        """Check that a text may come in a translation.
+
+        Raises:
+            DataError: a banned phrase is in it.
+        """
+        if any(_contains(ids, one) for one in self.banned):
+            raise DataError(where, "contains a banned word", got=repr(text))
 
     def _spellings(self, phrases: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the ids of banned phrases, as they begin a translation and as they go on in it."""

@@ -261,8 +261,8 @@ class Translator:
                 is no aligner for alignments.
             DataError: a line is long, and that is an error here, or it has phrases and is cut into
                 pieces; or a prefix or a phrase has a token that no translation has, or they are
-                longer than what the model can write; or a required or a banned phrase has no token;
-                or a required phrase contains a banned one.
+                longer than what the model can write, or contain a banned phrase; or a required or a
+                banned phrase has no token.
         """
         if aligned and self.aligner is None:
             raise UsageError(
