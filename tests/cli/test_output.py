@@ -1,6 +1,7 @@
 """Where lines go, without a model."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,6 +44,25 @@ def test_what_stdout_refuses_is_not_said_of_the_file_beside_it(monkeypatch, tmp_
         "<stdout>: cannot be written; got No space left on device; what came out is not whole"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tformer_cli.cli.output import streamed
+with streamed(Path("/dev/stdout")) as output:
+    output.add("a line\\n", 1)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="stdout has no name here")
+def test_stdout_by_its_name_keeps_what_stands_before_and_behind(tmp_path):
+    file = tmp_path / "file"
+    with file.open("w") as stdout:
+        for words in (["echo", "head"], [sys.executable, "-c", WRITER], ["echo", "tail"]):
+            subprocess.run(words, stdout=stdout, check=True)
+    assert file.read_text() == "head\na line\ntail\n"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_file_that_is_written_is_neither_read_nor_written_by_another_option(tmp_path):

@@ -155,7 +155,7 @@ def test_a_damaged_beginning_is_refused(translate, target):
     )
 
 
-@pytest.mark.parametrize("words", [(), ("-i", "x"), ("-o", "y")])
+@pytest.mark.parametrize("words", [(), ("-i", "x"), ("-o", "y"), ("-i", "x", "-o", "/dev/stdout")])
 def test_going_on_needs_both_files(toy_run, tformer, words):
     result = tformer("translate", toy_run, "--resume", *words)
     assert (result.exit_code, result.stderr) == (

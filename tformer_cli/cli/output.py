@@ -12,6 +12,9 @@ from tformer_cli.cli.entry import refusal
 from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import whole_file
 
+# Behind `> FILE` it is that file, which holds what others have written and must not be replaced.
+STDOUT = Path("/dev/stdout")
+
 
 def refuse_overwriting(
     outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | None]
@@ -96,7 +99,7 @@ class Stdout(Stream):
 def streamed(file: Path | None) -> Iterator[Stream]:
     """Open stdout, or a file that appears when it is complete, for lines as they come."""
     with opened(file) as output:
-        yield Stdout(output) if file is None else Stream(output)
+        yield Stdout(output) if file in (None, STDOUT) else Stream(output)
 
 
 @contextlib.contextmanager
@@ -114,7 +117,7 @@ def opened(file: Path | None) -> Iterator[TextIO]:
         UsageError: stdout is closed.
         StorageError: the system does not let the file be written.
     """
-    if file is None:
+    if file in (None, STDOUT):
         if sys.stdout is None:
             raise UsageError("--output", "stdout is closed", remedy="name a file")
         # Whatever the platform and the locale: UTF-8, and LF at the end of a line.

@@ -38,6 +38,7 @@ from tformer_cli.cli.options import (
     chosen_run,
 )
 from tformer_cli.cli.output import (
+    STDOUT,
     Stream,
     discarded,
     refuse_gzip_names,
@@ -302,7 +303,7 @@ def _check_usage(
     for option, file in files_beside.items():
         if file is not None and input_file is None:
             raise UsageError(option, "needs --input, line for line", remedy="name that file")
-    if resume and (input_file is None or output_file is None):
+    if resume and (input_file is None or output_file in (None, STDOUT)):
         raise UsageError("--resume", "needs --input and --output", remedy="name both files")
     if resume and alignments_file is not None:
         raise UsageError(
