@@ -73,7 +73,8 @@ def score(
     from tformer_cli.device import keep_freed_memory, resolve_device, resolve_precision
 
     refuse_torchrun("score")
-    # A bad line is found before the first is scored; but a pipe can be read only once.
+    # Bytes that are no text, and files of unequal length, are found before the first pair is
+    # scored; but a pipe can be read only once.
     is_pipe = has_pipe(source, target)
     total = None if is_pipe else sum(1 for _ in read_pairs(source, target))
     trained, *others = load_ensemble(

@@ -190,7 +190,9 @@ def translate(
     )
     _check_usage(input_file, beside, output_file, alignments_file, workers, resume=resume)
     total = None
-    # A bad line is found before the first is translated; but a pipe can be read only once.
+    # Bytes that are no text, and files of unequal length, are found before the first line is
+    # translated; but a pipe can be read only once. Whether a line can have its prefix and phrases
+    # is a matter of tokens, and found in its window.
     if input_file is not None and not has_pipe(input_file, *beside):
         total = sum(1 for _ in asked_lines(input_file, beside))
     trained, *others = load_ensemble(runs, checkpoint)
