@@ -11,7 +11,11 @@ import importlib
 from tformer_cli.version import __version__
 
 _HOMES = {
+    "BeamConfig": "tformer_cli.config.schema.decoding",
     "Consensus": "tformer_cli.decoding.consensus",
+    "GreedyConfig": "tformer_cli.config.schema.decoding",
+    "SampleConfig": "tformer_cli.config.schema.decoding",
+    "Terminology": "tformer_cli.text.terminology",
     "Translator": "tformer_cli.decoding.translator",
     "build_metric": "tformer_cli.evaluation.metrics",
     "evaluate": "tformer_cli.evaluation.evaluate",
@@ -21,7 +25,11 @@ _HOMES = {
 }
 
 __all__ = [
+    "BeamConfig",
     "Consensus",
+    "GreedyConfig",
+    "SampleConfig",
+    "Terminology",
     "Translator",
     "__version__",
     "build_metric",

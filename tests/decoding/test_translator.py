@@ -396,6 +396,23 @@ def test_a_term_that_is_required_anyway_is_required_once(translator):
     assert found == [["ef", "d", "ga"]]
 
 
+def test_the_best_translation_is_asked_for_all_that_several_are(translator):
+    translator.engine = Requested()
+    translator.translate(
+        ["ab", "c"],
+        decoding=BEAM,
+        prefixes=["g", "ga"],
+        banned=["fe"],
+        required=[["d"], []],
+        terminology=Terminology(["ab\tbe", "c\tef"], "terms.tsv", source_language="en"),
+    )
+    decode = translator.tokenizers.target.decode
+    requests = translator.engine.requests
+    assert [decode(one.prefix) for one in requests] == ["g", "ga"]
+    assert [[decode(ids) for ids in one.banned] for one in requests] == [["fe"], ["fe"]]
+    assert [[decode(ids) for ids in one.required] for one in requests] == [["d", "be"], ["ef"]]
+
+
 def test_a_phrase_has_no_blank_before_it_in_a_language_without_blanks():
     lines = ["東京都に住む。", "私は東京に行く。", "京都は東京ではない。"]
     config = SubwordConfig(vocab_size=300)

@@ -196,14 +196,25 @@ class Translator:
         *,
         decoding: DecodingConfig | None = None,
         consensus: Consensus | None = None,
+        prefixes: Iterable[str] | None = None,
+        banned: Sequence[str] = (),
+        required: Iterable[Sequence[str]] | None = None,
+        terminology: Terminology | None = None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> list[str]:
-        """Return the best translation of each line; a blank line gives an empty one."""
+        """Return the best translation of each line; a blank line gives an empty one.
+
+        All else is as `nbest` says.
+        """
         found = self.nbest(
             lines,
             1,
             decoding=decoding,
             consensus=consensus,
+            prefixes=prefixes,
+            banned=banned,
+            required=required,
+            terminology=terminology,
             scored=False,
             on_warning=on_warning,
         )
