@@ -5,14 +5,17 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sacrebleu.metrics.chrf import CHRF
 
 from tformer_cli import Translator
+from tformer_cli.cli.translate import _json_line, _text_lines
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.decoding import translator as translator_room
+from tformer_cli.decoding.translation import Translation
 
 LINES = ["ab cd", "", "feg", "   ", "a", "bcd ef ag", "ab cd"]
 
@@ -119,7 +122,17 @@ def test_json_holds_text_tokens_and_scores(toy_run, tformer):
     (best,) = line["translations"]
     assert "".join(best["tokens"]) == best["text"]
     length = len(best["tokens"]) + 1
-    assert best["score"] == pytest.approx(best["log_prob"] / length**0.5)
+    assert best["score"] == pytest.approx(best["log_prob"] / length**0.5, abs=1e-4)
+
+
+def test_numbers_that_differ_by_rounding_are_written_alike():
+    found = Translation("A B", ("A", " ", "B"), -0.906526, -3.626104, finished=True)
+    other = replace(found, score=-0.906525, log_prob=-3.626101)
+    for translation in (found, other):
+        line = json.loads(_json_line(1, "b a", [translation]))
+        (best,) = line["translations"]
+        assert (best["score"], best["log_prob"]) == (-0.9065, -3.6261)
+        assert _text_lines(1, [translation], numbered=True) == "1 ||| A B ||| -0.9065\n"
 
 
 def test_without_a_run_the_newest_is_taken(toy_run, tformer, tmp_path, monkeypatch):

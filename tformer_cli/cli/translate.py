@@ -56,6 +56,9 @@ if TYPE_CHECKING:
     from tformer_cli.partial_file import PartialFile
     from tformer_cli.text.terminology import Terminology
 
+# Behind them stands mostly rounding, which is a matter of the batch.
+SCORE_DECIMALS = 4
+
 
 def translate(
     context: typer.Context,
@@ -382,7 +385,10 @@ def _terms(file: Path, source_language: str) -> "Terminology":
 def _text_lines(number: int, translations: "Sequence[Translation]", *, numbered: bool) -> str:
     if not numbered:
         return f"{translations[0].text}\n"
-    return "".join(f"{number} ||| {found.text} ||| {found.score:.6f}\n" for found in translations)
+    return "".join(
+        f"{number} ||| {found.text} ||| {found.score:.{SCORE_DECIMALS}f}\n"
+        for found in translations
+    )
 
 
 def _json_line(number: int, line: str, translations: "Sequence[Translation]") -> str:
@@ -394,8 +400,8 @@ def _json_line(number: int, line: str, translations: "Sequence[Translation]") ->
             {
                 "text": found.text,
                 "tokens": found.tokens,
-                "score": found.score,
-                "log_prob": found.log_prob,
+                "score": round(found.score, SCORE_DECIMALS),
+                "log_prob": round(found.log_prob, SCORE_DECIMALS),
                 "finished": found.finished,
                 "alignments": found.alignments,
             }
