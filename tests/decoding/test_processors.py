@@ -73,6 +73,15 @@ def test_repeated_ngrams_are_banned_as_in_transformers(histories, size):
         assert torch.equal(after[place], expected)
 
 
+@pytest.mark.parametrize("size", [12, 13, 100])
+def test_ngrams_longer_than_all_rows_ban_nothing(size):
+    rows = written([[[1] * 11] * K])
+    before = scores(1)
+    after = before.clone()
+    ban_repeated_ngrams(after, rows, size)
+    assert torch.equal(after, before)
+
+
 @given(histories())
 def test_frequency_penalty_counts_each_occurrence(histories):
     before = scores(len(histories))

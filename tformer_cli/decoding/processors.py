@@ -72,10 +72,10 @@ def ban_repeated_ngrams(log_probs: Tensor, rows: Rows, size: int) -> None:
     """
     tokens = rows.tokens
     num_columns = tokens.shape[2]
+    if size >= num_columns:
+        return
     # Column 0 is the start token, which is part of no n-gram.
     ends = torch.arange(size, num_columns, device=tokens.device)
-    if len(ends) == 0:
-        return
     windows = tokens[:, :, 1:].unfold(2, size, 1)  # (B, K, num_columns - size, size)
     places = rows.lengths[:, None] - torch.arange(size - 2, -1, -1, device=tokens.device)
     tail = tokens.gather(2, places.clamp(min=0)[:, None].expand(-1, tokens.shape[1], -1))
