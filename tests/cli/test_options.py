@@ -1,5 +1,6 @@
 """What options mean for a config, without a model."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,18 @@ def test_a_beam_size_that_the_groups_of_the_run_do_not_divide_is_refused():
     with pytest.raises(ConfigError) as raised:
         chosen_decoding(config(BeamConfig(size=4, groups=2)), 5, None)
     assert str(raised.value) == "decoding.groups: must divide size (5); got 2"
+
+
+@pytest.mark.parametrize(
+    ("length_penalty", "message"),
+    [
+        (-1.0, "must be at least 0; got -1.0"),
+        (11.0, "must be at most 10; got 11.0"),
+        (math.inf, "must be at most 10; got inf"),
+        (math.nan, "must be at least 0; got nan"),
+    ],
+)
+def test_a_length_penalty_keeps_to_the_limits_of_its_key(length_penalty, message):
+    with pytest.raises(ConfigError) as raised:
+        chosen_decoding(config(BEAM), None, length_penalty)
+    assert str(raised.value) == f"decoding.length_penalty: {message}"

@@ -1,6 +1,7 @@
 """Limits and rules of the configuration tree."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,12 @@ from tformer_cli.config.schema.data import (
     PlainTrainingText,
     TrainingText,
 )
-from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
+from tformer_cli.config.schema.decoding import (
+    BeamConfig,
+    DecodingConfig,
+    GreedyConfig,
+    SampleConfig,
+)
 from tformer_cli.config.schema.evaluation import ChrfConfig, EvaluationConfig
 from tformer_cli.config.schema.limits import Bounds, Conflict
 from tformer_cli.config.schema.model import EncoderDecoderConfig, MaskedEncoderConfig
@@ -127,6 +133,13 @@ def test_bounds_rule_names_the_bound_that_is_broken(
 ) -> None:
     assert bounds.rule(inside) is None
     assert bounds.rule(outside) == rule
+
+
+@pytest.mark.parametrize(
+    "bounds", [Bounds(minimum=0), Bounds(maximum=1), Bounds(above=0), Bounds(below=1)]
+)
+def test_what_is_no_number_is_within_no_bounds(bounds: Bounds) -> None:
+    assert bounds.rule(math.nan) is not None
 
 
 def test_check_finds_nothing_wrong_with_the_defaults() -> None:
@@ -268,3 +281,26 @@ def test_groups_of_a_beam_are_equal_and_more_than_one() -> None:
             "set groups to 2 or more, or leave it out",
         )
     ]
+
+
+@pytest.mark.parametrize(
+    ("search", "key", "rule"),
+    [
+        (BeamConfig(length_penalty=10.1), "length_penalty", "must be at most 10"),
+        (BeamConfig(patience=1e308), "patience", "must be at most 1000"),
+        (BeamConfig(coverage_penalty=1e308), "coverage_penalty", "must be at most 1000"),
+        (BeamConfig(groups=5, diversity=1e39), "diversity", "must be at most 1000"),
+        (GreedyConfig(max_length_ratio=1e308), "max_length_ratio", "must be at most 1000"),
+        (GreedyConfig(min_length_ratio=1e308), "min_length_ratio", "must be at most 1000"),
+        (GreedyConfig(frequency_penalty=1e308), "frequency_penalty", "must be at most 1000"),
+        (GreedyConfig(repetition_penalty=1e308), "repetition_penalty", "must be at most 1000"),
+        (GreedyConfig(repetition_penalty=1e-300), "repetition_penalty", "must be at least 0.001"),
+        (SampleConfig(temperature=1e39), "temperature", "must be at most 1000"),
+        (SampleConfig(temperature=1e-39), "temperature", "must be at least 0.001"),
+        (SampleConfig(top_p=1e-300), "top_p", "must be at least 1e-06"),
+    ],
+)
+def test_numbers_that_no_search_can_count_with_are_refused(
+    search: DecodingConfig, key: str, rule: str
+) -> None:
+    assert list(check(search)) == [Conflict(key, rule, str(getattr(search, key)))]

@@ -1,6 +1,7 @@
 """What translations keep to, whatever the search, and what it costs their probability: nothing."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ from decoding.tables import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tformer_cli.config.schema.check import check
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.decoding.beam import BeamSearch
+from tformer_cli.decoding.engine import build_search
 from tformer_cli.decoding.greedy import GreedySearch
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.sample import SampleSearch
@@ -127,6 +130,38 @@ def test_the_company_of_a_request_changes_nothing(kind, rules, parts, num_places
     few = search_requests(tables, searches[kind](rules), inputs, num_places)
     for one, two in zip(together, few, strict=True):
         assert [h.token_ids for h in one] == [h.token_ids for h in two]
+
+
+FARTHEST = {
+    "greedy": lambda rules: GreedyConfig(**rules),
+    "beam": lambda rules: BeamConfig(size=4, length_penalty=10, patience=1000, **rules),
+    "diverse": lambda rules: BeamConfig(size=4, groups=2, diversity=1000, **rules),
+    "careful": lambda rules: SampleConfig(temperature=0.001, top_p=1e-6, **rules),
+    "reckless": lambda rules: SampleConfig(temperature=1000, **rules),
+}
+
+
+@pytest.mark.parametrize("repetition_penalty", [0.001, 1000])
+@pytest.mark.parametrize("kind", FARTHEST)
+def test_searches_work_at_the_limits_of_their_numbers(kind, repetition_penalty):
+    config = FARTHEST[kind](
+        {
+            "max_length": 40,
+            "min_length_ratio": 1000,
+            "max_length_ratio": 1000,
+            "repetition_penalty": repetition_penalty,
+            "frequency_penalty": 1000,
+        }
+    )
+    assert not list(check(config))
+    table = random_tables(5, sentences=1, vocab_size=V)
+    search = build_search(config, ROLES, CPU, [], nbest=1, scored=True)
+    ((found,),) = search_requests(table, search, asked([([2], (), ())]))
+    assert len(found.token_ids) >= 39
+    assert math.isfinite(found.score)
+    assert found.log_prob == pytest.approx(
+        log_prob(table[0], found.token_ids, found.finished), rel=1e-4
+    )
 
 
 def test_penalties_change_the_score_and_not_the_probability():

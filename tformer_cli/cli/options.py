@@ -70,7 +70,7 @@ BeamOption = Annotated[
 ]
 LengthPenaltyOption = Annotated[
     float | None,
-    typer.Option(min=0.0, help="Score is log probability / length ** A. Default: the run's."),
+    typer.Option(help="Score is log probability / length ** A. Default: the run's."),
 ]
 EnsembleOption = Annotated[
     list[Path] | None,

@@ -10,9 +10,12 @@ from tformer_cli.config.schema.limits import (
     Conflict,
     Count,
     CountOrZero,
-    PositiveFloat,
     Seed,
 )
+
+# More than anybody asks for, and far from where float32 ends.
+Penalty = Annotated[float, Bounds(minimum=0, maximum=1000)]
+Factor = Annotated[float, Bounds(minimum=0.001, maximum=1000)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,15 +24,15 @@ class SearchConfig:
 
     max_length: Count = 256
     """Longest translation, in tokens, the end token included."""
-    max_length_ratio: PositiveFloat | None = None
+    max_length_ratio: Annotated[float, Bounds(above=0, maximum=1000)] | None = None
     """Longest translation for each token of the source, end tokens apart; null sets no limit."""
     min_length: Count = 1
     """Shortest translation, in tokens, the end token apart."""
-    min_length_ratio: Annotated[float, Bounds(minimum=0)] = 0.0
+    min_length_ratio: Annotated[float, Bounds(minimum=0, maximum=1000)] = 0.0
     """Shortest translation for each token of the source, end tokens apart."""
-    repetition_penalty: PositiveFloat = 1.0
+    repetition_penalty: Factor = 1.0
     """Factor of the log probability of a token that is written already (Keskar et al. 2019)."""
-    frequency_penalty: Annotated[float, Bounds(minimum=0)] = 0.0
+    frequency_penalty: Penalty = 0.0
     """Taken off the log probability of a token for each time that it is written already."""
     no_repeat_ngram: CountOrZero = 0
     """No n-gram of so many tokens comes twice; 0 lets all."""
@@ -55,15 +58,15 @@ class BeamConfig(SearchConfig):
     """The best of several translations kept at each step."""
     size: Annotated[int, Bounds(minimum=1, maximum=1000)] = 5
     """Translations kept alive at each step."""
-    length_penalty: Annotated[float, Bounds(minimum=0)] = 1.0
+    length_penalty: Annotated[float, Bounds(minimum=0, maximum=10)] = 1.0
     """The score is log probability / length ** length_penalty; 0 favours short translations."""
-    patience: PositiveFloat = 1.0
+    patience: Annotated[float, Bounds(above=0, maximum=1000)] = 1.0
     """Stop when size * patience translations are finished (Kasai et al. 2022)."""
-    coverage_penalty: Annotated[float, Bounds(minimum=0)] = 0.0
+    coverage_penalty: Penalty = 0.0
     """Weight, in the score, of the sum of log(min(attention to a source token, 1))."""
     groups: Count = 1
     """Parts of the beam that keep apart from each other (Vijayakumar et al. 2018)."""
-    diversity: Annotated[float, Bounds(minimum=0)] = DIVERSITY
+    diversity: Penalty = DIVERSITY
     """What a group takes off a token for each time that one before it chose it at this step."""
 
     @property
@@ -90,11 +93,11 @@ class SampleConfig(SearchConfig):
 
     kind: Literal["sample"] = "sample"
     """Each token drawn by its probability."""
-    temperature: PositiveFloat = 1.0
+    temperature: Factor = 1.0
     """Log probabilities are divided by it before the draw: below 1 is more careful."""
     top_k: CountOrZero = 0
     """Draw among so many most probable tokens (Fan et al. 2018); 0 draws among all."""
-    top_p: Annotated[float, Bounds(above=0, maximum=1)] = 1.0
+    top_p: Annotated[float, Bounds(minimum=1e-6, maximum=1)] = 1.0
     """Draw among the fewest tokens that reach this probability (Holtzman et al. 2020)."""
     seed: Seed = 1
     """What is drawn for a line is a function of this seed and of the line's number."""

@@ -15,9 +15,10 @@ class Bounds:
 
     def rule(self, value: float) -> str | None:
         """Return the bound that `value` breaks, in words, or None."""
-        if self.minimum is not None and value < self.minimum:
+        # Turned round, for no comparison holds of a value that is not a number.
+        if self.minimum is not None and not value >= self.minimum:
             return f"must be at least {self.minimum:.10g}"
-        if self.maximum is not None and value > self.maximum:
+        if self.maximum is not None and not value <= self.maximum:
             return f"must be at most {self.maximum:.10g}"
         if self.above is not None and not value > self.above:
             return f"must be above {self.above:.10g}"
