@@ -309,7 +309,8 @@ def _numbers(kind: type, bounds: Bounds) -> st.SearchStrategy[Any]:
 def _coherent(decoding: DecodingConfig) -> DecodingConfig:
     if isinstance(decoding, BeamConfig):
         decoding = dataclasses.replace(decoding, size=(decoding.size + 1) // 2 * 2, groups=2)
-    return dataclasses.replace(decoding, max_length=600)
+    shortest = min(decoding.min_length, 599)
+    return dataclasses.replace(decoding, max_length=600, min_length=shortest)
 
 
 def _alone(text: Text) -> dict[str, Path]:

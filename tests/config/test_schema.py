@@ -304,3 +304,14 @@ def test_numbers_that_no_search_can_count_with_are_refused(
     search: DecodingConfig, key: str, rule: str
 ) -> None:
     assert list(check(search)) == [Conflict(key, rule, str(getattr(search, key)))]
+
+
+@pytest.mark.parametrize("kind", [BeamConfig, GreedyConfig, SampleConfig])
+def test_the_shortest_translation_fits_into_the_longest(kind: type[DecodingConfig]) -> None:
+    for longest, shortest in ((1, 1), (3, 2), (9, 8)):
+        assert list(check(kind(max_length=longest, min_length=shortest))) == []
+    for longest, shortest in ((1, 2), (5, 5), (5, 9)):
+        what = f"must be below max_length ({longest}), which counts the end token"
+        assert list(check(kind(max_length=longest, min_length=shortest))) == [
+            Conflict("min_length", what, str(shortest))
+        ]

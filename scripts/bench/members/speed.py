@@ -22,7 +22,7 @@ FLOAT_BYTES = 4
 # Tokens of every translation whose time is taken, about as many as a caption has: members that
 # have learnt too little to end their sentences have no more to write than the others.
 NUM_TOKENS = 16
-SEARCH = GreedyConfig(min_length=NUM_TOKENS, max_length=NUM_TOKENS)
+SEARCH = GreedyConfig(min_length=NUM_TOKENS - 1, max_length=NUM_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)

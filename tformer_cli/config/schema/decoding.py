@@ -37,6 +37,12 @@ class SearchConfig:
     no_repeat_ngram: CountOrZero = 0
     """No n-gram of so many tokens comes twice; 0 lets all."""
 
+    def conflicts(self) -> Iterator[Conflict]:
+        # A single token is written whatever the limit.
+        if self.min_length > 1 and self.min_length >= self.max_length:
+            what = f"must be below max_length ({self.max_length}), which counts the end token"
+            yield Conflict("min_length", what, str(self.min_length))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GreedyConfig(SearchConfig):
@@ -76,6 +82,7 @@ class BeamConfig(SearchConfig):
         return math.floor(self.size * self.patience + 0.5)
 
     def conflicts(self) -> Iterator[Conflict]:
+        yield from SearchConfig.conflicts(self)
         if self.size % self.groups:
             yield Conflict("groups", f"must divide size ({self.size})", str(self.groups))
         if self.groups == 1 and self.diversity != DIVERSITY:
