@@ -30,7 +30,7 @@ from tformer_cli.decoding.line_requests import MOST_PIECES
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.translation import best_combinations
 from tformer_cli.decoding.translator import Translator
-from tformer_cli.errors import DataError, Problem, UsageError
+from tformer_cli.errors import ConfigError, DataError, Problem, UsageError
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.text.terminology import Terminology
@@ -310,6 +310,21 @@ def test_without_blanks_alignments_count_tokens(translator):
     assert said(translator) == ["abc。", "de。"]
     assert best.text == "。cba。ed"
     assert best.alignments == ((0, 3), (1, 2), (2, 1), (3, 0), (4, 6), (5, 5), (6, 4))
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        (BeamConfig(groups=2), "groups: must divide size (5); got 2"),
+        (SampleConfig(temperature=0.0), "temperature: must be at least 0.001; got 0.0"),
+        (GreedyConfig(max_length=0), "max_length: must be at least 1; got 0"),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_refused(translator, search, message):
+    with pytest.raises(ConfigError) as caught:
+        translator.translate(["ab"], decoding=search)
+    assert str(caught.value) == f"decoding.{message}"
+    assert translator.engine.sentences == []
 
 
 def test_alignments_without_an_aligner_are_refused(translator):

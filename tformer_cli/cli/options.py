@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tformer_cli.config.load import changed_decoding
-from tformer_cli.config.schema.check import check
+from tformer_cli.config.schema.check import checked
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import (
     BeamConfig,
@@ -16,7 +16,7 @@ from tformer_cli.config.schema.decoding import (
     GreedyConfig,
     SearchConfig,
 )
-from tformer_cli.errors import ConfigError, Problem, UsageError
+from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import RunDirectory, newest_run
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def chosen_decoding(
         settings: `decoding.KEY=VALUE`.
 
     Raises:
-        ConfigError: a setting is wrong.
+        ConfigError: a setting or an option is out of its limits, or they break a rule.
         UsageError: the beam size contradicts the settings, or a length penalty was asked of a
             search that has no use for it.
     """
@@ -130,7 +130,7 @@ def chosen_decoding(
     if beam is not None:
         decoding = _of_beam(beam, decoding, before=config.decoding)
     if length_penalty is None:
-        return checked(decoding)
+        return checked(decoding, "decoding")
     if not isinstance(decoding, BeamConfig):
         raise UsageError(
             "--length-penalty",
@@ -138,7 +138,7 @@ def chosen_decoding(
             got=f"{length_penalty:g}",
             remedy="add --beam 5",
         )
-    return checked(replace(decoding, length_penalty=length_penalty))
+    return checked(replace(decoding, length_penalty=length_penalty), "decoding")
 
 
 def _of_beam(size: int, asked: DecodingConfig, *, before: DecodingConfig) -> DecodingConfig:
@@ -170,21 +170,6 @@ def _of_beam(size: int, asked: DecodingConfig, *, before: DecodingConfig) -> Dec
                 remedy="leave one of them out",
             )
     return found
-
-
-def checked(decoding: DecodingConfig) -> DecodingConfig:
-    """Return a search that options have changed, if it still makes sense.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    problems = [
-        Problem(conflict.key, conflict.what, conflict.got, conflict.remedy)
-        for conflict in check(decoding, "decoding")
-    ]
-    if problems:
-        raise ConfigError(problems)
-    return decoding
 
 
 def chosen_consensus(

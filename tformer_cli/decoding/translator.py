@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from tformer_cli.checkpoint.trained_model import load_ensemble
+from tformer_cli.config.schema.check import checked
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, SampleConfig
 from tformer_cli.config.schema.model import ModelConfig
@@ -268,6 +269,7 @@ class Translator:
                 runs out and less is translated at a time.
 
         Raises:
+            ConfigError: the search breaks limits or rules of its keys.
             UsageError: the search keeps fewer than `count` translations, or to no phrases; or there
                 is no aligner for alignments.
             DataError: a line is long, and that is an error here, or it has phrases and is cut into
@@ -279,7 +281,7 @@ class Translator:
             raise UsageError(
                 "alignments", "need a translator that has an aligner", remedy="leave them out"
             )
-        search = self.decoding if decoding is None else decoding
+        search = checked(self.decoding if decoding is None else decoding, "decoding")
         if required is not None or terminology is not None:
             _check_keeps_to_phrases(
                 search, "--constraints" if required is not None else "--terminology"

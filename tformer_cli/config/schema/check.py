@@ -3,9 +3,12 @@
 import dataclasses
 import typing
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from tformer_cli.config.schema.limits import Bounds, Conflict
+from tformer_cli.errors import ConfigError, Problem
+
+_Section = TypeVar("_Section")
 
 
 def check(value: object, path: str = "", hint: object = None) -> Iterator[Conflict]:
@@ -25,6 +28,25 @@ def check(value: object, path: str = "", hint: object = None) -> Iterator[Confli
     if hasattr(value, "conflicts") and next(_broken_limits(value, path, hint), None) is None:
         for conflict in value.conflicts():
             yield dataclasses.replace(conflict, key=_join(path, conflict.key))
+
+
+def checked(section: _Section, path: str) -> _Section:
+    """Return a part of a configuration that was not read from YAML, if it makes sense.
+
+    Args:
+        section: a dataclass of the schema.
+        path: its key path, for messages.
+
+    Raises:
+        ConfigError: every limit and rule that it breaks.
+    """
+    problems = [
+        Problem(conflict.key, conflict.what, conflict.got, conflict.remedy)
+        for conflict in check(section, path)
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return section
 
 
 def _broken_limits(value: object, path: str, hint: object) -> Iterator[Conflict]:
