@@ -327,6 +327,32 @@ def test_a_search_that_makes_no_sense_is_refused(translator, search, message):
     assert translator.engine.sentences == []
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("lines", {"lines": "ab"}),
+        ("prefixes", {"prefixes": "ab"}),
+        ("banned", {"banned": "ab"}),
+        ("required", {"required": "ab"}),
+        ("required of line 2", {"required": [["ab"], "ab"]}),
+    ],
+)
+def test_a_text_is_not_taken_apart_into_letters(translator, name, options):
+    with pytest.raises(UsageError) as caught:
+        next(translator.nbest(**{"lines": ["ab", "cd"], "count": 1} | options))
+    assert (
+        str(caught.value) == f"{name}: must be a list of texts; got a text; put brackets around it"
+    )
+    assert translator.engine.sentences == []
+
+
+def test_texts_to_score_are_not_taken_apart_either(translator):
+    for name in ("sources", "targets"):
+        with pytest.raises(UsageError) as caught:
+            translator.score(**{"sources": ["ab"], "targets": ["ab"]} | {name: "ab"})
+        assert caught.value.problems[0].where == name
+
+
 def test_alignments_without_an_aligner_are_refused(translator):
     with pytest.raises(UsageError) as caught:
         next(translator.nbest(["a"], 1, aligned=True))

@@ -271,12 +271,13 @@ class Translator:
         Raises:
             ConfigError: the search breaks limits or rules of its keys.
             UsageError: the search keeps fewer than `count` translations, or to no phrases; or there
-                is no aligner for alignments.
+                is no aligner for alignments; or a text is given where a list of texts belongs.
             DataError: a line is long, and that is an error here, or it has phrases and is cut into
                 pieces; or a prefix or a phrase has a token that no translation has, or they are
                 longer than what the model can write, or contain a banned phrase; or a required or a
                 banned phrase has no token.
         """
+        _refuse_text_alone(lines=lines, prefixes=prefixes, banned=banned, required=required)
         if aligned and self.aligner is None:
             raise UsageError(
                 "alignments", "need a translator that has an aligner", remedy="leave them out"
@@ -302,6 +303,8 @@ class Translator:
         with_phrases = zip(both, required, strict=True) if required is not None else None
         asked = with_phrases or ((pair, ()) for pair in both)
         for window in chunks(zip(itertools.count(start, step), asked), WINDOW_LINES):
+            for n, (_, phrases) in window:
+                _refuse_text_alone(**{f"required of line {n}": phrases})
             lines_in_pieces = [
                 requests.of(
                     line,
@@ -347,9 +350,28 @@ class Translator:
         *,
         on_done: Callable[[int], object] = lambda count: None,
     ) -> Iterator[ScoredPair]:
-        """Yield how probable given translations are, in the order given, as `score_pairs` says."""
+        """Yield how probable given translations are, in the order given, as `score_pairs` says.
+
+        Raises:
+            UsageError: a text is given where a list of texts belongs.
+            DataError: a line is longer than the positions that the model has learnt.
+        """
+        _refuse_text_alone(sources=sources, targets=targets)
         pairs = zip(sources, targets, strict=True)
         return score_pairs(self.engine.scorer, self.tokenizers, pairs, on_done=on_done)
+
+
+def _refuse_text_alone(**arguments: object) -> None:
+    """Refuse a text where a list of texts belongs: Python would take it apart into letters.
+
+    Raises:
+        UsageError: an argument is one.
+    """
+    for name, texts in arguments.items():
+        if isinstance(texts, str):
+            raise UsageError(
+                name, "must be a list of texts", got="a text", remedy="put brackets around it"
+            )
 
 
 def _in_proportion(
