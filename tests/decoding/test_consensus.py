@@ -103,3 +103,17 @@ def test_a_search_that_keeps_fewer_candidates_is_refused():
     assert str(raised.value) == (
         "--mbr: has no effect on greedy search; add --beam 8, or --set 'decoding={kind: sample}'"
     )
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (("foo",), "--mbr: must be one of chrf, bleu; got foo"),
+        (("bleu", 0), "--candidates: must be at least 1; got 0"),
+        (("bleu", -3), "--candidates: must be at least 1; got -3"),
+    ],
+)
+def test_a_choice_that_is_none_is_refused(choice, message):
+    with pytest.raises(UsageError) as caught:
+        Consensus(*choice)
+    assert str(caught.value) == message

@@ -275,6 +275,29 @@ def test_several_processes_on_a_gpu_are_refused(tokenizers):
     assert str(caught.value) == "--workers: is for a CPU; got 2; use 1, or --device cpu"
 
 
+def test_what_there_must_be_one_of_is_never_none(translator, tokenizers):
+    model, config = learnt_positions(tokenizers)
+    asked = {
+        "--nbest": lambda number: list(translator.nbest(["ab"], number)),
+        "--workers": lambda number: Translator.of_model(
+            model, tokenizers, config, CPU, workers=number
+        ),
+        "--max-source-length": lambda number: Translator.of_model(
+            model, tokenizers, config, CPU, max_source_length=number
+        ),
+    }
+    for (option, ask), number in itertools.product(asked.items(), (0, -1)):
+        with pytest.raises(UsageError) as caught:
+            ask(number)
+        assert str(caught.value) == f"{option}: must be at least 1; got {number}"
+
+
+def test_an_unknown_way_with_long_lines_is_refused(tokenizers):
+    with pytest.raises(UsageError) as caught:
+        Translator(Backwards(), tokenizers, BEAM, max_source_length=6, long_lines="cut")
+    assert str(caught.value) == ("--long-lines: must be one of split, truncate, error; got cut")
+
+
 class Mirror:
     """Knows where the words of `Backwards` come from."""
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,19 @@ class Consensus:
 
     utility: Utility = "chrf"
     num_candidates: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the choice.
+
+        Raises:
+            UsageError: there is no such utility, or there are no candidates.
+        """
+        if self.utility not in get_args(Utility):
+            raise UsageError(
+                "--mbr", f"must be one of {', '.join(get_args(Utility))}", got=self.utility
+            )
+        if self.num_candidates is not None and self.num_candidates < 1:
+            raise UsageError("--candidates", "must be at least 1", got=str(self.num_candidates))
 
     def num_wanted(self, decoding: DecodingConfig) -> int:
         """Return how many candidates a search has to find.

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import get_args
 
 import torch
 
@@ -74,7 +75,15 @@ class Translator:
             source_blank: likewise in the source language.
             aligner: of the model behind the engine; without it there are no alignments.
             start_id: what the targets of that model begin with.
+
+        Raises:
+            UsageError: `max_source_length` is below 1, or `long_lines` is none of its choices.
         """
+        _check_positive("--max-source-length", max_source_length)
+        if long_lines not in get_args(LongLines):
+            raise UsageError(
+                "--long-lines", f"must be one of {', '.join(get_args(LongLines))}", got=long_lines
+            )
         self.engine = engine
         self.tokenizers = tokenizers
         self.decoding = decoding
@@ -117,8 +126,9 @@ class Translator:
             CheckpointError: there is no such run or checkpoint, it is damaged, or the runs do not
                 go together.
             DeviceError: this machine does not have the device, or that not the precision.
-            UsageError: the model has not learnt positions for so many tokens, or several processes
-                are to share a device other than a CPU.
+            UsageError: the model has not learnt positions for so many tokens; or several processes
+                are to share a device other than a CPU; or `workers` or `max_source_length` is below
+                1, or `long_lines` is none of its choices.
         """
         place = resolve_device(device)
         runs = [RunDirectory(Path(one)) for one in (run, *ensemble)]
@@ -155,8 +165,10 @@ class Translator:
 
         Raises:
             UsageError: the model has not learnt positions for `max_source_length` tokens; or
-                several processes are to share a device other than a CPU.
+                several processes are to share a device other than a CPU; or `workers` or
+                `max_source_length` is below 1, or `long_lines` is none of its choices.
         """
+        _check_positive("--workers", workers)
         if workers > 1 and device.type != "cpu":
             raise UsageError(
                 "--workers", "is for a CPU", got=str(workers), remedy="use 1, or --device cpu"
@@ -271,7 +283,8 @@ class Translator:
         Raises:
             ConfigError: the search breaks limits or rules of its keys.
             UsageError: the search keeps fewer than `count` translations, or to no phrases; or there
-                is no aligner for alignments; or a text is given where a list of texts belongs.
+                is no aligner for alignments; or `count` is below 1; or a text is given where a list
+                of texts belongs.
             DataError: a line is long, and that is an error here, or it has phrases and is cut into
                 pieces; or a prefix or a phrase has a token that no translation has, or they are
                 longer than what the model can write, or contain a banned phrase; or a required or a
@@ -361,6 +374,16 @@ class Translator:
         return score_pairs(self.engine.scorer, self.tokenizers, pairs, on_done=on_done)
 
 
+def _check_positive(option: str, number: int) -> None:
+    """Check that there is at least one of what an option counts.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if number < 1:
+        raise UsageError(option, "must be at least 1", got=str(number))
+
+
 def _refuse_text_alone(**arguments: object) -> None:
     """Refuse a text where a list of texts belongs: Python would take it apart into letters.
 
@@ -393,8 +416,9 @@ def _num_wanted(search: DecodingConfig, count: int, consensus: Consensus | None)
     """Return how many translations of a line a search has to find, so that `count` are left.
 
     Raises:
-        UsageError: it keeps fewer.
+        UsageError: it keeps fewer, or none are wanted.
     """
+    _check_positive("--nbest", count)
     num_wanted = count if consensus is None else consensus.num_wanted(search)
     if count > num_wanted:
         raise UsageError(
