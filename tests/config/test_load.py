@@ -1,6 +1,7 @@
 """Files, overrides, paths, and the full dump that reads back."""
 
 import dataclasses
+import itertools
 import math
 import types
 import typing
@@ -27,9 +28,16 @@ from tformer_cli.config.schema.data import (
     Text,
     TrainingText,
 )
-from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
+from tformer_cli.config.schema.decoding import (
+    BeamConfig,
+    DecodingConfig,
+    GreedyConfig,
+    SampleConfig,
+)
 from tformer_cli.config.schema.limits import MOST, Bounds
-from tformer_cli.config.schema.model import MaskedEncoderConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig, MaskedEncoderConfig
+from tformer_cli.config.schema.optimizer import AdamConfig
+from tformer_cli.config.schema.positions import AlibiPositions
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.errors import ConfigError
@@ -164,11 +172,45 @@ def test_override_that_is_wrong_is_named(file: Path, override: str, complaint: s
     assert complaints(file, override) == [complaint]
 
 
-def test_override_of_kind_leaves_the_keys_of_the_old_kind_to_be_refused(file: Path) -> None:
-    file.write_text(DATA + "tokenizer: {vocab_size: 500}\n")
-    assert complaints(file, "tokenizer.kind=char") == [
-        "x.yaml:4: tokenizer.vocab_size: belongs to kind: subword; this one is kind: char"
-    ]
+def test_override_of_kind_drops_the_keys_of_other_kinds_in_the_file(file: Path) -> None:
+    file.write_text(
+        f"{DATA}tokenizer: {{vocab_size: 500, nfkc: both}}\n"
+        "training: {optimizer: {kind: muon, momentum: 0.9, epsilon: 1e-6}}\n"
+        "model: {num_decoder_layers: 2, positions: {kind: rotary, base: 5}}\n"
+    )
+    kinds = ("tokenizer.kind=char", "training.optimizer.kind=adam", "model.positions.kind=alibi")
+    for overrides in itertools.permutations(kinds):
+        config = load_config(file, overrides)
+        assert config.tokenizer == CharConfig(nfkc="both")
+        assert config.training.optimizer == AdamConfig(epsilon=1e-6)
+        assert config.model == EncoderDecoderConfig(
+            num_decoder_layers=2, positions=AlibiPositions()
+        )
+
+
+def test_override_of_kind_drops_no_key_of_another_override(file: Path) -> None:
+    overrides = ["tokenizer.vocab_size=500", "tokenizer.kind=char"]
+    for both in (overrides, overrides[::-1]):
+        assert complaints(file, *both) == [
+            "--set tokenizer.vocab_size: belongs to kind: subword; this one is kind: char"
+        ]
+    scaled = ["model.positions.scaling.factor=4", "model.positions.kind=alibi"]
+    file.write_text(DATA + "model: {positions: {kind: rotary, scaling: {kind: ntk, factor: 2}}}\n")
+    assert len(complaints(file, *scaled)) == 1
+
+
+def test_override_of_kind_keeps_misspelt_keys_to_be_refused(file: Path) -> None:
+    file.write_text(DATA + "tokenizer: {vocab_sice: 500}\n")
+    assert complaints(file, "tokenizer.kind=char")[0].startswith(
+        "x.yaml:4: tokenizer.vocab_sice: no such key; "
+    )
+
+
+def test_a_search_of_another_kind_keeps_what_both_have(file: Path) -> None:
+    config = load_config(file, ["decoding.size=4", "decoding.patience=2", "decoding.min_length=3"])
+    assert changed_decoding(config, ["decoding.kind=sample"]) == SampleConfig(min_length=3)
+    greedy = changed_decoding(config, ["decoding.kind=greedy", "decoding.max_length=9"])
+    assert greedy == GreedyConfig(min_length=3, max_length=9)
 
 
 def test_problems_of_file_and_overrides_come_together(file: Path) -> None:

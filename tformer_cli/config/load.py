@@ -29,7 +29,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     Args:
         path: a YAML file.
         overrides: `training.max_steps=100`: a key path and its value in YAML. An item of a list
-            goes by its number from 0 (`data.train.0.weight=2`).
+            goes by its number from 0 (`data.train.0.weight=2`). Another kind
+            (`tokenizer.kind=char`) drops the keys of the file that it does not have.
 
     Raises:
         ConfigError: everything that is wrong with the file and the overrides.
@@ -45,7 +46,8 @@ def changed_decoding(config: Config, overrides: Sequence[str]) -> DecodingConfig
 
     Args:
         config: complete, as that of a run is.
-        overrides: `decoding.size=8`; `decoding={kind: sample}` replaces the whole section.
+        overrides: `decoding.size=8`; `decoding.kind=sample` drops the keys that sampling does not
+            have, and `decoding={kind: sample}` replaces the whole section.
 
     Raises:
         ConfigError: everything that is wrong with them.

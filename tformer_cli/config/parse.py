@@ -2,8 +2,9 @@
 
 So `1e-4` is a number wherever a float is asked for, `no` is the Norwegian language, `12:30` is
 never 750 and a key written twice is a mistake: YAML's own guesses about types are not used.
-A choice (`kind: step`) without its `kind` is the schema's default one; choices that have no `kind`
-are told apart by the keys that they require.
+A choice (`kind: step`) without its `kind` is the schema's default one; where an override says the
+`kind`, keys that the file has for another are dropped. Choices that have no `kind` are told apart
+by the keys that they require.
 Everything that is wrong is collected and raised at once, in the order of the file.
 """
 
@@ -178,7 +179,7 @@ class _Builder:
             if key in fields:
                 default = fields[key].default_factory
                 parts[key] = self.build(node, hints[key], _join(path, key), default)
-            else:
+            elif not (_owners(key, kinds) and self._is_dropped(node, path)):
                 self._report(_join(path, key), *_unknown_key(key, cls, kinds))
                 complete = False
         for name, part in fields.items():
@@ -188,6 +189,11 @@ class _Builder:
         if complete and _FAILED not in parts.values():
             return cls(**parts)
         return self._incomplete(path, parts, hints)
+
+    def _is_dropped(self, node: yaml.Node, path: str) -> bool:
+        """Say whether a value is from the file and the `kind` beside it from an override."""
+        kind = self._marks.get(_join(path, "kind"))
+        return kind is not None and _is_override(kind) and not _is_override(node.start_mark)
 
     def _tuple(self, node: yaml.Node, hints: Sequence[Any], path: str) -> object:
         if not isinstance(node, yaml.SequenceNode):
@@ -261,7 +267,7 @@ class _Builder:
             value = read(node.value) if is_text or node.style is None else None
         if value is None:
             return self._fail(path, what, _shown(node))
-        if isinstance(value, Path) and node.start_mark.name.startswith(OVERRIDE):
+        if isinstance(value, Path) and _is_override(node.start_mark):
             return Path.cwd() / value
         return value
 
@@ -286,9 +292,13 @@ class _Builder:
         where, order = self.file, (0, 0, 0)
         if mark is not None:
             where = _where(mark.name, mark.line)
-            order = (2 if mark.name.startswith(OVERRIDE) else 1, mark.line, mark.column)
+            order = (2 if _is_override(mark) else 1, mark.line, mark.column)
         subject = "" if not path or where == f"{OVERRIDE}{path}" else f"{path}: "
         self.problems.append((order, Problem(where, f"{subject}{what}", got, remedy)))
+
+
+def _is_override(mark: yaml.Mark) -> bool:
+    return str(mark.name).startswith(OVERRIDE)
 
 
 def _where(name: str, line: int) -> str:
@@ -321,13 +331,17 @@ _SCALARS: Final[dict[type, tuple[str, Callable[[str], object]]]] = {
 
 def _unknown_key(key: str, cls: Any, kinds: dict[str, Any]) -> tuple[str, None, str | None]:
     """Return what is wrong with a key that `cls` lacks, nothing, and what to do about it."""
-    owners = [kind for kind, rival in kinds.items() if key in _keys(rival)]
-    if owners:
+    if owners := _owners(key, kinds):
         this = f"this one is kind: {_kind(cls)}"
         return f"belongs to kind: {' or '.join(owners)}", None, this
     keys = _keys(cls)
     meant = _did_you_mean(key, keys) or _did_you_mean(key, _inner_keys(cls))
     return "no such key", None, meant or f"the keys here are {_list(keys)}"
+
+
+def _owners(key: str, kinds: dict[str, Any]) -> list[str]:
+    """Return the kinds that have a key."""
+    return [kind for kind, rival in kinds.items() if key in _keys(rival)]
 
 
 def _did_you_mean(text: str, choices: Iterable[str]) -> str | None:
