@@ -107,6 +107,14 @@ def test_an_empty_sentence_gives_an_empty_hypothesis_in_its_place(search):
     assert found[2][0].token_ids
 
 
+def test_groups_of_a_beam_translate_an_empty_sentence_once():
+    search = BeamConfig(size=4, groups=2, max_length=9)
+    inputs = asked([7, END], [], [8, 9, END])
+    found = native_engine().translate(inputs, search, nbest=4)
+    assert found[1] == [EMPTY]
+    assert all(len({one.token_ids for one in every}) == len(every) for every in found)
+
+
 def test_progress_counts_every_sentence_once():
     counts: list[int] = []
     inputs = requests(25)

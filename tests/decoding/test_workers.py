@@ -33,6 +33,15 @@ def test_more_processes_than_sentences_do_no_harm():
         assert empty == [not sentence for sentence in inputs]
 
 
+def test_processes_translate_an_empty_sentence_as_often_as_one_does():
+    inputs = asked([7, 8, 3], [])
+    for groups in (1, 2):
+        search = BeamConfig(size=4, groups=groups, max_length=9)
+        (_, expected) = native_engine().translate(inputs, search, nbest=3)
+        (_, found) = WorkersEngine(native_engine(), 2).translate(inputs, search, nbest=3)
+        assert found == expected == [EMPTY] * (3 if groups == 1 else 1)
+
+
 class Broken:
     """An engine that does something worse than translating."""
 

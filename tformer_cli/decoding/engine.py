@@ -68,7 +68,8 @@ class Engine(Protocol):
         Args:
             requests: an empty source is translated by an empty hypothesis.
             config: the search.
-            nbest: translations of each, at most the beam size.
+            nbest: translations of each, at most the beam size; fewer come where groups of the beam
+                agree.
             scored: whether log probabilities and scores are wanted; without them they may be NaN.
             on_done: called with the number of requests whenever some are done.
             on_warning: called once, when memory has run out and fewer are translated at a time.
@@ -154,7 +155,8 @@ class NativeEngine:
         if len(requests) > PLACES:
             # Of long calls the freed pieces of memory would add up.
             give_back_memory(self.device)
-        found = [results.get(number, [EMPTY] * nbest) for number in range(len(requests))]
+        empty = empty_translations(config, nbest)
+        found = [results.get(number, empty) for number in range(len(requests))]
         if not isinstance(config, BeamConfig) or config.coverage_penalty == 0:
             return found
         return ranked_by_coverage(
@@ -236,6 +238,12 @@ def build_search(
     if any(request.required for request in requests):
         return ConstrainedBeamSearch(config, roles, device, nbest=nbest)
     return BeamSearch(config, roles, device, nbest=nbest)
+
+
+def empty_translations(config: DecodingConfig, nbest: int) -> list[Hypothesis]:
+    """Return what translates an empty source: nothing, once where groups of a beam must differ."""
+    is_diverse = isinstance(config, BeamConfig) and config.groups > 1
+    return [EMPTY] * (1 if is_diverse else nbest)
 
 
 def longest_first(requests: Sequence[Request]) -> list[int]:

@@ -15,8 +15,8 @@ import torch
 
 from tformer_cli.child_process import begin_child
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.decoding.engine import Engine, longest_first
-from tformer_cli.decoding.hypothesis import EMPTY, Hypothesis
+from tformer_cli.decoding.engine import Engine, empty_translations, longest_first
+from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.scoring import Scorer
 from tformer_cli.errors import DeviceError, Problem, UsageError
@@ -103,7 +103,7 @@ class WorkersEngine:
             self._begin()
         order = longest_first(requests)
         on_done(len(requests) - len(order))
-        results: list[list[Hypothesis]] = [[EMPTY] * nbest for _ in requests]
+        results: list[list[Hypothesis]] = [empty_translations(config, nbest) for _ in requests]
         # Dealt like cards, so that all have as many long ones.
         shares = {
             connection: order[place :: len(self._connections)]
