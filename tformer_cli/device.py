@@ -13,12 +13,14 @@ import torch
 
 from tformer_cli.errors import DeviceError
 
-# The allocators of the CPU, of Apple's GPU and of cuBLAS have no error class of their own.
+# The allocators of the CPU, of Apple's GPU and of cuBLAS have no error class of their own, and
+# oneDNN, which multiplies bfloat16 on a CPU, does not say what it lacked to create a product.
 SHORTAGES = (
     "not enough memory",
     "can't allocate memory",
     "out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "could not create a primitive",
 )
 
 
