@@ -1,5 +1,11 @@
 """The search for the largest batch, against memory that is known."""
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,6 +183,34 @@ def test_the_answer_is_told_in_lines_and_as_plain_data():
         "is_whole_text": True,
         "set": "training.batch_tokens=23130",
     }
+
+
+@pytest.mark.parametrize(
+    ("send", "number"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)]
+)
+def test_a_trial_ends_with_the_search_and_leaves_speaking_to_it(toy, send, number):
+    command = [sys.executable, "-m", "tformer_cli", "train", str(toy), "--find-batch"]
+    options = ["--memory-limit", "64", "--run", str(toy.parent / "run")]
+    with subprocess.Popen(
+        [*command, *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            while "tokens take" not in process.stderr.readline():
+                assert process.poll() is None
+            time.sleep(0.5)  # the next trial has begun by then
+            send(process.pid, number)
+            # The trial holds the same pipe, which ends when both have.
+            _, rest = process.communicate(timeout=30)
+        finally:
+            # A group whose processes have all ended is no more.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode != 0
+    assert "Traceback" not in rest
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tformer_cli.child_process import begin_child
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import (
@@ -182,12 +183,17 @@ def _trial_apart(run: RunDirectory, batch_tokens: int, limit: int) -> int | None
     """Try a batch in a process of its own, for the peak of one that goes on never falls."""
     context = multiprocessing.get_context("spawn")
     arguments = run.path, batch_tokens, limit, torch.get_num_threads()
-    with ProcessPoolExecutor(1, context) as pool:
+    with ProcessPoolExecutor(1, context, initializer=begin_child) as pool:
         try:
             return pool.submit(_trial_of_run, *arguments).result()
         except BrokenProcessPool:
             # Code that cannot report a lack of memory ends the process.
             return None
+        except BaseException:
+            # The pool would wait for a trial that nobody asks about any more.
+            for child in multiprocessing.active_children():
+                child.kill()
+            raise
 
 
 def _trial_of_run(folder: Path, batch_tokens: int, limit: int, num_threads: int) -> int | None:
