@@ -9,7 +9,7 @@
     ├── StorageError      a file that the system will not write: a full disk, no permission
     ├── TrainingError     a training that cannot go on
     ├── ExportError       another program that does not translate as ours does
-    └── Interrupted       a signal; what was done so far is saved
+    └── Interrupted       a signal; nothing is half written
 
 Every message reads `where: what; got ...; remedy`. The command line prints it without a
 traceback and exits with the error's `exit_code`. Inside the library a programmer's mistake raises
@@ -103,7 +103,7 @@ class ExportError(TformerError):
 
 
 class Interrupted(TformerError):
-    """The user or the system asked the program to stop; it saved its work and did."""
+    """The user or the system asked the program to stop; it did, and left nothing half written."""
 
     def __init__(self, where: str, what: str, *, signal: int, remedy: str) -> None:
         super().__init__(where, what, remedy=remedy)

@@ -209,7 +209,7 @@ def test_a_trial_ends_with_the_search_and_leaves_speaking_to_it(toy, send, numbe
             # A group whose processes have all ended is no more.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode != 0
+    assert process.returncode == 128 + number
     assert "Traceback" not in rest
 
 

@@ -1,6 +1,7 @@
 """Rehearsals: what they read, what they take, and that nothing is left of them."""
 
 import contextlib
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from toy import CONFIG, write_toy
 
 from tformer_cli.config.load import load_config
 from tformer_cli.corpus.reader import read_pairs
-from tformer_cli.errors import DataError, TrainingError, UsageError
+from tformer_cli.errors import DataError, Interrupted, TrainingError, UsageError
 from tformer_cli.rehearsal import rehearsal as rehearsal_module
 from tformer_cli.rehearsal.rehearsal import (
     MemoryRanOut,
@@ -53,6 +54,14 @@ def test_a_rehearsal_leaves_nothing(toy, tmp_path):
     assert set((tmp_path / "data").rglob("*")) == before
     assert not (tmp_path / "run").exists()
     # torch makes a folder of its own beside.
+    assert not list((tmp_path / "temporary").glob("tformer-*"))
+
+
+def test_a_rehearsal_that_sigterm_ends_leaves_nothing(toy, tmp_path):
+    with pytest.raises(Interrupted) as caught, rehearsed(toy) as found:  # noqa: PT012
+        assert found.run.config_file.exists()
+        signal.raise_signal(signal.SIGTERM)
+    assert str(caught.value).startswith(f"{tmp_path}/run: the rehearsal was interrupted; nothing")
     assert not list((tmp_path / "temporary").glob("tformer-*"))
 
 

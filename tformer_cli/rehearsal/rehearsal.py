@@ -17,6 +17,7 @@ from tformer_cli.corpus.reader import read_rows
 from tformer_cli.device import is_out_of_memory, keep_freed_memory
 from tformer_cli.distributed import num_processes
 from tformer_cli.errors import TrainingError, UsageError
+from tformer_cli.rehearsal.termination import clearing_up
 from tformer_cli.rehearsal.worst_batch import Shape, worst_shapes, worst_text
 from tformer_cli.run_directory import RunDirectory, write_text
 from tformer_cli.text.subword import reservoir_sample
@@ -70,11 +71,15 @@ def rehearsal(config: Config, run: RunDirectory, *, device: torch.device) -> Ite
 
     Raises:
         TformerError: what would keep the training from beginning.
+        Interrupted: SIGTERM came.
     """
     _check_alone(config)
     check_data_files(config.data)
     keep_freed_memory()
-    with tempfile.TemporaryDirectory(prefix="tformer-") as folder:
+    with (
+        clearing_up(str(run.path)),
+        tempfile.TemporaryDirectory(prefix="tformer-") as folder,
+    ):
         temporary = RunDirectory(Path(folder) / "run")
         with Reporter(temporary, config.training) as reporter:
             sampled, num_pairs = _sampled(config, Path(folder) / "sample")
