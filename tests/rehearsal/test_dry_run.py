@@ -1,5 +1,6 @@
 """Dry runs: their figures against what trainings really take."""
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.pipeline import training_pairs, training_store
-from tformer_cli.errors import TrainingError
+from tformer_cli.errors import StorageError, TrainingError
 from tformer_cli.rehearsal import dry_run as dry_run_module
 from tformer_cli.rehearsal import rehearsal as rehearsal_module
 from tformer_cli.rehearsal.dry_run import DryRun, checkpoint_size, dry_run, most_checkpoints
@@ -178,6 +179,40 @@ def test_a_dry_run_is_told_in_lines():
     alone = replace(FOUND, unit="line")
     assert str(alone).splitlines()[1] == (
         "training text: 29,000 lines; in a sample of 20,000 lines: 19,990 kept; dropped 10 too long"
+    )
+
+
+def test_a_disk_that_does_not_suffice_is_told():
+    filled = replace(FOUND, free_disk_bytes=FOUND.disk_bytes - 1)
+    assert str(filled).splitlines()[-1].endswith("; 213.0 MiB are free, which is not enough")
+    just = replace(FOUND, free_disk_bytes=FOUND.disk_bytes)
+    assert str(just).splitlines()[-1].endswith("; 213.0 MiB are free")
+
+
+def test_a_disk_that_cannot_be_written_is_an_error(toy, monkeypatch):
+    asked = []
+
+    def refuse(dir: Path) -> None:
+        asked.append(dir)
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(dry_run_module.tempfile, "TemporaryFile", refuse)
+    with pytest.raises(StorageError) as caught:
+        taken(toy)
+    assert asked == [toy.parent]
+    assert str(caught.value) == (
+        f"{toy.parent}/run: cannot be written; got Read-only file system; "
+        "name a place that can be written"
+    )
+
+
+def test_a_file_where_the_run_folder_would_be_is_an_error(toy):
+    (toy.parent / "run").touch()
+    with pytest.raises(StorageError) as caught:
+        taken(toy)
+    assert str(caught.value) == (
+        f"{toy.parent}/run: cannot be written; got Not a directory; "
+        "there is a file where a folder must be: name another place"
     )
 
 

@@ -1,10 +1,12 @@
 """What a training will take, found out before it begins."""
 
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,7 +26,7 @@ from tformer_cli.rehearsal.rehearsal import (
     take_worst_steps,
 )
 from tformer_cli.rehearsal.worst_batch import Shape
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.run_directory import RunDirectory, writing
 from tformer_cli.training.preparation import Preparation
 
 WORST_STEPS = 3
@@ -86,6 +88,9 @@ class DryRun:
         if self.sample.seen < self.num_pairs:
             text = f"{self.num_pairs:,} {self.unit}s; in a sample of {text}"
         rows, width = self.worst_batch
+        free = f"{_mebibytes(self.free_disk_bytes)} are free"
+        if self.free_disk_bytes < self.disk_bytes:
+            free += ", which is not enough"
         return "\n".join(
             (
                 f"model: {self.num_parameters:,} parameters, vocabulary {sizes}, "
@@ -100,7 +105,7 @@ class DryRun:
                 f"({self.num_epochs:.1f} epochs), validations not counted",
                 f"disk: {_mebibytes(self.disk_bytes)} at most: {self.num_checkpoints} checkpoints "
                 f"of {_mebibytes(self.checkpoint_bytes)}, encoded text of "
-                f"{_mebibytes(self.store_bytes)}; {_mebibytes(self.free_disk_bytes)} are free",
+                f"{_mebibytes(self.store_bytes)}; {free}",
             )
         )
 
@@ -120,6 +125,7 @@ def dry_run(config: Config, run: RunDirectory, *, device: torch.device) -> DryRu
     Raises:
         TformerError: what would keep the training from beginning, or from a step.
     """
+    _check_writable(run)
     with rehearsal(config, run, device=device) as rehearsed:
         rehearsed.say("taking steps at the largest batches")
         try:
@@ -203,10 +209,24 @@ def _store_size(store: TokenStore) -> int:
     return sum({id(part): part.nbytes for part in parts}.values())
 
 
+def _check_writable(run: RunDirectory) -> None:
+    """Make sure that the run folder can be written or made, and leave nothing there.
+
+    Raises:
+        StorageError: it cannot.
+    """
+    with writing(run.path), tempfile.TemporaryFile(dir=_nearest(run)):
+        pass
+
+
 def _free_disk(run: RunDirectory) -> int:
+    return shutil.disk_usage(_nearest(run)).free
+
+
+def _nearest(run: RunDirectory) -> Path:
+    """Return the run folder, or what there is of the way to it."""
     path = run.path.absolute()
-    nearest = next(folder for folder in (path, *path.parents) if folder.is_dir())
-    return shutil.disk_usage(nearest).free
+    return next(place for place in (path, *path.parents) if place.exists())
 
 
 def _mebibytes(size: int) -> str:
