@@ -3,6 +3,7 @@ import math
 import pytest
 from learners import batch, learner
 
+from tformer_cli.distributed import World
 from tformer_cli.training.diagnosis import first_not_finite
 
 
@@ -26,6 +27,22 @@ def test_a_gradient_that_is_not_finite_is_named():
     weight = "decoder.layers.0.cross_attention.key.weight"
     subject.model.get_parameter(weight).register_hook(lambda gradient: gradient * math.inf)
     assert first_not_finite(subject, [batch()], step=3) == f"the gradient of {weight}"
+
+
+@pytest.mark.parametrize("is_well", [True, False])
+def test_processes_agree_on_what_the_first_that_fails_has_found(monkeypatch, is_well):
+    subject, others, told = learner(), [[], ["decoder.norm"], ["encoder.norm"]], []
+    if not is_well:
+        subject.model.get_parameter("output.weight").data.fill_(math.inf)
+
+    def gather(world: World, lines: list[str]) -> list[list[str]]:
+        told.extend(lines)
+        return [lines, *others]
+
+    monkeypatch.setattr(World, "gather", gather)
+    own = [] if is_well else ["encoder.embeddings.tokens"]
+    assert first_not_finite(subject, [batch()], step=3) == [*own, "decoder.norm"][0]
+    assert told == own
 
 
 def test_a_diagnosis_leaves_no_trace():

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from torch import Tensor, nn
 
@@ -11,6 +12,8 @@ from tformer_cli.training.loop import Learner, leave_gradient
 
 def first_not_finite(learner: Learner, batches: Sequence[Batch], step: int) -> str:
     """Send a step's batches through the model again, and name what fails first.
+
+    Several processes ask together, and all name what the first of them has found.
 
     Returns:
         The first module whose output is not finite; where there is none, the last weight whose
@@ -39,7 +42,8 @@ def first_not_finite(learner: Learner, batches: Sequence[Batch], step: int) -> s
         if weight.grad is not None and not _is_finite(weight.grad)
     ]
     learner.optimizer.zero_grad(set_to_none=True)
-    return found[0] if found else "the loss"
+    named = list(chain.from_iterable(learner.world.gather(found[:1])))
+    return named[0] if named else "the loss"
 
 
 def _named(model: nn.Module) -> list[tuple[str, nn.Module]]:
