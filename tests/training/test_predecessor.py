@@ -93,11 +93,14 @@ def test_a_run_cannot_go_on_from_itself(toy, tmp_path):
     )
 
 
+def test_a_run_that_has_no_run_before_it_leaves_no_folder(toy, tmp_path):
+    said = refusal(toy, tmp_path / "run", f"training.initialize_from={tmp_path}/none")
+    assert said == f"{tmp_path}/none: no such run folder; name the folder of a run"
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_cannot_be_gone_on_from_is_named(first, toy, tmp_path):
     run = tmp_path / "run"
-    assert refusal(toy, run, f"training.initialize_from={tmp_path}/none") == (
-        f"{tmp_path}/none: no such run folder; name the folder of a run"
-    )
     assert refusal(toy, run, after(first), "tokenizer={kind: char, min_frequency: 2}") == (
         f"{first.path}: was trained with another tokenizer than the config asks for; "
         f"take over `tokenizer` from {first.config_file}"

@@ -128,3 +128,19 @@ class Predecessor:
         if isinstance(saved, MaskedEncoderConfig) and isinstance(wanted, EncoderDecoderConfig):
             return PretrainedEncoder(self.run.path, saved, wanted)
         return None
+
+
+def check_predecessor(config: Config, run: RunDirectory) -> None:
+    """Make sure that a run whose folder is yet to be made finds the run it would go on from.
+
+    Once begun it needs none.
+
+    Args:
+        config: of the run that goes on.
+        run: its folder.
+
+    Raises:
+        CheckpointError: a run cannot go on from itself, or from one that is not there.
+    """
+    if not run.path.exists():
+        Predecessor.of(config, run)

@@ -28,7 +28,7 @@ from tformer_cli.training.lock import check_ours, locked
 from tformer_cli.training.loop import Fault, StepReport, train_steps
 from tformer_cli.training.loss_scale import LossScale
 from tformer_cli.training.memory import memory_sufficing
-from tformer_cli.training.predecessor import Predecessor
+from tformer_cli.training.predecessor import Predecessor, check_predecessor
 from tformer_cli.training.preparation import first_model, prepare
 from tformer_cli.training.reporting import Reporter, Silence
 from tformer_cli.training.resume import (
@@ -72,6 +72,7 @@ def train(
     """
     check_data_files(config.data)
     check_ours(run)
+    check_predecessor(config, run)
     keep_freed_memory()
     training = config.training
     with contextlib.ExitStack() as stack:
