@@ -51,7 +51,8 @@ def test_message_moves_no_cursor() -> None:
         (errno.EROFS, "Read-only file system; name a place that can be written"),
         (
             errno.ENOENT,
-            "No such file or directory; its folder has gone: bring it back, or begin elsewhere",
+            "No such file or directory; its folder has gone or takes no files: bring it back, "
+            "or name another place",
         ),
         (
             errno.ENOTDIR,

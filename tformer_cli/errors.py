@@ -121,7 +121,7 @@ _REMEDIES: dict[int | None, str] = {
     errno.EACCES: _NO_PERMISSION,
     errno.EPERM: _NO_PERMISSION,
     errno.EROFS: "name a place that can be written",
-    errno.ENOENT: "its folder has gone: bring it back, or begin elsewhere",
+    errno.ENOENT: "its folder has gone or takes no files: bring it back, or name another place",
     errno.ENOTDIR: _NO_FOLDER,
     errno.EEXIST: _NO_FOLDER,
     errno.EISDIR: "name a file",

@@ -129,7 +129,7 @@ def test_a_run_folder_that_vanishes_ends_the_training_and_stays_away(
     assert (result.exit_code, result.stderr) == (
         2,
         f"{run}/metrics.jsonl: cannot be written; got No such file or directory; "
-        "its folder has gone: bring it back, or begin elsewhere\n",
+        "its folder has gone or takes no files: bring it back, or name another place\n",
     )
     assert not run.exists()
 
