@@ -204,7 +204,7 @@ def test_a_trial_ends_with_the_search_and_leaves_speaking_to_it(toy, send, numbe
             time.sleep(0.5)  # the next trial has begun by then
             send(process.pid, number)
             # The trial holds the same pipe, which ends when both have.
-            _, rest = process.communicate(timeout=30)
+            _, rest = process.communicate(timeout=120)
         finally:
             # A group whose processes have all ended is no more.
             with contextlib.suppress(ProcessLookupError):
