@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tformer_cli.config.load import load_config
+
 
 def reported(run, step):
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
@@ -39,6 +41,14 @@ def test_the_printed_commands_give_the_same_scores(toy_run, tformer):
         printed = json.loads(done.stdout)
         assert printed["score"] == pytest.approx(score["score"], abs=1e-6)
         assert printed["signature"] == score["signature"]
+
+
+def test_the_printed_command_is_short_where_the_text_is_at_hand(toy_run, tformer, monkeypatch):
+    config = load_config(toy_run / "config.yaml")
+    reference = config.data.test["toy"].target
+    monkeypatch.chdir(reference.parent)
+    line = tformer("eval", toy_run).stdout.splitlines()[-1]
+    assert line.startswith(f"the same by: sacrebleu {reference.name} -i {toy_run}")
 
 
 def test_json_on_stdout_and_in_the_run_folder_agree(toy_run, tformer):

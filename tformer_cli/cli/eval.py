@@ -124,7 +124,7 @@ def evaluate(
             )
         hypothesis_file = evaluation_room.save_evaluation(evaluation, run_directory.eval, name)
         commands = [
-            evaluation_room.sacrebleu_command(metric, text.target, hypothesis_file)
+            evaluation_room.sacrebleu_command(metric, _from_here(text.target), hypothesis_file)
             for metric in metrics
         ]
         results[name] = {
@@ -149,6 +149,12 @@ def evaluate(
                 typer.echo(f"the same by: {command}")
     if as_json:
         typer.echo(json.dumps(results, indent=2, ensure_ascii=False))
+
+
+def _from_here(file: Path) -> Path:
+    """Return the shorter name that a file has in the working directory, if it is in there."""
+    here = Path.cwd()
+    return file.relative_to(here) if file.is_relative_to(here) else file
 
 
 def _chosen_texts(
