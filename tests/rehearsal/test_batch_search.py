@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -185,6 +185,15 @@ def test_the_answer_is_told_in_lines_and_as_plain_data():
     }
 
 
+@pytest.fixture
+def heeded_interrupts() -> Iterator[None]:
+    """Let processes heed Ctrl-C, which a shell has those ignore that it begins with `&`."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeded_interrupts")
 @pytest.mark.parametrize(
     ("send", "number"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)]
 )
@@ -204,7 +213,7 @@ def test_a_trial_ends_with_the_search_and_leaves_speaking_to_it(toy, send, numbe
             time.sleep(0.5)  # the next trial has begun by then
             send(process.pid, number)
             # The trial holds the same pipe, which ends when both have.
-            _, rest = process.communicate(timeout=120)
+            _, rest = process.communicate(timeout=60)
         finally:
             # A group whose processes have all ended is no more.
             with contextlib.suppress(ProcessLookupError):
