@@ -303,7 +303,7 @@ def test_a_checkpoint_under_the_name_of_a_later_one_gives_way_to_the_one_before(
 def test_scores_of_other_validations_do_not_compare(again, capsys, setting):
     assert len(best_checkpoints(again.step_checkpoints())) == 2
     trained(again.config_file, again.path, setting)
-    assert "validations are no longer what they were" in capsys.readouterr().err
+    assert "validations so far do not compare with those to come" in capsys.readouterr().err
     # What it ends with is judged once more, and nothing else is by that judgement.
     last = again.checkpoint(24)
     assert best_checkpoints(again.step_checkpoints()) == [last]
@@ -311,7 +311,7 @@ def test_scores_of_other_validations_do_not_compare(again, capsys, setting):
     state = load_state(last)
     assert state.best_score == state.score
     trained(again.config_file, again.path)
-    assert "no longer what they were" not in capsys.readouterr().err
+    assert "do not compare" not in capsys.readouterr().err
 
 
 def test_the_best_of_another_validation_text_is_kept_until_there_is_a_new_one(

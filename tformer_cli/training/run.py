@@ -314,8 +314,8 @@ class _Sitting:
     def _judge_anew(self) -> None:
         """Forget scores that those to come do not compare with."""
         self.reporter.say(
-            f"{self.run.path}: validations are no longer what they were, so the best checkpoint "
-            "is sought among those to come"
+            f"{self.run.path}: validations so far do not compare with those to come, among which "
+            "the best checkpoint is sought"
         )
         self.state = replace(
             self.state,
