@@ -81,6 +81,20 @@ def test_no_output_takes_the_place_of_an_input_or_of_another_output(
     assert list(source.parent.iterdir()) == [source]
 
 
+def test_no_output_takes_the_place_of_the_file_behind_stdin(toy_run, source):
+    with source.open() as lines:
+        done = subprocess.run(
+            [sys.executable, "-m", "tformer_cli", "translate", toy_run, "-o", source],
+            stdin=lines,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    message = f"--output: is also --input; got {source}; name another file\n"
+    assert (done.returncode, done.stderr) == (2, message)
+    assert source.read_text().splitlines() == LINES
+
+
 @pytest.mark.parametrize("option", ["--output", "--alignments"])
 def test_an_output_that_is_named_gzip_is_refused(toy_run, tformer, source, tmp_path, option):
     file = tmp_path / "out.de.gz"

@@ -14,6 +14,8 @@ from tformer_cli.run_directory import whole_file
 
 # Behind `> FILE` it is that file, which holds what others have written and must not be replaced.
 STDOUT = Path("/dev/stdout")
+# Behind `< FILE` it is that file, too.
+STDIN = Path("/dev/stdin")
 
 
 def refuse_overwriting(

@@ -38,6 +38,7 @@ from tformer_cli.cli.options import (
     chosen_run,
 )
 from tformer_cli.cli.output import (
+    STDIN,
     STDOUT,
     Stream,
     discarded,
@@ -185,7 +186,7 @@ def translate(
     refuse_overwriting(
         outputs,
         {
-            "--input": input_file,
+            "--input": input_file or STDIN,
             "--prefixes": prefix_file,
             "--constraints": constraints_file,
             "--terminology": terminology_file,
