@@ -316,8 +316,9 @@ class Translator:
         with_phrases = zip(both, required, strict=True) if required is not None else None
         asked = with_phrases or ((pair, ()) for pair in both)
         for window in chunks(zip(itertools.count(start, step), asked), WINDOW_LINES):
-            for n, (_, phrases) in window:
-                _refuse_text_alone(**{f"required of line {n}": phrases})
+            if required is not None:
+                for n, (_, phrases) in window:
+                    _refuse_text_alone(**{f"required of line {n}": phrases})
             lines_in_pieces = [
                 requests.of(
                     line,

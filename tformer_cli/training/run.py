@@ -273,7 +273,7 @@ class _Sitting:
                 self._begin()
                 saved = self.beginning
             else:
-                saved = self.checkpoints.go_back(checkpoint)
+                saved = self._taken_up(self.checkpoints.go_back(checkpoint))
         self.reporter.cut_back(replace(saved, num_rollbacks=was.num_rollbacks))
         self.state = rolled_back(was, saved)
         self.reporter.rolled_back(self.state, was.step + 1)
@@ -301,30 +301,27 @@ class _Sitting:
                 "the training text or its tokenizer has changed since this run began",
                 remedy=f"restore it, {ELSEWHERE}",
             )
-        environment = self.beginning.environment
-        for change in environment_changes(saved.environment, environment):
+        for change in environment_changes(saved.environment, self.beginning.environment):
             self.reporter.say(f"{self.run.path}: {change}")
         self.checkpoints.go_back(checkpoint)
         self.reporter.cut_back(saved)
-        self.state = replace(saved, environment=environment)
+        self.state = self._taken_up(saved)
         if saved.judged_by != self.beginning.judged_by:
-            self._judge_anew()
+            self.reporter.say(
+                f"{self.run.path}: validations so far do not compare with those to come, among "
+                "which the best checkpoint is sought"
+            )
         self.reporter.say(f"{self.run.path}: going on after step {saved.step}")
 
-    def _judge_anew(self) -> None:
-        """Forget scores that those to come do not compare with."""
-        self.reporter.say(
-            f"{self.run.path}: validations so far do not compare with those to come, among which "
-            "the best checkpoint is sought"
+    def _taken_up(self, saved: TrainingState) -> TrainingState:
+        """Return a saved state as one of this sitting, without scores that do not compare."""
+        now = self.beginning
+        state = replace(
+            saved, environment=now.environment, settings=now.settings, judged_by=now.judged_by
         )
-        self.state = replace(
-            self.state,
-            judged_by=self.beginning.judged_by,
-            score=None,
-            best_score=None,
-            best_step=None,
-            num_stale=0,
-        )
+        if saved.judged_by == now.judged_by:
+            return state
+        return replace(state, score=None, best_score=None, best_step=None, num_stale=0)
 
     @property
     def _loss_scale(self) -> LossScale | None:
