@@ -487,6 +487,28 @@ def test_bad_batches_in_a_row_take_the_training_back(toy, tmp_path, monkeypatch,
     assert steps == sorted(set(steps))
 
 
+def test_a_rollback_brings_back_no_score_of_another_validation(toy, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        on_step(patch, 14, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Interrupted):
+            trained(toy, tmp_path / "run")
+    bad: list[Position] = []
+
+    def is_bad(place: Position) -> bool:
+        if len(bad) < 3 and place not in bad:
+            bad.append(place)
+        return place in bad
+
+    poison(monkeypatch, is_bad)
+    run = trained(toy, tmp_path / "run", "training.select=loss")
+    (rollback,) = kinds(run, "rollback")
+    assert (rollback["from_step"], rollback["step"]) == (15, 12)
+    state = load_state(run.pointed("last"))
+    # BLEU would be no less than zero, and better than any loss.
+    assert state.best_score == state.score < 0
+    assert run.pointed("best") == run.checkpoint(24)
+
+
 ROLLING_BACK = ("training.ema_decay=0.9", "training.keep_checkpoints=1")
 
 
