@@ -109,6 +109,20 @@ def test_contradictions_are_one_clear_line(toy_run, tformer, arguments, message)
     assert (result.exit_code, result.stderr) == (2, f"{message}\n")
 
 
+def test_translations_never_take_the_place_of_their_references(toy_run, tformer, tmp_path):
+    source = tmp_path / "talk"
+    source.write_text("a b c\n", encoding="utf-8")
+    before = toy_run / "eval" / "talk.hyp.txt"
+    before.parent.mkdir(exist_ok=True)
+    before.write_text("c b a\n", encoding="utf-8")
+    result = tformer("eval", toy_run, "--source", source, "--reference", before)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"the translations: is also --reference; got {before}; name another file\n"
+    )
+    assert before.read_text(encoding="utf-8") == "c b a\n"
+
+
 def test_pipes_are_refused(toy_run, tformer, tmp_path):
     pipe, text = tmp_path / "pipe", toy_run.parent / "data" / "valid.src"
     os.mkfifo(pipe)

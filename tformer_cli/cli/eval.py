@@ -26,6 +26,7 @@ from tformer_cli.cli.options import (
     chosen_decoding,
     chosen_run,
 )
+from tformer_cli.cli.output import refuse_overwriting
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.errors import DataError, UsageError
@@ -87,6 +88,11 @@ def evaluate(
     others = [one.model for one in rest]
     config = trained.config
     texts = _chosen_texts(config, split, source, reference)
+    for name, text in texts.items():
+        refuse_overwriting(
+            {"the translations": evaluation_room.hypothesis_file(run_directory.eval, name)},
+            {"--source": text.source, "--reference": text.target},
+        )
     names: list[MetricName] = []
     for name, wanted in (("bleu", bleu or not (chrf or ter)), ("chrf", chrf), ("ter", ter)):
         if wanted:

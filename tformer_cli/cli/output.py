@@ -101,7 +101,7 @@ class Stdout(Stream):
 def streamed(file: Path | None) -> Iterator[Stream]:
     """Open stdout, or a file that appears when it is complete, for lines as they come."""
     with opened(file) as output:
-        yield Stdout(output) if file in (None, STDOUT) else Stream(output)
+        yield Stdout(output) if output is sys.stdout else Stream(output)
 
 
 @contextlib.contextmanager

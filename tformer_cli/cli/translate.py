@@ -168,9 +168,7 @@ def translate(
     from tqdm import tqdm
 
     from tformer_cli.checkpoint.trained_model import load_ensemble
-    from tformer_cli.corpus.chunks import chunks
-    from tformer_cli.corpus.read_ahead import arriving
-    from tformer_cli.decoding.translator import WINDOW_LINES, Translator
+    from tformer_cli.decoding.translator import Translator
     from tformer_cli.device import (
         default_workers,
         keep_freed_memory,
@@ -245,15 +243,7 @@ def translate(
         ) as bar,
     ):
         num_done = world.largest(output.num_lines)
-        windows: Iterator[list[AskedLine]] = (
-            ([AskedLine(line) for line in lines] for lines in arriving(stdin_lines(), WINDOW_LINES))
-            if input_file is None
-            else chunks(
-                itertools.islice(asked_lines(input_file, beside), num_done, None),
-                WINDOW_LINES * world.size,
-            )
-        )
-        for window in windows:
+        for window in _windows(input_file, beside, num_done, world.size):
             own = world.dealt(window)
             found = translator.nbest(
                 [one.text for one in own],
@@ -374,6 +364,22 @@ def _destination(
     if made is None or output_file is None:
         return streamed(output_file)
     return partial_file(output_file, made())
+
+
+def _windows(
+    input_file: Path | None, beside: Beside, num_done: int, num_processes: int
+) -> Iterator[list[AskedLine]]:
+    """Yield the lines that are still to be translated, as many at a time as are read together."""
+    from tformer_cli.corpus.chunks import chunks
+    from tformer_cli.corpus.read_ahead import arriving
+    from tformer_cli.decoding.translator import WINDOW_LINES
+
+    if input_file is None:
+        return (
+            [AskedLine(line) for line in lines] for lines in arriving(stdin_lines(), WINDOW_LINES)
+        )
+    rest = itertools.islice(asked_lines(input_file, beside), num_done, None)
+    return chunks(rest, WINDOW_LINES * num_processes)
 
 
 def _terms(file: Path, source_language: str) -> "Terminology":

@@ -276,7 +276,7 @@ def _encode(
         encoder(
             tokenizers, filters, num_processes=num_processes, folder=building.path / "tokenizer"
         ) as encode,
-        tqdm(desc="encoding", unit="pair", disable=_is_silent(), leave=False) as bar,
+        tqdm(desc="encoding", unit="pair", disable=not sys.stderr.isatty(), leave=False) as bar,
     ):
         for number, text in enumerate(texts):
             num_done = building.reports[number].seen
@@ -344,7 +344,3 @@ def _opened(path: Path, size: int) -> BinaryIO:
     file.truncate(size)
     file.seek(0, os.SEEK_END)
     return file
-
-
-def _is_silent() -> bool:
-    return not sys.stderr.isatty()

@@ -109,10 +109,15 @@ def evaluate(
 
 def save_evaluation(evaluation: Evaluation, folder: Path, name: str) -> Path:
     """Write NAME.hyp.txt and NAME.json into a folder; return the path of the translations."""
-    hypothesis_file = folder / f"{name}.hyp.txt"
-    write_text(hypothesis_file, "".join(f"{line}\n" for line in evaluation.hypotheses))
+    hypotheses = hypothesis_file(folder, name)
+    write_text(hypotheses, "".join(f"{line}\n" for line in evaluation.hypotheses))
     write_json(folder / f"{name}.json", as_json(evaluation))
-    return hypothesis_file
+    return hypotheses
+
+
+def hypothesis_file(folder: Path, name: str) -> Path:
+    """Return where the translations of an evaluation go."""
+    return folder / f"{name}.hyp.txt"
 
 
 def as_json(evaluation: Evaluation) -> dict[str, object]:
