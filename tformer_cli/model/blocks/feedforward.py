@@ -35,7 +35,13 @@ class FeedForward(nn.Module):
         return self.inner, self.outer
 
     def fused(self) -> "FeedForward":
-        """Return the same: there is nothing to fuse."""
+        """Return the same for weights that no longer change.
+
+        Nothing else needs what comes out of `inner`, so that ReLU may change it in place. With
+        gradients that would take longer, for it is a view.
+        """
+        if self.activation is torch.relu:
+            self.activation = torch.relu_
         return self
 
 
@@ -89,9 +95,8 @@ class FusedGatedFeedForward(GatedFeedForward):
         return outer
 
 
-# What comes out of `inner` is needed by nothing else, so that ReLU may change it in place.
 PLAIN: dict[str, Activation] = {
-    "relu": torch.relu_,
+    "relu": torch.relu,
     "gelu": functional.gelu,
     "silu": functional.silu,
 }
