@@ -9,6 +9,7 @@ from tformer_cli.device import (
     derive_seed,
     hardware_name,
     is_out_of_memory,
+    prefers_onednn,
     resolve_device,
     resolve_precision,
 )
@@ -62,6 +63,17 @@ def test_precision_on_a_cpu_is_bfloat16_where_it_is_multiplied(flags, best, monk
     assert resolve_precision("bfloat16", CPU) == torch.bfloat16
     if flags is not None:
         assert hardware_name(CPU) == "Some: CPU"
+
+
+@pytest.mark.parametrize(
+    ("vendor", "is_preferred"),
+    [("vendor_id\t: AuthenticAMD\n", True), ("vendor_id\t: GenuineIntel\n", False), ("", False)],
+)
+def test_onednn_is_preferred_on_processors_that_mkl_is_not_made_for(
+    vendor, is_preferred, monkeypatch
+):
+    monkeypatch.setattr(Path, "read_text", lambda file, **_: f"processor\t: 0\n{vendor}\n")
+    assert prefers_onednn() == is_preferred
 
 
 def test_bfloat16_on_a_gpu_that_lacks_it_is_refused(monkeypatch):

@@ -270,8 +270,10 @@ def test_a_prefix_may_use_all_learnt_positions_and_no_more(tokenizers):
 
 def test_several_processes_on_a_gpu_are_refused(tokenizers):
     model, config = learnt_positions(tokenizers)
+    translator = Translator.of_model(model, tokenizers, config, CPU)
+    translator.engine.device = torch.device("cuda")
     with pytest.raises(UsageError) as caught:
-        Translator.of_model(model, tokenizers, config, torch.device("cuda"), workers=2)
+        translator.begin_workers(2)
     assert str(caught.value) == "--workers: is for a CPU; got 2; use 1, or --device cpu"
 
 
@@ -279,9 +281,7 @@ def test_what_there_must_be_one_of_is_never_none(translator, tokenizers):
     model, config = learnt_positions(tokenizers)
     asked = {
         "--nbest": lambda number: list(translator.nbest(["ab"], number)),
-        "--workers": lambda number: Translator.of_model(
-            model, tokenizers, config, CPU, workers=number
-        ),
+        "--workers": translator.begin_workers,
         "--max-source-length": lambda number: Translator.of_model(
             model, tokenizers, config, CPU, max_source_length=number
         ),

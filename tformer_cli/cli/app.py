@@ -65,6 +65,10 @@ def main() -> None:
     # a long wait costs four fifths of the speed; this one ends after some microseconds. GNU's
     # OpenMP reads it when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+    # oneDNN compiles half a megabyte of instructions for each shape of two matrices, and torch and
+    # it keep a thousand of them each unless told otherwise. Both are read when torch is imported.
+    os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     # Batches of many shapes leave gaps in a GPU's memory that no other batch fits into.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     run(app)

@@ -108,8 +108,8 @@ def evaluate(
         place,
         number_format,
         others=others,
-        workers=workers or default_workers(place),
     )
+    translator.begin_workers(workers or default_workers(place))
     decoding = chosen_decoding(config, beam, length_penalty, settings)
     consensus = chosen_consensus(mbr, candidates)
     results = {}

@@ -4,8 +4,7 @@ import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -216,7 +215,6 @@ def translate(
         place,
         resolve_precision(precision, place),
         others=[other.model for other in others],
-        workers=workers,
         long_lines=long_lines,
         max_source_length=max_source_length,
     )
@@ -228,7 +226,10 @@ def translate(
     consensus = chosen_consensus(mbr, candidates)
     language = trained.config.data.source_language
     terminology = None if terminology_file is None else _terms(terminology_file, language)
-    made = partial(made_from, context, [trained, *others], decoding) if resume else None
+    made = made_from(context, [trained, *others], decoding) if resume else None
+    # Their weights would stay in the memory of all workers.
+    del trained, others
+    translator.begin_workers(workers)
     with (
         joined() as world,
         _destination(output_file, made) if world.is_first else discarded() as output,
@@ -356,14 +357,14 @@ def _check_backend(
 
 
 def _destination(
-    output_file: Path | None, made: Callable[[], Mapping[str, object]] | None
+    output_file: Path | None, made: Mapping[str, object] | None
 ) -> "contextlib.AbstractContextManager[PartialFile | Stream]":
     """Open what the translations are added to; a file goes on where it is known what it is of."""
     from tformer_cli.partial_file import partial_file
 
     if made is None or output_file is None:
         return streamed(output_file)
-    return partial_file(output_file, made())
+    return partial_file(output_file, made)
 
 
 def _windows(

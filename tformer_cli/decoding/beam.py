@@ -119,6 +119,8 @@ class BeamSearch:
     def _store(self, leaving: Tensor, found: "Continuations") -> None:
         """Store the candidates that end, or end here; `leaving` is (B, K)."""
         places, ranks = leaving.nonzero(as_tuple=True)
+        if len(places) == 0:
+            return
         candidates = Continuations(*(part[places, ranks] for part in found))
         written = self.rows.written(places, candidates.origins)
         columns = (part.tolist() for part in (places, ranks, *candidates))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
+from torch import nn
 
 from tformer_cli.config.schema.decoding import (
     BeamConfig,
@@ -112,7 +113,7 @@ class NativeEngine:
         self.precision = precision
         self.scorer = ModelScorer(self.models, roles, device=device, precision=precision)
         self.aligner = ModelAligner(self.models, roles.start_id, device=device, precision=precision)
-        self._screen = self._useful_screen()
+        self._screen = self._useful_screen(model.output)
         self.most_places = PLACES
         self._is_short = False
 
@@ -204,10 +205,10 @@ class NativeEngine:
         ]
         return joined(steppers, self.roles, self.device)
 
-    def _useful_screen(self) -> Screen | None:
+    def _useful_screen(self, output: nn.Linear) -> Screen | None:
         is_alone = len(self.models) == 1 and self.precision == torch.float32
         is_fast = self.device.type == "cpu" and multiplies_bfloat16()
-        return Screen(self.models[0].output) if is_alone and is_fast else None
+        return Screen(output) if is_alone and is_fast else None
 
 
 def build_search(

@@ -22,7 +22,7 @@ from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.scored_pair import ScoredPair, score_pairs
 from tformer_cli.decoding.translation import Translation, Wording, best_combinations
 from tformer_cli.decoding.workers import WorkersEngine
-from tformer_cli.device import resolve_device, resolve_precision
+from tformer_cli.device import give_back_memory, resolve_device, resolve_precision
 from tformer_cli.errors import Problem, UsageError
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.run_directory import RunDirectory
@@ -84,7 +84,7 @@ class Translator:
             raise UsageError(
                 "--long-lines", f"must be one of {', '.join(get_args(LongLines))}", got=long_lines
             )
-        self.engine = engine
+        self.engine: Engine = engine
         self.tokenizers = tokenizers
         self.decoding = decoding
         self.max_source_length = max_source_length
@@ -133,17 +133,19 @@ class Translator:
         place = resolve_device(device)
         runs = [RunDirectory(Path(one)) for one in (run, *ensemble)]
         trained, *others = load_ensemble(runs, checkpoint)
-        return cls.of_model(
+        translator = cls.of_model(
             trained.model,
             trained.tokenizers,
             trained.config,
             place,
             resolve_precision(precision, place),
             others=[other.model for other in others],
-            workers=workers,
             long_lines=long_lines,
             max_source_length=max_source_length,
         )
+        del trained, others
+        translator.begin_workers(workers)
+        return translator
 
     @classmethod
     def of_model(
@@ -155,24 +157,18 @@ class Translator:
         precision: torch.dtype = torch.float32,
         *,
         others: Sequence[Seq2Seq] = (),
-        workers: int = 1,
         long_lines: LongLines = "split",
         max_source_length: int | None = None,
     ) -> "Translator":
         """Return the translator of a model in memory, or with others of an ensemble.
 
-        The models move to `device`.
+        The models move to `device`. On a CPU their weights are laid out anew for it, so that memory
+        is saved where nobody holds the models any more.
 
         Raises:
             UsageError: the model has not learnt positions for `max_source_length` tokens; or
-                several processes are to share a device other than a CPU; or `workers` or
                 `max_source_length` is below 1, or `long_lines` is none of its choices.
         """
-        _check_positive("--workers", workers)
-        if workers > 1 and device.type != "cpu":
-            raise UsageError(
-                "--workers", "is for a CPU", got=str(workers), remedy="use 1, or --device cpu"
-            )
         if max_source_length is None:
             max_source_length = config.data.filters.max_length
         if model.max_length is not None and max_source_length >= model.max_length:
@@ -190,7 +186,7 @@ class Translator:
             others=[other.to(device) for other in others],
         )
         return cls(
-            engine if workers == 1 else WorkersEngine(engine, workers),
+            engine,
             tokenizers,
             config.decoding,
             max_source_length=max_source_length,
@@ -202,6 +198,25 @@ class Translator:
             aligner=engine.aligner,
             start_id=engine.roles.start_id,
         )
+
+    def begin_workers(self, count: int) -> None:
+        """Let so many processes share the work on a CPU, with a thread each; 1 changes nothing.
+
+        They share all memory that this process has when they begin, and keep it.
+
+        Raises:
+            UsageError: the device is no CPU, or the system cannot share memory with processes; or
+                `count` is below 1.
+        """
+        _check_positive("--workers", count)
+        if count == 1:
+            return
+        if isinstance(self.engine, NativeEngine) and self.engine.device.type != "cpu":
+            raise UsageError(
+                "--workers", "is for a CPU", got=str(count), remedy="use 1, or --device cpu"
+            )
+        give_back_memory(torch.device("cpu"))
+        self.engine = WorkersEngine(self.engine, count)
 
     def translate(
         self,

@@ -9,6 +9,7 @@ from torch import nn
 from tformer_cli.model.blocks.linear import prepared_for_few_rows
 from tformer_cli.model.eight_bits import rounded_to_eight_bits
 from tformer_cli.model.network import Seq2Seq
+from tformer_cli.model.packed import packed_where_faster
 
 
 def fused(model: Seq2Seq, precision: torch.dtype = torch.float32) -> Seq2Seq:
@@ -30,8 +31,10 @@ def fused(model: Seq2Seq, precision: torch.dtype = torch.float32) -> Seq2Seq:
         _exchange_maps(twin, rounded_to_eight_bits)
     elif precision != torch.float32:
         _narrow(twin, precision)
-    elif next(twin.parameters()).device.type == "cpu":
-        _exchange_maps(twin, prepared_for_few_rows)
+    if next(twin.parameters()).device.type == "cpu":
+        _exchange_maps(twin, packed_where_faster)
+        if precision == torch.float32:
+            _exchange_maps(twin, prepared_for_few_rows)
     for module in list(twin.eval().modules()):
         _bare(module)
     return twin

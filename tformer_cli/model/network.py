@@ -76,7 +76,8 @@ class Seq2Seq(Network):
 
     def start(self, num_places: int, num_rows: int = 1) -> DecoderCache:
         """Return a cache for so many sentences, with `num_rows` rows of each."""
-        return new_cache(self.stacks()[-1].kept(), num_places, num_rows, self.output.weight.device)
+        device = next(self.parameters()).device
+        return new_cache(self.stacks()[-1].kept(), num_places, num_rows, device)
 
     @abstractmethod
     def read(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:

@@ -1,0 +1,94 @@
+"""Linear layers with packed weights: the same map, for any number of rows."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.model import packed
+from tformer_cli.model.build import build_model
+from tformer_cli.model.fusion import fused
+from tformer_cli.model.packed import SMALLEST, PackedLinear, packed_where_faster
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="torch is built without oneDNN"
+)
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.booleans(),
+    st.integers(0, 99),
+)
+@torch.no_grad()
+def test_a_packed_map_is_the_map(shape, num_inputs, num_outputs, bias, seed):
+    torch.manual_seed(seed)
+    linear = nn.Linear(num_inputs, num_outputs, bias=bias)
+    # Every other column, as what is left of a product may lie.
+    states = torch.randn(*shape, 2 * num_inputs)[..., ::2]
+    found = PackedLinear(linear)(states)
+    torch.testing.assert_close(found, linear(states), rtol=1e-5, atol=1e-5)
+
+
+@given(st.integers(0, 99), st.integers(1, 40))
+@torch.no_grad()
+def test_the_company_of_a_row_changes_rounding_alone(seed, num_rows):
+    torch.manual_seed(seed)
+    layer, states = PackedLinear(nn.Linear(48, 33)), torch.randn(num_rows, 48)
+    together = layer(states)
+    for row, expected in zip(states, together, strict=True):
+        torch.testing.assert_close(layer(row[None])[0], expected, rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_weights_of_half_precision_take_any_states_and_give_their_own_format():
+    linear, states = nn.Linear(48, 24), torch.randn(5, 48)
+    narrow = nn.Linear(48, 24).bfloat16()
+    narrow.load_state_dict(linear.state_dict())
+    found = PackedLinear(narrow)(states)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), linear(states), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_outputs", "prefers_onednn", "multiplies_bfloat16", "is_packed"),
+    [
+        (torch.float32, SMALLEST // 64, True, False, True),
+        (torch.float32, SMALLEST // 64 - 1, True, True, False),
+        (torch.float32, SMALLEST // 64, False, True, False),
+        (torch.bfloat16, 1, False, True, True),
+        (torch.bfloat16, SMALLEST // 64, True, False, False),
+        (torch.float64, SMALLEST // 64, True, True, False),
+    ],
+)
+def test_weights_are_packed_where_the_processor_gains_by_it(
+    dtype, num_outputs, prefers_onednn, multiplies_bfloat16, is_packed, monkeypatch
+):
+    monkeypatch.setattr(packed, "prefers_onednn", lambda: prefers_onednn)
+    monkeypatch.setattr(packed, "multiplies_bfloat16", lambda: multiplies_bfloat16)
+    linear = nn.Linear(64, num_outputs, dtype=dtype)
+    found = packed_where_faster(linear)
+    assert isinstance(found, PackedLinear) if is_packed else found is linear
+
+
+@torch.no_grad()
+def test_a_model_says_the_same_with_large_matrices_packed(monkeypatch):
+    monkeypatch.setattr(packed, "prefers_onednn", lambda: True)
+    config = EncoderDecoderConfig(
+        dim=192, num_heads=4, feedforward_dim=768, num_encoder_layers=1, num_decoder_layers=1
+    )
+    model = build_model(config, source_size=900, target_size=900, seed=1).eval()
+    ids = torch.randint(6, 900, (4, 9), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    twin = fused(model)
+    layer = twin.decoder.layers[0]
+    for large in (twin.output, layer.feedforward.inner, layer.feedforward.outer):
+        assert isinstance(large, PackedLinear)
+    assert isinstance(layer.cross_attention.query, nn.Linear)
+    torch.testing.assert_close(
+        twin(ids, mask, ids, mask), model(ids, mask, ids, mask), rtol=1e-4, atol=1e-5
+    )
