@@ -20,6 +20,19 @@ from tformer_cli.cli.translate import translate
 from tformer_cli.cli.vocab import vocab
 from tformer_cli.version import __version__
 
+# What torch and its libraries read when they are imported.
+ENVIRONMENT = {
+    # torch's threads wait for each other in a loop. Where another program wants the processor too,
+    # a long wait costs four fifths of the speed; this one ends after some microseconds.
+    "GOMP_SPINCOUNT": "30000",
+    # oneDNN compiles half a megabyte of instructions for each shape of two matrices. torch and
+    # oneDNN keep a thousand of them each unless told otherwise; a step needs a few dozen.
+    "LRU_CACHE_CAPACITY": "64",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+    # Batches of many shapes leave gaps in a GPU's memory that no other batch fits into.
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+}
+
 app = new_app(
     name="tformer",
     help="Train and run Transformer translation models from a YAML file.",
@@ -61,14 +74,6 @@ def options(
 
 def main() -> None:
     """Run `tformer`."""
-    # torch's threads wait for each other in a loop. Where another program wants the processor too,
-    # a long wait costs four fifths of the speed; this one ends after some microseconds. GNU's
-    # OpenMP reads it when torch is imported.
-    os.environ.setdefault("GOMP_SPINCOUNT", "30000")
-    # oneDNN compiles half a megabyte of instructions for each shape of two matrices, and torch and
-    # it keep a thousand of them each unless told otherwise. Both are read when torch is imported.
-    os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-    # Batches of many shapes leave gaps in a GPU's memory that no other batch fits into.
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     run(app)

@@ -21,6 +21,7 @@ import torch
 from apart import command
 from trainers.contestants import CONTESTANTS, CPU, Step, Task
 
+from tformer_cli.cli.app import ENVIRONMENT
 from tformer_cli.config.load import load_config
 from tformer_cli.corpus.pipeline import training_store
 from tformer_cli.device import keep_freed_memory, peak_memory, resolve_precision
@@ -28,8 +29,7 @@ from tformer_cli.errors import TrainingError
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
 
-# As the command line of tformer sets it; read when torch is imported.
-OUR_ENVIRONMENT = {"GOMP_SPINCOUNT": "30000"}
+OUR_ENVIRONMENT = ENVIRONMENT
 # The first steps build the optimiser's moments and fill the caches.
 WARM_UP_STEPS = 2
 
