@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tformer_cli.decoding.candidates import GROUP
+from tformer_cli.model.packed import packed_where_faster
 
 # A product of fewer rows waits for the weights rather than for the multiplications.
 FEWEST_ROWS = 32
@@ -34,11 +35,15 @@ class Screen:
         self.bias = output.weight.new_zeros(self.vocab_size) if bias is None else bias.detach()
 
     @cached_property
-    def _rough(self) -> tuple[Tensor, Tensor]:
-        """Weights and bias in bfloat16, with tokens that never come up to a multiple of groups."""
+    def _rough(self) -> nn.Module:
+        """The map in bfloat16, with tokens that never come up to a multiple of groups."""
         missing = -self.vocab_size % GROUP
         weight = functional.pad(self.weight.bfloat16(), (0, 0, 0, missing))
-        return weight, functional.pad(self.bias.bfloat16(), (0, missing), value=-math.inf)
+        bias = functional.pad(self.bias.bfloat16(), (0, missing), value=-math.inf)
+        rough = nn.Linear(weight.shape[1], len(weight), device="meta")
+        rough.weight = nn.Parameter(weight, requires_grad=False)
+        rough.bias = nn.Parameter(bias, requires_grad=False)
+        return packed_where_faster(rough)
 
     @cached_property
     def _longest(self) -> float:
@@ -56,7 +61,7 @@ class Screen:
         Returns:
             (B, K).
         """
-        rough = functional.linear(states.bfloat16(), *self._rough)
+        rough: Tensor = self._rough(states.bfloat16())
         forbid(rough[..., : self.vocab_size])
         flat = states.flatten(0, 1)
         rows, tokens = self._in_doubt(flat, rough.flatten(0, 1))
