@@ -14,8 +14,10 @@ Example: python scripts/bench/marian.py runs/multi30k --learning-rate 1e-3 --ini
 
 import os
 
+from tformer_cli.cli.app import ENVIRONMENT
+
 # As `tformer train` has it; read when torch is imported.
-os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+os.environ.update(ENVIRONMENT | os.environ)
 
 import argparse
 import json

@@ -1,9 +1,13 @@
 """Linear layers with packed weights: the same map, for any number of rows."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from model.blocks.test_linear import of_any_shape
 from torch import nn
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
@@ -17,13 +21,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@given(
-    st.lists(st.integers(1, 4), min_size=1, max_size=3),
-    st.integers(1, 70),
-    st.integers(1, 70),
-    st.booleans(),
-    st.integers(0, 99),
-)
+@of_any_shape
 @torch.no_grad()
 def test_a_packed_map_is_the_map(shape, num_inputs, num_outputs, bias, seed):
     torch.manual_seed(seed)
@@ -92,3 +90,19 @@ def test_a_model_says_the_same_with_large_matrices_packed(monkeypatch):
     torch.testing.assert_close(
         twin(ids, mask, ids, mask), model(ids, mask, ids, mask), rtol=1e-4, atol=1e-5
     )
+
+
+@torch.no_grad()
+def test_packed_weights_are_there_once_when_nobody_holds_the_model(monkeypatch):
+    monkeypatch.setattr(packed, "prefers_onednn", lambda: True)
+    config = EncoderDecoderConfig(
+        dim=192, num_heads=4, feedforward_dim=768, num_encoder_layers=1, num_decoder_layers=1
+    )
+    model = build_model(config, source_size=900, target_size=900, seed=1).eval()
+    plain = weakref.ref(model.decoder.layers[0].feedforward.inner.weight)
+    twin = fused(model)
+    assert plain() is not None
+    del model
+    gc.collect()
+    assert plain() is None
+    assert isinstance(twin.decoder.layers[0].feedforward.inner, PackedLinear)

@@ -5,15 +5,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.version import __version__
-
-if TYPE_CHECKING:
-    from tformer_cli.checkpoint.trained_model import TrainedModel
 
 # What says where and how fast, and what is told by the models and the search themselves.
 WITHOUT_EFFECT = {"output_file", "resume", "device", "workers"}
@@ -21,7 +17,7 @@ TOLD_OTHERWISE = {"run", "ensemble", "checkpoint", "beam", "length_penalty", "se
 
 
 def made_from(
-    context: typer.Context, models: Sequence["TrainedModel"], decoding: DecodingConfig
+    context: typer.Context, fingerprints: Sequence[str], decoding: DecodingConfig
 ) -> Mapping[str, object]:
     """Return by name all that decides what a command writes, as JSON has it.
 
@@ -29,12 +25,12 @@ def made_from(
 
     Args:
         context: the command line.
-        models: that translate.
+        fingerprints: of the models that translate.
         decoding: the search.
     """
     found: dict[str, object] = {
         "tformer": __version__,
-        "model": [model.fingerprint for model in models],
+        "model": list(fingerprints),
         **{f"decoding.{key}": value for key, value in asdict(decoding).items()},
     }
     for option in context.command.params:

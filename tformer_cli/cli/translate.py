@@ -4,7 +4,8 @@ import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -226,7 +227,10 @@ def translate(
     consensus = chosen_consensus(mbr, candidates)
     language = trained.config.data.source_language
     terminology = None if terminology_file is None else _terms(terminology_file, language)
-    made = made_from(context, [trained, *others], decoding) if resume else None
+    made = None
+    if resume:
+        fingerprints = [one.fingerprint for one in (trained, *others)]
+        made = partial(made_from, context, fingerprints, decoding)
     # Their weights would stay in the memory of all workers.
     del trained, others
     translator.begin_workers(workers)
@@ -357,14 +361,14 @@ def _check_backend(
 
 
 def _destination(
-    output_file: Path | None, made: Mapping[str, object] | None
+    output_file: Path | None, made: Callable[[], Mapping[str, object]] | None
 ) -> "contextlib.AbstractContextManager[PartialFile | Stream]":
     """Open what the translations are added to; a file goes on where it is known what it is of."""
     from tformer_cli.partial_file import partial_file
 
     if made is None or output_file is None:
         return streamed(output_file)
-    return partial_file(output_file, made)
+    return partial_file(output_file, made())
 
 
 def _windows(

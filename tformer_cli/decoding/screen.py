@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tformer_cli.decoding.candidates import GROUP
+from tformer_cli.model.blocks.linear import linear_of
 from tformer_cli.model.packed import packed_where_faster
 
 # A product of fewer rows waits for the weights rather than for the multiplications.
@@ -40,10 +41,7 @@ class Screen:
         missing = -self.vocab_size % GROUP
         weight = functional.pad(self.weight.bfloat16(), (0, 0, 0, missing))
         bias = functional.pad(self.bias.bfloat16(), (0, missing), value=-math.inf)
-        rough = nn.Linear(weight.shape[1], len(weight), device="meta")
-        rough.weight = nn.Parameter(weight, requires_grad=False)
-        rough.bias = nn.Parameter(bias, requires_grad=False)
-        return packed_where_faster(rough)
+        return packed_where_faster(linear_of(weight, bias))
 
     @cached_property
     def _longest(self) -> float:

@@ -143,6 +143,7 @@ class Translator:
             long_lines=long_lines,
             max_source_length=max_source_length,
         )
+        # Their weights would stay in the memory of all workers.
         del trained, others
         translator.begin_workers(workers)
         return translator

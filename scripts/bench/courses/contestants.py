@@ -24,12 +24,12 @@ from peers.marian import (
     translate,
 )
 from peers.marian_training import POINTER, train_marian
-from trainers.worker import OUR_ENVIRONMENT
 
 from tformer_cli.checkpoint.checkpoint import load_weights
 from tformer_cli.checkpoint.layout import MODEL_FILE, SUMS_FILE
 from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.checkpoint.trained_model import load_trained_model
+from tformer_cli.cli.app import ENVIRONMENT
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.pipeline import evaluation_store, training_pairs
 from tformer_cli.corpus.reader import read_pairs
@@ -146,7 +146,7 @@ class Ours(Contestant):
     name = "ours"
     title = "tformer"
     pointer = "last"
-    environment = OUR_ENVIRONMENT
+    environment = ENVIRONMENT
 
     def train(self) -> None:
         # No training has more validations than steps.

@@ -17,6 +17,8 @@ from apart import command
 from decoders.contestants import CONTESTANTS, Ours, Setting, Task, Uncached
 from trainers import worker
 
+from tformer_cli.cli.app import ENVIRONMENT
+
 # What is done for the first time takes longer.
 WARM_UP_LINES = 8
 SAMPLE_SECONDS = 0.02
@@ -53,7 +55,7 @@ class Worker(worker.Worker):
         """
         self.name = name
         is_ours = issubclass(CONTESTANTS[name], (Ours, Uncached))
-        own = worker.OUR_ENVIRONMENT if is_ours else {}
+        own = ENVIRONMENT if is_ours else {}
         self.process = subprocess.Popen(
             command("decoders.contestants.serve", name, json.dumps(asdict(task))),
             stdin=subprocess.PIPE,

@@ -13,8 +13,8 @@ import torch
 from apart import printed
 from torch import Tensor
 from trainers.contestants import Ours, Task
-from trainers.worker import OUR_ENVIRONMENT
 
+from tformer_cli.cli.app import ENVIRONMENT
 from tformer_cli.config.schema.schedule import CosineSchedule
 from tformer_cli.model.blocks.attention import View, kernel_attend, naive_attend
 from tformer_cli.model.blocks.norms import build_norm
@@ -57,7 +57,7 @@ def norm_ratio(dim: int, rows: int, rounds: int) -> float:
 def attention_cost(way: str, length: int, threads: int) -> Cost:
     """Return what attention of a sequence to itself takes, causal, in a process of its own."""
     words = way, str(length), str(threads)
-    found = printed("members.parts.attend_apart", *words, environment=OUR_ENVIRONMENT)
+    found = printed("members.parts.attend_apart", *words, environment=ENVIRONMENT)
     return Cost(*json.loads(found))
 
 

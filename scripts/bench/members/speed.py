@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 from apart import printed
-from trainers.worker import OUR_ENVIRONMENT, Worker
+from trainers.worker import Worker
 
 from tformer_cli.checkpoint.trained_model import load_trained_model
+from tformer_cli.cli.app import ENVIRONMENT
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.decoding.translator import Translator
@@ -51,7 +52,7 @@ def take_turn(run: RunDirectory, lines: int, *, seconds: float, threads: int) ->
         worker.answer()
         turn = worker.ask(steps=None, seconds=seconds)
     words = [str(run.path), str(lines), str(threads)]
-    found = printed("members.speed.translate_apart", *words, environment=OUR_ENVIRONMENT)
+    found = printed("members.speed.translate_apart", *words, environment=ENVIRONMENT)
     return Speed(turn["num_tokens"] / turn["seconds"], json.loads(found))
 
 

@@ -29,7 +29,6 @@ from tformer_cli.errors import TrainingError
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
 
-OUR_ENVIRONMENT = ENVIRONMENT
 # The first steps build the optimiser's moments and fill the caches.
 WARM_UP_STEPS = 2
 
@@ -73,7 +72,7 @@ class Worker:
             run: holds the config and the tokenizers.
         """
         self.name = name
-        own = OUR_ENVIRONMENT if name == "ours" else {}
+        own = ENVIRONMENT if name == "ours" else {}
         self.process = subprocess.Popen(
             command("trainers.worker.serve", name, precision, str(threads), str(run.path)),
             stdin=subprocess.PIPE,

@@ -11,14 +11,16 @@ from tformer_cli.model.blocks.linear import (
     prepared_for_few_rows,
 )
 
-
-@given(
+of_any_shape = given(
     st.lists(st.integers(1, 4), min_size=1, max_size=3),
-    st.integers(1, 9),
-    st.integers(1, 9),
+    st.integers(1, 70),
+    st.integers(1, 70),
     st.booleans(),
     st.integers(0, 99),
 )
+
+
+@of_any_shape
 def test_a_map_for_few_rows_is_the_map(shape, num_inputs, num_outputs, bias, seed):
     torch.manual_seed(seed)
     linear = nn.Linear(num_inputs, num_outputs, bias=bias).double().requires_grad_(False)

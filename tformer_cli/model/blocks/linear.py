@@ -48,9 +48,15 @@ class FewRowsLinear(nn.Linear):
 def side_by_side(*maps: nn.Linear) -> nn.Linear:
     """Return one map, without gradients, whose outputs are those of several side by side."""
     weight = torch.cat([part.weight.detach() for part in maps])
-    fused = nn.Linear(weight.shape[1], len(weight), bias=maps[0].bias is not None, device="meta")
-    fused.weight = nn.Parameter(weight, requires_grad=False)
-    if maps[0].bias is not None:
-        bias = torch.cat([part.bias.detach() for part in maps])
-        fused.bias = nn.Parameter(bias, requires_grad=False)
-    return fused
+    if maps[0].bias is None:
+        return linear_of(weight, None)
+    return linear_of(weight, torch.cat([part.bias.detach() for part in maps]))
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return the map, without gradients, of a weight (N, D) and a bias (N,)."""
+    linear = nn.Linear(weight.shape[1], len(weight), bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear
