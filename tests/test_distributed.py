@@ -229,15 +229,15 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.training.run import train
 
-forward = Seq2Seq.forward
+wanted_states = Seq2Seq.wanted_states
 
 def limited(model, source, *rest):
     if model.training and len(source) > 20:
         raise torch.OutOfMemoryError("CUDA out of memory.")
-    return forward(model, source, *rest)
+    return wanted_states(model, source, *rest)
 
 if os.environ["RANK"] == "1":
-    Seq2Seq.forward = limited
+    Seq2Seq.wanted_states = limited
 config = load_config(Path(sys.argv[1]), sys.argv[3:])
 train(config, RunDirectory(Path(sys.argv[2])), device=torch.device("cpu"))
 """

@@ -101,10 +101,11 @@ def gradients(
     inputs = batch().to(device)
     torch.manual_seed(4)
     with autocast(device, precision):
-        found = model.train()(
+        found = model.train().wanted_states(
             inputs.source, inputs.source_mask, inputs.target_in, inputs.target_mask
         )
-    sums = smoothed_nll_sum(found, inputs.target_out[inputs.target_mask], 0.1)
+        targets = inputs.target_out[inputs.target_mask]
+        sums = smoothed_nll_sum(found, model.output, targets, 0.1)
     loss = sums.loss / inputs.num_target_tokens
     loss.backward()
     named = {name: weight.grad.cpu() for name, weight in model.named_parameters()}
@@ -173,7 +174,9 @@ def test_bfloat16_logits_have_a_loss_as_exact_as_their_own_digits(smoothing):
     )
     expected.backward()
     subject = rough.to(DEVICE).requires_grad_()
-    sums = smoothed_nll_sum(subject * 1.0, targets.to(DEVICE), smoothing)
+    as_it_is = torch.nn.Linear(9001, 9001, bias=False, device=DEVICE, dtype=torch.bfloat16)
+    torch.nn.init.eye_(as_it_is.weight)
+    sums = smoothed_nll_sum(subject, as_it_is, targets.to(DEVICE), smoothing)
     sums.loss.backward()
     assert sums.loss.item() == pytest.approx(expected.item(), rel=1e-5)
     error = (subject.grad.cpu().double() - exact.grad).abs().max()

@@ -146,14 +146,14 @@ def test_worst_steps_are_taken_at_the_worst_batches(toy):
 
 def limited(found: Rehearsal, monkeypatch: pytest.MonkeyPatch, num_tokens: int) -> None:
     """Let memory run out where a batch has more source tokens."""
-    forward = found.prepared.model.forward
+    wanted_states = found.prepared.model.wanted_states
 
-    def limited_forward(source: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+    def limited_states(source: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         if source.numel() > num_tokens:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return forward(source, *rest)
+        return wanted_states(source, *rest)
 
-    monkeypatch.setattr(found.prepared.model, "forward", limited_forward)
+    monkeypatch.setattr(found.prepared.model, "wanted_states", limited_states)
 
 
 @pytest.mark.parametrize("num_tokens", [11, 12, 59])

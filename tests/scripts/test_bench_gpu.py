@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from gpu import Part, Session, headline, ratios, report
 from gpu_parts import attention, demo, figures, idle, tests, throughput
 from gpu_parts.figures import Ceiling, Step, data_sheet_flops, summary, training_flops
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from toy import write_toy
@@ -172,11 +174,11 @@ def test_the_same_store_comes_again():
 def test_contestants_learn_the_same_batches(contestant, monkeypatch):
     compiled = []
 
-    def compile_model(model: torch.nn.Module, *, dynamic: bool) -> torch.nn.Module:
+    def compile_call(call: Callable[..., Tensor], *, dynamic: bool) -> Callable[..., Tensor]:
         compiled.append(dynamic)
-        return model
+        return call
 
-    monkeypatch.setattr(torch, "compile", compile_model)
+    monkeypatch.setattr(torch, "compile", compile_call)
     arguments = {key: SMALL[key] for key in SMALL if key != "warm_up"}
     task, feed, losses = throughput.begin("tiny", contestant, **arguments)
     steps = list(islice(throughput.measured(losses, feed, task), 4))
@@ -198,15 +200,15 @@ def test_a_step_that_does_not_fit_is_no_measurement(monkeypatch):
     arguments = {key: SMALL[key] for key in SMALL if key != "warm_up"}
     task, feed, _ = throughput.begin("tiny", "ours", **arguments)
     model = task.our_model()
-    forward, attempts = model.forward, []
+    wanted_states, attempts = model.wanted_states, []
 
     def limited(source: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         attempts.append(len(source))
         if len(attempts) == 1:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return forward(source, *rest)
+        return wanted_states(source, *rest)
 
-    monkeypatch.setattr(model, "forward", limited)
+    monkeypatch.setattr(model, "wanted_states", limited)
     with pytest.raises(MemoryError, match="step 1 did not fit: redone in 2 pieces"):
         next(throughput.our_losses(task.learner(model), feed))
 

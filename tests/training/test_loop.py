@@ -119,15 +119,15 @@ def test_the_learning_rate_is_that_of_the_schedule_times_a_factor():
 def running_out(subject, monkeypatch, most_rows: int) -> list[int]:
     """Let memory run out for batches of more rows; return the rows of each attempt."""
     attempts = []
-    forward = subject.model.forward
+    wanted_states = subject.model.wanted_states
 
     def limited(source, *rest):
         attempts.append(len(source))
         if len(source) > most_rows:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return forward(source, *rest)
+        return wanted_states(source, *rest)
 
-    monkeypatch.setattr(subject.model, "forward", limited)
+    monkeypatch.setattr(subject.model, "wanted_states", limited)
     return attempts
 
 
@@ -179,7 +179,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch):
     def failing(*arguments):
         raise RuntimeError("shapes cannot be multiplied")
 
-    monkeypatch.setattr(subject.model, "forward", failing)
+    monkeypatch.setattr(subject.model, "wanted_states", failing)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         next(train_steps(subject, groups(batch()), 7))
 

@@ -1,38 +1,93 @@
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
-from tformer_cli.training.loss import CHUNK_ROWS, smoothed_nll_sum
+from tformer_cli.device import autocast
+from tformer_cli.training import loss
+from tformer_cli.training.loss import CACHED_ROWS, ROWS_ON_CPU, smoothed_nll_sum
 
-TOKENS, V = 7, 11
+TOKENS, D, V = 7, 5, 11
 
 
+def as_it_is(size: int, dtype: torch.dtype) -> nn.Linear:
+    """The map whose logits are the states."""
+    output = nn.Linear(size, size, bias=False, dtype=dtype)
+    nn.init.eye_(output.weight)
+    return output
+
+
+def loss_and_gradients(
+    states: Tensor, output: nn.Linear, found: Tensor, factor: float
+) -> list[Tensor]:
+    """The loss, and the gradients of factor * loss for states and for the weights of the map."""
+    inputs = [states, *output.parameters()]
+    return [found.detach(), *torch.autograd.grad(found * factor, inputs)]
+
+
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])
-@pytest.mark.parametrize("num_tokens", [1, CHUNK_ROWS, 2 * CHUNK_ROWS + 7])
-def test_loss_and_gradient_equal_torch_cross_entropy(smoothing, num_tokens):
-    logits = torch.randn(num_tokens, V, dtype=torch.float64)
+@pytest.mark.parametrize("num_tokens", [1, CACHED_ROWS, ROWS_ON_CPU, 2 * ROWS_ON_CPU + 70])
+def test_loss_and_gradients_equal_torch_cross_entropy(num_tokens, smoothing, bias):
+    states = torch.randn(num_tokens, D, dtype=torch.float64, requires_grad=True)
+    output = nn.Linear(D, V, bias=bias, dtype=torch.float64)
     targets = torch.randint(V, (num_tokens,))
-    reference = logits.clone().requires_grad_()
     expected = functional.cross_entropy(
-        reference, targets, label_smoothing=smoothing, reduction="sum"
+        output(states), targets, label_smoothing=smoothing, reduction="sum"
     )
-    (expected * 0.3).backward()
-    mine = logits.clone().requires_grad_()
-    # The loss overwrites the logits, so a leaf goes in as a copy.
-    sums = smoothed_nll_sum(mine.clone(), targets, smoothing)
-    (sums.loss * 0.3).backward()
-    torch.testing.assert_close(sums.loss, expected.detach())
-    torch.testing.assert_close(mine.grad, reference.grad)
+    found = smoothed_nll_sum(states, output, targets, smoothing).loss
+    torch.testing.assert_close(
+        loss_and_gradients(states, output, found, 0.3),
+        loss_and_gradients(states, output, expected, 0.3),
+    )
+
+
+def test_a_weight_that_states_come_from_as_well_has_both_gradients():
+    tokens = nn.Embedding(V, D, dtype=torch.float64)
+    output = nn.Linear(D, V, bias=False, dtype=torch.float64)
+    output.weight = tokens.weight
+    ids, targets = torch.randint(V, (TOKENS,)), torch.randint(V, (TOKENS,))
+    smoothed_nll_sum(tokens(ids).tanh(), output, targets, 0.1).loss.backward()
+    found, tokens.weight.grad = tokens.weight.grad, None
+    logits = output(tokens(ids).tanh())
+    functional.cross_entropy(logits, targets, label_smoothing=0.1, reduction="sum").backward()
+    torch.testing.assert_close(found, tokens.weight.grad)
 
 
 def test_sums_hold_the_unsmoothed_loss_and_the_hits():
-    logits, targets = torch.randn(TOKENS, V), torch.randint(V, (TOKENS,))
+    states, targets = torch.randn(TOKENS, D), torch.randint(V, (TOKENS,))
+    output = nn.Linear(D, V)
+    logits = output(states)
     targets[2] = logits[2].argmax()
     nll = functional.cross_entropy(logits, targets, reduction="sum")
     hits = sum(int(row.argmax() == target) for row, target in zip(logits, targets, strict=True))
-    sums = smoothed_nll_sum(logits, targets, 0.1)
-    torch.testing.assert_close(sums.nll, nll)
+    sums = smoothed_nll_sum(states, output, targets, 0.1)
+    torch.testing.assert_close(sums.nll, nll.detach())
     assert sums.num_correct == hits >= 1
+
+
+def test_never_are_the_logits_of_more_rows_there_than_are_gone_through_together(monkeypatch):
+    monkeypatch.setattr(loss, "ROWS_ON_CPU", 4)
+    output, seen = nn.Linear(D, V), []
+    output.register_forward_hook(lambda module, inputs, logits: seen.append(len(logits)))
+    smoothed_nll_sum(torch.randn(10, D), output, torch.randint(V, (10,)), 0.1)
+    assert seen == [4, 4, 2]
+
+
+def test_bfloat16_is_as_exact_as_the_digits_of_its_products():
+    """In float32 but for the products, as training in bfloat16 has it."""
+    states = torch.randn(300, 64, requires_grad=True)
+    output = nn.Linear(64, 500)
+    targets = torch.randint(500, (300,))
+    with autocast(torch.device("cpu"), torch.bfloat16):
+        found = smoothed_nll_sum(states, output, targets, 0.1).loss
+    rough = loss_and_gradients(states, output, found, 1.0)
+    expected = functional.cross_entropy(
+        output(states), targets, label_smoothing=0.1, reduction="sum"
+    )
+    for one, other in zip(rough, loss_and_gradients(states, output, expected, 1.0), strict=True):
+        assert one.dtype == torch.float32
+        assert float((one - other).norm() / other.norm()) < 2**-7
 
 
 def test_bfloat16_logits_have_a_gradient_as_exact_as_their_own_digits():
@@ -43,7 +98,8 @@ def test_bfloat16_logits_have_a_gradient_as_exact_as_their_own_digits():
     exact = rough.double().requires_grad_()
     functional.cross_entropy(exact, targets, label_smoothing=0.1, reduction="sum").backward()
     subject = rough.clone().requires_grad_()
-    smoothed_nll_sum(subject.clone(), targets, 0.1).loss.backward()
+    output = as_it_is(4001, torch.bfloat16)
+    smoothed_nll_sum(subject, output, targets, 0.1).loss.backward()
     # A probability below one has digits of 2 ** -9 in bfloat16; two roundings come together.
     assert float((subject.grad.double() - exact.grad).abs().max()) < 2**-7
 
@@ -55,6 +111,6 @@ def test_a_probability_near_one_keeps_the_digits_of_its_gradient_in_bfloat16():
     exact = rough.double().requires_grad_()
     functional.cross_entropy(exact, target, reduction="sum").backward()
     subject = rough.clone().requires_grad_()
-    smoothed_nll_sum(subject.clone(), target, 0.0).loss.backward()
+    smoothed_nll_sum(subject, as_it_is(50, torch.bfloat16), target, 0.0).loss.backward()
     assert -0.002 < float(exact.grad[0, 7]) < 0
     assert float(subject.grad[0, 7]) == pytest.approx(float(exact.grad[0, 7]), rel=2**-8)

@@ -28,10 +28,10 @@ class MaskedEncoder(Network):
         if config.tie == "output":
             self.output.weight = self.encoder.embeddings.tokens.weight
 
-    def forward(
+    def wanted_states(
         self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
     ) -> Tensor:
-        """Return logits (number of places asked for, V), row after row.
+        """Return the states (N, D) of the places asked for, row after row.
 
         Args:
             source: (B, S) token ids, some of which are masked.
@@ -40,8 +40,7 @@ class MaskedEncoder(Network):
             target_mask: (B, S) places asked for.
         """
         states: Tensor = self.encoder(source, source_mask).states
-        logits: Tensor = self.output(states[target_mask])
-        return logits
+        return states[target_mask]
 
     def stacks(self) -> list[Stack]:
         """Return the only one."""

@@ -15,17 +15,27 @@ class Network(nn.Module, ABC):
 
     Attributes:
         max_length: longest sentence in tokens, or None where any length will do.
+        output: from states to logits.
     """
 
     max_length: int | None
+    output: nn.Linear
 
-    @abstractmethod
     def forward(
         self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
     ) -> Tensor:
-        """Return logits (number of real target positions, V), row after row.
+        """Return logits (N, V) of the places that `wanted_states` says."""
+        logits: Tensor = self.output(self.wanted_states(source, source_mask, target, target_mask))
+        return logits
 
-        Padding is left out before the projection, the widest product of all.
+    @abstractmethod
+    def wanted_states(
+        self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
+    ) -> Tensor:
+        """Return what `output` makes logits of, (N, D): a state for each real target position.
+
+        They come row after row. Padding is left out before the projection, the widest product of
+        all.
 
         Args:
             source: (B, S) token ids.
@@ -49,20 +59,13 @@ class Network(nn.Module, ABC):
 
 
 class Seq2Seq(Network):
-    """Reads a source, and says for each target prefix what comes next.
+    """Reads a source, and says for each target prefix what comes next."""
 
-    Attributes:
-        output: from states to logits.
-    """
-
-    output: nn.Linear
-
-    def forward(
+    def wanted_states(
         self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
     ) -> Tensor:
-        """Return the logits of what follows each real target token, as `Network` says."""
-        logits: Tensor = self.output(self.states(source, source_mask, target)[target_mask])
-        return logits
+        """Return the state behind each real target token, as `Network` says."""
+        return self.states(source, source_mask, target)[target_mask]
 
     @abstractmethod
     def states(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:

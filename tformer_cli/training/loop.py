@@ -20,6 +20,7 @@ from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.device import autocast, derive_seed, give_back_memory, is_out_of_memory
 from tformer_cli.distributed import ALONE, World
+from tformer_cli.model.network import Network
 from tformer_cli.training.loss import smoothed_nll_sum
 from tformer_cli.training.loss_scale import LossScale
 from tformer_cli.training.memory import in_halves
@@ -99,7 +100,7 @@ class Learner:
     """What a training step changes and what it goes by.
 
     Attributes:
-        model: maps (source, source_mask, target, target_mask) to the logits of real positions.
+        model: what learns.
         optimizer: moves its parameters.
         schedule: learning rate of a step.
         config: the other settings of the loop.
@@ -109,7 +110,7 @@ class Learner:
         world: the processes that train together.
     """
 
-    model: nn.Module
+    model: Network
     optimizer: torch.optim.Optimizer
     schedule: Schedule
     config: TrainingConfig
@@ -121,7 +122,7 @@ class Learner:
     @classmethod
     def of(
         cls,
-        model: nn.Module,
+        model: Network,
         config: TrainingConfig,
         *,
         device: torch.device,
@@ -307,20 +308,18 @@ def leave_gradient(
 def _sum_gradients(
     learner: Learner, batches: Sequence[Batch], step: int, num_tokens: int, loss_scale: float
 ) -> Tensor:
-    learner.model.train()
+    model = learner.model.train()
     # Dropout is a function of the step alone, so a resumed run draws what an unbroken one did.
     torch.manual_seed(derive_seed(learner.seed, "dropout", step) + learner.world.rank)
     totals = torch.zeros(3, device=learner.device)
     for batch in (batch.to(learner.device) for batch in batches):
         targets = batch.target_out[batch.target_mask]
         with autocast(learner.device, learner.precision):
-            logits = learner.model(
+            states = model.wanted_states(
                 batch.source, batch.source_mask, batch.target_in, batch.target_mask
             )
-        sums = smoothed_nll_sum(logits, targets, learner.config.label_smoothing)
+            sums = smoothed_nll_sum(states, model.output, targets, learner.config.label_smoothing)
         scaled = sums.loss / num_tokens * loss_scale
         scaled.backward()  # type: ignore[no-untyped-call]
         totals += torch.stack((sums.loss.detach(), sums.nll, sums.num_correct))
-        # The largest tensor of all must not live on beside that of the next piece.
-        del logits, sums, scaled
     return totals
