@@ -579,6 +579,38 @@ def test_before_the_first_checkpoint_the_training_goes_back_to_its_beginning(
             assert torch.equal(one[key], two[key]), key
 
 
+def test_what_is_saved_behind_a_way_back_to_the_beginning_is_gone_on_from(
+    toy, tmp_path, monkeypatch
+):
+    once = ("training.save_every=12",)
+    poison(monkeypatch, lambda place: place.epoch == 0 and place.batch in (4, 5, 6))
+    unbroken = trained(toy, tmp_path / "unbroken", *once)
+
+    def interrupted(factor: float, step: int) -> None:
+        def signalled(*arguments: Any, learning_rate_factor: float, **options: Any):
+            options["learning_rate_factor"] = learning_rate_factor
+            for taken in train_steps(*arguments, **options):
+                if (learning_rate_factor, taken.step) == (factor, step):
+                    signal.raise_signal(signal.SIGTERM)
+                yield taken
+
+        with monkeypatch.context() as patch:
+            patch.setattr(run_module, "train_steps", signalled)
+            with pytest.raises(Interrupted) as caught:
+                trained(toy, tmp_path / "run", *once)
+        assert f"saved at step {step};" in str(caught.value)
+
+    run = RunDirectory(tmp_path / "run")
+    interrupted(1.0, step=4)
+    # Back at the beginning and not as far as before: what counts is the later one.
+    interrupted(0.5, step=3)
+    assert run.step_checkpoints() == [run.checkpoint(3)] == [run.pointed("last")]
+    trained(toy, run.path, *once)
+    one, two = (load_file(x.pointed("last") / "model.safetensors") for x in (unbroken, run))
+    for key in one:
+        assert torch.equal(one[key], two[key]), key
+
+
 def test_a_checkpoint_that_no_step_leads_on_from_is_not_gone_back_to(
     finished, toy, tmp_path, monkeypatch
 ):

@@ -119,7 +119,8 @@ class Checkpoints:
         steps = self.run.step_checkpoints()
         best = best_checkpoints([step for step in steps if damage(step, [STATE_FILE]) is None])
         newest = _due(steps, self.config)[-self.config.keep_checkpoints :]
-        kept = [*newest, *steps[-1:], *best[: self.config.keep_best], self.run.pointed("best")]
+        pointed = self.run.pointed("last"), self.run.pointed("best")
+        kept = [*newest, *pointed, *best[: self.config.keep_best]]
         for checkpoint in steps:
             if checkpoint not in kept:
                 remove_directory(checkpoint)
