@@ -30,6 +30,7 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.training import loss_scale, preparation
 from tformer_cli.training import run as run_module
+from tformer_cli.training.checkpoints import Checkpoints
 from tformer_cli.training.lock import locked
 from tformer_cli.training.loop import train_steps
 from tformer_cli.training.run import train
@@ -396,6 +397,22 @@ def test_a_signal_ends_a_validation_and_the_next_sitting_makes_up_for_it(
             assert f"interrupted; saved at step {step};" in str(caught.value)
     run = trained(toy, tmp_path / "run")
     assert_same_end(finished, run)
+
+
+def test_a_validation_that_was_made_up_for_and_not_saved_is_reported_once(
+    finished, toy, tmp_path, monkeypatch
+):
+    def killed(*_: object) -> Never:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        on_step(patch, 12, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Interrupted):
+            trained(toy, tmp_path / "run")
+        patch.setattr(Checkpoints, "save", killed)
+        with pytest.raises(ZeroDivisionError):
+            trained(toy, tmp_path / "run")
+    assert_same_end(finished, trained(toy, tmp_path / "run"))
 
 
 def test_float16_with_its_loss_scale_goes_on_to_the_bit(toy, tmp_path, monkeypatch):

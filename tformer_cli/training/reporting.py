@@ -250,14 +250,22 @@ class Silence(Reporter):
 
 
 def _lines_until(lines: list[str], state: TrainingState) -> Iterable[str]:
-    """Yield the lines of metrics.jsonl up to a state, less one that a kill cut short."""
+    """Yield the lines of metrics.jsonl up to a state, less one that a kill cut short.
+
+    What the state knows nothing of will come again: a rollback, or a validation at its very step.
+    """
     for line in lines:
         try:
             report = json.loads(line)
         except ValueError:
             continue
-        # A rollback that the state knows nothing of will come again.
-        is_known = report["kind"] != "rollback" or report["num_rollbacks"] <= state.num_rollbacks
+        match report["kind"]:
+            case "rollback":
+                is_known = report["num_rollbacks"] <= state.num_rollbacks
+            case "valid":
+                is_known = report["step"] < state.step or state.score is not None
+            case _:
+                is_known = True
         if report["step"] <= state.step and is_known:
             yield f"{line}\n"
 
