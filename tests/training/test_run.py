@@ -415,6 +415,23 @@ def test_a_validation_that_was_made_up_for_and_not_saved_is_reported_once(
     assert_same_end(finished, trained(toy, tmp_path / "run"))
 
 
+def test_torn_reports_and_samples_of_ones_own_do_not_keep_a_run_from_going_on(
+    finished, toy, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        on_step(patch, 18, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Interrupted):
+            trained(toy, tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
+    with run.metrics_file.open("ab") as metrics:
+        metrics.write(b'{"kind": "train", "step\xff\xfe')
+    own = run.samples / "step-000012-of-mine.txt"
+    own.write_text("mine")
+    trained(toy, run.path)
+    assert own.read_text() == "mine"
+    assert_same_end(finished, run)
+
+
 def test_float16_with_its_loss_scale_goes_on_to_the_bit(toy, tmp_path, monkeypatch):
     settings = ("training.precision=float16", "training.max_steps=12")
     # A scale that overflows, and that has to be what it was after the break.

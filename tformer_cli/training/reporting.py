@@ -68,10 +68,13 @@ class Reporter:
         """Forget what was reported after `state`: those steps will be taken again."""
         self._recent.clear()
         if self.run.metrics_file.exists():
-            lines = self.run.metrics_file.read_text(encoding="utf-8").split("\n")
+            text = self.run.metrics_file.read_text(encoding="utf-8", errors="replace")
+            lines = text.split("\n")
             write_text(self.run.metrics_file, "".join(_lines_until(lines, state)))
         for sample in self.run.samples.glob("step-*.txt"):
-            if int(sample.stem.removeprefix("step-")) > state.step:
+            number = sample.stem.removeprefix("step-")
+            # Others are somebody's own.
+            if number.isdecimal() and int(number) > state.step:
                 sample.unlink()
         if self._bar is not None:
             self._bar.n = state.step
