@@ -2,10 +2,18 @@
 
 import errno
 import os
+import pickle
 
 import pytest
 
-from tformer_cli.errors import ConfigError, Problem, StorageError, TformerError
+from tformer_cli.errors import (
+    ConfigError,
+    Interrupted,
+    Problem,
+    StorageError,
+    TformerError,
+    TrainingError,
+)
 
 
 def test_message_has_place_rule_value_and_remedy() -> None:
@@ -22,6 +30,21 @@ def test_config_error_has_a_line_for_each_problem() -> None:
 def test_message_moves_no_cursor() -> None:
     error = TformerError("a\x1b[31m", "is\nred", got="\udcff\u202e", remedy="ü 漢")
     assert str(error) == "a\\x1b[31m: is\\nred; got \\udcff\\u202e; ü 漢"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TrainingError("step 1", "loss is no number", got="nan", remedy="lower the rate"),
+        ConfigError([Problem("a:1", "is odd", "7"), Problem("a:2", "is gone")]),
+        Interrupted("runs/x", "interrupted", signal=15, remedy="go on"),
+    ],
+)
+def test_error_is_the_same_in_another_process(error: TformerError) -> None:
+    found = pickle.loads(pickle.dumps(error))
+    assert type(found) is type(error)
+    assert str(found) == str(error)
+    assert (found.problems, found.exit_code) == (error.problems, error.exit_code)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ ValueError instead, and a broken invariant is an assert.
 import errno
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,11 @@ class TformerError(Exception):
     ) -> None:
         self.problems: tuple[Problem, ...] = (Problem(where, what, got, remedy),)
         super().__init__(str(self.problems[0]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process that meets it sends it here; an exception's own way calls `__init__`
+        # with the message alone.
+        return type(self).__new__, (type(self), *self.args), vars(self)
 
 
 class ConfigError(TformerError):

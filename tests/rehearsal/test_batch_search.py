@@ -49,9 +49,11 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return budgets
 
 
-def found(toy: Path, memory_limit: float | None, device: torch.device = CPU) -> FoundBatch:
+def found(
+    toy: Path, memory_limit: float | None, device: torch.device = CPU, *overrides: str
+) -> FoundBatch:
     run = RunDirectory(toy.parent / "run")
-    return find_batch(load_config(toy), run, device=device, memory_limit=memory_limit)
+    return find_batch(load_config(toy, overrides), run, device=device, memory_limit=memory_limit)
 
 
 @given(st.integers(1, 300), st.integers(0, 10**6), st.integers(0, 10**6))
@@ -220,6 +222,18 @@ def test_a_trial_ends_with_the_search_and_leaves_speaking_to_it(toy, send, numbe
                 os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 128 + number
     assert "Traceback" not in rest
+
+
+def test_a_loss_that_is_no_number_is_no_lack_of_memory(toy):
+    with pytest.raises(TrainingError) as caught:
+        found(
+            toy,
+            64,
+            CPU,
+            "training.optimizer.learning_rate=1e38",
+            "training.schedule={kind: constant, warmup_steps: 0}",
+        )
+    assert str(caught.value).startswith("step 2: loss or gradient is no number at the very begin")
 
 
 @pytest.mark.slow
