@@ -298,6 +298,7 @@ def test_a_checkpoint_under_the_name_of_a_later_one_gives_way_to_the_one_before(
     [
         "training.select=loss",
         "evaluation.bleu.lowercase=true",
+        "data.target_language=zh",
         "training.validation_decoding.max_length=7",
     ],
 )

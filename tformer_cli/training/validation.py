@@ -130,10 +130,13 @@ def judgement(config: Config) -> str:
 
     Raises:
         DataError: the validation text cannot be read.
+        ConfigError: the metric's tokenizer is not installed.
     """
     wanted: tuple[object, ...] = (config.training.select,)
     if config.training.select == "bleu":
-        wanted += (config.evaluation.bleu, config.training.validation_decoding)
+        # Its options say what tokens the target language has, too.
+        bleu = build_metric("bleu", config.evaluation, config.data.target_language)
+        wanted += (bleu.options, config.training.validation_decoding)
     digest = hashlib.sha256(repr(wanted).encode())
     for row in read_rows(config.data.valid):
         digest.update(repr(row).encode())
