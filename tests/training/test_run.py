@@ -450,6 +450,26 @@ def test_float16_with_its_loss_scale_goes_on_to_the_bit(toy, tmp_path, monkeypat
     assert len(set(factors)) > 1
 
 
+def test_on_a_device_of_another_precision_the_loss_scale_begins_anew(
+    toy, tmp_path, monkeypatch, capsys
+):
+    def sitting(precision: torch.dtype) -> RunDirectory:
+        monkeypatch.setattr(preparation, "resolve_precision", lambda name, device: precision)
+        return trained(toy, tmp_path / "run", "training.precision=auto")
+
+    with monkeypatch.context() as patch:
+        on_step(patch, 8, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Interrupted):
+            sitting(torch.bfloat16)
+    run = sitting(torch.float16)
+    assert (
+        f"{run.path}: precision was bfloat16 and is float16 now, so the numbers may differ\n"
+    ) in capsys.readouterr().err
+    factors = {line["step"]: line["loss_scale"] for line in kinds(run, "train")}
+    assert factors[8] == 1.0
+    assert factors[10] == loss_scale.FIRST
+
+
 @pytest.mark.parametrize("kind", ["adam", "muon"])
 def test_every_optimizer_goes_on_to_the_bit(toy, tmp_path, monkeypatch, kind):
     settings = (f"training.optimizer={{kind: {kind}}}", "training.max_steps=12")

@@ -24,8 +24,8 @@ class TrainingState:
         num_tokens: target tokens trained on.
         seconds: time spent in optimiser steps, waiting for their batches included.
         data_fingerprint: hash of the training examples and of the tokenizers that made them.
-        environment: torch version, threads, device, what its processor can do, and number of
-            processes; a resumed run is exact when they agree.
+        environment: torch version, threads, device, what its processor can do, number format of
+            matrix products, and number of processes; a resumed run is exact when they agree.
         settings: those of the config that decide what the steps compute, by key path.
         judged_by: hash of what scores depend on besides the model; only scores of one compare.
         score: of the validation at this very step, BLEU or negative loss; None if there was none.

@@ -65,7 +65,7 @@ class Preparation:
         learner = self.learner
         return TrainingState.beginning(
             hashlib.sha256(fingerprint.encode()).hexdigest(),
-            environment_of(learner.device, learner.world.size),
+            environment_of(learner.device, learner.precision, learner.world.size),
         )
 
     def groups(self, state: TrainingState) -> Generator[Group]:

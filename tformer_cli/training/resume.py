@@ -73,11 +73,14 @@ def _is_free(key: str) -> bool:
     return any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
 
 
-def environment_of(device: torch.device, num_processes: int) -> dict[str, str]:
+def environment_of(
+    device: torch.device, precision: torch.dtype, num_processes: int
+) -> dict[str, str]:
     """Return what bit-identical numbers depend on besides the code.
 
     Args:
         device: of the training.
+        precision: number format of matrix products, which the device decides where it is `auto`.
         num_processes: that train together.
     """
     return {
@@ -85,6 +88,7 @@ def environment_of(device: torch.device, num_processes: int) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "device": hardware_name(device),
         "cpu": torch.backends.cpu.get_cpu_capability(),
+        "precision": str(precision).removeprefix("torch."),
         "processes": str(num_processes),
     }
 

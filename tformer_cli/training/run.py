@@ -314,14 +314,19 @@ class _Sitting:
         self.reporter.say(f"{self.run.path}: going on after step {saved.step}")
 
     def _taken_up(self, saved: TrainingState) -> TrainingState:
-        """Return a saved state as one of this sitting, without scores that do not compare."""
+        """Return a saved state as one of this sitting, without what belongs to another one."""
         now = self.beginning
         state = replace(
             saved, environment=now.environment, settings=now.settings, judged_by=now.judged_by
         )
-        if saved.judged_by == now.judged_by:
-            return state
-        return replace(state, score=None, best_score=None, best_step=None, num_stale=0)
+        precision = now.environment["precision"]
+        if saved.environment.get("precision", precision) != precision:
+            # Without float16 it stays 1, at which gradients in float16 vanish.
+            state = replace(state, loss_scale=None, num_scaled=0)
+        if saved.judged_by != now.judged_by:
+            # Scores of two kinds do not compare.
+            state = replace(state, score=None, best_score=None, best_step=None, num_stale=0)
+        return state
 
     @property
     def _loss_scale(self) -> LossScale | None:
