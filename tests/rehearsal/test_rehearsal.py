@@ -8,11 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from toy import CONFIG, write_toy
 
 from tformer_cli.config.load import load_config
 from tformer_cli.corpus.reader import read_pairs
-from tformer_cli.errors import DataError, Interrupted, TrainingError, UsageError
+from tformer_cli.errors import (
+    CheckpointError,
+    DataError,
+    Interrupted,
+    TrainingError,
+    UsageError,
+)
 from tformer_cli.rehearsal import rehearsal as rehearsal_module
 from tformer_cli.rehearsal.rehearsal import (
     MemoryRanOut,
@@ -25,6 +32,7 @@ from tformer_cli.rehearsal.rehearsal import (
 from tformer_cli.rehearsal.worst_batch import Shape
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
+from tformer_cli.training.run import train
 from tformer_cli.training.tokenizers import origin_of, save_tokenizers
 
 CPU = torch.device("cpu")
@@ -135,6 +143,28 @@ def test_unequal_files_are_found_in_every_text(toy, name):
         f"got {len(lines)} and {len(lines) - 1} lines; "
         "line n of one file must translate line n of the other"
     )
+
+
+def test_a_folder_of_somebody_else_is_refused_before_anything_is_read(toy, tmp_path):
+    (tmp_path / "run" / "eval").mkdir(parents=True)
+    (toy.parent / "train.src").write_bytes(b"\xff\n")
+    with pytest.raises(UsageError) as caught, rehearsed(toy):
+        pass
+    assert str(caught.value).startswith(f"{tmp_path}/run: holds what no training wrote, and this")
+
+
+def test_weights_that_a_training_would_begin_with_are_read(toy, tmp_path, capsys):
+    first = RunDirectory(tmp_path / "first")
+    train(load_config(toy), first, device=CPU)
+    after = f"training.initialize_from={first.path}"
+    with rehearsed(toy, after) as found:
+        weights = load_file(first.pointed("last") / "model.safetensors")
+        for name, parameter in found.prepared.model.named_parameters():
+            assert torch.equal(parameter, weights[name])
+    assert f"beginning with the weights of {first.pointed('last')}" in capsys.readouterr().err
+    with pytest.raises(CheckpointError) as caught, rehearsed(toy, after, "model.feedforward_dim=32"):
+        pass
+    assert "holds another model than config.yaml describes" in str(caught.value)
 
 
 def test_worst_steps_are_taken_at_the_worst_batches(toy):

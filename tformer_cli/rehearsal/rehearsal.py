@@ -22,8 +22,10 @@ from tformer_cli.rehearsal.worst_batch import Shape, worst_shapes, worst_text
 from tformer_cli.run_directory import RunDirectory, write_text
 from tformer_cli.text.subword import reservoir_sample
 from tformer_cli.text.tokenizer import load_tokenizers
+from tformer_cli.training.lock import check_ours
 from tformer_cli.training.loop import Fault, Group, StepReport, train_steps
 from tformer_cli.training.memory import memory_sufficing
+from tformer_cli.training.predecessor import Predecessor
 from tformer_cli.training.preparation import Preparation, prepare
 from tformer_cli.training.reporting import Reporter
 from tformer_cli.training.tokenizers import run_tokenizers
@@ -75,6 +77,7 @@ def rehearsal(config: Config, run: RunDirectory, *, device: torch.device) -> Ite
     """
     _check_alone(config)
     check_data_files(config.data)
+    check_ours(run)
     keep_freed_memory()
     with (
         clearing_up(str(run.path)),
@@ -94,6 +97,9 @@ def rehearsal(config: Config, run: RunDirectory, *, device: torch.device) -> Ite
                 prepared = prepare(
                     sampled, tokenizers, stores=temporary.stores, device=device, say=reporter.say
                 )
+            predecessor = Predecessor.of(config, run)
+            if predecessor is not None:
+                predecessor.load_into(prepared.model, config, reporter.say)
             check_validation(prepared.model, tokenizers, config)
             for text in config.data.test.values():
                 evaluation_store(text, tokenizers, max_length=prepared.model.max_length)
