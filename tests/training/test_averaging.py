@@ -42,6 +42,16 @@ def test_the_average_is_the_mean_of_the_last_checkpoints(tmp_path):
         )
 
 
+def test_an_average_stands_where_its_newest_member_does_whatever_the_digits_of_steps(tmp_path):
+    run = finished(tmp_path)
+    for step, later in ((18, 999_999), (24, 1_000_000)):
+        run.checkpoint(step).rename(run.checkpoint(later))
+    for name in ("best", "last"):
+        run.point(name, run.checkpoint(1_000_000))
+    found = average(run, "last", 2, device=CPU)
+    assert load_state(found.checkpoint).step == 24
+
+
 def test_the_best_checkpoints_are_those_with_the_best_scores(tmp_path):
     run = finished(tmp_path, "training.keep_best=3", "training.keep_checkpoints=1")
     ranked = sorted(scores(run).items(), key=lambda item: (item[1], item[0]), reverse=True)

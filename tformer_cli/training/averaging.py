@@ -11,7 +11,7 @@ from tformer_cli.checkpoint.state import best_checkpoints, load_state
 from tformer_cli.checkpoint.trained_model import load_trained_network
 from tformer_cli.device import resolve_precision
 from tformer_cli.errors import CheckpointError
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.run_directory import RunDirectory, step_of
 from tformer_cli.training.run import is_finished
 from tformer_cli.training.validation import Validation, selection_score, validate
 
@@ -70,7 +70,7 @@ def average(
     score = selection_score(validation, config)
     best = run.pointed("best")
     best_score = None if best is None else load_state(best).score
-    newest = load_state(max(members))
+    newest = load_state(max(members, key=step_of))
     checkpoint = run.checkpoints / f"average-{which}-{count}"
     save_average(checkpoint, model, replace(newest, score=score))
     has_ended = is_finished(load_state(steps[-1]), config.training)
