@@ -66,6 +66,12 @@ def test_figures_of_a_small_text_are_exact(toy, tmp_path):
     )
 
 
+def test_a_text_that_the_first_epoch_does_not_see_has_figures(tmp_path):
+    config = SHORT.replace("target: train.tgt}", "target: train.tgt, weight: 0.01}")
+    found = taken(write_toy(tmp_path / "data", pairs=1, config=config))
+    assert (found.num_pairs, found.num_epochs) == (1, 24.0)
+
+
 def test_figures_of_a_sample_stand_for_the_whole_text(toy, tmp_path, monkeypatch):
     whole = taken(toy)
     monkeypatch.setattr(rehearsal_module, "SAMPLE_PAIRS", 150)

@@ -151,6 +151,8 @@ def _measured(rehearsed: Rehearsal, run: RunDirectory) -> DryRun:
     steps_per_epoch = batches_per_epoch(
         prepared.store, batch_tokens=training.batch_tokens, seed=prepared.config.seed
     )
+    # Of a text whose weight is below one, an epoch may see nothing.
+    epochs_per_step = share / max(1, steps_per_epoch)
     seconds_per_step = elapsed / len(typical)
     num_checkpoints, checkpoint_bytes = most_checkpoints(training), checkpoint_size(prepared)
     store_bytes = round(_store_size(prepared.store) / share)
@@ -168,7 +170,7 @@ def _measured(rehearsed: Rehearsal, run: RunDirectory) -> DryRun:
         tokens_per_second=sum(report.num_tokens for report in typical) / elapsed,
         seconds_per_step=seconds_per_step,
         num_steps=training.max_steps,
-        num_epochs=training.max_steps * share / steps_per_epoch,
+        num_epochs=training.max_steps * epochs_per_step,
         seconds=training.max_steps * seconds_per_step,
         num_checkpoints=num_checkpoints,
         checkpoint_bytes=checkpoint_bytes,
