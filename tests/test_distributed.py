@@ -271,3 +271,48 @@ def test_a_signal_to_one_process_stops_them_all_after_the_same_step(toy, tmp_pat
     assert len(set(saved)) == 1
     step = int(saved[0].split("saved at step ")[1].split(";")[0])
     assert run.pointed("last") == run.checkpoint(step)
+
+
+SLOW_TO_SAVE = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+from tformer_cli.config.load import load_config
+from tformer_cli.errors import Interrupted
+from tformer_cli.run_directory import RunDirectory
+from tformer_cli.training import run as run_module
+from tformer_cli.training.checkpoints import Checkpoints
+from tformer_cli.training.loop import train_steps
+from tformer_cli.training.run import train
+
+save = Checkpoints.save
+
+def slow_save(checkpoints, state):
+    if checkpoints.world.is_first:
+        time.sleep(1)
+    save(checkpoints, state)
+
+def signalled(*arguments, **options):
+    for taken in train_steps(*arguments, **options):
+        if taken.step == 3:
+            signal.raise_signal(signal.SIGTERM)
+        yield taken
+
+Checkpoints.save = slow_save
+run_module.train_steps = signalled
+run = RunDirectory(Path(sys.argv[2]))
+try:
+    train(load_config(Path(sys.argv[1])), run, device=torch.device("cpu"))
+except Interrupted:
+    found = run.pointed("last")
+    (run.path / f"found-by-{os.environ['RANK']}").write_text(found.name if found else "nothing")
+"""
+
+
+@pytest.mark.slow
+def test_no_process_leaves_before_the_first_has_saved(toy, tmp_path):
+    script, run = tmp_path / "slow.py", tmp_path / "run"
+    script.write_text(SLOW_TO_SAVE)
+    done = torchrun(2, str(script), str(toy), str(run))
+    assert done.returncode == 0, done.stderr
+    assert [(run / f"found-by-{rank}").read_text() for rank in (0, 1)] == ["step-000003"] * 2

@@ -235,6 +235,8 @@ class _Sitting:
         self.reporter.flush()
         self.checkpoints.save(self.state)
         if interruption.signal is not None:
+            # When one process leaves, torchrun soon ends the others, whatever they write.
+            self.world.wait()
             raise Interrupted(
                 str(self.run.path),
                 f"interrupted; saved at step {self.state.step}",
