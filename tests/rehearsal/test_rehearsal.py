@@ -162,7 +162,10 @@ def test_weights_that_a_training_would_begin_with_are_read(toy, tmp_path, capsys
         for name, parameter in found.prepared.model.named_parameters():
             assert torch.equal(parameter, weights[name])
     assert f"beginning with the weights of {first.pointed('last')}" in capsys.readouterr().err
-    with pytest.raises(CheckpointError) as caught, rehearsed(toy, after, "model.feedforward_dim=32"):
+    with (
+        pytest.raises(CheckpointError) as caught,
+        rehearsed(toy, after, "model.feedforward_dim=32"),
+    ):
         pass
     assert "holds another model than config.yaml describes" in str(caught.value)
 

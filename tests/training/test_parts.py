@@ -43,3 +43,16 @@ def test_norms_and_ratios_are_those_of_all_numbers_of_a_part():
         moved = flat([weights[name].detach() for name in names]) - was
         assert report.grad_norm == pytest.approx(norm, rel=1e-5)
         assert report.update_ratio == pytest.approx((moved.norm() / was.norm()).item(), rel=1e-4)
+
+
+def test_a_part_that_was_zero_has_no_ratio():
+    """As the bias of an output before the first step, whose matrix is that of the embeddings."""
+    part = nn.Linear(1, 3)
+    with torch.no_grad():
+        part.weight.zero_()
+        part.bias.zero_()
+    for weight in part.parameters():
+        weight.grad = torch.ones_like(weight)
+    watch = PartsWatch(part)
+    torch.optim.SGD(part.parameters(), lr=0.1).step()
+    assert [report.update_ratio for report in watch.reports().values()] == [None]

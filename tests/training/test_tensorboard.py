@@ -42,6 +42,17 @@ def test_its_curves_are_those_of_the_metrics_also_after_a_break(tmp_path, monkey
     assert len(shown) == 4
 
 
+def test_a_ratio_that_a_part_does_not_have_is_no_point(tmp_path):
+    run = RunDirectory(tmp_path)
+    board = TensorBoard(run)
+    report = {"grad_norm": 0.5, "update_ratio": None}
+    board.show({"kind": "train", "step": 1, "parts": {"output": report}})
+    board.close()
+    shown = EventAccumulator(str(run.tensorboard))
+    shown.Reload()
+    assert shown.Tags()["scalars"] == ["grad_norm/output"]
+
+
 def test_without_it_there_is_a_word_about_it(tmp_path, monkeypatch):
     imported = builtins.__import__
 

@@ -1,10 +1,11 @@
 """The parts of a model: how strongly a step pulls each, and how far it moves."""
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import get_total_norm
 
 
@@ -14,11 +15,11 @@ class PartReport(NamedTuple):
     Attributes:
         grad_norm: norm of the part's gradient before clipping.
         update_ratio: norm of the weights' change over that of the weights before it. Far below
-            1e-4 a part hardly learns, far above 1e-2 it is shaken.
+            1e-4 a part hardly learns, far above 1e-2 it is shaken. None where all were zero.
     """
 
     grad_norm: float
-    update_ratio: float
+    update_ratio: float | None
 
 
 class PartsWatch:
@@ -42,14 +43,16 @@ class PartsWatch:
     def reports(self) -> Mapping[str, PartReport]:
         """Return what has become of each part since then."""
         return {
-            part: PartReport(self._grad_norms[part].item(), self._moved(part).item())
+            part: PartReport(self._grad_norms[part].item(), self._moved(part))
             for part in self._parts
         }
 
-    def _moved(self, part: str) -> Tensor:
+    def _moved(self, part: str) -> float | None:
         before = self._before[part]
         changes = [weight - was for weight, was in zip(self._parts[part], before, strict=True)]
-        return get_total_norm(changes) / get_total_norm(before)
+        ratio = (get_total_norm(changes) / get_total_norm(before)).item()
+        # JSON has no infinity.
+        return ratio if math.isfinite(ratio) else None
 
 
 def part_of(weight: str) -> str:

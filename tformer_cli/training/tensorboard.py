@@ -73,4 +73,5 @@ def _curves(numbers: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield f"{kind}/{name}", value
     for part, report in numbers.get("parts", {}).items():
         for name, value in report.items():
-            yield f"{name}/{part}", value
+            if value is not None:
+                yield f"{name}/{part}", value
