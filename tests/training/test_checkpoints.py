@@ -76,6 +76,19 @@ def test_what_an_interruption_saved_is_kept_while_it_is_the_last(run):
     assert checkpoint_before(run, 5, subject.config, unheard) == run.checkpoint(4)
 
 
+def test_what_was_due_stays_so_where_others_are_due_from_now_on(run):
+    subject = checkpoints(run, save_every=2, validate_every=100, keep_checkpoints=2)
+    for state in states(*[None] * 5):
+        if state.step in (2, 4, 5):
+            subject.save(state)
+    subject = checkpoints(run, save_every=7, validate_every=100, keep_checkpoints=2)
+    subject.go_back(run.checkpoint(5))
+    assert names(run) == [2, 4, 5]
+    assert checkpoint_before(run, 6, subject.config, unheard) == run.checkpoint(4)
+    subject.save(replace(STATE, step=7))
+    assert names(run) == [4, 7]
+
+
 def test_going_back_restores_weights_average_and_moments_to_the_bit(run):
     subject = checkpoints(run)
     tensors = {}
@@ -86,7 +99,7 @@ def test_going_back_restores_weights_average_and_moments_to_the_bit(run):
         subject.average.update(subject.model, state.step)
         subject.save(state)
         tensors[state.step] = snapshot(subject)
-    assert subject.go_back(run.checkpoint(1)) == states(1.0)[0]
+    assert subject.go_back(run.checkpoint(1)) == replace(states(1.0)[0], is_due=True)
     for one, two in zip(snapshot(subject), tensors[1], strict=True):
         assert torch.equal(one, two)
     subject.begin_again(learner().model)

@@ -36,6 +36,7 @@ class TrainingState:
         num_rollbacks: how often the training went back to a checkpoint.
         loss_scale: factor of the loss in the next step; None before the first.
         num_scaled: steps since that factor changed.
+        is_due: whether the checkpoint was due; what an interruption alone saved is not.
         format_version: of these files.
     """
 
@@ -58,6 +59,7 @@ class TrainingState:
     num_rollbacks: int = 0
     loss_scale: float | None = None
     num_scaled: int = 0
+    is_due: bool = False
     format_version: int = FORMAT_VERSION
 
     @classmethod

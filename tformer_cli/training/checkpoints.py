@@ -58,6 +58,7 @@ class Checkpoints:
             return
         checkpoint = self.run.checkpoint(state.step)
         average = None if self.average is None else self.average.model
+        state = replace(state, is_due=self.config.saves_at(state.step))
         save_checkpoint(checkpoint, self.model, self.optimizer, state, average=average)
         if state.best_step == state.step:
             self.run.point("best", checkpoint)
@@ -167,8 +168,19 @@ def checkpoint_before(
 
 
 def _due(checkpoints: Sequence[Path], config: TrainingConfig) -> list[Path]:
-    """Return those that were not taken because of an interruption."""
-    return [checkpoint for checkpoint in checkpoints if config.saves_at(step_of(checkpoint))]
+    """Return those that were not taken because of an interruption.
+
+    What was due by the settings that it was taken with stays so when they change.
+    """
+    return [
+        checkpoint
+        for checkpoint in checkpoints
+        if config.saves_at(step_of(checkpoint)) or _was_due(checkpoint)
+    ]
+
+
+def _was_due(checkpoint: Path) -> bool:
+    return damage(checkpoint, [STATE_FILE]) is None and load_state(checkpoint).is_due
 
 
 def _newest_whole(run: RunDirectory, checkpoints: Sequence[Path], say: Say) -> Path:
