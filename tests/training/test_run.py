@@ -35,7 +35,7 @@ from tformer_cli.training.lock import locked
 from tformer_cli.training.loop import train_steps
 from tformer_cli.training.run import train
 from tformer_cli.training.schedules import build_schedule
-from tformer_cli.training.validation import validate
+from tformer_cli.training.validation import Validation, validate
 
 CPU = torch.device("cpu")
 
@@ -782,6 +782,25 @@ def test_patience_counts_validations_since_the_best_one(toy, tmp_path):
         if run.checkpoint(step).exists():
             state = load_state(run.checkpoint(step))
             assert (state.score, state.best_score, state.num_stale) == (score, best, stale)
+
+
+def test_a_validation_loss_that_is_no_number_gives_way_to_any_that_is_one(
+    toy, tmp_path, monkeypatch
+):
+    def overflowing(*arguments: Any, **options: Any) -> Validation:
+        validation = validate(*arguments, **options)
+        if next(losses) is None:
+            return validation
+        return replace(validation, likelihood=replace(validation.likelihood, loss=math.nan))
+
+    # The first and the third of four overflow, as in float16 a long line may.
+    losses = iter([math.nan, None, math.nan, None])
+    monkeypatch.setattr(run_module, "validate", overflowing)
+    settings = ("training.select=loss", "training.validate_every=6", "training.keep_best=2")
+    run = trained(toy, tmp_path / "run", *settings)
+    best = [line["step"] for line in kinds(run, "valid") if line["is_best"]]
+    assert best == [6, 12, 24]
+    assert best_checkpoints(run.step_checkpoints())[:2] == [run.checkpoint(24), run.checkpoint(12)]
 
 
 def test_the_best_checkpoints_are_kept_beside_the_newest(toy, tmp_path):

@@ -1,6 +1,7 @@
 """How well a model does on the validation text, and the score that chooses between models."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -121,7 +122,9 @@ def _masked_batches(
 def selection_score(validation: Validation, config: Config) -> float:
     """Return what a better checkpoint has more of: BLEU, or negative loss."""
     if config.training.select == "loss":
-        return -validation.likelihood.loss
+        loss = validation.likelihood.loss
+        # One that is no number is worse than any, and compares with none.
+        return -math.inf if math.isnan(loss) else -loss
     return validation.scores[0].score
 
 
