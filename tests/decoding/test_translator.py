@@ -277,6 +277,19 @@ def test_several_processes_on_a_gpu_are_refused(tokenizers):
     assert str(caught.value) == "--workers: is for a CPU; got 2; use 1, or --device cpu"
 
 
+def test_processes_begun_anew_take_the_place_of_those_before(translator):
+    lines = ["abc", "de", "f ga", "b"]
+    expected, engine = translator.translate(lines), translator.engine
+    begun = []
+    for count in (2, 3):
+        translator.begin_workers(count)
+        begun += translator.engine.processes
+        assert translator.translate(lines) == expected
+    assert [process.is_alive() for process in begun] == [False] * 2 + [True] * 3
+    translator.begin_workers(1)
+    assert translator.engine is engine
+
+
 def test_what_there_must_be_one_of_is_never_none(translator, tokenizers):
     model, config = learnt_positions(tokenizers)
     asked = {

@@ -201,15 +201,19 @@ class Translator:
         )
 
     def begin_workers(self, count: int) -> None:
-        """Let so many processes share the work on a CPU, with a thread each; 1 changes nothing.
+        """Let so many processes share the work on a CPU, with a thread each; 1 is this one alone.
 
-        They share all memory that this process has when they begin, and keep it.
+        They share all memory that this process has when they begin, and keep it. Those that were
+        begun before end.
 
         Raises:
             UsageError: the device is no CPU, or the system cannot share memory with processes; or
                 `count` is below 1.
         """
         _check_positive("--workers", count)
+        if isinstance(self.engine, WorkersEngine):
+            # Processes that begin processes would hear the answers to each other.
+            self.engine = self.engine.engine
         if count == 1:
             return
         if isinstance(self.engine, NativeEngine) and self.engine.device.type != "cpu":

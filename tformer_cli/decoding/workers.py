@@ -32,6 +32,7 @@ class WorkersEngine:
     have to say would answer the next call. That one begins others.
 
     Attributes:
+        engine: translates in each of them.
         processes: they end when nobody holds the engine any more.
     """
 
@@ -49,7 +50,7 @@ class WorkersEngine:
             raise UsageError(
                 "--workers", "needs a system that can fork", got=str(num_workers), remedy="use 1"
             )
-        self._engine = engine
+        self.engine = engine
         self._num_workers = num_workers
         self._connections: list[Connection] = []
         self.processes: list[ForkProcess] = []
@@ -63,7 +64,7 @@ class WorkersEngine:
         with _objects_left_alone():
             for _ in range(self._num_workers):
                 ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(self._engine, theirs), daemon=True)
+                process = context.Process(target=_serve, args=(self.engine, theirs), daemon=True)
                 with warnings.catch_warnings():
                     # Python warns of threads that hold locks; the child takes up none of theirs.
                     warnings.simplefilter("ignore", DeprecationWarning)
@@ -81,7 +82,7 @@ class WorkersEngine:
     @property
     def scorer(self) -> Scorer:
         """Says how probable given translations are, in this process."""
-        return self._engine.scorer
+        return self.engine.scorer
 
     def translate(
         self,
