@@ -254,6 +254,18 @@ def test_no_limit_goes_beyond_learnt_positions(tokenizers):
     )
 
 
+@pytest.mark.parametrize("kind", [BeamConfig, GreedyConfig, SampleConfig])
+def test_no_search_goes_beyond_learnt_positions(tokenizers, kind):
+    model, config = learnt_positions(tokenizers)
+    translator = Translator.of_model(model, tokenizers, config, CPU)
+    assert len(translator.translate(["ab", "c"], decoding=kind(max_length=10))) == 2
+    with pytest.raises(ConfigError) as caught:
+        translator.translate(["ab", "c"], decoding=kind(max_length=11))
+    assert str(caught.value) == (
+        "decoding.max_length: must be at most what model.positions.max_length leaves (10); got 11"
+    )
+
+
 def test_a_prefix_may_use_all_learnt_positions_and_no_more(tokenizers):
     model, config = learnt_positions(tokenizers)
     translator = Translator.of_model(model, tokenizers, config, CPU)

@@ -23,7 +23,7 @@ from tformer_cli.decoding.scored_pair import ScoredPair, score_pairs
 from tformer_cli.decoding.translation import Translation, Wording, best_combinations
 from tformer_cli.decoding.workers import WorkersEngine
 from tformer_cli.device import give_back_memory, resolve_device, resolve_precision
-from tformer_cli.errors import Problem, UsageError
+from tformer_cli.errors import ConfigError, Problem, UsageError
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.segments import blank_between
@@ -301,7 +301,8 @@ class Translator:
                 runs out and less is translated at a time.
 
         Raises:
-            ConfigError: the search breaks limits or rules of its keys.
+            ConfigError: the search breaks limits or rules of its keys, or goes beyond the positions
+                that the model has learnt.
             UsageError: the search keeps fewer than `count` translations, or to no phrases; or there
                 is no aligner for alignments; or `count` is below 1; or a text is given where a list
                 of texts belongs.
@@ -316,6 +317,7 @@ class Translator:
                 "alignments", "need a translator that has an aligner", remedy="leave them out"
             )
         search = checked(self.decoding if decoding is None else decoding, "decoding")
+        _check_has_positions(search, self.engine.scorer.max_length)
         if required is not None or terminology is not None:
             _check_keeps_to_phrases(
                 search, "--constraints" if required is not None else "--terminology"
@@ -459,6 +461,17 @@ def _num_wanted(search: DecodingConfig, count: int, consensus: Consensus | None)
             remedy=f"use --beam {count}",
         )
     return num_wanted
+
+
+def _check_has_positions(search: DecodingConfig, longest: int | None) -> None:
+    """Check that a search does not go beyond the longest translation that the model can write.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if longest is not None and search.max_length > longest:
+        what = f"must be at most what model.positions.max_length leaves ({longest})"
+        raise ConfigError([Problem("decoding.max_length", what, str(search.max_length))])
 
 
 def _check_keeps_to_phrases(search: DecodingConfig, option: str) -> None:
