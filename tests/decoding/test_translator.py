@@ -120,6 +120,15 @@ def test_blanks_at_the_end_make_no_piece(translator):
     assert str(warnings[0]) == "line 1: is longer than 6 tokens; got 12; translated in 1 piece"
 
 
+def test_blanks_at_the_beginning_make_no_piece(translator):
+    translator.engine = Requested()
+    ((indented,),) = translator.nbest([9 * " " + "abcdefg."], 1, prefixes=["g"])
+    asked = translator.engine.requests
+    assert said(translator) == ["abcdef", "g."]
+    assert ["".join(translator.tokenizers.target.tokens(one.prefix)) for one in asked] == ["g", ""]
+    assert [indented] == next(translator.nbest(["abcdefg."], 1))
+
+
 def test_scores_of_pieces_make_those_of_the_line(translator):
     first, second, third = next(translator.nbest(["abc. defg."], 3))
     best = [hypothesis([*range(4), END_ID], 0), hypothesis([*range(5), END_ID], 0)]

@@ -133,8 +133,8 @@ class LineRequests:
             outcome = f"only the first {most:,} are translated"
         else:
             code, rest = self._split_code(line)
-            # No sentence of training ends in blanks; to some tokenizers they are tokens.
-            texts = segments(rest, most, lambda text: len(encode(code + text.strip())))
+            # No sentence of training begins or ends in blanks; to some tokenizers they are tokens.
+            texts = segments(rest.strip(), most, lambda text: len(encode(code + text.strip())))
             # A single character may have more tokens than there is room for.
             pieces = [encode(code + text.strip())[:most] for text in texts]
             noun = "piece" if len(pieces) == 1 else "pieces"
