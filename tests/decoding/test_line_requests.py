@@ -11,6 +11,7 @@ from tformer_cli.text.marian import MarianTokenizer, marian_file
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import sentencepiece_processor
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
+from tformer_cli.text.words import unit_numbers
 
 JAPANESE = ["東京都に住む。", "私は東京に行く。", "京都は東京ではない。"]
 CODE = ">>fr<<"
@@ -65,6 +66,21 @@ def test_each_piece_of_a_long_line_has_its_language_code(marian):
     assert len(pieces) > 2
     assert all(piece.startswith(CODE) for piece in pieces)
     assert "".join(piece.removeprefix(CODE) for piece in pieces) == f" {text}"
+
+
+def test_a_language_code_that_is_repeated_is_no_further_word_of_the_line(marian):
+    line = f"{CODE} an old dog sleeps. a cat sat, and so on. a dog sat."
+    found = line_requests(marian).of(line, "", (), number=1, where="x")
+    sources = [one.source[:-1] for one in found]
+    numbers = unit_numbers(marian.source, sources, [one.first_word for one in found], " ")
+    tokens = [token for ids in sources for token in marian.source.tokens(ids)]
+    of_words = [
+        number
+        for number, token in zip(numbers, tokens, strict=True)
+        if token != CODE and number is not None
+    ]
+    assert list(dict.fromkeys(of_words)) == [*range(1, len(line.split()))]
+    assert tokens.count(CODE) > 2
 
 
 def test_what_is_no_language_code_of_the_model_stands_in_the_first_piece_alone(marian):

@@ -360,6 +360,14 @@ def test_alignments_of_pieces_are_those_of_the_joined_text(translator):
     assert second.alignments == first.alignments
 
 
+def test_a_word_that_is_cut_counts_once_among_the_words_of_its_line(translator):
+    translator.aligner = Mirror()
+    ((best,),) = translator.nbest(["abcdefgab fg"], 1, aligned=True)
+    assert said(translator) == ["abcdef", "gab fg"]
+    assert best.text == "fedcba gf bag"
+    assert best.alignments == ((0, 0), (0, 2), (1, 1))
+
+
 def test_without_blanks_alignments_count_tokens(translator):
     translator.aligner = Mirror()
     translator.wording.blank = translator.wording.source_blank = ""

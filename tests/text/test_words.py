@@ -5,7 +5,7 @@ from text.test_char import learnt as learnt_characters
 from text.test_subword import PLAIN
 from text.test_word import tokenizer as word_tokenizer
 
-from tformer_cli.text.words import linked_units, pharaoh, unit_numbers, word_numbers
+from tformer_cli.text.words import first_words, linked_units, pharaoh, unit_numbers, word_numbers
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,17 @@ def test_pieces_go_on_counting_and_without_blanks_each_token_counts():
     characters = learnt_characters(["ab cd"])
     pieces = [characters.encode(text) for text in ("ab c", "", "d a")]
     numbers = [0, 0, None, 1, 2, None, 3]
-    assert unit_numbers(characters, pieces, " ") == numbers
-    assert unit_numbers(characters, pieces, "") == [*range(7)]
+    assert unit_numbers(characters, pieces, [0, 0, 2], " ") == numbers
+    assert unit_numbers(characters, pieces, [0, 0, 1], " ") == [0, 0, None, 1, 1, None, 2]
+    assert unit_numbers(characters, pieces, [0, 0, 2], "") == [*range(7)]
+
+
+@given(st.lists(st.text("ab \t\u00a0é", min_size=1, max_size=4), max_size=8))
+def test_a_piece_begins_in_the_word_of_its_first_letter(pieces):
+    for place, (piece, number) in enumerate(zip(pieces, first_words(pieces), strict=True)):
+        if letters := piece.encode().split():
+            before = "".join(pieces[:place]).encode() + piece.encode().partition(letters[0])[0]
+            assert number == len((before + b"x").split()) - 1
 
 
 @pytest.mark.parametrize(

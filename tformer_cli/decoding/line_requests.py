@@ -10,6 +10,7 @@ from tformer_cli.text.segments import segments
 from tformer_cli.text.terminology import Terminology
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID
+from tformer_cli.text.words import first_words
 
 # Numbers the pieces of a line, for what is drawn at random.
 MOST_PIECES = 1 << 20
@@ -89,6 +90,7 @@ class LineRequests:
                 got=f"{len(pieces)} pieces",
                 remedy="split it and them, or raise --max-source-length",
             )
+        words = first_words([text for text, _ in pieces])
         requests = [
             Request(
                 source=source,
@@ -96,8 +98,9 @@ class LineRequests:
                 banned=self.banned,
                 required=self._required(text, phrases, where),
                 number=number * MOST_PIECES + place,
+                first_word=word,
             )
-            for place, (text, source) in enumerate(pieces)
+            for place, ((text, source), word) in enumerate(zip(pieces, words, strict=True))
         ]
         self._check_has_room(requests, where)
         return requests

@@ -14,6 +14,7 @@ class Request:
         banned: sequences of ids that the translation does not contain behind its prefix.
         required: sequences of ids that the translation contains, each as often as it is listed.
         number: of the line that it is from; with the seed it decides what is drawn at random.
+        first_word: number of the word of that line that it begins in, counted from 0.
     """
 
     source: Sequence[int]
@@ -21,3 +22,4 @@ class Request:
     banned: tuple[tuple[int, ...], ...] = ()
     required: tuple[tuple[int, ...], ...] = ()
     number: int = 0
+    first_word: int = 0

@@ -9,7 +9,7 @@ from tformer_cli.decoding.alignment import Aligner
 from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.decoding.request import Request
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.words import linked_units, unit_numbers
+from tformer_cli.text.words import first_words, linked_units, unit_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,30 +88,35 @@ class Wording:
             )
         )
         for pieces, ways in both:
-            sources = [piece.source[:-1] for piece in pieces]
             links_of_ways = zip(*[next(links) for _ in pieces], strict=True)
             yield [
-                self._with_alignments(self.translation(parts), sources, parts, links_of_parts)
+                self._with_alignments(self.translation(parts), pieces, parts, links_of_parts)
                 for parts, links_of_parts in zip(ways, links_of_ways, strict=True)
             ]
 
     def _with_alignments(
         self,
         translation: Translation,
-        sources: Sequence[Sequence[int]],
+        pieces: Sequence[Request],
         parts: Sequence[Hypothesis],
         links: Sequence[Sequence[int]],
     ) -> Translation:
         """Return a translation with what the links between the tokens of its pieces make of it."""
         source, target = self.tokenizers.source, self.tokenizers.target
+        sources = [piece.source[:-1] for piece in pieces]
+        written = [part.token_ids for part in parts]
+        # With a blank behind each: in a language that has none there, nobody counts words.
+        texts = [f"{target.decode(ids)} " for ids in written]
         starts = itertools.accumulate((len(ids) for ids in sources), initial=0)
         return replace(
             translation,
             source_tokens=tuple(source.tokens([token for ids in sources for token in ids])),
             alignments=linked_units(
                 [start + link for start, own in zip(starts, links, strict=False) for link in own],
-                unit_numbers(source, sources, self.source_blank),
-                unit_numbers(target, [part.token_ids for part in parts], self.blank),
+                unit_numbers(
+                    source, sources, [piece.first_word for piece in pieces], self.source_blank
+                ),
+                unit_numbers(target, written, first_words(texts), self.blank),
             ),
         )
 

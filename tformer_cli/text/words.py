@@ -26,24 +26,32 @@ def word_numbers(spelled: Sequence[bytes]) -> list[int | None]:
     return numbers
 
 
+def first_words(pieces: Sequence[str]) -> list[int]:
+    """Return the number of the word of a text that each piece of it begins in, counted from 0.
+
+    Args:
+        pieces: in a row the text, none of them empty; what a blank one says means nothing.
+    """
+    return [number or 0 for number in word_numbers([piece.encode() for piece in pieces])]
+
+
 def unit_numbers(
-    tokenizer: Tokenizer, pieces: Sequence[Sequence[int]], blank: str
+    tokenizer: Tokenizer, pieces: Sequence[Sequence[int]], firsts: Sequence[int], blank: str
 ) -> list[int | None]:
     """Return the number of each token's word in a text; of its own, where words have no blanks.
 
     Args:
         tokenizer: of the language.
-        pieces: ids of the text, in one or more pieces; none goes on within a word of the last.
-        blank: what stands between the pieces; nothing in a language without blanks.
+        pieces: ids of the text, in one or more pieces.
+        firsts: number of the word that each piece begins in.
+        blank: what stands between sentences; nothing in a language without blanks.
     """
     if not blank:
         return list(range(sum(len(ids) for ids in pieces)))
     numbers: list[int | None] = []
-    first = 0
-    for ids in pieces:
+    for ids, first in zip(pieces, firsts, strict=True):
         own = word_numbers(tokenizer.spelled(ids))
         numbers += [None if number is None else first + number for number in own]
-        first += max((number + 1 for number in own if number is not None), default=0)
     return numbers
 
 
