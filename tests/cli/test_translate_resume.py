@@ -164,13 +164,15 @@ def test_going_on_needs_both_files(toy_run, tformer, words):
     )
 
 
-def test_a_pipe_cannot_be_gone_on_with(toy_run, tformer, tmp_path):
+@pytest.mark.parametrize("option", ["--input", "--prefixes", "--constraints", "--terminology"])
+def test_a_pipe_cannot_be_gone_on_with(toy_run, tformer, source, tmp_path, option):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    result = tformer("translate", toy_run, "--resume", "-i", pipe, "-o", tmp_path / "output")
+    words = ("translate", toy_run, "--resume", "-o", tmp_path / "output", "-i", source)
+    result = tformer(*words, option, pipe)
     assert (result.exit_code, result.stderr) == (
         2,
-        "--input: must be read more than once, and a pipe cannot be; write it to a file first\n",
+        f"{option}: must be read more than once, and a pipe cannot be; write it to a file first\n",
     )
 
 

@@ -190,7 +190,15 @@ def translate(
             "--terminology": terminology_file,
         },
     )
-    _check_usage(input_file, beside, output_file, alignments_file, workers, resume=resume)
+    _check_usage(
+        input_file,
+        beside,
+        terminology_file,
+        output_file,
+        alignments_file,
+        workers,
+        resume=resume,
+    )
     total = None
     # Bytes that are no text, and files of unequal length, are found before the first line is
     # translated; but a pipe can be read only once. Whether a line can have its prefix and phrases
@@ -287,6 +295,7 @@ def translate(
 def _check_usage(
     input_file: Path | None,
     beside: Beside,
+    terminology_file: Path | None,
     output_file: Path | None,
     alignments_file: Path | None,
     workers: int | None,
@@ -323,7 +332,7 @@ def _check_usage(
             remedy="leave it out",
         )
     if is_shared or resume:
-        refuse_pipes({"--input": input_file, **files_beside})
+        refuse_pipes({"--input": input_file, **files_beside, "--terminology": terminology_file})
     elif all(beside):
         refuse_pipes({"--input": input_file})
 
