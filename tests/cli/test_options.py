@@ -69,6 +69,20 @@ def test_a_beam_size_that_would_undo_a_setting_is_refused(own, beam, setting, wh
     )
 
 
+@pytest.mark.parametrize("beam", [None, 5])
+def test_a_length_penalty_that_would_undo_a_setting_is_refused(beam):
+    settings = ["decoding.length_penalty=2.0", "decoding.patience=3.0"]
+    with pytest.raises(UsageError) as raised:
+        chosen_decoding(config(BEAM), beam, 0.5, settings)
+    assert str(raised.value) == (
+        "--length-penalty: contradicts --set, by which length_penalty is 2.0; got 0.5; "
+        "leave one of them out"
+    )
+    assert chosen_decoding(config(BEAM), beam, 2.0, settings).patience == 3.0
+    assert chosen_decoding(config(BEAM), beam, 0.5, settings[1:]).length_penalty == 0.5
+    assert chosen_decoding(config(BEAM), beam, 0.5, ["decoding={size: 5}"]).length_penalty == 0.5
+
+
 def test_a_beam_size_that_the_groups_of_the_run_do_not_divide_is_refused():
     with pytest.raises(ConfigError) as raised:
         chosen_decoding(config(BeamConfig(size=4, groups=2)), 5, None)

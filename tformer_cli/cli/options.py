@@ -120,8 +120,8 @@ def chosen_decoding(
 
     Raises:
         ConfigError: a setting or an option is out of its limits, or they break a rule.
-        UsageError: the beam size contradicts the settings, or a length penalty was asked of a
-            search that has no use for it.
+        UsageError: the beam size or the length penalty contradicts the settings, or a length
+            penalty was asked of a search that has no use for it.
     """
     if beam is not None and beam > 1 and isinstance(config.decoding, BeamConfig):
         # A setting may make sense for this size alone.
@@ -137,6 +137,14 @@ def chosen_decoding(
             f"has no effect on {NAMES[decoding.kind]}",
             got=f"{length_penalty:g}",
             remedy="add --beam 5",
+        )
+    is_set = any(one.startswith("decoding.length_penalty=") for one in settings or [])
+    if is_set and decoding.length_penalty != length_penalty:
+        raise UsageError(
+            "--length-penalty",
+            f"contradicts --set, by which length_penalty is {decoding.length_penalty}",
+            got=f"{length_penalty:g}",
+            remedy="leave one of them out",
         )
     return checked(replace(decoding, length_penalty=length_penalty), "decoding")
 
