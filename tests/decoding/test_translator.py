@@ -411,6 +411,14 @@ def test_a_text_is_not_taken_apart_into_letters(translator, name, options):
     assert translator.engine.sentences == []
 
 
+def test_a_run_to_join_is_not_taken_apart_either(toy_run):
+    with pytest.raises(UsageError) as caught:
+        Translator.load(toy_run, ensemble=str(toy_run))
+    assert str(caught.value) == (
+        "ensemble: must be a list of texts; got a text; put brackets around it"
+    )
+
+
 def test_texts_to_score_are_not_taken_apart_either(translator):
     for name in ("sources", "targets"):
         with pytest.raises(UsageError) as caught:

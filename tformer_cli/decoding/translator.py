@@ -128,8 +128,9 @@ class Translator:
             DeviceError: this machine does not have the device, or that not the precision.
             UsageError: the model has not learnt positions for so many tokens; or several processes
                 are to share a device other than a CPU; or `workers` or `max_source_length` is below
-                1, or `long_lines` is none of its choices.
+                1, or `long_lines` is none of its choices; or a text is given where a list belongs.
         """
+        _refuse_text_alone(ensemble=ensemble)
         place = resolve_device(device)
         runs = [RunDirectory(Path(one)) for one in (run, *ensemble)]
         trained, *others = load_ensemble(runs, checkpoint)
