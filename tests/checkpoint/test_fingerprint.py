@@ -15,8 +15,10 @@ def test_the_fingerprint_is_of_all_that_translates_and_of_nothing_else(toy_run):
     config = trained.config
     searching = replace(config, decoding=replace(config.decoding, max_length=7), seed=9)
     assert replace(trained, config=searching).fingerprint == trained.fingerprint
-    japanese = replace(config, data=replace(config.data, target_language="ja"))
-    assert replace(trained, config=japanese).fingerprint != trained.fingerprint
+    # That of the source decides where its terms and its words are.
+    for language in ("source_language", "target_language"):
+        japanese = replace(config, data=replace(config.data, **{language: "ja"}))
+        assert replace(trained, config=japanese).fingerprint != trained.fingerprint
     weight = again.model.decoder.layers[0].feedforward.inner.weight
     with torch.no_grad():
         weight[0, 0] = torch.nextafter(weight[0, 0], weight[0, 0] + 1)

@@ -42,7 +42,8 @@ class TrainedModel(TrainedNetwork):
     def fingerprint(self) -> str:
         """A hash of all that decides how it translates, the search apart."""
         data = self.config.data
-        shape = (self.config.model, data.filters.max_length, data.target_language)
+        languages = (data.source_language, data.target_language)
+        shape = (self.config.model, data.filters.max_length, *languages)
         digest = hashlib.sha256(f"{self.tokenizers.fingerprint} {shape}".encode())
         for name, weight in self.model.named_parameters():
             digest.update(name.encode())
