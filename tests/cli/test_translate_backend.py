@@ -112,6 +112,18 @@ def test_what_the_backend_lacks_is_refused(run, tformer, words, message):
     assert result.stderr == f"{message}\n"
 
 
+@pytest.mark.parametrize("option", ["--prefixes", "--constraints", "--terminology"])
+def test_demands_are_refused_before_a_line_has_any(run, tformer, tmp_path, option):
+    (tmp_path / "text").write_text("abc\n")
+    (tmp_path / "demands").write_text("\n")
+    files = ("--input", tmp_path / "text", option, tmp_path / "demands")
+    result = tformer("translate", run, *BACKEND, *files)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"{option}: has no exact counterpart in CTranslate2; leave out --backend\n"
+    )
+
+
 def test_quantization_needs_the_backend(run, tformer):
     result = tformer("translate", run, "--quantization", "int8", stdin="abc\n")
     assert result.exit_code == 2

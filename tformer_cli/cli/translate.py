@@ -209,7 +209,12 @@ def translate(
     place = own_device(resolve_device(device))
     keep_freed_memory()
     if backend == "ctranslate2":
-        _check_backend(ensemble, place, precision, workers)
+        demands = {
+            "--prefixes": prefix_file,
+            "--constraints": constraints_file,
+            "--terminology": terminology_file,
+        }
+        _check_backend(ensemble, demands, place, precision, workers)
         workers = 1
     elif quantization is not None:
         raise UsageError(
@@ -338,9 +343,15 @@ def _check_usage(
 
 
 def _check_backend(
-    ensemble: list[Path] | None, device: "torch.device", precision: str, workers: int | None
+    ensemble: list[Path] | None,
+    demands: Mapping[str, Path | None],
+    device: "torch.device",
+    precision: str,
+    workers: int | None,
 ) -> None:
     """Refuse what CTranslate2 has otherwise, or not at all.
+
+    A file of demands is refused whatever it says: the first line to have any may come late.
 
     Raises:
         UsageError: there is such.
@@ -352,6 +363,11 @@ def _check_backend(
         raise UsageError(option, "is for one process, which has threads", remedy="drop torchrun")
     if ensemble:
         raise UsageError("--ensemble", f"has no effect on {option}", remedy="leave one of them out")
+    for name, file in demands.items():
+        if file is not None:
+            raise UsageError(
+                name, "has no exact counterpart in CTranslate2", remedy="leave out --backend"
+            )
     if precision != "float32":
         raise UsageError(
             "--precision", f"has no effect on {option}", got=precision, remedy="use --quantization"
