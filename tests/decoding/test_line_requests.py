@@ -10,6 +10,7 @@ from tformer_cli.errors import DataError
 from tformer_cli.text.marian import MarianTokenizer, marian_file
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import sentencepiece_processor
+from tformer_cli.text.terminology import Terminology
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.words import unit_numbers
 
@@ -87,6 +88,21 @@ def test_what_is_no_language_code_of_the_model_stands_in_the_first_piece_alone(m
     pieces = said(marian, ">>an old dog<< sleeps. a cat sat, and so on. a dog sat.")
     assert [piece.startswith("<unk>") for piece in pieces] == [True, *[False] * (len(pieces) - 1)]
     assert len(pieces) > 1
+
+
+@pytest.mark.parametrize("gap", [" ", "    "])
+def test_a_line_that_is_cut_short_has_the_terms_of_what_is_left(gap):
+    tokenizers = learnt(["an old dog sleeps.", "a cat sat, and so on."])
+    line = gap + gap.join(["an", "old", "dog", "sat.", "a", "cat", "and", "a", "dog", "sleeps."])
+    most = len(tokenizers.source.encode("an old dog sat. a cat"))
+    asked = line_requests(
+        tokenizers,
+        max_source_length=most,
+        long_lines="truncate",
+        terminology=Terminology(["cat\tdog", "sleeps\tsat"], "terms", source_language="en"),
+    )
+    (request,) = asked.of(line, "", (), number=1, where="x")
+    assert [tokenizers.target.decode(ids) for ids in request.required] == ["dog"]
 
 
 def test_in_a_language_without_blanks_a_word_is_banned_at_the_beginning_and_within(japanese):

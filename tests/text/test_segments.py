@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.text.segments import blank_between, segments
+from tformer_cli.text.segments import beginning, blank_between, segments
 
 TEXTS = st.text(alphabet="aB .,;:!?\"')\u201d。，；？」\u0301\u200d\u3000\U0001f469", max_size=60)
 
@@ -66,6 +66,15 @@ def test_the_best_pause_within_reach_ends_a_piece(text, pieces):
 def test_a_character_keeps_its_marks(character, max_tokens):
     pieces = segments(20 * character, max_tokens, len)
     assert {len(piece) % len(character) for piece in pieces} == {0}
+
+
+@given(TEXTS.filter(bool), st.integers(1, 20))
+def test_a_beginning_is_as_long_as_may_be(text, max_tokens):
+    assert beginning(text, max_tokens, len) == text[:max_tokens]
+    # Blanks are no tokens here.
+    found = beginning(text, max_tokens, lambda stretch: len("".join(stretch.split())))
+    assert text.startswith(found)
+    assert len("".join(found.split())) == min(max_tokens, len("".join(text.split())))
 
 
 def test_a_character_of_more_tokens_than_allowed_stands_alone():

@@ -6,7 +6,7 @@ from typing import Literal
 from tformer_cli.decoding.request import Request
 from tformer_cli.errors import DataError, Problem
 from tformer_cli.text.marian import MarianTokenizer
-from tformer_cli.text.segments import segments
+from tformer_cli.text.segments import beginning, segments
 from tformer_cli.text.terminology import Terminology
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID
@@ -132,7 +132,7 @@ class LineRequests:
             raise DataError(where, what, got=got, remedy="split it, or use --long-lines split")
         if self.long_lines == "truncate":
             pieces = [ids[:most]]
-            texts = [line[: len(self.tokenizers.source.decode(pieces[0]))]]
+            texts = [beginning(line, most, lambda text: len(encode(text)))]
             outcome = f"only the first {most:,} are translated"
         else:
             code, rest = self._split_code(line)

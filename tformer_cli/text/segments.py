@@ -54,6 +54,21 @@ def segments(text: str, max_tokens: int, count_tokens: Callable[[str], int]) -> 
     return pieces
 
 
+def beginning(text: str, max_tokens: int, count_tokens: Callable[[str], int]) -> str:
+    """Return as much of a text as has at most `max_tokens` tokens, or its first character.
+
+    Args:
+        text: what is cut off.
+        max_tokens: of what is left.
+        count_tokens: says how many tokens a stretch of text becomes.
+    """
+
+    def fits(start: int, end: int) -> bool:
+        return count_tokens(text[start:end]) <= max_tokens
+
+    return text[: _furthest(0, len(text), max_tokens, fits)]
+
+
 def blank_between(language: str) -> str:
     """Return what stands between two sentences of a language: a blank, or nothing.
 
