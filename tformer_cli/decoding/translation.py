@@ -24,8 +24,9 @@ class Translation:
         finished: whether it ends where the model ends it, rather than at the length limit; of a
             line in pieces whether all of them do.
         source_tokens: the tokens of the line as the model read them; None without alignments.
-        alignments: pairs of a word of the line and a word that comes from it, counted from 0, where
-            they were asked for; in a language without blanks each token counts as a word.
+        alignments: pairs of a word of the line, as its tokenizer spells it, and a word that comes
+            from it, counted from 0, where they were asked for; in a language without blanks each
+            token counts as a word.
     """
 
     text: str
