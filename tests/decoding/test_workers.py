@@ -4,6 +4,8 @@ import gc
 import os
 import signal
 import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from decoding.test_engine import SEARCHES, asked, native_engine, requests
@@ -119,6 +121,23 @@ def test_what_is_left_of_a_call_that_was_broken_off_answers_no_other(error):
     found = workers.translate(inputs, SEARCHES[0])
     expected = engine.translate(inputs, SEARCHES[0])
     assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
+
+
+class Slow:
+    """An engine that says each source again, after a while."""
+
+    def translate(self, sentences, config, **_) -> list[list[Hypothesis]]:
+        time.sleep(0.02)
+        return [[Hypothesis(tuple(one.source), 0.0, 0.0, True)] for one in sentences]
+
+
+def test_each_of_several_threads_has_its_own_answers():
+    workers = WorkersEngine(Slow(), 2)
+    calls = [[[number, n, 3] for n in range(5)] for number in range(12)]
+    with ThreadPoolExecutor(4) as threads:
+        answers = threads.map(lambda call: workers.translate(asked(*call), SEARCHES[0]), calls)
+        found = [[list(best.token_ids) for (best,) in answer] for answer in answers]
+    assert found == calls
 
 
 class CutShort:

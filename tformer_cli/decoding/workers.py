@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import multiprocessing
+import threading
 import time
 import traceback
 import warnings
@@ -29,7 +30,8 @@ class WorkersEngine:
     """Deals sentences out to processes, each with a thread and the same weights in memory.
 
     Where a fault or Ctrl-C breaks a call off, the processes end with it, because what they still
-    have to say would answer the next call. That one begins others.
+    have to say would answer the next call. That one begins others. For the same reason one thread
+    waits until another has its answer.
 
     Attributes:
         engine: translates in each of them.
@@ -52,6 +54,7 @@ class WorkersEngine:
             )
         self.engine = engine
         self._num_workers = num_workers
+        self._turn = threading.Lock()
         self._connections: list[Connection] = []
         self.processes: list[ForkProcess] = []
         self._begin()
@@ -94,12 +97,24 @@ class WorkersEngine:
         on_done: Callable[[int], object] = lambda count: None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> list[list[Hypothesis]]:
-        """Return translations, as `Engine` says.
+        """Return translations, as `Engine` says; several threads that call take turns.
 
         Raises:
             DeviceError: a process has ended, as the system does to one that wants too much memory;
                 or memory does not suffice for a single request.
         """
+        with self._turn:
+            return self._translated(requests, config, nbest, scored, on_done, on_warning)
+
+    def _translated(
+        self,
+        requests: Sequence[Request],
+        config: DecodingConfig,
+        nbest: int,
+        scored: bool,
+        on_done: Callable[[int], object],
+        on_warning: Callable[[Problem], object],
+    ) -> list[list[Hypothesis]]:
         if not self._connections:
             self._begin()
         order = longest_first(requests)
