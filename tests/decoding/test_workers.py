@@ -164,6 +164,22 @@ def test_processes_end_with_their_engine():
     assert len(second.translate(requests(5), SEARCHES[0])) == 5
 
 
+def test_a_process_that_is_forked_has_its_own_and_leaves_those_of_the_first_alone():
+    workers, inputs = WorkersEngine(Slow(), 2), asked([7, 3], [8, 9, 3])
+    expected = workers.translate(inputs, SEARCHES[0])
+    copy = os.fork()
+    if not copy:
+        begun = [process.pid for process in workers.processes]
+        is_right = workers.translate(inputs, SEARCHES[0]) == expected
+        own = [process.pid for process in workers.processes]
+        del workers
+        gc.collect()
+        os._exit(0 if is_right and len({*begun, *own}) == 4 else 1)
+    assert os.waitpid(copy, 0)[1] == 0
+    assert [process.is_alive() for process in workers.processes] == [True, True]
+    assert workers.translate(inputs, SEARCHES[0]) == expected
+
+
 def test_a_system_that_cannot_fork_is_refused(monkeypatch):
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
     with pytest.raises(UsageError) as raised:

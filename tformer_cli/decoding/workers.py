@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import multiprocessing
+import os
 import threading
 import time
 import traceback
@@ -31,7 +32,7 @@ class WorkersEngine:
 
     Where a fault or Ctrl-C breaks a call off, the processes end with it, because what they still
     have to say would answer the next call. That one begins others. For the same reason one thread
-    waits until another has its answer.
+    waits until another has its answer, and a process that is forked from this one begins its own.
 
     Attributes:
         engine: translates in each of them.
@@ -55,14 +56,15 @@ class WorkersEngine:
         self.engine = engine
         self._num_workers = num_workers
         self._turn = threading.Lock()
-        self._connections: list[Connection] = []
-        self.processes: list[ForkProcess] = []
         self._begin()
-        # No end of a pipe tells them, for those that were begun later hold a copy of it.
-        weakref.finalize(self, _terminate, self.processes)
         self._has_warned = False
 
     def _begin(self) -> None:
+        self._connections: list[Connection] = []
+        self.processes: list[ForkProcess] = []
+        self._owner = os.getpid()
+        # No end of a pipe tells them, for those that were begun later hold a copy of it.
+        weakref.finalize(self, _terminate, self.processes, self._owner)
         context = multiprocessing.get_context("fork")
         with _objects_left_alone():
             for _ in range(self._num_workers):
@@ -79,7 +81,7 @@ class WorkersEngine:
 
     def _end(self) -> None:
         self._connections.clear()
-        _terminate(self.processes)
+        _terminate(self.processes, self._owner)
         self.processes.clear()
 
     @property
@@ -115,7 +117,7 @@ class WorkersEngine:
         on_done: Callable[[int], object],
         on_warning: Callable[[Problem], object],
     ) -> list[list[Hypothesis]]:
-        if not self._connections:
+        if not self._connections or self._owner != os.getpid():
             self._begin()
         order = longest_first(requests)
         on_done(len(requests) - len(order))
@@ -156,7 +158,10 @@ class WorkersEngine:
         return results
 
 
-def _terminate(processes: Sequence[ForkProcess]) -> None:
+def _terminate(processes: Sequence[ForkProcess], owner: int) -> None:
+    if os.getpid() != owner:
+        # A copy of the process that they work for.
+        return
     for process in processes:
         process.terminate()
         process.join()
