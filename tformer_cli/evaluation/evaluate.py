@@ -96,6 +96,7 @@ def evaluate(
         1,
         decoding=search,
         consensus=consensus,
+        scored=False,
         name=str(text.source),
         start=1 + world.rank,
         step=world.size,
