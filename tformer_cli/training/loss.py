@@ -75,7 +75,8 @@ class _SmoothedNll(torch.autograd.Function):
             with torch.autocast(states.device.type, enabled=False):
                 own_sums, gradient = _sums_and_gradient(logits, targets[part], smoothing)
                 sums += own_sums
-                to_states[part] = gradient @ weight.to(gradient.dtype)
+                weight = weight.to(gradient.dtype)
+                to_states[part] = gradient @ weight
                 to_weight += gradient.t() @ states[part].to(gradient.dtype)
                 if to_bias is not None:
                     to_bias += gradient.sum(dim=0)
