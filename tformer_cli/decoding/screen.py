@@ -7,7 +7,6 @@ float32, not of bfloat16: safe screening (El Ghaoui et al. 2012), for a maximum.
 
 import math
 from collections.abc import Callable
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -29,25 +28,22 @@ class Screen:
     """The map from states to logits, twice: as it is, and in bfloat16."""
 
     def __init__(self, output: nn.Linear) -> None:
-        """Take a map, which has V outputs; its weights are rounded when they are asked for."""
+        """Take a map, which has V outputs.
+
+        Its weights are rounded at once, so that processes that begin later share them.
+        """
         self.weight = output.weight.detach()
         self.vocab_size = len(self.weight)
         bias = dict(output.named_parameters()).get("bias")
         self.bias = output.weight.new_zeros(self.vocab_size) if bias is None else bias.detach()
-
-    @cached_property
-    def _rough(self) -> nn.Module:
-        """The map in bfloat16, with tokens that never come up to a multiple of groups."""
+        # With tokens that never come up to a multiple of groups.
         missing = -self.vocab_size % GROUP
         weight = functional.pad(self.weight.bfloat16(), (0, 0, 0, missing))
-        bias = functional.pad(self.bias.bfloat16(), (0, missing), value=-math.inf)
-        return packed_where_faster(linear_of(weight, bias))
-
-    @cached_property
-    def _longest(self) -> float:
-        """Length of the longest row of weights with its bias."""
+        offsets = functional.pad(self.bias.bfloat16(), (0, missing), value=-math.inf)
+        self._rough = packed_where_faster(linear_of(weight, offsets))
+        # Of the longest row of weights with its bias.
         lengths = torch.linalg.vector_norm(self.weight, dim=1)
-        return float(torch.hypot(lengths, self.bias).max())
+        self._length = float(torch.hypot(lengths, self.bias).max())
 
     def best(self, states: Tensor, forbid: Callable[[Tensor], object]) -> Tensor:
         """Return the token with the highest logit for each state; of equals, the first.
@@ -85,7 +81,7 @@ class Screen:
         groups = rough.view(len(rough), GROUP, -1)
         maxima = groups.amax(dim=1).float()
         highest = maxima.amax(dim=1)
-        lengths = (states.float().square().sum(dim=1) + 1).sqrt() * self._longest
+        lengths = (states.float().square().sum(dim=1) + 1).sqrt() * self._length
         least = highest - ROUNDING * (2 * lengths + highest.abs())
         rows, columns = (~(maxima < least[:, None])).nonzero(as_tuple=True)
         members = groups[rows, :, columns]  # (n, GROUP)
