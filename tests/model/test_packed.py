@@ -14,6 +14,7 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.model import packed
 from tformer_cli.model.build import build_model
 from tformer_cli.model.fusion import fused
+from tformer_cli.model.network import Seq2Seq
 from tformer_cli.model.packed import SMALLEST, PackedLinear, packed_where_faster
 
 pytestmark = pytest.mark.skipif(
@@ -73,13 +74,18 @@ def test_weights_are_packed_where_the_processor_gains_by_it(
     assert isinstance(found, PackedLinear) if is_packed else found is linear
 
 
-@torch.no_grad()
-def test_a_model_says_the_same_with_large_matrices_packed(monkeypatch):
-    monkeypatch.setattr(packed, "prefers_onednn", lambda: True)
+def wide_model() -> Seq2Seq:
+    """A model with matrices large enough to be packed."""
     config = EncoderDecoderConfig(
         dim=192, num_heads=4, feedforward_dim=768, num_encoder_layers=1, num_decoder_layers=1
     )
-    model = build_model(config, source_size=900, target_size=900, seed=1).eval()
+    return build_model(config, source_size=900, target_size=900, seed=1).eval()
+
+
+@torch.no_grad()
+def test_a_model_says_the_same_with_large_matrices_packed(monkeypatch):
+    monkeypatch.setattr(packed, "prefers_onednn", lambda: True)
+    model = wide_model()
     ids = torch.randint(6, 900, (4, 9), generator=torch.Generator().manual_seed(2))
     mask = torch.ones_like(ids, dtype=torch.bool)
     twin = fused(model)
@@ -95,10 +101,7 @@ def test_a_model_says_the_same_with_large_matrices_packed(monkeypatch):
 @torch.no_grad()
 def test_packed_weights_are_there_once_when_nobody_holds_the_model(monkeypatch):
     monkeypatch.setattr(packed, "prefers_onednn", lambda: True)
-    config = EncoderDecoderConfig(
-        dim=192, num_heads=4, feedforward_dim=768, num_encoder_layers=1, num_decoder_layers=1
-    )
-    model = build_model(config, source_size=900, target_size=900, seed=1).eval()
+    model = wide_model()
     plain = weakref.ref(model.decoder.layers[0].feedforward.inner.weight)
     twin = fused(model)
     assert plain() is not None

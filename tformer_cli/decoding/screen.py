@@ -41,9 +41,9 @@ class Screen:
         weight = functional.pad(self.weight.bfloat16(), (0, 0, 0, missing))
         offsets = functional.pad(self.bias.bfloat16(), (0, missing), value=-math.inf)
         self._rough = packed_where_faster(linear_of(weight, offsets))
-        # Of the longest row of weights with its bias.
+        # Length of the longest row of weights with its bias.
         lengths = torch.linalg.vector_norm(self.weight, dim=1)
-        self._length = float(torch.hypot(lengths, self.bias).max())
+        self._longest = float(torch.hypot(lengths, self.bias).max())
 
     def best(self, states: Tensor, forbid: Callable[[Tensor], object]) -> Tensor:
         """Return the token with the highest logit for each state; of equals, the first.
@@ -81,7 +81,7 @@ class Screen:
         groups = rough.view(len(rough), GROUP, -1)
         maxima = groups.amax(dim=1).float()
         highest = maxima.amax(dim=1)
-        lengths = (states.float().square().sum(dim=1) + 1).sqrt() * self._length
+        lengths = (states.float().square().sum(dim=1) + 1).sqrt() * self._longest
         least = highest - ROUNDING * (2 * lengths + highest.abs())
         rows, columns = (~(maxima < least[:, None])).nonzero(as_tuple=True)
         members = groups[rows, :, columns]  # (n, GROUP)

@@ -1,4 +1,4 @@
-"""The training loss, with the map to logits in it, which nobody else asks for."""
+"""The training loss, with the map to logits in it: training has no other use for them."""
 
 import math
 from collections.abc import Iterator
