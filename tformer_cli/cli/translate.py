@@ -357,6 +357,7 @@ def _check_backend(
         UsageError: there is such.
     """
     from tformer_cli.distributed import num_processes
+    from tformer_cli.export.ctranslate2.engine import refuse
 
     option = "--backend ctranslate2"
     if num_processes() > 1:
@@ -365,9 +366,7 @@ def _check_backend(
         raise UsageError("--ensemble", f"has no effect on {option}", remedy="leave one of them out")
     for name, file in demands.items():
         if file is not None:
-            raise UsageError(
-                name, "has no exact counterpart in CTranslate2", remedy="leave out --backend"
-            )
+            refuse(name)
     if precision != "float32":
         raise UsageError(
             "--precision", f"has no effect on {option}", got=precision, remedy="use --quantization"

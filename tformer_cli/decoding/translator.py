@@ -470,9 +470,12 @@ def _check_has_positions(search: DecodingConfig, longest: int | None) -> None:
     Raises:
         ConfigError: it does.
     """
-    if longest is not None and search.max_length > longest:
-        what = f"must be at most what model.positions.max_length leaves ({longest})"
-        raise ConfigError([Problem("decoding.max_length", what, str(search.max_length))])
+    conflicts = () if longest is None else search.conflicts_of_positions(longest)
+    problems = [
+        Problem(f"decoding.{conflict.key}", conflict.what, conflict.got) for conflict in conflicts
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _check_keeps_to_phrases(search: DecodingConfig, option: str) -> None:

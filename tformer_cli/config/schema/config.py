@@ -1,7 +1,7 @@
 """The whole tree."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from tformer_cli.config.schema.data import DataConfig, ParallelText, PlainText
@@ -149,9 +149,5 @@ class Config:
                 what = f"must be at least twice data.filters.max_length + 1 ({2 * needed})"
             yield Conflict("model.positions.max_length", what, str(positions.max_length))
         for key, search in self._searches().items():
-            if search.max_length > longest:
-                yield Conflict(
-                    f"{key}.max_length",
-                    f"must be at most what model.positions.max_length leaves ({longest})",
-                    str(search.max_length),
-                )
+            for conflict in search.conflicts_of_positions(longest):
+                yield replace(conflict, key=f"{key}.{conflict.key}")

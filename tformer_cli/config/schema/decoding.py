@@ -37,6 +37,15 @@ class SearchConfig:
     no_repeat_ngram: CountOrZero = 0
     """No n-gram of so many tokens comes twice; 0 lets all."""
 
+    def conflicts_of_positions(self, longest: int) -> Iterator[Conflict]:
+        """Yield what is wrong where the model has learnt to write so many tokens at most."""
+        if self.max_length > longest:
+            yield Conflict(
+                "max_length",
+                f"must be at most what model.positions.max_length leaves ({longest})",
+                str(self.max_length),
+            )
+
     def conflicts(self) -> Iterator[Conflict]:
         # A single token is written whatever the limit.
         if self.min_length > 1 and self.min_length >= self.max_length:

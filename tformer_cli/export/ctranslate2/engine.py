@@ -244,7 +244,7 @@ def refuse_other_searches(config: DecodingConfig) -> None:
         value = getattr(config, part.name)
         is_other = part.name not in SHARED_KEYS and value != part.default
         if is_other or value == "sample":
-            _refuse(f"decoding.{part.name}", str(value))
+            refuse(f"decoding.{part.name}", str(value))
 
 
 def refuse_impatience(beam: BeamConfig, nbest: int) -> None:
@@ -270,14 +270,19 @@ def refuse_demands(requests: Sequence[Request]) -> None:
         UsageError: something is.
     """
     if any(request.prefix for request in requests):
-        _refuse("--prefixes")
+        refuse("--prefixes")
     if any(request.banned for request in requests):
-        _refuse("--ban")
+        refuse("--ban")
     if any(request.required for request in requests):
-        _refuse("--constraints and --terminology")
+        refuse("--constraints and --terminology")
 
 
-def _refuse(where: str, got: str | None = None) -> None:
+def refuse(where: str, got: str | None = None) -> None:
+    """Refuse what CTranslate2 would do otherwise, or not at all.
+
+    Raises:
+        UsageError: always.
+    """
     raise UsageError(
         where, "has no exact counterpart in CTranslate2", got=got, remedy="leave out --backend"
     )
