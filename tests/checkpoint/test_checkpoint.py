@@ -93,6 +93,21 @@ def test_weights_of_another_shape_are_refused(saved):
     assert "(15 weights differ)" in message(load_weights, saved, model(1, feedforward_dim=17))
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused(saved, number):
+    network = model(1)
+    weight = network.get_parameter("decoder.layers.0.self_attention.query.weight")
+    with torch.no_grad():
+        weight[3, 2] = number
+    save_checkpoint(saved, network, stepped_optimizer(model(1)), STATE)
+    with pytest.raises(CheckpointError) as caught:
+        load_weights(saved, model(1))
+    assert str(caught.value) == (
+        f"{saved / MODEL_FILE}: holds numbers that are not finite (1 weights have some); "
+        "got decoder.layers.0.self_attention.query.weight; use another checkpoint"
+    )
+
+
 def test_a_cut_file_is_refused(saved):
     file = saved / MODEL_FILE
     file.write_bytes(file.read_bytes()[:-10])

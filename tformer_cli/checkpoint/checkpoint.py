@@ -59,7 +59,8 @@ def load_weights(directory: Path, model: nn.Module, file_name: str = MODEL_FILE)
         file_name: of the weights to translate with, or those that a training goes on from.
 
     Raises:
-        CheckpointError: the file is missing or cut short, or holds another model.
+        CheckpointError: the file is missing or cut short, holds another model, or one whose
+            weights are not all finite, which translates nothing.
     """
     file = directory / file_name
     parameters = dict(model.named_parameters())
@@ -73,6 +74,14 @@ def load_weights(directory: Path, model: nn.Module, file_name: str = MODEL_FILE)
             f"holds another model than config.yaml describes ({len(differing)} weights differ)",
             got=min(differing),
             remedy="restore the config.yaml that the run was trained with",
+        )
+    unusable = [name for name, weight in stored.items() if not torch.isfinite(weight).all()]
+    if unusable:
+        raise CheckpointError(
+            str(file),
+            f"holds numbers that are not finite ({len(unusable)} weights have some)",
+            got=min(unusable),
+            remedy="use another checkpoint",
         )
     with torch.no_grad():
         for name, parameter in parameters.items():
