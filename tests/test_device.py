@@ -1,5 +1,7 @@
+import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -77,12 +79,22 @@ def test_onednn_is_preferred_on_processors_that_mkl_is_not_made_for(
 
 
 def test_bfloat16_on_a_gpu_that_lacks_it_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+    asked = []
+
+    @contextlib.contextmanager
+    def only(device: torch.device) -> Iterator[None]:
+        asked.append(device)
+        yield
+        asked.pop()
+
+    second = torch.device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "device", only)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: asked != [second])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "an old card")
-    device = torch.device("cuda")
-    assert resolve_precision("auto", device) == torch.float16
+    assert resolve_precision("auto", torch.device("cuda:0")) == torch.bfloat16
+    assert resolve_precision("auto", second) == torch.float16
     with pytest.raises(DeviceError) as caught:
-        resolve_precision("bfloat16", device)
+        resolve_precision("bfloat16", second)
     assert str(caught.value) == (
         "precision: this GPU has no bfloat16; got an old card; use precision auto"
     )

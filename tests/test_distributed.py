@@ -13,7 +13,7 @@ from toy import write_toy
 
 from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
-from tformer_cli.distributed import ALONE, World, own_device
+from tformer_cli.distributed import ALONE, World, joined, own_device
 from tformer_cli.errors import DeviceError
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.training.run import train
@@ -132,6 +132,22 @@ def test_each_process_of_a_machine_has_a_gpu_of_its_own(monkeypatch):
     assert own_device(torch.device("cuda:1")) == torch.device("cuda:1")
     monkeypatch.delenv("LOCAL_RANK")
     assert own_device(torch.device("cuda")) == torch.device("cuda")
+
+
+def test_processes_that_cannot_find_each_other_are_refused(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANK", "0")
+    with joined() as world:
+        assert world == ALONE
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    with pytest.raises(DeviceError) as caught, joined():
+        pass
+    assert str(caught.value) == (
+        "torchrun: RANK and WORLD_SIZE are set, and not all that goes with them; "
+        "got no LOCAL_RANK, MASTER_ADDR; start the processes by torchrun, or unset RANK"
+    )
 
 
 # ------------------------------------------------------------- a training

@@ -3,8 +3,16 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from multiprocessing.connection import wait
+
+
+def num_cores() -> int:
+    """Return how many cores this process and its children may run on."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def begin_child() -> None:

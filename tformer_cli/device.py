@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import hashlib
-import os
 import platform
 import resource
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from tformer_cli.child_process import num_cores
 from tformer_cli.errors import DeviceError
 
 # The allocators of the CPU, of Apple's GPU and of cuBLAS have no error class of their own, and
@@ -87,7 +87,7 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
             got=str(device),
             remedy="use auto, or --device cpu",
         )
-    has_bfloat16 = device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+    has_bfloat16 = device.type != "cuda" or _gpu_has_bfloat16(device)
     if name == "auto":
         if device.type == "cuda":
             return torch.bfloat16 if has_bfloat16 else torch.float16
@@ -101,6 +101,13 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
             remedy="use precision auto",
         )
     return PRECISIONS[name]
+
+
+def _gpu_has_bfloat16(device: torch.device) -> bool:
+    # torch answers for the device that is current.
+    with torch.cuda.device(device):
+        has_bfloat16: bool = torch.cuda.is_bf16_supported(including_emulation=False)
+    return has_bfloat16
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
@@ -117,7 +124,7 @@ def default_workers(device: torch.device) -> int:
     """Return how many processes translate best: one a core on a CPU, where they share weights."""
     if device.type != "cpu" or sys.platform != "linux":
         return 1
-    return len(os.sched_getaffinity(0))
+    return num_cores()
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -189,6 +196,8 @@ def give_back_memory(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
     libc = _c_library()
     if device.type == "cpu" and libc is not None and hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

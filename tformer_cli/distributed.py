@@ -16,11 +16,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor, distributed
 
-from tformer_cli.errors import DeviceError
+from tformer_cli.errors import DeviceError, Interrupted
 
 # One process may encode a large corpus while the others wait. A process that dies is noticed by
 # torchrun, not by this.
 PATIENCE = timedelta(days=2)
+
+# What else torchrun tells a process.
+MEETING = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 # How gloo says that a process has ended.
 GONE = ("closed by peer", "reset by peer", "Broken pipe")
@@ -139,23 +142,41 @@ ALONE = World()
 
 def num_processes() -> int:
     """Return how many processes torchrun has started; without it, there is this one."""
-    # Schedulers set WORLD_SIZE without starting anything.
-    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 1
+    # Schedulers set some of them without starting anything.
+    is_known = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+    return int(os.environ["WORLD_SIZE"]) if is_known else 1
 
 
 @contextlib.contextmanager
 def joined() -> Iterator[World]:
-    """Join the processes that torchrun has started; without it, be alone."""
+    """Join the processes that torchrun has started; without it, be alone.
+
+    Raises:
+        DeviceError: something else has started them, which does not say how they find each other.
+    """
     size = num_processes()
     if size == 1:
         yield ALONE
         return
+    unknown = [name for name in MEETING if name not in os.environ]
+    if unknown:
+        raise DeviceError(
+            "torchrun",
+            "RANK and WORLD_SIZE are set, and not all that goes with them",
+            got=f"no {', '.join(unknown)}",
+            remedy="start the processes by torchrun, or unset RANK",
+        )
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     distributed.init_process_group(backend, timeout=PATIENCE)
     try:
         yield World(distributed.get_rank(), size)
-    finally:
+    except Interrupted:
+        # A signal ends all of them together.
         distributed.destroy_process_group()
+        raise
+    # Nothing else that goes wrong comes here: on GPUs a process would wait for others to take
+    # leave, and they for it to go on.
+    distributed.destroy_process_group()
 
 
 def own_device(device: torch.device) -> torch.device:

@@ -27,8 +27,8 @@ Figures = dict[str, Any]
 
 # What it takes to import tformer_cli's loop, its loader, and whole runs with their scores.
 LOOP = ("torch", "numpy")
-LOADER = (*LOOP, "sentencepiece")
-RUNS = (*LOADER, "safetensors", "yaml", "tqdm", "sacrebleu")
+LOADER = (*LOOP, "sentencepiece", "tqdm")
+RUNS = (*LOADER, "safetensors", "yaml", "sacrebleu")
 PACKAGES = (*RUNS, "typer", "pytest", "transformers")
 # As `tformer` itself sets it.
 ENVIRONMENT = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}

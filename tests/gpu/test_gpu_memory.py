@@ -18,7 +18,7 @@ from tformer_cli.training.optim import build_optimizer
 pytestmark = [*on_gpu, on_cuda]
 
 V = 8192
-# Half of what a step takes beyond the weights: too little for the whole, enough for its quarters.
+# Half of what a step takes beyond the weights: too little for the whole, enough for a part of it.
 SHARE = 0.5
 
 
@@ -45,7 +45,7 @@ def learner() -> Learner:
 
 
 def batch() -> Batch:
-    """Logits of a GiB."""
+    """Logits of a GiB, of which a quarter is there at a time."""
     words = [16 + i % (V - 16) for i in range(31)]
     return collate([Example(i, words, words) for i in range(1024)])
 
@@ -67,11 +67,11 @@ def test_a_step_that_does_not_fit_is_halved_and_the_training_goes_on():
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(DEVICE).total_memory
     subject = learner()
-    torch.cuda.set_per_process_memory_fraction((before + SHARE * (peak - before)) / total, DEVICE)
+    torch.cuda.set_per_process_memory_fraction((before + SHARE * (peak - before)) / total)
     try:
         reports = steps(subject, 3)
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+        torch.cuda.set_per_process_memory_fraction(1.0)
         torch.cuda.empty_cache()
     assert [report.num_pieces for report in expected] == [0, 0, 0]
     assert all(report.num_pieces >= 2 for report in reports)

@@ -242,6 +242,13 @@ def event(name: str, category: str, start: float, duration: float) -> dict[str, 
     return {"name": name, "cat": category, "ts": start, "dur": duration, "ph": "X"}
 
 
+def test_a_trace_without_work_of_the_device_says_nothing():
+    events = [event(idle.STEP, "user_annotation", 100, 50), event("add", "cpu_op", 110, 5)]
+    assert idle.shares(events, idle.DEVICE_WORK["cpu"])["idle_share"] == 0.9
+    with pytest.raises(ValueError, match="has seen no work of the device"):
+        idle.shares(events, idle.DEVICE_WORK["cuda"])
+
+
 def test_shares_of_a_trace():
     attention = "aten::_scaled_dot_product_efficient_attention"
     events = [
@@ -429,6 +436,16 @@ def test_a_part_that_takes_too_long_is_ended(for_all, expected, most, tmp_path, 
     words, _, seconds = subject.figures["slow"]["error"].removesuffix(" s").rpartition(" ")
     assert words == "not done after"
     assert expected < float(seconds) <= most
+
+
+@pytest.mark.parametrize(
+    ("module", "needs"),
+    sorted({(part.call.rpartition(".")[0], part.needs) for part in gpu.PARTS}),
+)
+def test_a_part_is_imported_without_the_packages_that_it_does_not_name(module, needs):
+    absent = dict.fromkeys(set(gpu.PACKAGES) - set(needs))
+    code = f"import sys; sys.modules |= {absent}; import {module}"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT / "scripts" / "bench", check=True)
 
 
 def test_a_part_without_its_packages_is_left_out():

@@ -8,6 +8,7 @@ import torch
 from learners import learner
 from toy import write_toy
 
+from tformer_cli.checkpoint.checkpoint import save_average
 from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.config.schema.training import TrainingConfig
@@ -147,6 +148,20 @@ def test_an_average_that_is_best_stays_so(run):
     run.point("best", average)
     subject.go_back(run.checkpoint(2))
     assert run.pointed("best") == average
+
+
+@pytest.mark.parametrize(
+    ("score", "judged_by", "is_average"), [(2.9, "", True), (3.1, "", False), (2.9, "x", False)]
+)
+def test_only_what_is_better_takes_the_place_of_an_average(run, score, judged_by, is_average):
+    subject = checkpoints(run)
+    first, second = states(1.0, score)
+    subject.save(first)
+    average = run.checkpoints / "average-last-1"
+    save_average(average, subject.model, replace(first, score=3.0))
+    run.point("best", average)
+    subject.save(replace(second, judged_by=judged_by))
+    assert run.pointed("best") == (average if is_average else run.checkpoint(2))
 
 
 def test_what_a_kill_left_half_removed_goes_with_the_next_checkpoint(run):

@@ -90,16 +90,19 @@ def test_bfloat16_is_as_exact_as_the_digits_of_its_products():
         assert float((one - other).norm() / other.norm()) < 2**-7
 
 
-def test_bfloat16_logits_have_a_gradient_as_exact_as_their_own_digits():
+def test_bfloat16_logits_have_a_loss_and_a_gradient_as_exact_as_their_own_digits():
     """A log of the total in bfloat16 would put probabilities off by 3%."""
     rough = (2 * torch.randn(20, 4001)).bfloat16()
     targets = torch.randint(4001, (20,))
     rough[:10].scatter_(1, targets[:10, None], 13.0)
     exact = rough.double().requires_grad_()
-    functional.cross_entropy(exact, targets, label_smoothing=0.1, reduction="sum").backward()
+    expected = functional.cross_entropy(exact, targets, label_smoothing=0.1, reduction="sum")
+    expected.backward()
     subject = rough.clone().requires_grad_()
     output = as_it_is(4001, torch.bfloat16)
-    smoothed_nll_sum(subject, output, targets, 0.1).loss.backward()
+    found = smoothed_nll_sum(subject, output, targets, 0.1).loss
+    found.backward()
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
     # A probability below one has digits of 2 ** -9 in bfloat16; two roundings come together.
     assert float((subject.grad.double() - exact.grad).abs().max()) < 2**-7
 

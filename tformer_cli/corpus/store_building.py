@@ -16,6 +16,7 @@ from typing import BinaryIO, Self
 import numpy as np
 from tqdm import tqdm
 
+from tformer_cli.child_process import num_cores
 from tformer_cli.config.schema.data import AnyTrainingText, FilterConfig
 from tformer_cli.corpus.chunks import chunks
 from tformer_cli.corpus.encoding import EncodedPairs, Sentences, encoder, id_dtypes
@@ -302,7 +303,7 @@ def _encode(
 
 def _num_processes(texts: Sequence[AnyTrainingText]) -> int:
     num_bytes = sum(file.stat().st_size for text in texts for file in text.files.values())
-    return 1 if num_bytes < SMALL_BYTES else os.cpu_count() or 1
+    return 1 if num_bytes < SMALL_BYTES else num_cores()
 
 
 def _without_repeats(

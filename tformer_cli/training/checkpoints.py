@@ -60,7 +60,7 @@ class Checkpoints:
         average = None if self.average is None else self.average.model
         state = replace(state, is_due=self.config.saves_at(state.step))
         save_checkpoint(checkpoint, self.model, self.optimizer, state, average=average)
-        if state.best_step == state.step:
+        if state.best_step == state.step and not self._is_below_average(state):
             self.run.point("best", checkpoint)
         self.run.point("last", checkpoint)
         self._drop_old()
@@ -103,14 +103,31 @@ class Checkpoints:
 
     def _mend_best(self, state: TrainingState) -> None:
         """Let `best` be what it was at a state, or nothing if that is no longer there."""
+        if self._best_average() is not None:
+            return
         best = self.run.pointed("best")
-        if best is not None and best.is_dir() and not best.name.startswith("step-"):
-            return  # An average, made after the training.
         wanted = None if state.best_step is None else self.run.checkpoint(state.best_step)
         if wanted is not None and wanted.is_dir():
             self.run.point("best", wanted)
         elif best is not None:
             (self.run.path / "best").unlink()
+
+    def _best_average(self) -> Path | None:
+        """Return the average that is `best`, made when the training had ended before, if one is."""
+        best = self.run.pointed("best")
+        if best is None or not best.is_dir() or best.name.startswith("step-"):
+            return None
+        return best
+
+    def _is_below_average(self, state: TrainingState) -> bool:
+        """Return whether `best` is an average that the same validation finds better."""
+        average = self._best_average()
+        if average is None or damage(average, [STATE_FILE]) is not None:
+            return False
+        made = load_state(average)
+        if made.judged_by != state.judged_by or made.score is None or state.score is None:
+            return False
+        return made.score > state.score
 
     def _drop_old(self) -> None:
         """Keep the newest checkpoints and the best ones, whether there was an interruption or not.

@@ -69,7 +69,8 @@ class _SmoothedNll(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         to_states, to_weight = torch.empty_like(states), torch.zeros_like(weight)
         to_bias = None if bias is None else torch.zeros_like(bias)
-        sums = torch.zeros(3, dtype=weight.dtype, device=states.device)
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        sums = torch.zeros(3, dtype=wide, device=states.device)
         for part in _parts(states):
             logits = output(states[part])
             with torch.autocast(states.device.type, enabled=False):

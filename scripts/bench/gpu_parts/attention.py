@@ -19,7 +19,7 @@ KERNELS = {
     "math": SDPBackend.MATH,
 }
 # How torch says that a kernel cannot do it, on a GPU and on a CPU.
-NO_KERNEL = ("No available kernel", "No viable backend")
+NO_KERNEL = ("No available kernel", "No viable backend", "cuDNN Frontend error")
 
 
 def attention(

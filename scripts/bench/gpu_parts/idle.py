@@ -82,6 +82,9 @@ def shares(events: Iterable[dict[str, Any]], work: set[str]) -> dict[str, object
     Args:
         events: with name, category `cat`, begin `ts` and duration `dur` in microseconds.
         work: the categories that are the device's work.
+
+    Raises:
+        ValueError: there is none.
     """
     # Counters and names of threads have no duration.
     timed = [event for event in events if "dur" in event]
@@ -90,6 +93,8 @@ def shares(events: Iterable[dict[str, Any]], work: set[str]) -> dict[str, object
         for name in (STEP, LOADING)
     }
     worked = [event for event in timed if event.get("cat") in work]
+    if not worked:
+        raise ValueError("the profiler has seen no work of the device, so nothing is known of it")
     wall = (spans[STEP][0][0], spans[STEP][-1][1])
     gaps = list(idle_intervals(wall, [_span(event) for event in worked]))
     idle_time = sum(end - start for start, end in gaps)

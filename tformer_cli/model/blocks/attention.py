@@ -66,6 +66,10 @@ FEW_WEIGHTS = 1 << 10
 VECTOR = 16
 MANY_ROWS = 64
 
+# torch asks cuDNN first on the newest GPUs, which plans its kernel anew for each shape of a batch:
+# tens of milliseconds, in memory that it keeps. The others take all shapes.
+torch.backends.cuda.enable_cudnn_sdp(False)
+
 
 def attend(
     queries: Tensor, keys: Tensor, values: Tensor, view: View, dropout: float = 0.0
@@ -102,8 +106,8 @@ def kernel_attend(
         # Of three dimensions, only a kernel that holds all weights takes it.
         mask = mask[None]
     shares = queries.shape[1] // keys.shape[1]
-    if mask is not None and shares > 1 and queries.device.type == "cuda":
-        # Likewise of keys that heads share, beside a mask on a GPU.
+    if shares > 1 and queries.device.type == "cuda":
+        # Likewise of keys that heads share, on a GPU, unless all is as one of its kernels wants it.
         keys, values = (each.repeat_interleave(shares, dim=1) for each in (keys, values))
     return functional.scaled_dot_product_attention(
         queries,
