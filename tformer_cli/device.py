@@ -6,6 +6,7 @@ import hashlib
 import platform
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -70,8 +71,8 @@ PRECISIONS = {
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
     """Return the number format of matrix products called `name`.
 
-    `auto` is bfloat16 on a GPU or a processor that multiplies it, float16 on an older GPU, and
-    float32 elsewhere: other processors are slower in narrow formats.
+    `auto` is bfloat16 on a CUDA GPU or a processor that multiplies it, float16 on an older such
+    GPU, and float32 elsewhere: other processors are slower in narrow formats.
 
     Raises:
         DeviceError: there is no such format, or this device does not have it.
@@ -125,6 +126,14 @@ def default_workers(device: torch.device) -> int:
     if device.type != "cpu" or sys.platform != "linux":
         return 1
     return num_cores()
+
+
+def batch_factor(device: torch.device) -> int:
+    """Return how many times as much a device translates at once as a core of a CPU.
+
+    A GPU wants as much as its memory holds; where that is less, halves are taken.
+    """
+    return 1 if device.type == "cpu" else 8
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -187,6 +196,26 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in SHORTAGES)
+
+
+@contextlib.contextmanager
+def room_for_model(device: torch.device) -> Iterator[None]:
+    """Say so where a device has no memory left for a model.
+
+    Raises:
+        DeviceError: it has none.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DeviceError(
+            str(device),
+            "memory has no room for the model",
+            got=str(error).partition("\n")[0] or None,
+            remedy="end what else is in it, or use --device cpu",
+        ) from error
 
 
 def give_back_memory(device: torch.device) -> None:

@@ -28,6 +28,16 @@ def test_its_score_is_what_eval_says_of_it(run, tformer):
     assert json.loads(result.stdout)["valid"]["scores"][0]["score"] == found["score"]
 
 
+def test_torchrun_is_refused(run, tformer, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = tformer("average", run)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "tformer average: is for one process; got 2 processes; drop torchrun\n",
+    )
+
+
 def test_last_and_best_contradict_each_other(run, tformer):
     result = tformer("average", run, "--last", "2", "--best", "2")
     assert result.exit_code == 2

@@ -135,8 +135,11 @@ def test_quantization_needs_the_backend(run, tformer):
 def test_a_gpu_is_not_what_the_backend_runs_on(run, tformer, monkeypatch):
     from tformer_cli import device
 
-    monkeypatch.setattr(device, "resolve_device", lambda name: device.torch.device("meta"))
-    result = tformer("translate", run, *BACKEND, stdin="abc\n")
+    # A machine with a GPU, which is `auto` there.
+    there = {"cpu": "cpu", "auto": "meta", "cuda": "meta"}
+    monkeypatch.setattr(device, "resolve_device", lambda name: device.torch.device(there[name]))
+    assert tformer("translate", run, *BACKEND, stdin="abc\n").exit_code == 0
+    result = tformer("translate", run, *BACKEND, "--device", "cuda", stdin="abc\n")
     assert result.exit_code == 2
     assert result.stderr == (
         "--device: must be cpu with --backend ctranslate2; got meta; add --device cpu\n"

@@ -9,6 +9,7 @@ from tformer_cli.decoding.engine import NativeEngine
 from tformer_cli.decoding.hypothesis import EMPTY
 from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
+from tformer_cli.errors import DeviceError
 from tformer_cli.model.build import build_model
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Seq2Seq
@@ -39,6 +40,21 @@ def small_model(seed: int = 11) -> Seq2Seq:
 def native_engine(seed: int = 11) -> NativeEngine:
     model, cpu = small_model(seed), torch.device("cpu")
     return NativeEngine(model, ROLES, device=cpu, precision=torch.float32)
+
+
+@pytest.mark.parametrize("part", ["model", "others"])
+def test_a_model_that_memory_has_no_room_for_is_refused(part):
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+
+    model, other, cpu = small_model(), small_model(), torch.device("cpu")
+    (model if part == "model" else other).to = full
+    with pytest.raises(DeviceError) as caught:
+        NativeEngine(model, ROLES, device=cpu, precision=torch.float32, others=[other])
+    assert str(caught.value) == (
+        "cpu: memory has no room for the model; got CUDA out of memory.; "
+        "end what else is in it, or use --device cpu"
+    )
 
 
 def requests(count: int = 9) -> list[Request]:

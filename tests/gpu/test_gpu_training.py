@@ -52,7 +52,10 @@ def reported(run: RunDirectory, kind: str) -> list[dict[str, object]]:
 
 
 def assert_same_end(run: RunDirectory, other: RunDirectory) -> None:
-    """The last checkpoints are equal to the bit, and so are the validations."""
+    """The last checkpoints are equal to the bit, and so are the validations.
+
+    Sentences of the toy are too short for kernels to add up in another order each time.
+    """
     for name in ("model.safetensors", "optimizer.safetensors"):
         one, two = (load_file(folder.pointed("last") / name) for folder in (run, other))
         assert one.keys() == two.keys()

@@ -1,11 +1,13 @@
 """What is true of every network, whatever its parts are."""
 
+import pytest
 import torch
 from family import masked_encoders, translating
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tformer_cli.device import autocast
 from tformer_cli.model.build import build_model, build_network
 from tformer_cli.model.fusion import fused
 from tformer_cli.model.network import Network, Seq2Seq
@@ -90,6 +92,24 @@ def test_cached_decoding_equals_uncached_step_by_step(config, is_fused):
     for place in range(target.shape[1]):
         step = model.step(target[:, place, None], cache)
         torch.testing.assert_close(step, whole[:, place, None])
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+@given(config=translating)
+@torch.inference_mode()
+def test_cached_decoding_in_fewer_digits_is_near_uncached(precision, config):
+    """Norms stay in float32, so keys and values of one layer may come in two formats."""
+    model, (ids, mask) = member(config).float(), source()
+    target = torch.randint(6, V, (B, T))
+    model = fused(model, precision)
+    with autocast(torch.device("cpu"), precision):
+        whole = all_logits(model, ids, mask, target)
+        cache = model.start(len(ids))
+        cache.admit(torch.arange(len(ids)), model.read(ids, mask), mask)
+        for place in range(T):
+            step = model.step(target[:, place, None], cache)
+            error = (step - whole[:, place, None]).norm() / whole[:, place].norm()
+            assert float(error) < 0.05
 
 
 @given(translating)

@@ -30,6 +30,8 @@ ENVIRONMENT = {
     "LRU_CACHE_CAPACITY": "64",
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
     # Batches of many shapes leave gaps in a GPU's memory that no other batch fits into.
+    # The second name is what torch called it before 2.9, and some releases since still go by.
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
 }
 

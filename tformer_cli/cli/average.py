@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from tformer_cli.cli.entry import refuse_torchrun
 from tformer_cli.cli.options import DeviceOption, RunArgument, chosen_run
 from tformer_cli.errors import UsageError
 
@@ -34,6 +35,7 @@ def average(
     """
     if last is not None and best is not None:
         raise UsageError("--best", "contradicts --last", remedy="leave one of them out")
+    refuse_torchrun("average")
     which: Literal["last", "best"] = "last" if best is None else "best"
     count = best or last or DEFAULT_COUNT
     run_directory = chosen_run(run)

@@ -83,11 +83,11 @@ def score(
     place = resolve_device(device)
     keep_freed_memory()
     engine = NativeEngine(
-        trained.model.to(place),
+        trained.model,
         token_roles(trained.tokenizers.target, trained.config.model),
         device=place,
         precision=resolve_precision(precision, place),
-        others=[other.model.to(place) for other in others],
+        others=[other.model for other in others],
     )
     with (
         opened(output_file) as output,

@@ -206,6 +206,8 @@ def translate(
     if input_file is not None and not has_pipe(input_file, *beside):
         total = sum(1 for _ in asked_lines(input_file, beside))
     trained, *others = load_ensemble(runs, checkpoint)
+    if backend == "ctranslate2" and device == "auto":
+        device = "cpu"
     place = own_device(resolve_device(device))
     keep_freed_memory()
     if backend == "ctranslate2":

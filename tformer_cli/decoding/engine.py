@@ -30,14 +30,20 @@ from tformer_cli.decoding.scoring import ModelScorer, Scorer
 from tformer_cli.decoding.screen import Screen
 from tformer_cli.decoding.search import Search
 from tformer_cli.decoding.stepper import ModelStepper, Stepper
-from tformer_cli.device import give_back_memory, is_out_of_memory, multiplies_bfloat16
+from tformer_cli.device import (
+    batch_factor,
+    give_back_memory,
+    is_out_of_memory,
+    multiplies_bfloat16,
+    room_for_model,
+)
 from tformer_cli.errors import DeviceError, Problem
 from tformer_cli.model.cache import rounded_up
 from tformer_cli.model.fusion import fused
 from tformer_cli.model.network import Seq2Seq
 
-# Sentences at work together: enough to fill the matrix products of a core; with more, the keys and
-# values of all processes no longer stay in the cache that they share.
+# What a core does at once. Sentences at work together: enough to fill its matrix products; with
+# more, the keys and values of all processes no longer stay in the cache that they share.
 PLACES = 128
 # Tokens of them, padding included, which decide how much memory is taken: about as many are written
 # as are read, and by K rows, which begin alike, the square root of K as many.
@@ -101,20 +107,24 @@ class NativeEngine:
         """Make the models ready.
 
         Args:
-            model: on the device.
+            model: moves to the device.
             roles: start, end and suppressed ids.
             device: where to compute.
             precision: number format of matrix products; int8 rounds weights.
-            others: the rest of an ensemble, on the device too.
+            others: the rest of an ensemble, likewise.
+
+        Raises:
+            DeviceError: its memory has no room for them.
         """
-        self.models = [fused(one, precision) for one in (model, *others)]
+        with room_for_model(device):
+            self.models = [fused(one.to(device), precision) for one in (model, *others)]
         self.roles = roles
         self.device = device
         self.precision = precision
         self.scorer = ModelScorer(self.models, roles, device=device, precision=precision)
         self.aligner = ModelAligner(self.models, roles.start_id, device=device, precision=precision)
         self._screen = self._useful_screen(model.output)
-        self.most_places = PLACES
+        self.most_places = batch_factor(device) * PLACES
         self._is_short = False
 
     @torch.inference_mode()
@@ -176,8 +186,9 @@ class NativeEngine:
             num_rows: of each.
             longest: tokens of the longest source.
         """
-        by_logits = MOST_LOGITS // (num_rows * self.models[0].output.out_features)
-        by_tokens = int(MOST_TOKENS / (rounded_up(longest) * (1 + math.sqrt(num_rows))))
+        factor = batch_factor(self.device)
+        by_logits = factor * MOST_LOGITS // (num_rows * self.models[0].output.out_features)
+        by_tokens = int(factor * MOST_TOKENS / (rounded_up(longest) * (1 + math.sqrt(num_rows))))
         return max(1, min(self.most_places, by_logits, by_tokens))
 
     def _need_less(self, places: int, on_warning: Callable[[Problem], object]) -> None:

@@ -86,20 +86,19 @@ def ban_repeated_ngrams(log_probs: Tensor, rows: Rows, size: int) -> None:
     log_probs.scatter_(-1, banned, -math.inf)
 
 
-def ban_phrase(log_probs: Tensor, rows: Rows, place: int, phrase: Sequence[int]) -> None:
+def ban_phrase(log_probs: Tensor, written: Tensor, phrase: Sequence[int]) -> None:
     """Make the last token of a phrase impossible behind the others.
 
     Args:
-        log_probs: (B, K, V).
-        rows: what is written.
-        place: whose rows it is banned from.
+        log_probs: (K, V), those of a place.
+        written: (K, T) tokens of its rows.
         phrase: token ids.
     """
     *before, last = phrase
-    length = int(rows.lengths[place])
+    length = written.shape[1]
     if length < len(before):
         return
-    written = rows.tokens[place, :, 1 : length + 1]
-    tail = written[:, length - len(before) :]
-    is_next = (tail == torch.tensor(before, device=tail.device)).all(dim=-1)
-    log_probs[place, :, last].masked_fill_(is_next, -math.inf)
+    is_next = torch.ones(len(written), dtype=torch.bool, device=written.device)
+    for column, token in enumerate(before, start=length - len(before)):
+        is_next &= written[:, column] == token
+    log_probs[:, last].masked_fill_(is_next, -math.inf)

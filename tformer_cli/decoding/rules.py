@@ -94,9 +94,7 @@ class Rules:
         if config.no_repeat_ngram > 0:
             ban_repeated_ngrams(scores, rows, config.no_repeat_ngram)
         if self._has_phrases:
-            for place, request in enumerate(self._requests):
-                for phrase in request.banned:
-                    ban_phrase(scores, rows, place, phrase)
+            self._ban_phrases(scores, rows)
         is_short = (rows.lengths < self._least)[:, None]
         scores[..., end_id].masked_fill_(is_short, -math.inf)
         # Where nothing is left, a row may end all the same.
@@ -105,6 +103,13 @@ class Rules:
         if self._has_prefixes:
             self._keep_to_prefixes(scores, log_probs, rows)
         return scores
+
+    def _ban_phrases(self, scores: Tensor, rows: Rows) -> None:
+        lengths = rows.lengths.tolist()
+        for place, request in enumerate(self._requests):
+            written = rows.tokens[place, :, 1 : lengths[place] + 1]
+            for phrase in request.banned:
+                ban_phrase(scores[place], written, phrase)
 
     def _keep_to_prefixes(self, scores: Tensor, log_probs: Tensor, rows: Rows) -> None:
         lengths = rows.lengths.tolist()

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from tformer_cli.decoding.candidates import best_tokens
 from tformer_cli.decoding.screen import FEWEST_ROWS, Screen
-from tformer_cli.device import autocast
+from tformer_cli.device import autocast, batch_factor
 from tformer_cli.model.blocks.attention import KeyValue
 from tformer_cli.model.cache import DecoderCache
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
 
-# Padded source tokens that are read at a time: enough to fill the products of a core, and little
-# enough that what is computed of them stays near it.
+# Padded source tokens that a core reads at a time: enough to fill its products, and little enough
+# that what is computed of them stays near it.
 READ_TOKENS = 1024
 
 
@@ -108,7 +108,8 @@ class ModelStepper(Stepper):
         begun = 0
         while begun < len(sentences):
             if not self._ahead:
-                self._ahead = self._read(batch_of(chain(sentences[begun:], coming)))
+                most = batch_factor(self.device) * READ_TOKENS
+                self._ahead = self._read(batch_of(chain(sentences[begun:], coming), most))
             taken, self._ahead = self._ahead.split(len(sentences) - begun)
             stop = begun + len(taken.lengths)
             self._cache.admit(places[begun:stop], taken.sources, taken.mask)
@@ -168,13 +169,13 @@ class Read(NamedTuple):
         return Read(lengths, sources, self.mask[rows, :width])
 
 
-def batch_of(sentences: Iterable[Sentence]) -> list[Sentence]:
-    """Return the first sentences, as many as are read together."""
+def batch_of(sentences: Iterable[Sentence], most_tokens: int) -> list[Sentence]:
+    """Return the first sentences: as many as have so many tokens, padding included, or one."""
     batch: list[Sentence] = []
     longest = 0
     for sentence in sentences:
         longest = max(longest, len(sentence))
-        if batch and longest * (len(batch) + 1) > READ_TOKENS:
+        if batch and longest * (len(batch) + 1) > most_tokens:
             break
         batch.append(sentence)
     return batch

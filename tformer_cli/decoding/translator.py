@@ -170,6 +170,7 @@ class Translator:
         Raises:
             UsageError: the model has not learnt positions for `max_source_length` tokens; or
                 `max_source_length` is below 1, or `long_lines` is none of its choices.
+            DeviceError: memory has no room for the models.
         """
         if max_source_length is None:
             max_source_length = config.data.filters.max_length
@@ -181,11 +182,11 @@ class Translator:
                 remedy="leave it out, or train with model.positions: {kind: sinusoidal}",
             )
         engine = NativeEngine(
-            model.to(device),
+            model,
             token_roles(tokenizers.target, config.model),
             device=device,
             precision=precision,
-            others=[other.to(device) for other in others],
+            others=others,
         )
         return cls(
             engine,

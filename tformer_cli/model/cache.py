@@ -110,8 +110,8 @@ class LayerCache:
     def look_at_source(self, length: int) -> None:
         """Let queries look at so many tokens of the sources."""
         keys = self.source_keys[..., :length].transpose(2, 3)
-        # Of a single sentence they are read by torch's kernel, a token after the other.
-        keys = keys.contiguous() if len(keys) == 1 else keys
+        # torch's kernels, which a GPU and a single sentence go by, read a token after the other.
+        keys = keys.contiguous() if len(keys) == 1 or keys.device.type == "cuda" else keys
         self.source = KeyValue(keys, self.source_values[:, :, :length])
 
     def fit_source(self, length: int) -> None:
@@ -146,8 +146,10 @@ class LayerCache:
         length = source.keys.shape[2]
         if length > self.source_keys.shape[3]:
             self.fit_source(length)
-        self.source_keys[places, :, :, :length] = source.keys.transpose(2, 3)
-        self.source_values[places, :, :length] = source.values
+        # In fewer digits than float32, what has gone through a norm has more than what has not.
+        keys, values = source.keys.to(self.source_keys), source.values.to(self.source_values)
+        self.source_keys[places, :, :, :length] = keys.transpose(2, 3)
+        self.source_values[places, :, :length] = values
 
     def keep(self, places: Tensor, moved: Tensor) -> None:
         """Keep these sentences (B',), in this order.
@@ -281,7 +283,7 @@ class DecoderCache:
     def _new_layer(self, widths: Widths, source: KeyValue) -> LayerCache:
         num_places, _, num_columns = self.seen.shape
         _, num_heads, length, key_dim = source.keys.shape
-        new = source.keys.new_zeros
+        new = min(source, key=Tensor.element_size).new_zeros
         return LayerCache(
             keys=new((num_places, widths.num_heads, num_columns, widths.key)),
             values=new((num_places, widths.num_heads, num_columns, widths.value)),

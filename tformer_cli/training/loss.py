@@ -81,6 +81,8 @@ class _SmoothedNll(torch.autograd.Function):
                 to_weight += gradient.t() @ states[part].to(gradient.dtype)
                 if to_bias is not None:
                     to_bias += gradient.sum(dim=0)
+            # Or they would still be there beside the next ones.
+            del logits, gradient
         ctx.save_for_backward(to_states, to_weight, to_bias)
         loss, nll, num_correct = sums.unbind()
         ctx.mark_non_differentiable(nll, num_correct)

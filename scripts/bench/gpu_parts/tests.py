@@ -10,7 +10,7 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[3] / "tests" / "gpu"
 # What these need is torch, numpy and pytest; the others need all that a training does.
-FRUGAL = ("test_gpu_model.py", "test_gpu_memory.py")
+FRUGAL = ("test_gpu_model.py", "test_gpu_decoding.py", "test_gpu_memory.py")
 OPTIONS = (
     *("--quiet", "-m", "gpu"),
     # What the other tests share needs packages that may be missing where the GPU is.

@@ -67,8 +67,8 @@ class TrainingConfig:
     tensorboard: bool = False
     """Show metrics.jsonl in TensorBoard too; needs `pip install 'tformer[tensorboard]'`."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of matrix products; auto is bfloat16 on a GPU or processor that multiplies it,
-    float16 on an older GPU, else float32."""
+    """Number format of matrix products; auto is bfloat16 on a CUDA GPU or processor that multiplies
+    it, float16 on an older GPU, else float32."""
 
     def validates_at(self, step: int) -> bool:
         """Whether the validation text is looked at after a step."""

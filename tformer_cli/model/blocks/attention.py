@@ -83,14 +83,21 @@ def attend(
         view: which keys each query sees, and how.
         dropout: share of the attention weights set to zero.
     """
+    way = kernel_attend if _suits_kernel(queries, keys, values, dropout) else naive_attend
+    return way(queries, keys, values, view, dropout)
+
+
+def _suits_kernel(queries: Tensor, keys: Tensor, values: Tensor, dropout: float) -> bool:
+    device = queries.device.type
+    if device != "cpu":
+        # Up to torch 2.11 Apple's GPU mixes up the sentences of a batch and their masks.
+        return device == "cuda"
     num_weights = queries.shape[:3].numel() * keys.shape[2]
-    is_large = queries.device.type != "cpu" or num_weights > MOST_WEIGHTS
     # The kernel copies keys that do not lie one after the other, and has a slow way for dropout and
     # for keys and values of two widths.
     is_slow = dropout > 0 or keys.stride(3) != 1 or keys.shape[3] != values.shape[3]
     is_tiny = num_weights <= FEW_WEIGHTS and not is_slow
-    way = kernel_attend if is_large or is_tiny else naive_attend
-    return way(queries, keys, values, view, dropout)
+    return is_tiny or num_weights > MOST_WEIGHTS
 
 
 def kernel_attend(
