@@ -1,4 +1,4 @@
-"""The packages that an export needs and nothing else does: extras in pyproject.toml."""
+"""What an export needs and nothing else does, packages or newer ones: extras in pyproject.toml."""
 
 import re
 from importlib import import_module
@@ -9,7 +9,7 @@ from tformer_cli.errors import UsageError
 # The oldest version of each that will do, by extra.
 EXTRAS = {
     "ctranslate2": {"ctranslate2": (4, 8)},
-    "onnx": {"onnx": (1, 17), "onnxruntime": (1, 20), "onnxscript": (0, 3)},
+    "onnx": {"torch": (2, 7), "onnx": (1, 17), "onnxruntime": (1, 20), "onnxscript": (0, 3)},
 }
 
 

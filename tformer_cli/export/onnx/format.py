@@ -30,7 +30,7 @@ from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID, START_IDS, UNK_ID
 
 # What torch writes the graphs with, and what runs them.
-PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime")
 # A file of ONNX holds no more; what is larger has its weights beside it.
 MOST_BYTES = 1 << 31
 # Sizes of the examples that torch follows through a model; none of them may be 0 or 1.
