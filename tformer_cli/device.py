@@ -214,7 +214,7 @@ def room_for_model(device: torch.device) -> Iterator[None]:
             str(device),
             "memory has no room for the model",
             got=str(error).partition("\n")[0] or None,
-            remedy="end what else is in it, or use --device cpu",
+            remedy="end what else fills it, or use another --device",
         ) from error
 
 
