@@ -1,6 +1,5 @@
 """What is true of every network, whatever its parts are."""
 
-import pytest
 import torch
 from family import masked_encoders, translating
 from hypothesis import given, settings
@@ -94,10 +93,9 @@ def test_cached_decoding_equals_uncached_step_by_step(config, is_fused):
         torch.testing.assert_close(step, whole[:, place, None])
 
 
-@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
-@given(config=translating)
+@given(translating, st.sampled_from([torch.bfloat16, torch.float16]))
 @torch.inference_mode()
-def test_cached_decoding_in_fewer_digits_is_near_uncached(precision, config):
+def test_cached_decoding_in_fewer_digits_is_near_uncached(config, precision):
     """Norms stay in float32, so keys and values of one layer may come in two formats."""
     model, (ids, mask) = member(config).float(), source()
     target = torch.randint(6, V, (B, T))
