@@ -454,7 +454,7 @@ def test_a_part_is_imported_without_the_packages_that_it_does_not_name():
     calls = {(part.call.rpartition(".")[0], part.needs) for part in gpu.PARTS}
     cases = [(module, sorted({*gpu.PACKAGES} - {*needs})) for module, needs in sorted(calls)]
     command = [sys.executable, "-c", IMPORTS, json.dumps(cases)]
-    subprocess.run(command, cwd=ROOT / "scripts" / "bench", check=True)
+    assert subprocess.run(command, cwd=ROOT / "scripts" / "bench").returncode == 0
 
 
 def test_a_part_without_its_packages_is_left_out():
