@@ -148,6 +148,23 @@ def test_the_company_of_a_sentence_changes_nothing(seed, size, num_places):
     assert [best.token_ids for (best,) in together] == [best.token_ids for (best,) in alone]
 
 
+@given(
+    seeds,
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from([{"repetition_penalty": 1.5}, {"frequency_penalty": 2.0}]),
+)
+def test_a_reused_slot_has_none_of_the_tokens_of_another_sentence(seed, size, num_slots, penalty):
+    # A hypothesis of a single token ends in the step that begins it.
+    tables = random_tables(seed, sentences=9, vocab_size=6)
+    config = BeamConfig(size=size, max_length=1, **penalty)
+    together = search(tables, config, num_places=num_slots)
+    alone = [search(tables[n : n + 1], config)[0] for n in range(9)]
+    for (one,), (other,) in zip(together, alone, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.score == pytest.approx(other.score)
+
+
 def test_a_hypothesis_cut_at_the_length_limit_says_that_it_is_not_finished():
     tables = random_tables(1, sentences=1, vocab_size=5)
     tables[:, :, END] = -50.0

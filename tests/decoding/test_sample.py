@@ -52,6 +52,15 @@ def test_top_k_draws_among_the_most_probable():
     assert_follows(first_tokens(table, top_k=2), expected / expected.sum())
 
 
+@pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.5}])
+def test_of_equally_probable_tokens_those_with_the_lowest_ids_are_drawn(options):
+    table = torch.zeros((1, V, V))
+    table[..., 2] = -1.0
+    # Without the start token and the end token, ids 3, 4 and 5 are the most probable.
+    expected = torch.tensor([0.0, 0.0, 0.0, 0.5, 0.5, 0.0])
+    assert_follows(first_tokens(table, **options), expected)
+
+
 def test_top_p_draws_among_the_fewest_that_reach_the_share():
     table = random_tables(4, sentences=1, vocab_size=V)
     probabilities = distribution(table)

@@ -41,6 +41,8 @@ class Rows:
         """Begin anew in these places."""
         self.lengths[places] = 0
         self.active[places] = True
+        # A place that ended with its first token has that token where its start token was.
+        self.tokens[places, :, 0] = self.start_id
         self.last[places] = self.start_id
 
     def keep(self, places: Tensor) -> None:

@@ -101,10 +101,14 @@ class SampleSearch:
         scores = scores / config.temperature
         if 0 < config.top_k < scores.shape[-1]:
             least = scores.topk(config.top_k, dim=-1).values[..., -1:]
-            scores = scores.masked_fill(scores < least, -math.inf)
+            is_tied = scores == least
+            num_tied = config.top_k - (scores > least).sum(dim=-1, keepdim=True)
+            # Of equally probable tokens those with the lowest ids are in.
+            is_out = (scores < least) | (is_tied & (is_tied.cumsum(dim=-1) > num_tied))
+            scores = scores.masked_fill(is_out, -math.inf)
         probabilities = scores.softmax(dim=-1)
         if config.top_p < 1:
-            ordered, places = probabilities.sort(dim=-1, descending=True)
+            ordered, places = probabilities.sort(dim=-1, descending=True, stable=True)
             # A token is in where those before it do not reach the share yet.
             is_out = ordered.cumsum(dim=-1) - ordered >= config.top_p
             probabilities = probabilities.masked_fill(is_out.scatter(-1, places, is_out), 0.0)
