@@ -7,13 +7,22 @@ import subprocess
 import sys
 
 import pytest
+import sacrebleu
+from toy import CONFIG, write_toy
 
 from tformer_cli.config.load import load_config
+from tformer_cli.text.tokenizer import load_tokenizers
 
 
 def reported(run, step):
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return next(line for line in lines if line["kind"] == "valid" and line["step"] == step)
+
+
+def printed_by(command):
+    """What sacrebleu itself says, with all digits."""
+    words = [sys.executable, "-W", "ignore", "-m", *shlex.split(command), "-w", "8"]
+    return json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
 
 
 def test_eval_prints_scores_signature_and_where_things_are(toy_run, tformer):
@@ -31,16 +40,37 @@ def test_eval_prints_scores_signature_and_where_things_are(toy_run, tformer):
 def test_the_printed_commands_give_the_same_scores(toy_run, tformer):
     content = json.loads(tformer("eval", toy_run, "--bleu", "--chrf", "--ter", "--json").stdout)
     for score, command in zip(content["toy"]["scores"], content["toy"]["sacrebleu"], strict=True):
-        words = shlex.split(command)
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", *words, "-w", "8"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        printed = json.loads(done.stdout)
+        printed = printed_by(command)
         assert printed["score"] == pytest.approx(score["score"], abs=1e-6)
         assert printed["signature"] == score["signature"]
+
+
+NORMALIZING = (
+    CONFIG.replace("{kind: char}", "{kind: char, lowercase: both, nfkc: both}")
+    .replace("max_steps: 24", "max_steps: 12")
+    .replace("save_every: 6", "save_every: 12")
+    + "evaluation: {bleu: {lowercase: true, tokenize: char}}\n"
+)
+
+
+def test_references_are_scored_raw_whatever_the_tokenizer_makes_of_them(tformer, tmp_path):
+    config = write_toy(tmp_path / "data", config=NORMALIZING)
+    run, source = tmp_path / "run", tmp_path / "data" / "test.src"
+    assert tformer("train", config, "--run", run).exit_code == 0
+    found = tformer("translate", run, "--input", source).stdout.splitlines()
+    # Upper case, a full-width letter and letters that training never showed.
+    raw = [f"{line.upper()} \uff21 é ø {line}" for line in found]
+    references = tmp_path / "references"
+    references.write_text("".join(f"{line}\n" for line in raw), encoding="utf-8")
+    files = ("--source", source, "--reference", references)
+    (content,) = json.loads(tformer("eval", run, *files, "--json").stdout).values()
+    (score,), (command,) = content["scores"], content["sacrebleu"]
+    assert printed_by(command)["score"] == pytest.approx(score["score"], abs=1e-6)
+    tokenizer = load_tokenizers(run / "tokenizer").target
+    rewritten = [tokenizer.decode(tokenizer.encode(line)) for line in raw]
+    assert not set(rewritten) & set(raw)
+    other = sacrebleu.corpus_bleu(found, [rewritten], lowercase=True, tokenize="char").score
+    assert abs(other - score["score"]) > 1
 
 
 def test_the_printed_command_is_short_where_the_text_is_at_hand(toy_run, tformer, monkeypatch):

@@ -11,9 +11,10 @@ from learners import batch, groups, learner
 
 from tformer_cli.corpus.batch import Example, collate
 from tformer_cli.corpus.bucketing import Position
+from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import TrainingError
 from tformer_cli.training import loop
-from tformer_cli.training.loop import Fault, Group, train_steps
+from tformer_cli.training.loop import Fault, Group, leave_gradient, train_steps
 from tformer_cli.training.loss_scale import LossScale
 
 
@@ -81,6 +82,19 @@ def test_dropout_is_a_function_of_the_step():
 
     assert losses(1, 5)[3:] == losses(4, 2)
     assert len(set(losses(1, 5))) == 5
+
+
+def test_each_process_draws_dropout_of_its_own():
+    def loss(world: World) -> float:
+        subject = replace(learner(), world=world)
+        totals, _ = leave_gradient(subject, [batch()], step=3, num_tokens=6)
+        return totals[0].item()
+
+    losses = [loss(World(rank, 4)) for rank in range(4)]
+    assert len(set(losses)) == 4
+    assert losses == [loss(World(rank, 4)) for rank in range(4)]
+    # The first of several draws what a process alone does.
+    assert losses[0] == loss(ALONE)
 
 
 def weights(subject) -> dict[str, torch.Tensor]:

@@ -32,7 +32,7 @@ from tformer_cli.training import loss_scale, preparation
 from tformer_cli.training import run as run_module
 from tformer_cli.training.checkpoints import Checkpoints
 from tformer_cli.training.lock import locked
-from tformer_cli.training.loop import train_steps
+from tformer_cli.training.loop import Learner, train_steps
 from tformer_cli.training.run import train
 from tformer_cli.training.schedules import build_schedule
 from tformer_cli.training.validation import Validation, validate
@@ -831,6 +831,35 @@ def test_a_moving_average_is_validated_saved_and_translated_with(toy, tmp_path):
     reports = [line for line in reported(averaged) if line["kind"] == "valid"]
     assert reports[-1]["loss"] == pytest.approx(evaluation.likelihood.loss, rel=1e-6)
     assert reports[-1]["loss"] != [x for x in reported(plain) if x["kind"] == "valid"][-1]["loss"]
+
+
+def test_the_average_of_a_run_is_the_weighted_sum_of_its_weights_after_each_step(
+    toy, tmp_path, monkeypatch
+):
+    history: list[torch.Tensor] = []
+
+    def watched(learner: Learner, *arguments: Any, **options: Any):
+        weight = learner.model.get_parameter("decoder.layers.0.feedforward.inner.weight")
+        history.append(weight.detach().double())
+        for taken in train_steps(learner, *arguments, **options):
+            history.append(weight.detach().double())
+            yield taken
+
+    monkeypatch.setattr(run_module, "train_steps", watched)
+    length = ("training.max_steps=7", "training.validate_every=7")
+    run = trained(toy, tmp_path / "run", *length, "training.ema_decay=0.9999")
+    assert len(history) == 8
+    expected = history[0]
+    for step, value in enumerate(history[1:], start=1):
+        decay = (1 + step) / (10 + step)
+        expected = decay * expected + (1 - decay) * value
+    average = load_file(run.pointed("last") / "model.safetensors")
+    torch.testing.assert_close(
+        average["decoder.layers.0.feedforward.inner.weight"].double(),
+        expected,
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, capsys):
