@@ -239,6 +239,13 @@ def test_file_without_a_configuration_is_refused(
     assert complaints(file) == [complaint]
 
 
+def test_file_larger_than_any_config_is_refused(file: Path) -> None:
+    with file.open("a", encoding="utf-8") as config:
+        config.write("#" * (1 << 20))
+    assert complaints(file) == ["x.yaml: must be at most 1 MiB large"]
+    assert complaints(Path("/dev/zero")) == ["x.yaml: must be at most 1 MiB large"]
+
+
 def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert complaints(tmp_path / "none.yaml") == [
         "x.yaml: no such file; name a config, or begin one with `tformer config new`"
@@ -323,7 +330,8 @@ def values_of(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
     if origin is tuple:
         return st.tuples(*map(values_of, arguments))
     if origin is dict:
-        names = st.text(max_size=9).filter(lambda text: text != "valid")
+        letters = st.characters(exclude_characters="/.", exclude_categories=["C", "Z"])
+        names = st.text(letters, min_size=1, max_size=9).filter(lambda text: text != "valid")
         return st.dictionaries(names, values_of(arguments[1]), max_size=2)
     names = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), max_size=9)
     return {

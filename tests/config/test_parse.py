@@ -1,5 +1,6 @@
 """What the parser makes of YAML text, and the exact words of all that it refuses."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -178,11 +179,52 @@ def test_text_field_refuses_null() -> None:
     assert str(raised.value) == "x.yaml:2: data.source_language: must be text; got ~"
 
 
-@pytest.mark.parametrize("text", ["''", "null", '"a\\0b"'])
+@pytest.mark.parametrize("text", ["''", "null", '"a\\0b"', '"\\ud800"'])
 def test_path_field_refuses_what_names_no_file(text: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parsed(DATA.replace("source: c", f"source: {text}"))
     assert str(raised.value).startswith("x.yaml:3: data.valid.source: must be a path; got ")
+
+
+def test_half_a_character_is_no_text() -> None:
+    assert complaints('  source_language: "e\\ud800"') == [
+        'x.yaml:4: data.source_language: must be text; got "e\\ud800"'
+    ]
+
+
+def test_bytes_of_a_path_need_not_be_utf8() -> None:
+    # PyYAML writes the surrogate that stands for a byte as an escape.
+    (text,) = parsed(DATA.replace("source: a", 'source: "\\udcff"')).data.train
+    assert os.fsencode(text.source) == b"\xff"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../../evil",
+        "/absolute",
+        "a/b",
+        "",
+        ".",
+        "..",
+        "a\\nb",
+        "\\x1b[31m",
+        "\\u202e",
+        "\\ud800",
+    ],
+)
+def test_name_of_a_test_set_is_one_component_of_a_path(name: str) -> None:
+    (complaint,) = complaints(f'  test: {{"{name}": {{source: a, target: b}}}}')
+    rule = "must be the name of a file, without a folder or a control character"
+    assert f": {rule}; got " in complaint
+    assert complaint.startswith("x.yaml:4: data.test.")
+    assert complaint.isprintable()
+
+
+def test_names_of_test_sets_may_have_any_letters() -> None:
+    names = "newstest2014", "a.b", "тест", "with blank", "-x"
+    test = ", ".join(f'"{name}": {{source: a, target: b}}' for name in names)
+    assert tuple(parsed(DATA + f"  test: {{{test}}}\n").data.test) == names
 
 
 def test_path_field_expands_the_home_of_known_users_only() -> None:
@@ -267,6 +309,21 @@ def test_alias_inside_itself_is_refused_like_any_wrong_value() -> None:
     assert complaints("model: &m {positions: *m}") == [
         "x.yaml:4: model.positions.positions: no such key; the keys here are kind"
     ]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        "&a {source: a, target: b}" + ", *a" * 2000,
+        "&a [x, x, x, x, x, x, x, x], &b [" + "*a, " * 50 + "], " + "*b, " * 50,
+        "a, " * 10_000,
+    ],
+)
+def test_nodes_of_aliases_count(texts: str) -> None:
+    rule = "must have at most 10,000 keys and values, those of aliases included"
+    with pytest.raises(ConfigError) as raised:
+        parsed(DATA.replace("{source: a, target: b}", texts))
+    assert str(raised.value) == f"x.yaml: {rule}"
 
 
 def test_key_written_twice_is_refused() -> None:

@@ -17,6 +17,9 @@ from tformer_cli.errors import ConfigError, Problem
 # What YAML folds to a blank where it is not escaped.
 LINE_ENDS = frozenset("\n\x85\u2028\u2029")
 
+# Of a config, which is a page or two long.
+MAX_BYTES = 1 << 20
+
 _Text = TypeVar("_Text", bound=Text)
 
 
@@ -135,12 +138,15 @@ _Dumper.add_representer(str, _represent_text)
 
 def _read(path: Path) -> str:
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         remedy = "name a config, or begin one with `tformer config new`"
         raise ConfigError([Problem(str(path), "no such file", remedy=remedy)]) from None
     except OSError as error:
         raise ConfigError([Problem(str(path), "cannot be read", error.strerror)]) from None
+    if len(data) > MAX_BYTES:
+        raise ConfigError([Problem(str(path), f"must be at most {MAX_BYTES >> 20} MiB large")])
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

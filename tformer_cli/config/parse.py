@@ -34,7 +34,10 @@ _NULLS = ("", "~", "null", "Null", "NULL")
 _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))
 _INTEGER = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
 _NUMBER = re.compile(r"[-+]?([0-9]+(_[0-9]+)*(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_SURROGATE = re.compile("[\\ud800-\\udfff]")
 _LONGEST_SHOWN = 60
+# Reading takes about a millisecond a node.
+_MAX_NODES = 10_000
 
 _Order = tuple[int, int, int]
 
@@ -50,8 +53,7 @@ def compose(text: str, name: str) -> yaml.Node | None:
         ConfigError: the text is not YAML.
     """
     try:
-        # The base loader guesses no types: every scalar stays the text it is.
-        loader = yaml.BaseLoader(text)
+        loader = _Loader(text)
         loader.name = name
         return loader.get_single_node()
     except yaml.MarkedYAMLError as error:
@@ -68,6 +70,31 @@ def compose(text: str, name: str) -> yaml.Node | None:
         # Only chr() raises these, and PyYAML lets them pass.
         what = "is not valid YAML: an escape names no character of Unicode"
         raise ConfigError([Problem(name, what)]) from None
+
+
+class _Loader(yaml.BaseLoader):
+    """Composes a limited number of nodes; scalars stay the text they are, whatever their type."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._num_nodes = 0
+        self._sizes: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Return the next node; an alias counts as all nodes that it stands for.
+
+        Raises:
+            ConfigError: there are too many.
+        """
+        is_alias, before = self.check_event(yaml.AliasEvent), self._num_nodes
+        node = super().compose_node(parent, index)
+        if node is not None:
+            self._num_nodes += self._sizes.get(node, 1) if is_alias else 1
+            self._sizes.setdefault(node, self._num_nodes - before)
+        if self._num_nodes > _MAX_NODES:
+            what = f"must have at most {_MAX_NODES:,} keys and values, those of aliases included"
+            raise ConfigError([Problem(str(self.name), what)])
+        return node
 
 
 def parse_config(root: yaml.Node, file: str) -> Config:
@@ -315,7 +342,17 @@ def _number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _text(text: str) -> str | None:
+    """Return a text, or None if an escape in it is half a character of Unicode."""
+    return text if text.isascii() or not _SURROGATE.search(text) else None
+
+
 def _path(text: str) -> Path | None:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        # A surrogate, and none of those that stand for bytes which are not UTF-8.
+        return None
     # Unlike the method of Path, this one leaves the name of an unknown user alone.
     return Path(os.path.expanduser(text)) if text and "\0" not in text else None
 
@@ -324,7 +361,7 @@ _SCALARS: Final[dict[type, tuple[str, Callable[[str], object]]]] = {
     bool: ("must be true or false", {"true": True, "false": False}.get),
     int: ("must be a whole number", _integer),
     float: ("must be a number", _number),
-    str: ("must be text", str),
+    str: ("must be text", _text),
     Path: ("must be a path", _path),
 }
 

@@ -1,5 +1,7 @@
 """The text: `data`."""
 
+import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,3 +111,12 @@ class DataConfig:
             yield Conflict("train", "needs at least one pair of files", "an empty list")
         if "valid" in self.test:
             yield Conflict("test.valid", "this name belongs to data.valid", remedy="rename it")
+        for name in self.test:
+            # Files in the folder eval/ of a run have this name.
+            if not name.isprintable() or os.path.basename(name) != name or name in ("", ".", ".."):
+                yield Conflict(
+                    f"test.{name}",
+                    "must be the name of a file, without a folder or a control character",
+                    json.dumps(name),
+                    "rename it",
+                )
