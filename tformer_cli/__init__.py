@@ -1,46 +1,81 @@
 """Train and run Transformer translation models.
 
-    from tformer_cli import Translator
-    Translator.load("runs/demo").translate(["The old dog sleeps."])
+    from tformer_cli import Translator, evaluate, train
+    run = train("configs/demo.yaml")
+    print(evaluate(run)["demo"].scores["bleu"])
+    print(Translator.load(run).translate(["The teacher reads a book."]))
 
 Importing the package costs nothing: each name below is loaded when it is first used.
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
 from tformer_cli.version import __version__
 
-_HOMES = {
-    "BeamConfig": "tformer_cli.config.schema.decoding",
-    "Consensus": "tformer_cli.decoding.consensus",
-    "GreedyConfig": "tformer_cli.config.schema.decoding",
-    "SampleConfig": "tformer_cli.config.schema.decoding",
-    "Terminology": "tformer_cli.text.terminology",
-    "Translator": "tformer_cli.decoding.translator",
-    "build_metric": "tformer_cli.evaluation.metrics",
-    "evaluate": "tformer_cli.evaluation.evaluate",
-    "load_config": "tformer_cli.config.load",
-    "load_trained_model": "tformer_cli.checkpoint.trained_model",
-    "train": "tformer_cli.training.run",
-}
+if TYPE_CHECKING:
+    from tformer_cli.api import evaluate, train
+    from tformer_cli.config.load import load_config
+    from tformer_cli.config.schema.config import Config
+    from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
+    from tformer_cli.decoding.consensus import Consensus
+    from tformer_cli.decoding.scored_pair import ScoredPair
+    from tformer_cli.decoding.translation import Translation
+    from tformer_cli.decoding.translator import Translator
+    from tformer_cli.errors import Problem, TformerError
+    from tformer_cli.evaluation.evaluate import Evaluation
+    from tformer_cli.evaluation.metrics import Score
+    from tformer_cli.text.terminology import Terminology
 
 __all__ = [
     "BeamConfig",
+    "Config",
     "Consensus",
+    "Evaluation",
     "GreedyConfig",
+    "Problem",
     "SampleConfig",
+    "Score",
+    "ScoredPair",
     "Terminology",
+    "TformerError",
+    "Translation",
     "Translator",
     "__version__",
-    "build_metric",
     "evaluate",
     "load_config",
-    "load_trained_model",
     "train",
 ]
 
+# The same names as above, for Python itself.
+_HOMES = {
+    "BeamConfig": "tformer_cli.config.schema.decoding",
+    "Config": "tformer_cli.config.schema.config",
+    "Consensus": "tformer_cli.decoding.consensus",
+    "Evaluation": "tformer_cli.evaluation.evaluate",
+    "GreedyConfig": "tformer_cli.config.schema.decoding",
+    "Problem": "tformer_cli.errors",
+    "SampleConfig": "tformer_cli.config.schema.decoding",
+    "Score": "tformer_cli.evaluation.metrics",
+    "ScoredPair": "tformer_cli.decoding.scored_pair",
+    "Terminology": "tformer_cli.text.terminology",
+    "TformerError": "tformer_cli.errors",
+    "Translation": "tformer_cli.decoding.translation",
+    "Translator": "tformer_cli.decoding.translator",
+    "evaluate": "tformer_cli.api",
+    "load_config": "tformer_cli.config.load",
+    "train": "tformer_cli.api",
+}
 
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+# A type checker, which knows the imports above, must find no name beyond them.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(_HOMES[name]), name)

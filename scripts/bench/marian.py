@@ -127,7 +127,7 @@ def compare(
         evaluation = evaluate(
             ours.model, translator, text, [metric], decoding=search, device=device
         )
-        return evaluation.scores[0]
+        return evaluation.scores["bleu"]
 
     def marians_score(search: DecodingConfig) -> Score:
         return score(marian, tokenizers, text, search, metric, device)

@@ -56,5 +56,5 @@ def test_a_small_model_learns_the_task(task, tmp_path: Path):
         [build_metric("bleu", config.evaluation, "source")],
         device=CPU,
     )
-    assert evaluation.scores[0].score > 98
+    assert evaluation.scores["bleu"].score > 98
     assert evaluation.likelihood.accuracy > 0.99

@@ -29,7 +29,7 @@ from tformer_cli.cli.options import (
 from tformer_cli.cli.output import refuse_overwriting
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
-from tformer_cli.errors import DataError, UsageError
+from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import RunDirectory
 
 
@@ -72,21 +72,14 @@ def evaluate(
 
     from tqdm import tqdm
 
-    from tformer_cli.checkpoint.trained_model import load_ensemble
-    from tformer_cli.decoding.translator import Translator
-    from tformer_cli.device import (
-        default_workers,
-        keep_freed_memory,
-        resolve_device,
-        resolve_precision,
-    )
+    from tformer_cli.device import default_workers
     from tformer_cli.evaluation import evaluate as evaluation_room
+    from tformer_cli.evaluation.evaluator import Evaluator
     from tformer_cli.evaluation.metrics import MetricName, build_metric
 
     refuse_torchrun("eval")
-    trained, *rest = load_ensemble(runs, checkpoint)
-    others = [one.model for one in rest]
-    config = trained.config
+    evaluator = Evaluator.load(runs, checkpoint=checkpoint, device=device, precision=precision)
+    config = evaluator.config
     texts = _chosen_texts(config, split, source, reference)
     for name, text in texts.items():
         refuse_overwriting(
@@ -98,37 +91,22 @@ def evaluate(
         if wanted:
             names.append(name)  # type: ignore[arg-type]
     metrics = [build_metric(name, config.evaluation, config.data.target_language) for name in names]
-    place = resolve_device(device)
-    keep_freed_memory()
-    number_format = resolve_precision(precision, place)
-    translator = Translator.of_model(
-        trained.model,
-        trained.tokenizers,
-        config,
-        place,
-        number_format,
-        others=others,
-    )
-    translator.begin_workers(workers or default_workers(place))
     decoding = chosen_decoding(config, beam, length_penalty, settings)
     consensus = chosen_consensus(mbr, candidates)
+    evaluator.translator.begin_workers(workers or default_workers(evaluator.device))
     results = {}
     for name, text in texts.items():
         with tqdm(unit="line", disable=not sys.stderr.isatty(), leave=False) as bar:
-            evaluation = evaluation_room.evaluate(
-                trained.model,
-                translator,
+            evaluation = evaluator.evaluate(
+                name,
                 text,
-                metrics,
+                names,
                 decoding=decoding,
                 consensus=consensus,
-                others=others,
-                device=place,
-                precision=number_format,
                 on_done=bar.update,
                 on_warning=warn,
             )
-        hypothesis_file = evaluation_room.save_evaluation(evaluation, run_directory.eval, name)
+        hypothesis_file = evaluation_room.hypothesis_file(run_directory.eval, name)
         commands = [
             evaluation_room.sacrebleu_command(metric, _from_here(text.target), hypothesis_file)
             for metric in metrics
@@ -139,11 +117,11 @@ def evaluate(
             "sacrebleu": commands,
         }
         if not as_json:
-            models = f", ensemble of {len(runs)}" if others else ""
+            models = f", ensemble of {len(runs)}" if len(runs) > 1 else ""
             typer.echo(
-                f"{name}: {len(evaluation.hypotheses)} sentences, step {trained.step}{models}"
+                f"{name}: {len(evaluation.hypotheses)} sentences, step {evaluator.step}{models}"
             )
-            for score in evaluation.scores:
+            for score in evaluation.scores.values():
                 typer.echo(str(score))
             likelihood = evaluation.likelihood
             typer.echo(
@@ -183,31 +161,6 @@ def _chosen_texts(
             )
         refuse_pipes({"--source": source, "--reference": reference})
         return {source.name: ParallelText(source=source, target=reference)}
-    texts = _texts_of_split(config, split)
-    for text in texts.values():
-        for file in text.files.values():
-            if not file.is_file():
-                raise DataError(
-                    str(file),
-                    "no such file",
-                    remedy="put it there, or name another text with --source and --reference",
-                )
-    return texts
+    from tformer_cli.evaluation.evaluator import texts_of_split
 
-
-def _texts_of_split(config: Config, split: str | None) -> dict[str, ParallelText]:
-    if split == "valid":
-        valid = config.data.valid
-        assert isinstance(valid, ParallelText), "what translates is trained on translations"
-        return {"valid": valid}
-    if split in config.data.test:
-        return {split: config.data.test[split]}
-    if split in (None, "test") and config.data.test:
-        return dict(config.data.test)
-    there = ", ".join(["valid", *config.data.test])
-    raise UsageError(
-        "--split",
-        "the config has no such split" if split else "the config has no test set",
-        got=split,
-        remedy=f"choose from: {there}",
-    )
+    return texts_of_split(config, split)

@@ -103,9 +103,9 @@ def train(
         found = search(parsed, run_directory, device=place, memory_limit=memory_limit)
         typer.echo(json.dumps(found.as_json(), indent=2) if as_json else str(found))
     else:
-        from tformer_cli.training import run as training
+        from tformer_cli import api
 
-        training.train(parsed, run_directory, device=place, fresh=fresh)
+        api.train(parsed, run_directory.path, device=device, fresh=fresh)
 
 
 def _check_usage(

@@ -23,7 +23,7 @@ MAX_BYTES = 1 << 20
 _Text = TypeVar("_Text", bound=Text)
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
     """Read a configuration.
 
     Paths in the file are relative to `data.root`, and that to the folder of the file; paths in an
@@ -38,6 +38,7 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: everything that is wrong with the file and the overrides.
     """
+    path = Path(path)
     root = compose(_read(path), str(path))
     if root is None:
         raise ConfigError([Problem(str(path), "must be a mapping (key: value)", "an empty file")])

@@ -1,6 +1,7 @@
 """Strings in, strings out, in the order given, over any engine."""
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import get_args
@@ -10,7 +11,12 @@ import torch
 from tformer_cli.checkpoint.trained_model import load_ensemble
 from tformer_cli.config.schema.check import checked
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, SampleConfig
+from tformer_cli.config.schema.decoding import (
+    BeamConfig,
+    DecodingConfig,
+    GreedyConfig,
+    SampleConfig,
+)
 from tformer_cli.config.schema.model import ModelConfig
 from tformer_cli.corpus.chunks import chunks
 from tformer_cli.decoding.alignment import Aligner
@@ -46,8 +52,8 @@ class Translator:
 
     Example:
         >>> translator = Translator.load("runs/demo")  # doctest: +SKIP
-        >>> translator.translate(["The old dog sleeps."])  # doctest: +SKIP
-        ['Der alte Hund schläft.']
+        >>> translator.translate(["The teacher reads a book."])  # doctest: +SKIP
+        ['Der Lehrer liest ein Buch.']
     """
 
     def __init__(
@@ -62,6 +68,7 @@ class Translator:
         source_blank: str = " ",
         aligner: Aligner | None = None,
         start_id: int = START_ID,
+        description: str = "",
     ) -> None:
         """Join an engine and the tokenizers of its model.
 
@@ -75,6 +82,7 @@ class Translator:
             source_blank: likewise in the source language.
             aligner: of the model behind the engine; without it there are no alignments.
             start_id: what the targets of that model begin with.
+            description: of the model and where it is, for `repr`.
 
         Raises:
             UsageError: `max_source_length` is below 1, or `long_lines` is none of its choices.
@@ -92,13 +100,17 @@ class Translator:
         self.wording = Wording(tokenizers, blank=blank, source_blank=source_blank)
         self.aligner = aligner
         self.start_id = start_id
+        self.description = description
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.description})"
 
     @classmethod
     def load(
         cls,
-        run: str | Path,
+        run: str | os.PathLike[str],
         *,
-        ensemble: Sequence[str | Path] = (),
+        ensemble: Sequence[str | os.PathLike[str]] = (),
         checkpoint: str = "best",
         device: str = "auto",
         precision: str = "float32",
@@ -130,7 +142,7 @@ class Translator:
                 are to share a device other than a CPU; or `workers` or `max_source_length` is below
                 1, or `long_lines` is none of its choices; or a text is given where a list belongs.
         """
-        _refuse_text_alone(ensemble=ensemble)
+        refuse_text_alone(ensemble=ensemble)
         place = resolve_device(device)
         runs = [RunDirectory(Path(one)) for one in (run, *ensemble)]
         trained, *others = load_ensemble(runs, checkpoint)
@@ -144,6 +156,8 @@ class Translator:
             long_lines=long_lines,
             max_source_length=max_source_length,
         )
+        names = " + ".join(str(one.path) for one in runs)
+        translator.description += f", {names} at step {trained.step}"
         # Their weights would stay in the memory of all workers.
         del trained, others
         translator.begin_workers(workers)
@@ -200,6 +214,7 @@ class Translator:
             # process, and the others have nothing to do in the meantime.
             aligner=engine.aligner,
             start_id=engine.roles.start_id,
+            description=f"{config.data.source_language} -> {config.data.target_language}, {device}",
         )
 
     def begin_workers(self, count: int) -> None:
@@ -313,12 +328,12 @@ class Translator:
                 longer than what the model can write, or contain a banned phrase; or a required or a
                 banned phrase has no token.
         """
-        _refuse_text_alone(lines=lines, prefixes=prefixes, banned=banned, required=required)
+        refuse_text_alone(lines=lines, prefixes=prefixes, banned=banned, required=required)
         if aligned and self.aligner is None:
             raise UsageError(
                 "alignments", "need a translator that has an aligner", remedy="leave them out"
             )
-        search = checked(self.decoding if decoding is None else decoding, "decoding")
+        search = _checked_search(self.decoding if decoding is None else decoding)
         _check_has_positions(search, self.engine.scorer.max_length)
         if required is not None or terminology is not None:
             _check_keeps_to_phrases(
@@ -342,7 +357,7 @@ class Translator:
         for window in chunks(zip(itertools.count(start, step), asked), WINDOW_LINES):
             if required is not None:
                 for n, (_, phrases) in window:
-                    _refuse_text_alone(**{f"required of line {n}": phrases})
+                    refuse_text_alone(**{f"required of line {n}": phrases})
             lines_in_pieces = [
                 requests.of(
                     line,
@@ -394,7 +409,7 @@ class Translator:
             UsageError: a text is given where a list of texts belongs.
             DataError: a line is longer than the positions that the model has learnt.
         """
-        _refuse_text_alone(sources=sources, targets=targets)
+        refuse_text_alone(sources=sources, targets=targets)
         pairs = zip(sources, targets, strict=True)
         return score_pairs(self.engine.scorer, self.tokenizers, pairs, on_done=on_done)
 
@@ -409,7 +424,7 @@ def _check_positive(option: str, number: int) -> None:
         raise UsageError(option, "must be at least 1", got=str(number))
 
 
-def _refuse_text_alone(**arguments: object) -> None:
+def refuse_text_alone(**arguments: object) -> None:
     """Refuse a text where a list of texts belongs: Python would take it apart into letters.
 
     Raises:
@@ -463,6 +478,23 @@ def _num_wanted(search: DecodingConfig, count: int, consensus: Consensus | None)
             remedy=f"use --beam {count}",
         )
     return num_wanted
+
+
+def _checked_search(decoding: DecodingConfig) -> DecodingConfig:
+    """Return a search that makes sense.
+
+    Raises:
+        UsageError: it is no search.
+        ConfigError: every limit and rule that it breaks.
+    """
+    if not isinstance(decoding, BeamConfig | GreedyConfig | SampleConfig):
+        raise UsageError(
+            "decoding",
+            "must be a search",
+            got=repr(decoding),
+            remedy="pass BeamConfig(size=5), GreedyConfig() or SampleConfig()",
+        )
+    return checked(decoding, "decoding")
 
 
 def _check_has_positions(search: DecodingConfig, longest: int | None) -> None:

@@ -1,7 +1,7 @@
 """Translate a text and score it: the one road to every number, in training and in `eval`."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tformer_cli.decoding.translator import Translator
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import Problem
 from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
-from tformer_cli.evaluation.metrics import Metric, Score
+from tformer_cli.evaluation.metrics import Metric, MetricName, Score
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.run_directory import write_json, write_text
 
@@ -28,7 +28,7 @@ class Evaluation:
     """What came of evaluating a model on a text.
 
     Attributes:
-        scores: one for each metric asked for.
+        scores: by the name of the metric: bleu, chrf, ter.
         likelihood: of the references.
         hypotheses: the translations, line by line.
         decoding: the search that found them.
@@ -36,7 +36,7 @@ class Evaluation:
         num_models: of the ensemble; 1 where there is none.
     """
 
-    scores: tuple[Score, ...]
+    scores: Mapping[MetricName, Score]
     likelihood: Likelihood
     hypotheses: tuple[str, ...]
     decoding: DecodingConfig
@@ -104,7 +104,7 @@ def evaluate(
         on_warning=on_warning,
     )
     hypotheses = tuple(world.collected([best.text for best, *_ in translations]))
-    scores = tuple(metric.score(hypotheses, references) for metric in metrics)
+    scores = {metric.name: metric.score(hypotheses, references) for metric in metrics}
     return Evaluation(scores, likelihood, hypotheses, search, consensus, 1 + len(others))
 
 
@@ -125,7 +125,7 @@ def as_json(evaluation: Evaluation) -> dict[str, object]:
     """Return the numbers of an evaluation as plain data."""
     likelihood = evaluation.likelihood
     return {
-        "scores": [asdict(score) for score in evaluation.scores],
+        "scores": [asdict(score) for score in evaluation.scores.values()],
         "loss": likelihood.loss,
         "perplexity": likelihood.perplexity,
         "accuracy": likelihood.accuracy,

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from tformer_cli.config.schema.evaluation import EvaluationConfig
-from tformer_cli.errors import ConfigError, Problem
+from tformer_cli.errors import ConfigError, Problem, UsageError
 
 MetricName = Literal["bleu", "chrf", "ter"]
 
@@ -69,6 +69,7 @@ def build_metric(name: MetricName, config: EvaluationConfig, target_language: st
     """Return a metric with the settings of a config.
 
     Raises:
+        UsageError: there is no metric of this name.
         ConfigError: its tokenizer is not installed.
     """
     if name == "bleu":
@@ -82,7 +83,9 @@ def build_metric(name: MetricName, config: EvaluationConfig, target_language: st
         word_order = config.chrf.word_order
         options = ["--chrf-word-order", str(word_order)]
         return Metric("chrf", CHRF(word_order=word_order), tuple(options))
-    return Metric("ter", TER(), ())
+    if name == "ter":
+        return Metric("ter", TER(), ())
+    raise UsageError("metrics", f"must be one of {', '.join(get_args(MetricName))}", got=name)
 
 
 def _bleu(tokenize: str, lowercase: bool) -> BLEU:

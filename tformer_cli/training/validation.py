@@ -83,7 +83,9 @@ def validate(
         world=world,
         on_done=on_done,
     )
-    return Validation(evaluation.likelihood, evaluation.scores, evaluation.hypotheses)
+    return Validation(
+        evaluation.likelihood, tuple(evaluation.scores.values()), evaluation.hypotheses
+    )
 
 
 def check_validation(model: Network, tokenizers: Tokenizers, config: Config) -> None:

@@ -46,8 +46,8 @@ def demo(
     for name, text in config.data.test.items():
         evaluation = evaluate(trained.model, translator, text, [metric], device=place)
         scores[name] = {
-            "bleu": evaluation.scores[0].score,
-            "signature": evaluation.scores[0].signature,
+            "bleu": evaluation.scores["bleu"].score,
+            "signature": evaluation.scores["bleu"].signature,
             "loss": evaluation.likelihood.loss,
             "num_sentences": len(evaluation.hypotheses),
         }
