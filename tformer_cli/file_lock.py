@@ -3,22 +3,51 @@
 import contextlib
 import errno
 import fcntl
+import os
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from tqdm import tqdm
 
-from tformer_cli.run_directory import writing
+from tformer_cli.errors import StorageError
 
-# A network file system may have no locks: there the user has to see to it.
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
+# A network file system may have no locks: there the user has to see to it. Lustre without the
+# mount option `flock` answers ENOSYS.
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
-def take_lock(handle: int) -> bool:
-    """Return whether an open file is this process's own now, rather than another's.
+def open_lock(path: Path) -> int:
+    """Open a lock file for reading and writing, created if there is none; its content stays.
+
+    Returns:
+        The file descriptor.
+
+    Raises:
+        StorageError: it is a link, which could lead to any file, or a device.
+        OSError: it cannot be opened.
+    """
+    refused = StorageError(str(path), "must be a regular file", remedy="remove it")
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    except OSError:
+        if path.is_symlink():
+            raise refused from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise refused
+    return handle
+
+
+def try_lock(handle: int) -> bool | None:
+    """Lock an open file without waiting.
 
     The system takes the lock away when the file is closed or this process ends, however it ends.
+
+    Returns:
+        Whether this process holds the lock now, or None if the file system has no locks.
 
     Raises:
         OSError: the file cannot be locked.
@@ -30,7 +59,19 @@ def take_lock(handle: int) -> bool:
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise
+        return None
     return True
+
+
+def take_lock(handle: int) -> bool:
+    """Return whether no other process holds the lock of an open file; if so this one holds it now.
+
+    Where the file system has no locks, nobody does.
+
+    Raises:
+        OSError: the file cannot be locked.
+    """
+    return try_lock(handle) is not False
 
 
 @contextlib.contextmanager
@@ -44,13 +85,15 @@ def alone(lock: Path, waiting: str) -> Iterator[None]:
     Raises:
         StorageError: the file cannot be written or locked.
     """
-    with writing(lock):
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("wb")
-    with file:
-        with writing(lock):
-            if not take_lock(file.fileno()):
+    with contextlib.ExitStack() as stack:
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            handle = open_lock(lock)
+            stack.callback(os.close, handle)
+            if not take_lock(handle):
                 is_silent = not sys.stderr.isatty()
                 with tqdm(desc=waiting, bar_format="{desc}", disable=is_silent, leave=False):
-                    fcntl.flock(file, fcntl.LOCK_EX)
+                    fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError as error:
+            raise StorageError.of(error, str(lock)) from error
         yield

@@ -51,3 +51,13 @@ def test_file_systems_without_locks_are_trained_on_all_the_same(tmp_path, monkey
     monkeypatch.setattr(fcntl, "flock", refuse(errno.EIO))
     with pytest.raises(StorageError), locked(RunDirectory(tmp_path)):
         pass
+
+
+def test_a_link_in_place_of_the_lock_is_refused_and_leaves_what_it_points_at(tmp_path):
+    run, precious = RunDirectory(tmp_path), tmp_path / "precious"
+    precious.write_text("thesis\n")
+    run.lock_file.symlink_to(precious)
+    with pytest.raises(StorageError) as caught, locked(run):
+        pass
+    assert str(caught.value) == f"{run.lock_file}: must be a regular file; remove it"
+    assert precious.read_text() == "thesis\n"

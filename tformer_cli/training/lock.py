@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 
 from tformer_cli.errors import TrainingError, UsageError
-from tformer_cli.file_lock import take_lock
+from tformer_cli.file_lock import open_lock, take_lock
 from tformer_cli.run_directory import RunDirectory, writing
 
 
@@ -40,7 +40,7 @@ def locked(run: RunDirectory) -> Iterator[None]:
         StorageError: the folder cannot be written.
     """
     with writing(run.lock_file):
-        handle = os.open(run.lock_file, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = open_lock(run.lock_file)
     try:
         with writing(run.lock_file):
             _take(handle, run)
