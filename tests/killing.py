@@ -5,8 +5,11 @@ import signal
 import warnings
 from collections.abc import Callable
 
+import pytest
+
 # What writing files whole asks of the system.
 CALLS = ("fsync", "replace", "unlink")
+MORE_CALLS = (*CALLS, "mkdir", "rename", "rmdir")
 
 
 def killed(deed: Callable[[], object], num_calls: int) -> bool:
@@ -38,3 +41,31 @@ def killed(deed: Callable[[], object], num_calls: int) -> bool:
             os._exit(0)
     _, status = os.waitpid(process, 0)
     return os.WIFSIGNALED(status)
+
+
+class Killed(BaseException):
+    """As by kill -9: nobody tidies up."""
+
+
+def cut_short(deed: Callable[[], object], num_calls: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Do it in this process, for which the system does nothing from some call on."""
+    left = num_calls
+
+    def dying(call: Callable[..., object]) -> Callable[..., object]:
+        def counted(*arguments: object, **options: object) -> object:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            return call(*arguments, **options)
+
+        return counted
+
+    with monkeypatch.context() as patched:
+        for name in MORE_CALLS:
+            patched.setattr(os, name, dying(getattr(os, name)))
+        try:
+            deed()
+        except Killed:
+            return True
+    return False

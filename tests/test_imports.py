@@ -19,6 +19,7 @@ LADDER = [
         "device",
         "distributed",
         "file_lock",
+        "staging",
         "run_directory",
         "partial_file",
         "padding",

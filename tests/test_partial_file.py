@@ -67,7 +67,7 @@ def test_nothing_is_lost_to_a_kill_at_any_call_but_the_part_at_work(tmp_path):
         if not killed(lambda file=file: write(file), num_calls):
             break
         if not file.exists():
-            lines = partial(file).read_text().count("\n")
+            lines = partial(file).read_text().count("\n") if partial(file).exists() else 0
             num_done = write(file)
             assert "".join(PARTS[:num_done]).count("\n") <= lines
             assert "".join(PARTS[: num_done + 1]).count("\n") >= lines
@@ -190,6 +190,26 @@ def test_a_full_disk_is_said_of_the_file_and_what_fits_is_kept(tmp_path, monkeyp
     assert str(caught.value).startswith(f"{partial(file)}: cannot be written; got No space left")
     assert write(file) == 2
     assert file.read_text() == WHOLE
+
+
+def test_a_file_beyond_the_limit_is_said_of_the_file_also_when_it_is_closed(tmp_path, small_files):
+    """What the system has refused is in the buffer still, and is refused again."""
+    file = tmp_path / "file"
+    with small_files(500), pytest.raises(StorageError) as caught:  # noqa: SIM117
+        with partial_file(file, MADE_FROM) as beginning:
+            beginning.add("x" * 600 + "\n", 1)
+    assert str(caught.value).startswith(f"{partial(file)}: cannot be written; got File too large")
+    assert write(file) == 0
+    assert file.read_text() == WHOLE
+
+
+def test_a_link_with_the_name_of_the_beginning_is_refused(tmp_path):
+    (tmp_path / "precious").write_text("thesis\n")
+    partial(tmp_path / "file").symlink_to(tmp_path / "precious")
+    with pytest.raises(StorageError) as caught:
+        write(tmp_path / "file")
+    assert str(caught.value) == f"{tmp_path}/file.partial: must be a regular file; remove it"
+    assert (tmp_path / "precious").read_text() == "thesis\n"
 
 
 def test_a_file_of_nothing_is_empty(tmp_path):

@@ -1,15 +1,18 @@
 import errno
+import fcntl
 import os
 import shutil
 import threading
 from pathlib import Path
 
 import pytest
+from killing import Killed, cut_short
 
-from tformer_cli.errors import CheckpointError, StorageError
+from tformer_cli.errors import CheckpointError, StorageError, UsageError
 from tformer_cli.run_directory import (
     RunDirectory,
     empty_directory,
+    new_directory,
     newest_run,
     put_back,
     remove_directory,
@@ -18,6 +21,7 @@ from tformer_cli.run_directory import (
     whole_file,
     write_text,
 )
+from tformer_cli.staging import is_cut_short
 
 
 def test_a_file_is_replaced_only_when_its_writer_succeeds(tmp_path):
@@ -49,10 +53,6 @@ def test_a_folder_is_replaced_only_when_its_writer_succeeds(tmp_path):
     assert list(tmp_path.iterdir()) == [folder]
 
 
-class Killed(BaseException):
-    """As by kill -9: nobody tidies up."""
-
-
 def test_a_kill_between_two_moves_takes_no_folder_away(tmp_path, monkeypatch):
     folder, rename = tmp_path / "folder", Path.rename
     with whole_directory(folder) as temporary:
@@ -77,13 +77,163 @@ def test_a_kill_between_two_moves_takes_no_folder_away(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [folder]
 
 
+def written(path: Path, content: str, write=whole_directory) -> None:
+    with write(path) as temporary:
+        (temporary / "inner").mkdir()
+        (temporary / "inner" / "part").write_text(content)
+
+
+def appear(path: Path, kind: str) -> None:
+    if kind == "file":
+        path.write_text("thesis")
+    else:
+        path.mkdir()
+    if kind == "folder":
+        (path / "thesis.tex").write_text("thesis")
+
+
+def tree(folder: Path) -> dict[str, str | None]:
+    """All that is in a folder: what files hold, None for folders."""
+    return {
+        str(path.relative_to(folder)): None if path.is_dir() else path.read_text()
+        for path in folder.rglob("*")
+    }
+
+
+@pytest.mark.parametrize("kind", ["folder", "empty folder", "file"])
+@pytest.mark.parametrize("moment", ["before", "meanwhile", "at the last moment"])
+def test_a_new_folder_never_replaces_what_has_its_name(tmp_path, monkeypatch, kind, moment):
+    path, rename = tmp_path / "out", Path.rename
+    if moment == "at the last moment" and kind == "empty folder":
+        pytest.skip("an empty folder is lost to nobody")
+
+    def late(self: Path, target: Path) -> Path:
+        appear(path, kind)
+        monkeypatch.undo()
+        return rename(self, target)
+
+    def write() -> None:
+        with new_directory(path) as temporary:
+            (temporary / "part").write_text("new")
+            if moment == "meanwhile":
+                appear(path, kind)
+
+    if moment == "before":
+        appear(path, kind)
+    elif moment == "at the last moment":
+        monkeypatch.setattr(Path, "rename", late)
+    with pytest.raises(UsageError) as caught:
+        write()
+    assert str(caught.value) == f"{path}: is there already; remove it, or name another"
+    (tmp_path / "expected").mkdir()
+    appear(tmp_path / "expected" / "out", kind)
+    found = tree(tmp_path)
+    assert {k: v for k, v in found.items() if not k.startswith("expected")} == tree(
+        tmp_path / "expected"
+    )
+
+
+def test_of_two_new_folders_of_one_name_the_first_that_is_whole_stays(tmp_path):
+    path = tmp_path / "out"
+    with pytest.raises(UsageError) as caught, new_directory(path) as slow:  # noqa: PT012
+        (slow / "part").write_text("slow")
+        with new_directory(path) as fast:
+            (fast / "part").write_text("fast")
+    assert str(caught.value) == f"{path}: is there already; remove it, or name another"
+    assert tree(tmp_path) == {"out": None, "out/part": "fast"}
+
+
+def test_folders_of_the_user_with_names_like_ours_stay(tmp_path):
+    names = [".out.partial", ".out.replaced", ".out.removed", ".out.tformer-", ".out.tformer-mine"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.tex").write_text("thesis")
+    before = tree(tmp_path)
+    written(tmp_path / "out", "1", new_directory)
+    written(tmp_path / "out", "2")
+    put_back(tmp_path)
+    remove_directory(tmp_path / "out")
+    assert tree(tmp_path) == before
+
+
+WRITERS = {
+    "new file": (None, lambda path: write_text(path, "new")),
+    "file": (lambda path: write_text(path, "old"), lambda path: write_text(path, "new")),
+    "new folder": (None, lambda path: written(path, "new", new_directory)),
+    "folder": (lambda path: written(path, "old"), lambda path: written(path, "new")),
+    "removed folder": (lambda path: written(path, "old"), remove_directory),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_kill_at_any_call_leaves_old_or_new_and_the_next_writer_leaves_no_leftovers(
+    tmp_path, monkeypatch, name
+):
+    prepare, write = WRITERS[name]
+    states, num_calls = set(), 0
+    while True:
+        path = tmp_path / str(num_calls) / "folder" / "name"
+        if prepare is not None:
+            prepare(path)
+        was_killed = cut_short(lambda path=path: write(path), num_calls, monkeypatch)
+        if path.parent.exists():
+            put_back(path.parent)
+            assert [child.name for child in path.parent.iterdir()] in ([], ["name"])
+        states.add(str(tree(path) or (path.read_text() if path.is_file() else None)))
+        if not was_killed:
+            break
+        if name == "new folder" and path.exists():
+            with pytest.raises(UsageError):
+                write(path)
+        else:
+            write(path)
+        assert len(list(path.parent.iterdir())) == (name != "removed folder")
+        num_calls += 1
+    assert num_calls >= 5
+    assert len(states) == 2
+
+
+def test_what_a_living_writer_is_at_stays(tmp_path):
+    path = tmp_path / "file"
+    with whole_file(path) as slow:
+        slow.write_text("slow")
+        write_text(path, "fast")
+        put_back(tmp_path)
+        assert path.read_text() == "fast"
+        assert slow.read_text() == "slow"
+    assert path.read_text() == "slow"
+    assert [child.name for child in tmp_path.iterdir()] == ["file"]
+
+
+def test_where_there_are_no_locks_nobody_removes_what_may_be_written_still(tmp_path, monkeypatch):
+    def refuse(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    test_what_a_living_writer_is_at_stays(tmp_path)
+
+
+def test_a_writer_that_was_killed_is_known_until_the_next_one(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    assert not is_cut_short(path)
+    with whole_file(path) as temporary:
+        temporary.write_text("1")
+        assert not is_cut_short(path)
+    assert not is_cut_short(path)
+    assert cut_short(lambda: write_text(path, "2"), 2, monkeypatch)
+    assert is_cut_short(path)
+    assert not is_cut_short(tmp_path / "other")
+    write_text(path, "3")
+    assert not is_cut_short(path)
+
+
 def test_a_folder_that_cannot_take_its_place_leaves_the_old_one(tmp_path, monkeypatch):
     folder, rename = tmp_path / "folder", Path.rename
     with whole_directory(folder) as temporary:
         (temporary / "part").write_text("old")
 
     def refused(self: Path, target: Path) -> Path:
-        if self.name.endswith(".partial"):
+        if target == folder and self.name == "new":
             raise OSError(errno.EIO, "Input/output error")
         return rename(self, target)
 
@@ -250,9 +400,10 @@ def test_a_folder_that_cannot_be_emptied_is_gone_under_its_name(tmp_path, monkey
     folder = tmp_path / "step-000003"
     folder.mkdir()
     (folder / "file").write_text("1")
-    monkeypatch.setattr("shutil.rmtree", lambda *arguments, **options: None)
+    monkeypatch.setattr("shutil.rmtree", denied)
     remove_directory(folder)
-    assert [path.name for path in tmp_path.iterdir()] == [".step-000003.removed"]
+    (leftover,) = tmp_path.iterdir()
+    assert leftover.name.startswith(".step-000003.tformer-")
     monkeypatch.undo()
     folder.mkdir()
     remove_directory(folder)

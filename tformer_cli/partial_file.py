@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tformer_cli.errors import DataError, UsageError
-from tformer_cli.file_lock import take_lock
-from tformer_cli.run_directory import sync_directory, writing
+from tformer_cli.file_lock import open_lock, take_lock
+from tformer_cli.run_directory import make_directory, sync_directory, writing
 
 READ_BYTES = 1 << 20
 
@@ -78,7 +78,8 @@ class PartialFile:
         }
         # Under one name, so that a kill leaves nothing behind that the next attempt does not use.
         temporary = self.path.with_name(f".{self.record_file.name}")
-        with temporary.open("w", encoding="utf-8") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with open(os.open(temporary, flags, 0o666), "w", encoding="utf-8") as file:
             file.write(json.dumps(record, indent=2) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -96,7 +97,7 @@ class PartialFile:
             made_from = dict(record["made_from"])
             num_lines, num_bytes = int(record["num_lines"]), int(record["num_bytes"])
             digest = record["sha256"]
-        except (FileNotFoundError, ValueError, TypeError, KeyError):
+        except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
             raise damaged from None
         names = [*self._made_from, *(name for name in made_from if name not in self._made_from)]
         others = [name for name in names if made_from.get(name) != self._made_from.get(name)]
@@ -141,11 +142,11 @@ def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[Partia
     place = Path(os.path.realpath(path))
     partial = place.with_name(f"{place.name}.partial")
     with writing(partial):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(partial, os.O_RDWR | os.O_CREAT, 0o666)
-    with open(handle, "r+b") as file:
+        make_directory(place.parent)
+        file = open(open_lock(partial), "r+b")  # noqa: SIM115 - closed below
+    try:
         with writing(partial):
-            is_own = take_lock(handle)
+            is_own = take_lock(file.fileno())
         if not is_own:
             raise UsageError(
                 str(partial), "another process is at work on it", remedy="wait until it is done"
@@ -154,5 +155,10 @@ def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[Partia
         yield beginning
         with writing(path):
             partial.replace(place)
+            sync_directory(place.parent)
             beginning.record_file.unlink()
             sync_directory(place.parent)
+    finally:
+        # What a full disk has refused is written again here.
+        with writing(partial):
+            file.close()

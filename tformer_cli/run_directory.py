@@ -4,17 +4,14 @@ import contextlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tformer_cli.errors import CheckpointError, StorageError
+from tformer_cli.errors import CheckpointError, StorageError, UsageError
+from tformer_cli.staging import NEW, OLD, staging, sweep, sweep_folder
 
 RUNS = Path("runs")
-
-# What a folder is called, behind its name, while another one takes its place.
-REPLACED = ".replaced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,21 +169,14 @@ def whole_file(path: Path) -> Iterator[Path]:
         if path.exists() and not path.is_file():
             yield path
             return
-        place = Path(os.path.realpath(path))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
-        os.close(handle)
-        temporary = Path(name)
-        try:
+        path = Path(os.path.realpath(path))
+        make_directory(path.parent)
+        with staging(path) as directory:
+            temporary = directory / NEW
             yield temporary
-            with temporary.open("rb") as written:
-                os.fsync(written.fileno())
-            temporary.chmod(0o666 & ~_umask())
-            temporary.replace(place)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_directory(place.parent)
+            _sync_file(temporary)
+            temporary.replace(path)
+            sync_directory(path.parent)
 
 
 @contextlib.contextmanager
@@ -199,43 +189,70 @@ def whole_directory(path: Path) -> Iterator[Path]:
     Raises:
         StorageError: the system does not let it be written.
     """
-    path = Path(os.path.realpath(path))
-    temporary = path.with_name(f".{path.name}.partial")
-    replaced = path.with_name(f".{path.name}{REPLACED}")
-    with writing(path):
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+    with _temporary_directory(path) as (path, temporary):
+        yield temporary
+        _sync_tree(temporary)
+        if path.is_dir():
+            path.rename(temporary.with_name(OLD))
+        temporary.rename(path)
+        sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `path`; on success it is called `path`, else it goes.
+
+    Nothing is replaced, neither what is there at the beginning nor what appears in the meantime.
+
+    Raises:
+        UsageError: something is there.
+        StorageError: the system does not let it be written.
+    """
+    check_absent(path)
+    with _temporary_directory(path) as (path, temporary):
+        yield temporary
+        _sync_tree(temporary)
+        # The system replaces an empty folder, and no other.
+        check_absent(path)
         try:
-            yield temporary
-            for folder, _, names in os.walk(temporary):
-                for name in names:
-                    with open(os.path.join(folder, name), "rb") as written:
-                        os.fsync(written.fileno())
-                sync_directory(Path(folder))
-            if path.is_dir():
-                shutil.rmtree(replaced, ignore_errors=True)
-                path.rename(replaced)
             temporary.rename(path)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if replaced.is_dir() and not path.exists():
-                replaced.rename(path)
+        except OSError:
+            check_absent(path)
             raise
         sync_directory(path.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def check_absent(path: Path) -> None:
+    """Refuse a name that something has already; what killed writers of it left goes.
+
+    Raises:
+        UsageError: something is there.
+    """
+    sweep(path)
+    if path.exists():
+        raise UsageError(str(path), "is there already", remedy="remove it, or name another")
+
+
+@contextlib.contextmanager
+def _temporary_directory(path: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield `path` without links, and a new folder in its staging directory."""
+    with writing(path):
+        path = Path(os.path.realpath(path))
+        make_directory(path.parent)
+        with staging(path) as directory:
+            temporary = directory / NEW
+            temporary.mkdir()
+            yield path, temporary
 
 
 def put_back(folder: Path) -> None:
-    """Give back their names to folders in `folder` that were about to be replaced, and were not.
+    """Remove what killed writers left in a folder; what they were about to replace is there again.
 
     Raises:
-        StorageError: the system does not let it be written.
+        StorageError: the system does not let it be read.
     """
     with writing(folder):
-        for replaced in folder.glob(f".*{REPLACED}"):
-            path = folder / replaced.name[1:].removesuffix(REPLACED)
-            if not path.exists():
-                replaced.rename(path)
+        sweep_folder(folder)
 
 
 def empty_directory(path: Path) -> None:
@@ -258,12 +275,28 @@ def empty_directory(path: Path) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a folder, if there is one; under its own name it is never there in part."""
+    """Remove a folder, if there is one; under its own name it is never there in part.
+
+    One that is write-protected stays.
+
+    Raises:
+        StorageError: the system does not let it be moved.
+    """
     if path.is_dir():
-        doomed = path.with_name(f".{path.name}.removed")
-        shutil.rmtree(doomed, ignore_errors=True)
-        path.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+        with writing(path), contextlib.suppress(PermissionError), staging(path) as directory:
+            path.rename(directory / OLD)
+
+
+def make_directory(path: Path) -> None:
+    """Create a folder and those around it, if there are none; their names survive a power cut.
+
+    Raises:
+        OSError: the system does not let one be created.
+    """
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -294,8 +327,14 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def _umask() -> int:
-    # The umask can only be read by setting it.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as written:
+        os.fsync(written.fileno())
+
+
+def _sync_tree(folder: Path) -> None:
+    """Make a folder and all that is in it survive a power cut."""
+    for name, _, files in os.walk(folder):
+        for file in files:
+            _sync_file(Path(name, file))
+        sync_directory(Path(name))

@@ -125,6 +125,22 @@ def test_folder_that_is_there_is_left_alone(model, text, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_folder_that_appears_while_the_export_is_checked_is_left_alone(model, text, tmp_path):
+    folder = tmp_path / "model"
+
+    def appear(count: int) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "thesis.tex").write_text("thesis")
+
+    with (
+        pytest.raises(UsageError) as raised,
+        exported(model, EXACT, folder, text, on_done=appear),
+    ):
+        pass
+    assert str(raised.value) == f"{folder}: is there already; remove it, or name another"
+    assert sorted(tmp_path.rglob("*")) == [folder, folder / "thesis.tex"]
+
+
 def test_full_disk_leaves_nothing(model, text, tmp_path, small_files):
     with (
         small_files(2000),

@@ -149,15 +149,6 @@ def test_saving_replaces_the_whole_folder(tmp_path: Path) -> None:
     }
 
 
-def test_saving_goes_on_after_an_interrupted_one(tmp_path: Path) -> None:
-    partial = tmp_path / ".tokenizer.partial"
-    partial.mkdir()
-    (partial / "left over").write_text("")
-    build(CONFIGS["char"]).save(tmp_path / "tokenizer")
-    assert not (tmp_path / "tokenizer" / "left over").exists()
-    assert not partial.exists()
-
-
 def test_header_file_is_pinned(tmp_path: Path) -> None:
     build(CONFIGS["char"]).save(tmp_path / "tokenizer")
     header = json.loads((tmp_path / "tokenizer" / "tokenizer.json").read_text())

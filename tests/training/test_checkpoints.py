@@ -1,5 +1,6 @@
 """What becomes of the checkpoints of a training; whole runs are in test_run.py."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,9 +165,18 @@ def test_only_what_is_better_takes_the_place_of_an_average(run, score, judged_by
     assert run.pointed("best") == (average if is_average else run.checkpoint(2))
 
 
-def test_what_a_kill_left_half_removed_goes_with_the_next_checkpoint(run):
-    leftover = run.checkpoints / ".step-000001.removed"
-    leftover.mkdir(parents=True)
+def test_what_a_kill_left_half_removed_goes_with_the_next_checkpoint(run, monkeypatch):
+    def killed(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    subject = checkpoints(run, keep_checkpoints=9)
+    for state in states(None, None):
+        subject.save(state)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            subject.go_back(run.checkpoint(1))
+    assert len(list(run.checkpoints.iterdir())) == 2
     checkpoints(run).save(states(1.0)[0])
     assert list(run.checkpoints.iterdir()) == [run.checkpoint(1)]
 

@@ -15,9 +15,9 @@ from tformer_cli.decoding.engine import Engine, NativeEngine
 from tformer_cli.decoding.hypothesis import Hypothesis
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.translator import token_roles
-from tformer_cli.errors import ConfigError, DataError, ExportError, Problem, UsageError
+from tformer_cli.errors import ConfigError, DataError, ExportError, Problem
 from tformer_cli.export.check import Comparison, Difference, compare, score, searches
-from tformer_cli.run_directory import whole_directory
+from tformer_cli.run_directory import new_directory
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID
 
@@ -154,9 +154,7 @@ def exported(
     """
     if problems := list(form.obstacles(trained)):
         raise ConfigError(problems)
-    if folder.exists():
-        raise UsageError(str(folder), "is there already", remedy="remove it, or name another")
-    with whole_directory(folder) as temporary:
+    with new_directory(folder) as temporary:
         form.write(trained, temporary)
         yield temporary, check(trained, form, temporary, text, on_done=on_done)
 

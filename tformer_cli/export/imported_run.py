@@ -8,10 +8,10 @@ from tformer_cli.checkpoint.checkpoint import save_checkpoint
 from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.load import dump_config
-from tformer_cli.errors import CheckpointError, UsageError
+from tformer_cli.errors import CheckpointError
 from tformer_cli.export.marian.folder import SETTINGS_FILE, read_marian
 from tformer_cli.export.plain_folder import read_plain_folder
-from tformer_cli.run_directory import RunDirectory, whole_directory, write_text
+from tformer_cli.run_directory import RunDirectory, check_absent, new_directory, write_text
 
 
 def import_run(
@@ -36,10 +36,9 @@ def import_run(
         UsageError: the run folder is there already.
         StorageError: the system does not let it be written.
     """
-    if run.path.exists():
-        raise UsageError(str(run.path), "is there already", remedy="remove it, or name another")
+    check_absent(run.path)
     trained = read_model(folder, source_language=source_language, target_language=target_language)
-    with whole_directory(run.path) as temporary:
+    with new_directory(run.path) as temporary:
         _write(trained, RunDirectory(temporary))
     return trained
 

@@ -1,6 +1,5 @@
 """The checkpoints of a training: taken, gone back to, and dropped when there are enough."""
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import CheckpointError, Problem
 from tformer_cli.model.network import Network
-from tformer_cli.run_directory import RunDirectory, remove_directory, step_of
+from tformer_cli.run_directory import RunDirectory, put_back, remove_directory, step_of
 from tformer_cli.training.moving_average import MovingAverage
 from tformer_cli.training.resume import lasting_settings
 
@@ -142,8 +141,7 @@ class Checkpoints:
         for checkpoint in steps:
             if checkpoint not in kept:
                 remove_directory(checkpoint)
-        for leftover in self.run.checkpoints.glob(".step-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        put_back(self.run.checkpoints)
 
 
 def last_checkpoint(run: RunDirectory, say: Say) -> Path | None:

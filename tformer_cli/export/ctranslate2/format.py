@@ -19,7 +19,7 @@ from tformer_cli.config.schema.positions import (
     SinusoidalPositions,
     YarnScaling,
 )
-from tformer_cli.errors import ConfigError, Problem, UsageError
+from tformer_cli.errors import ConfigError, Problem
 from tformer_cli.export.ctranslate2.engine import CTranslate2Engine
 from tformer_cli.export.ctranslate2.example import example
 from tformer_cli.export.ctranslate2.specification import num_positions, specification
@@ -29,7 +29,7 @@ from tformer_cli.export.token_example import TOKEN_PACKAGES, sentencepiece_model
 from tformer_cli.file_lock import alone
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.run_directory import RunDirectory, whole_directory
+from tformer_cli.run_directory import RunDirectory, new_directory
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import END_ID, SPECIAL_TOKENS, START_ID, UNK_ID
 
@@ -65,9 +65,7 @@ def write_ctranslate2(
         UsageError: CTranslate2 is not installed, or the folder is there already.
         StorageError: the system does not let it be written.
     """
-    if folder.exists():
-        raise UsageError(str(folder), "is there already", remedy="remove it, or name another")
-    with whole_directory(folder) as temporary:
+    with new_directory(folder) as temporary:
         save_specification(model, tokenizers, config, temporary, quantization)
 
 

@@ -19,7 +19,7 @@ from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, Greed
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.decoding.engine import NativeEngine
 from tformer_cli.decoding.translator import token_roles
-from tformer_cli.errors import ConfigError, Problem, UsageError
+from tformer_cli.errors import ConfigError, Problem
 from tformer_cli.export.format import Format
 from tformer_cli.export.marian.folder import read_marian
 from tformer_cli.export.marian.weights import (
@@ -30,7 +30,7 @@ from tformer_cli.export.marian.weights import (
     Tables,
     to_theirs,
 )
-from tformer_cli.run_directory import whole_directory, whole_file, write_json
+from tformer_cli.run_directory import new_directory, whole_file, write_json
 from tformer_cli.text.marian import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizer
 from tformer_cli.text.vocabulary import NUM_SPECIAL
@@ -65,9 +65,7 @@ def write_marian(trained: TrainedModel, folder: Path) -> None:
     """
     if problems := list(obstacles(trained.config)):
         raise ConfigError(problems)
-    if folder.exists():
-        raise UsageError(str(folder), "is there already", remedy="remove it, or name another")
-    with whole_directory(folder) as temporary:
+    with new_directory(folder) as temporary:
         _write(trained, temporary)
 
 
