@@ -1,4 +1,6 @@
 import contextlib
+import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tformer_cli import device
 from tformer_cli.device import (
     derive_seed,
     hardware_name,
@@ -21,8 +24,8 @@ CPU = torch.device("cpu")
 
 
 def test_auto_device_is_one_that_works():
-    device = resolve_device("auto")
-    assert torch.ones(3, device=device).sum().item() == 3
+    best = resolve_device("auto")
+    assert torch.ones(3, device=best).sum().item() == 3
 
 
 @pytest.mark.parametrize("name", ["tpu9000", ""])
@@ -60,7 +63,10 @@ def test_precision_on_a_cpu_is_bfloat16_where_it_is_multiplied(flags, best, monk
         return f"processor\t: 0\nmodel name\t: Some: CPU\nflags\t\t: {flags}\n\n"
 
     monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(device, "onednn_takes_bfloat16", lambda: True)
     assert resolve_precision("auto", CPU) == best
+    monkeypatch.setattr(device, "onednn_takes_bfloat16", lambda: False)
+    assert resolve_precision("auto", CPU) == torch.float32
     assert resolve_precision("float32", CPU) == torch.float32
     assert resolve_precision("bfloat16", CPU) == torch.bfloat16
     if flags is not None:
@@ -100,8 +106,38 @@ def test_bfloat16_on_a_gpu_that_lacks_it_is_refused(monkeypatch):
     )
 
 
-def test_eight_bits_are_for_a_cpu():
+def test_eight_bits_are_for_processors_that_gain_by_them(monkeypatch):
+    monkeypatch.setattr(device, "has_vnni", lambda: True)
     assert resolve_precision("int8", CPU) == torch.int8
+    monkeypatch.setattr(device, "has_vnni", lambda: False)
+    with pytest.raises(DeviceError) as raised:
+        resolve_precision("int8", CPU)
+    assert str(raised.value) == (
+        "--precision: int8 is slower than float32 on a processor without VNNI; got "
+        f"{hardware_name(CPU)}; use float32, or translate with --backend ctranslate2 "
+        "--quantization int8"
+    )
+
+
+AS_LIMITED = """
+import torch
+from tformer_cli.device import has_vnni, multiplies_bfloat16
+from tformer_cli.model.packed import packed_where_faster
+assert not has_vnni()
+assert not multiplies_bfloat16()
+rows, linear = torch.randn(2, 512), torch.nn.Linear(512, 512)
+with torch.no_grad():
+    narrow = packed_where_faster(linear.bfloat16())(rows.bfloat16())
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN knows AVX2 there alone")
+def test_where_onednn_is_limited_to_avx2_nothing_is_asked_of_it_that_it_lacks():
+    limited = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    subprocess.run([sys.executable, "-c", AS_LIMITED], env=limited, check=True)
+
+
+def test_eight_bits_are_for_a_cpu():
     with pytest.raises(DeviceError) as raised:
         resolve_precision("int8", torch.device("cuda"))
     assert str(raised.value) == (

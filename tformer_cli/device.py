@@ -88,6 +88,13 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
             got=str(device),
             remedy="use auto, or --device cpu",
         )
+    if name == "int8" and not has_vnni():
+        raise DeviceError(
+            "--precision",
+            "int8 is slower than float32 on a processor without VNNI",
+            got=hardware_name(device),
+            remedy="use float32, or translate with --backend ctranslate2 --quantization int8",
+        )
     has_bfloat16 = device.type != "cuda" or _gpu_has_bfloat16(device)
     if name == "auto":
         if device.type == "cuda":
@@ -169,8 +176,26 @@ def hardware_name(device: torch.device) -> str:
 
 
 def multiplies_bfloat16() -> bool:
-    """Return whether the processor has instructions for it, which make products twice as fast."""
-    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(_processor("flags").split())
+    """Return whether the processor has instructions for it, which make products twice as fast.
+
+    oneDNN, which uses them, may be kept from it (ONEDNN_MAX_CPU_ISA).
+    """
+    has_instructions = not {"avx512_bf16", "amx_bf16"}.isdisjoint(_processor("flags").split())
+    return has_instructions and onednn_takes_bfloat16()
+
+
+def has_vnni() -> bool:
+    """Return whether torch has instructions for products of int8 here; others take a plain loop."""
+    # Where oneDNN is kept from AVX-512, it takes no weights in bfloat16 either.
+    return torch.cpu._is_vnni_supported() and onednn_takes_bfloat16()
+
+
+def onednn_takes_bfloat16() -> bool:
+    """Return whether oneDNN takes weights in bfloat16: never where it has AVX2 alone."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    is_supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return is_supported
 
 
 def prefers_onednn() -> bool:

@@ -37,7 +37,7 @@ from trainers.contestants import CPU
 from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.schema.config import Config
-from tformer_cli.device import hardware_name
+from tformer_cli.device import hardware_name, has_vnni
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.export.ctranslate2.format import write_ctranslate2
 from tformer_cli.run_directory import RunDirectory
@@ -48,6 +48,8 @@ DEFAULT_MODELS = Path(__file__).resolve().parents[2] / "runs" / "decode"
 SEARCHES = {"greedy": 1, "beam5": 5}
 MODES = {"file": False, "one": True}
 OTHERS = tuple(name for name in TITLES if name != "ours")
+# Without VNNI tformer refuses int8.
+COMPARABLE = tuple(name for name in OTHERS if name != "ours_int8" or has_vnni())
 # Sentences that the settings of a contestant are tried on: two of the largest batches, for two
 # workers.
 TRIAL_SENTENCES = 512
@@ -75,7 +77,7 @@ class Measuring:
     alone: int
     textbook: int
     sentences: int | None = None
-    others: Sequence[str] = OTHERS
+    others: Sequence[str] = COMPARABLE
 
 
 def compare(folder: RunDirectory, measuring: Measuring) -> dict[str, Any]:
@@ -256,7 +258,9 @@ def decode(
     ] = DEFAULT_MODELS,
     steps: Annotated[int, typer.Option(min=1, help="Of training tiny and small.")] = 1500,
     base_steps: Annotated[int, typer.Option(min=1, help="Of training base.")] = 150,
-    others: Annotated[str, typer.Option(help="Who takes part besides tformer.")] = ",".join(OTHERS),
+    others: Annotated[str, typer.Option(help="Who takes part besides tformer.")] = ",".join(
+        COMPARABLE
+    ),
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="Of each, all workers together.")] = 2,
     sentences: Annotated[

@@ -17,7 +17,7 @@ import pytest
 import torch
 from decode import Measuring, app, compare, compare_cache, spread
 from decoders.contestants import CONTESTANTS, Contestant, Setting, Task, answer
-from decoders.figures import TITLES, cache_table, summary, table
+from decoders.figures import cache_table, summary, table
 from decoders.models import (
     SIZES,
     decoding_config,
@@ -95,14 +95,15 @@ def contestant(run: RunDirectory, exports: Path) -> Make:
 
 @pytest.mark.parametrize(
     ("name", "beam"),
-    [(name, beam) for name in list(TITLES)[1:] for beam in (1, 5)] + [("uncached", 1)],
+    [(name, beam) for name in decode.COMPARABLE for beam in (1, 5)] + [("uncached", 1)],
 )
 def test_all_translate_alike(name, beam, contestant):
     expected = contestant("ours", beam=beam).translate(LINES)
     assert len(set(expected)) == len(LINES)
     found = contestant(name, beam=beam).translate(LINES)
     differing = [pair for pair in zip(expected, found, strict=True) if len(set(pair)) > 1]
-    # Rounded weights may decide otherwise where two tokens are nearly as good.
+    # Rounded weights may decide otherwise where two tokens are nearly as good. CTranslate2's int8
+    # is exact in whole numbers, so it decides alike on all processors.
     is_rounded = name in ("ours_bfloat16", "ctranslate2_int8")
     assert len(differing) <= (1 if is_rounded else 0)
 

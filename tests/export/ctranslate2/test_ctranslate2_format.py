@@ -1,6 +1,10 @@
 """A model in CTranslate2: the same probabilities and the same translations."""
 
 import contextlib
+import json
+import os
+import platform
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -38,6 +42,7 @@ from tformer_cli.export.ctranslate2.format import (
     obstacles,
     write_ctranslate2,
 )
+from tformer_cli.export.ctranslate2.specification import quantize_weights, specification
 from tformer_cli.export.format import CheckText, check
 from tformer_cli.file_lock import alone
 from tformer_cli.model.build import build_model
@@ -184,22 +189,78 @@ def test_sentences_longer_than_training_ones_have_positions(tmp_path):
     assert result.log_probs == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-def test_quantising_changes_the_export_by_rounding_and_the_model_not_at_all(tmp_path):
-    tokenizers = char_tokenizers(shared=True)
-    model = random_model(PLAIN, tokenizers)
+def test_quantizing_changes_the_export_by_rounding_and_the_model_not_at_all(tmp_path):
+    trained = lively(BASE)
+    model, tokenizers, config = trained.model, trained.tokenizers, trained.config.model
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    rounded = exported(model, tokenizers, PLAIN, tmp_path / "int8", quantization="int8")
-    write_ctranslate2(model, tokenizers, PLAIN, tmp_path / "half", "float16")
-    write_ctranslate2(model, tokenizers, PLAIN, tmp_path / "float32")
+    rounded = exported(model, tokenizers, config, tmp_path / "int8", quantization="int8")
+    write_ctranslate2(model, tokenizers, config, tmp_path / "half", "float16")
+    write_ctranslate2(model, tokenizers, config, tmp_path / "float32")
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     sizes = {
         name: (tmp_path / name / "model.bin").stat().st_size for name in ("int8", "half", "float32")
     }
     assert max(sizes["int8"], sizes["half"]) < sizes["float32"]
-    (result,) = rounded.score_batch([list(LINES[0])], [list(TRANSLATIONS[0])])
-    expected = log_probs(model, tokenizers, LINES[0], TRANSLATIONS[0])
-    assert result.log_probs == pytest.approx(expected, abs=2.0)
-    assert result.log_probs != pytest.approx(expected, abs=1e-4)
+    for source, target in zip(LINES, TRANSLATIONS, strict=True):
+        if source:
+            (result,) = rounded.score_batch([list(source)], [list(target)])
+            expected = log_probs(model, tokenizers, source, target)
+            assert result.log_probs == pytest.approx(expected, abs=1.0)
+            assert result.log_probs != pytest.approx(expected, abs=1e-4)
+
+
+def test_int8_weights_miss_by_half_a_step_and_no_pair_of_products_leaves_16_bits():
+    trained = lively(BASE)
+    exact, rounded = (specification(trained.model, trained.config.model) for _ in range(2))
+    quantize_weights(rounded)
+    weights, found = exact.variables(), rounded.variables()
+    quantizable = {name.removesuffix("_scale") for name in found if name.endswith("_scale")}
+    # Both tables and the output; 4 matrices of a layer of the encoder, 7 of the decoder's.
+    assert len(quantizable) == 3 + 2 * 4 + 2 * 7
+    for name in quantizable:
+        scales = found[f"{name}_scale"][:, None]
+        assert found[name].dtype == torch.int8
+        assert (found[name] - weights[name] * scales).abs().max() < 0.501
+        assert 2 * 255 * int(found[name].abs().max()) < 2**15
+
+
+def test_rows_of_zeros_stay_zeros_in_int8():
+    trained = lively(BASE)
+    torch.nn.init.zeros_(trained.model.decoder.layers[0].feedforward.inner.weight)
+    spec = specification(trained.model, trained.config.model)
+    quantize_weights(spec)
+    zeros = spec.decoder.layer[0].ffn.linear_0
+    assert zeros.weight.count_nonzero() == 0
+    assert zeros.weight_scale.isfinite().all()
+
+
+WRITTEN = """
+import json, sys
+import ctranslate2
+translator = ctranslate2.Translator(sys.argv[1], intra_threads=1)
+(result,) = translator.score_batch([list(sys.argv[2])], [list(sys.argv[3])])
+print(json.dumps(result.log_probs))
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="a processor has one library for int8")
+def test_int8_means_the_same_to_every_library(tmp_path):
+    """Without VNNI oneDNN adds pairs of products in 16 bits, and MKL only on some processors."""
+    tokenizers = char_tokenizers(shared=True)
+    # Without room to saturate, weights as large as these were off by six nats on AVX2.
+    model = random_model(PLAIN, tokenizers)
+    write_ctranslate2(model, tokenizers, PLAIN, tmp_path / "int8", "int8")
+    command = [sys.executable, "-c", WRITTEN, str(tmp_path / "int8"), LINES[0], TRANSLATIONS[0]]
+    by_onednn, by_mkl, generic = (
+        json.loads(subprocess.check_output(command, env=os.environ | variables))
+        for variables in (
+            {"CT2_USE_MKL": "0"},
+            {"CT2_USE_MKL": "1"},
+            {"CT2_FORCE_CPU_ISA": "GENERIC"},
+        )
+    )
+    assert by_mkl == pytest.approx(by_onednn, abs=1e-3)
+    assert generic == pytest.approx(by_onednn, abs=1e-3)
 
 
 def test_tied_tables_are_written_once(tmp_path):

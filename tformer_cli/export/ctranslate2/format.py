@@ -22,7 +22,11 @@ from tformer_cli.config.schema.positions import (
 from tformer_cli.errors import ConfigError, Problem
 from tformer_cli.export.ctranslate2.engine import CTranslate2Engine
 from tformer_cli.export.ctranslate2.example import example
-from tformer_cli.export.ctranslate2.specification import num_positions, specification
+from tformer_cli.export.ctranslate2.specification import (
+    num_positions,
+    quantize_weights,
+    specification,
+)
 from tformer_cli.export.extra import package
 from tformer_cli.export.format import Format
 from tformer_cli.export.token_example import TOKEN_PACKAGES, sentencepiece_models
@@ -98,8 +102,11 @@ def save_specification(
     spec.config.bos_token = spec.config.decoder_start_token = SPECIAL_TOKENS[START_ID]
     spec.config.eos_token = SPECIAL_TOKENS[END_ID]
     spec.config.add_source_eos = True
+    is_int8 = quantization in ("int8", "int8_float32")
+    if is_int8:
+        quantize_weights(spec)
     spec.validate()
-    spec.optimize(quantization)
+    spec.optimize(None if is_int8 else quantization)
     spec.save(str(folder))
 
 
