@@ -322,8 +322,9 @@ def test_pair_of_extreme_ratio_is_dropped_and_counted(hostile, tformer, tmp_path
 
 
 def test_training_on_no_lines_is_refused(hostile, tformer, tmp_path):
-    empty = hostile / "20_empty_file.en"
-    result = tformer("train", one_step(tmp_path, empty, empty), "--run", tmp_path / "run")
+    empty, other = hostile / "20_empty_file.en", tmp_path / "empty.de"
+    other.touch()
+    result = tformer("train", one_step(tmp_path, empty, other), "--run", tmp_path / "run")
     assert (result.exit_code, result.stderr) == (
         2,
         "data.train: no lines with text to learn a vocabulary from; name files with text\n",

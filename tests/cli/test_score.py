@@ -169,9 +169,10 @@ def test_scores_that_are_named_gzip_are_refused(toy_run, tformer, files, tmp_pat
 
 
 def test_no_pairs_give_no_lines(toy_run, tformer, tmp_path):
-    empty = tmp_path / "empty"
-    empty.touch()
-    result = tformer("score", toy_run, "--source", empty, "--target", empty)
+    source, target = tmp_path / "empty.en", tmp_path / "empty.de"
+    for empty in (source, target):
+        empty.touch()
+    result = tformer("score", toy_run, "--source", source, "--target", target)
     assert (result.exit_code, result.stdout) == (0, "")
 
 

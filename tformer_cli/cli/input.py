@@ -38,16 +38,16 @@ def asked_lines(file: Path, beside: Beside) -> Iterator[AskedLine]:
     Raises:
         DataError: a file is not there or no text, or they have unequal numbers of lines.
     """
-    from tformer_cli.corpus.reader import read_lines, read_pairs
+    from tformer_cli.corpus.reader import read_beside, read_lines
 
     prefixes, constraints = beside
     if prefixes is not None and constraints is not None:
-        both = zip(read_pairs(file, prefixes), read_pairs(file, constraints), strict=True)
+        both = zip(read_beside(file, prefixes), read_beside(file, constraints), strict=True)
         return (AskedLine(line, prefix, _phrases(row)) for (line, prefix), (_, row) in both)
     if prefixes is not None:
-        return (AskedLine(line, prefix) for line, prefix in read_pairs(file, prefixes))
+        return (AskedLine(line, prefix) for line, prefix in read_beside(file, prefixes))
     if constraints is not None:
-        pairs = read_pairs(file, constraints)
+        pairs = read_beside(file, constraints)
         return (AskedLine(line, phrases=_phrases(row)) for line, row in pairs)
     return (AskedLine(line) for line in read_lines(file))
 

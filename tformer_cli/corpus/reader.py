@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tformer_cli.config.schema.data import ParallelText, Text
+from tformer_cli.corpus.file_format import GZIP_MARK, plain_text, refuse_archive
 from tformer_cli.errors import DataError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-GZIP_MARK = b"\x1f\x8b"
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -52,10 +52,12 @@ def decode_lines(stream: BinaryIO | gzip.GzipFile, name: str) -> Iterator[str]:
         name: of the stream, for messages.
 
     Raises:
-        DataError: a line is not UTF-8, or the stream cannot be read.
+        DataError: a line is not UTF-8, the stream is an archive, or it cannot be read.
     """
     with _reading(name):
         for number, line in enumerate(stream, start=1):
+            if number == 1:
+                refuse_archive(line, name)
             if number == 1 and line.startswith(BYTE_ORDER_MARK):
                 line = line.removeprefix(BYTE_ORDER_MARK)
                 if not line:
@@ -69,12 +71,37 @@ def decode_lines(stream: BinaryIO | gzip.GzipFile, name: str) -> Iterator[str]:
 
 
 def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
-    """Yield line n of `source` with line n of `target`.
+    """Yield line n of `source` with line n of `target`, of the two sides of a corpus.
+
+    Raises:
+        DataError: a file cannot be read or is not plain text, the two are the same file, or
+            (after the last pair) one has more lines.
+    """
+    if source.is_file() and target.is_file() and source.samefile(target):
+        raise DataError(
+            str(target),
+            "is source and target at once",
+            remedy="name the file that holds the translations",
+        )
+    return _side_by_side(_read_corpus(source), _read_corpus(target), source, target)
+
+
+def read_beside(lines: Path, others: Path) -> Iterator[tuple[str, str]]:
+    """Yield line n of a file to translate, whatever it contains, with line n of another file.
 
     Raises:
         DataError: a file cannot be read, or (after the last pair) one has more lines.
     """
-    sources, targets = read_lines(source), read_lines(target)
+    return _side_by_side(read_lines(lines), read_lines(others), lines, others)
+
+
+def _read_corpus(path: Path) -> Iterator[str]:
+    return plain_text(read_lines(path), path)
+
+
+def _side_by_side(
+    sources: Iterator[str], targets: Iterator[str], source: Path, target: Path
+) -> Iterator[tuple[str, str]]:
     num_pairs = 0
     for source_line, target_line in itertools.zip_longest(sources, targets):
         if source_line is None or target_line is None:
@@ -97,11 +124,12 @@ def read_rows(text: Text) -> Iterator[tuple[str, ...]]:
     """Yield line n of each side that a text has.
 
     Raises:
-        DataError: a file cannot be read, or (after the last pair) one has more lines.
+        DataError: a file cannot be read or is not plain text, or (after the last pair) one has
+            more lines.
     """
     if isinstance(text, ParallelText):
         return read_pairs(text.source, text.target)
-    return ((line,) for line in read_lines(text.text))
+    return ((line,) for line in _read_corpus(text.text))
 
 
 def as_pair(row: tuple[str, ...]) -> tuple[str, str]:
