@@ -2,18 +2,22 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
+from killing import killed
 from typer.testing import CliRunner
 
 from tformer_cli.cli.config import app
-from tformer_cli.config.load import as_plain, dump_config, load_config
+from tformer_cli.config.load import as_plain, check_data_files, dump_config, load_config
 from tformer_cli.errors import ConfigError, DataError, TformerError, UsageError
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIG = """\
 data:
+  source_language: en
+  target_language: de
   train: [{source: train.en, target: train.de}]
   valid: {source: valid.en, target: valid.de}
 """
@@ -26,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("x.yaml").write_text(CONFIG, encoding="utf-8")
     for name, num_lines in [("train", 40), ("valid", 3)]:
         for language in ("en", "de"):
-            lines = "".join(f"{language} {line}\n" for line in range(num_lines))
+            lines = "".join(f"{name} {language} {line}\n" for line in range(num_lines))
             Path(f"{name}.{language}").write_text(lines, encoding="utf-8")
     return tmp_path
 
@@ -65,8 +69,8 @@ def test_check_says_ok(folder: Path) -> None:
 def test_check_tells_every_mistake(folder: Path) -> None:
     Path("x.yaml").write_text(f"{CONFIG}seed: x\nmodel: {{num_heads: 3}}\n", encoding="utf-8")
     assert complaint(ConfigError, "check", "x.yaml", "--set", "decoding.size=0").split("\n") == [
-        "x.yaml:4: seed: must be a whole number; got x",
-        "x.yaml:5: model.num_heads: must divide dim (256); got 3",
+        "x.yaml:6: seed: must be a whole number; got x",
+        "x.yaml:7: model.num_heads: must divide dim (256); got 3",
         "--set decoding.size: must be at least 1; got 0",
     ]
 
@@ -94,38 +98,177 @@ def test_show_needs_no_texts(folder: Path) -> None:
     assert f"source: {folder}/valid.en\n" in printed("show", "x.yaml")
 
 
+def warnings(*settings: str) -> list[str]:
+    result = CliRunner().invoke(app, ["check", "x.yaml", *settings])
+    assert (result.exit_code, result.stdout) == (0, "x.yaml: ok\n")
+    return result.stderr.split("\n")[:-1]
+
+
+def test_check_warns_of_what_is_no_language(folder: Path) -> None:
+    assert warnings() == []
+    assert warnings("--set", "data.target_language=German") == [
+        "data.target_language: is not an ISO code; got German; write en, for instance"
+    ]
+    Path("x.yaml").write_text(
+        CONFIG.replace("  source_language: en\n  target_language: de\n", ""), encoding="utf-8"
+    )
+    assert [line.split(";")[1] for line in warnings()] == [" got source", " got target"]
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [("两只狗在玩耍。", "zh"), ("犬が遊んでいる。", "ja"), ("개가 놀고 있다.", "ko")],
+)
+def test_check_warns_of_a_bleu_that_finds_no_words(folder: Path, text: str, language: str) -> None:
+    Path("valid.de").write_text(f"{text}\n" * 3, encoding="utf-8")
+    assert warnings() == [
+        "evaluation.bleu.tokenize: splits words at spaces, but the target looks like language "
+        f"{language}; got 13a; write data.target_language: {language}"
+    ]
+    assert warnings("--set", "evaluation.bleu.tokenize=char") == []
+    assert warnings("--set", "data.target_language=zh") == []
+
+
+def test_check_warns_of_a_missing_mecab(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise RuntimeError("MeCab")
+
+    monkeypatch.setattr("tformer_cli.evaluation.metrics.BLEU", missing)
+    assert warnings("--set", "data.target_language=ja") == [
+        "evaluation.bleu.tokenize: needs MeCab and its dictionary, which are not installed; "
+        "got ja-mecab; pip install 'tformer[ja]'"
+    ]
+
+
+def test_check_warns_of_held_out_text_in_training_text(folder: Path) -> None:
+    with Path("train.en").open("a") as source, Path("train.de").open("a") as target:
+        source.write("VALID en 1\nvalid en 2\n")
+        target.write("valid  de 1\nsomething else\n")
+    test = "data.test={news: {source: train.en, target: train.de}}"
+    too_high = "is partly in data.train, so its scores are too high"
+    remedy = "remove them from the training text"
+    assert warnings("--set", test) == [
+        f"data.valid: {too_high}; got 1 of 3 pairs, 2 sources, 1 targets; {remedy}",
+        f"data.test.news: {too_high}; got 42 of 42 pairs, 42 sources, 42 targets; {remedy}",
+    ]
+
+
+def test_check_refuses_what_is_no_text(folder: Path) -> None:
+    Path("valid.en").write_text('<?xml version="1.0"?>\n', encoding="utf-8")
+    assert complaint(DataError, "check", "x.yaml") == (
+        f"{folder}/valid.en: is XML, not plain text; "
+        "write source and target into two text files, one sentence a line"
+    )
+
+
 def test_new_splits_the_text_and_its_config_checks(folder: Path) -> None:
     assert printed("new", "train.en", "train.de", "--output", "my model.yaml").split("\n") == [
-        "my model.yaml: written",
-        "train: 36 pairs in my model.data/train.source and my model.data/train.target",
-        "valid: 2 pairs in my model.data/valid.source and my model.data/valid.target",
-        "test: 2 pairs in my model.data/test.source and my model.data/test.target",
+        "my model.yaml: written, en -> de",
+        "train: 36 pairs in my model.data/train.en and my model.data/train.de",
+        "valid: 2 pairs, 0 also in train, in my model.data/valid.en and my model.data/valid.de",
+        "test: 2 pairs, 0 also in train, in my model.data/test.en and my model.data/test.de",
         "next: tformer train 'my model.yaml'",
         "",
     ]
+    data = load_config(Path("my model.yaml")).data
+    assert (data.source_language, data.target_language) == ("en", "de")
     assert printed("check", "my model.yaml") == "my model.yaml: ok\n"
 
 
+def test_new_says_what_it_set_aside(folder: Path) -> None:
+    for name in ("train.en", "train.de"):
+        Path(name).write_text(Path(name).read_text() * 5, encoding="utf-8")
+    lines = printed("new", "train.en", "train.de").split("\n")
+    assert lines[1].startswith("train: 180 pairs in ")
+    assert lines[4] == "set aside: 16 pairs that repeat a source or a target of valid or test"
+    assert printed("check", "config.yaml") == "config.yaml: ok\n"
+
+
 def test_new_takes_a_validation_text_and_languages(folder: Path) -> None:
+    Path("valid.en").write_text("new\ntrain en 1\ntrain EN 2\n", encoding="utf-8")
+    Path("valid.de").write_text("neu\ntrain de 1\ntrain de 2\n", encoding="utf-8")
     arguments = ["--valid-source", "valid.en", "--valid-target", "valid.de"]
-    arguments += ["--source-language", "en", "--target-language", "de"]
+    arguments += ["--source-language", "cs", "--target-language", "zh-Hans"]
     assert printed("new", "train.en", "train.de", *arguments).split("\n") == [
-        "config.yaml: written",
+        "config.yaml: written, cs -> zh-Hans",
         "train: 40 pairs in train.en and train.de",
-        "valid: 3 pairs in valid.en and valid.de",
+        "valid: 3 pairs, 2 also in train, in valid.en and valid.de",
         "next: tformer train config.yaml",
         "",
     ]
     data = load_config(Path("config.yaml")).data
-    assert (data.source_language, data.target_language) == ("en", "de")
+    assert (data.source_language, data.target_language) == ("cs", "zh-Hans")
     assert data.valid.source == folder / "valid.en"
+
+
+def test_new_tells_a_language_by_its_script(folder: Path) -> None:
+    lines = "".join(f"{number} 只狗\n" for number in range(40))
+    Path("corpus.txt").write_text(lines, encoding="utf-8")
+    assert "config.yaml: written, en -> zh\n" in printed("new", "train.en", "corpus.txt")
+    assert Path("config.data/test.zh").is_file()
+    assert load_config(Path("config.yaml")).data.target_language == "zh"
+
+
+def test_new_asks_for_a_language_that_nothing_tells(folder: Path) -> None:
+    Path("train.en").rename("train.txt")
+    arguments = ("new", "train.txt", "train.de")
+    assert complaint(UsageError, *arguments) == (
+        "train.txt: has a language that neither its name nor its script tells; "
+        "add --source-language with an ISO code, such as en"
+    )
+    assert complaint(UsageError, *arguments, "--source-language", "English") == (
+        "--source-language: must be an ISO code; got English; write en, for instance"
+    )
+    assert "fr -> de" in printed(*arguments, "--source-language", "fr")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("memory.tmx", "<?xml version='1.0'?>\n<tmx>\n", "is TMX, not plain text"),
+        ("memory.csv", "en,de\na,b\n", "is CSV, not plain text"),
+        ("memory.xlsx", "PK\x03\x04", "is an Excel workbook, not plain text"),
+    ],
+)
+def test_new_refuses_what_is_no_text(folder: Path, name: str, content: str, what: str) -> None:
+    Path(name).write_text(content, encoding="utf-8")
+    assert complaint(DataError, "new", name, name).startswith(f"{name}: {what}; ")
+    assert complaint(DataError, "new", "train.en", name, "--target-language", "de").startswith(
+        f"{name}: {what}; "
+    )
+
+
+def test_new_refuses_one_file_as_both_sides(folder: Path) -> None:
+    assert complaint(DataError, "new", "train.en", "train.en") == (
+        "train.en: is source and target at once; name the file that holds the translations"
+    )
+    assert not Path("config.data").exists()
+
+
+def test_new_that_was_killed_begins_again(folder: Path) -> None:
+    arguments = ("new", "train.en", "train.de", "--output", "my.yaml")
+    num_calls = 0
+    while killed(lambda: printed(*arguments), num_calls):
+        # The config comes last: where it is, all is.
+        if not Path("my.yaml").exists():
+            printed(*arguments)
+        check_data_files(load_config(Path("my.yaml")).data)
+        assert {path.name for path in Path("my.data").iterdir()} == {
+            "origin.json",
+            *(f"{part}.{side}" for part in ("train", "valid", "test") for side in ("en", "de")),
+        }
+        assert not Path(".my.data.partial").exists()
+        shutil.rmtree("my.data")
+        Path("my.yaml").unlink()
+        num_calls += 3
+    assert num_calls > 20
 
 
 def test_new_replaces_files_only_when_forced(folder: Path) -> None:
     arguments = ("new", "train.en", "train.de", "--output", "x.yaml")
     message = "x.yaml: is there already; choose another --output, or add --force"
     assert complaint(UsageError, *arguments) == message
-    assert printed(*arguments, "--force").startswith("x.yaml: written\n")
+    assert printed(*arguments, "--force").startswith("x.yaml: written, en -> de\n")
 
 
 def test_new_refuses_half_a_validation_text(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -9,12 +10,17 @@ import typer
 
 from tformer_cli.cli.entry import new_app
 from tformer_cli.cli.input import refuse_pipes
+from tformer_cli.cli.messages import warn
 from tformer_cli.cli.options import SetOption
 from tformer_cli.config import load, starter
-from tformer_cli.config.schema.data import ParallelText
-from tformer_cli.errors import UsageError
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import DataConfig, ParallelText, PlainText
+from tformer_cli.errors import ConfigError, Problem, UsageError
 
 app = new_app(name="config", help="Check, show or begin a configuration.", no_args_is_help=True)
+
+# Short sentences are in any two texts of a kind.
+_TOLERATED_OVERLAP = 0.01
 
 FileArgument = Annotated[
     Path,
@@ -26,9 +32,15 @@ FileArgument = Annotated[
 def check(file: FileArgument, settings: SetOption = None) -> None:
     """Say what is wrong with a configuration, all at once, and whether its texts are there.
 
+    Warnings stop nothing: languages that are no ISO codes, a BLEU that does not suit the target
+    language, validation or test text that is also in the training text.
+
     Example: tformer config check configs/demo.yaml
     """
-    load.check_data_files(load.load_config(file, settings or []).data)
+    config = load.load_config(file, settings or [])
+    load.check_data_files(config.data)
+    for warning in (*_language_warnings(config), *_overlap_warnings(config.data)):
+        warn(warning)
     typer.echo(f"{file}: ok")
 
 
@@ -59,16 +71,22 @@ def new(
     valid_target: Annotated[
         Path | None, typer.Option(help="Target of the validation text.", show_default=False)
     ] = None,
-    source_language: Annotated[str, typer.Option(help="ISO code, such as en.")] = "source",
-    target_language: Annotated[str, typer.Option(help="ISO code, such as de.")] = "target",
+    source_language: Annotated[
+        str | None,
+        typer.Option(help="ISO code, such as en. Default: by file name (.en) or script."),
+    ] = None,
+    target_language: Annotated[
+        str | None,
+        typer.Option(help="ISO code, such as de. Default: by file name (.de) or script."),
+    ] = None,
     output: Annotated[Path, typer.Option(help="The YAML file to write.")] = Path("config.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
 ) -> None:
     """Write a commented configuration for two text files.
 
-    Without a validation text, 5 % of the pairs (at most 1,000) are set apart for validation and
+    Without a validation text, 5 % of the pairs (at most 1,000) are held out for validation and
     as many for a test; the parts are written beside the configuration, and your files stay as
-    they are.
+    they are. No source or target of the held-out pairs stays in the training text.
 
     Example: tformer config new corpus.en corpus.de --output my.yaml
     """
@@ -80,22 +98,115 @@ def new(
             "--valid-target": valid_target,
         }
     )
-    # The reader belongs to a room that `check` and `show` need not wait for.
-    from tformer_cli.corpus.reader import read_pairs
+    text = ParallelText(source=source, target=target)
+    valid = _valid_text(valid_source, valid_target)
+    given = {**text.files, **({f"valid {k}": v for k, v in valid.files.items()} if valid else {})}
+    starter.check_replaceable(output, given, overwrite=force)
+    # These belong to rooms that `show` need not wait for.
+    from tformer_cli.corpus.held_out import given_split, split_text
 
-    written = starter.write_starter(
-        output,
-        ParallelText(source=source, target=target),
-        read_pairs,
-        valid=_valid_text(valid_source, valid_target),
-        source_language=source_language,
-        target_language=target_language,
-        overwrite=force,
+    languages = (
+        _language_of(source, source_language, "--source-language"),
+        _language_of(target, target_language, "--target-language"),
     )
-    typer.echo(f"{output}: written")
-    for name, text in written.texts.items():
-        typer.echo(f"{name}: {written.num_pairs[name]} pairs in {text.source} and {text.target}")
+    if valid is None:
+        folder = output.parent / f"{output.stem}.data"
+        split = split_text(text, folder, languages, overwrite=force)
+    else:
+        split = given_split(text, valid)
+    starter.write_starter(
+        output,
+        starter.Starter(
+            texts=split.texts,
+            languages=languages,
+            num_pairs=split.num_pairs["train"],
+            num_characters=split.num_characters,
+        ),
+    )
+    typer.echo(f"{output}: written, {' -> '.join(languages)}")
+    for name, part in split.texts.items():
+        repeated = split.num_in_training.get(name)
+        count = "pairs" if repeated is None else f"pairs, {repeated} also in train,"
+        typer.echo(f"{name}: {split.num_pairs[name]} {count} in {part.source} and {part.target}")
+    if split.num_set_aside:
+        held_out = "a source or a target of valid or test"
+        typer.echo(f"set aside: {split.num_set_aside} pairs that repeat {held_out}")
     typer.echo(f"next: tformer train {shlex.quote(str(output))}")
+
+
+def _language_warnings(config: Config) -> Iterator[Problem]:
+    """Yield what makes the languages of a configuration useless, or its BLEU meaningless."""
+    from tformer_cli.corpus.reader import read_lines
+    from tformer_cli.evaluation.metrics import TOKENIZERS_BY_LANGUAGE, build_metric
+    from tformer_cli.text.language import is_language_code, language_of_script
+
+    data = config.data
+    languages = {"source_language": data.source_language}
+    if isinstance(data.valid, ParallelText):
+        languages["target_language"] = data.target_language
+    for key, language in languages.items():
+        if not is_language_code(language):
+            remedy = "write en, for instance"
+            yield Problem(f"data.{key}", "is not an ISO code", language, remedy)
+    if not isinstance(data.valid, ParallelText):
+        return
+    try:
+        bleu = build_metric("bleu", config.evaluation, data.target_language)
+    except ConfigError as error:
+        yield from error.problems
+        return
+    script = language_of_script(read_lines(data.valid.target))
+    if "13a" in bleu.options and script in TOKENIZERS_BY_LANGUAGE:
+        yield Problem(
+            "evaluation.bleu.tokenize",
+            f"splits words at spaces, but the target looks like language {script}",
+            "13a",
+            f"write data.target_language: {script}",
+        )
+
+
+def _overlap_warnings(data: DataConfig) -> Iterator[Problem]:
+    """Yield which held-out texts the training text contains to a considerable part."""
+    from tformer_cli.corpus.overlap import overlaps
+
+    for name, overlap in overlaps(data.train, {"valid": data.valid, **data.test}).items():
+        repeated = max(overlap.pairs, overlap.sources, overlap.targets)
+        if repeated > _TOLERATED_OVERLAP * overlap.num_pairs:
+            yield Problem(
+                "data.valid" if name == "valid" else f"data.test.{name}",
+                "is partly in data.train, so its scores are too high",
+                f"{overlap.pairs:,} of {overlap.num_pairs:,} {data.unit}s, "
+                f"{overlap.sources:,} sources, {overlap.targets:,} targets",
+                "remove them from the training text",
+            )
+
+
+def _language_of(file: Path, code: str | None, option: str) -> str:
+    """Return the language of a text, as an ISO code.
+
+    Args:
+        file: the text.
+        code: what the user says, if anything.
+        option: by which the user says it.
+
+    Raises:
+        UsageError: that is no code, or nothing else tells the language.
+        DataError: the text cannot be read.
+    """
+    from tformer_cli.corpus.reader import read_rows
+    from tformer_cli.text.language import is_language_code, language_of_name, language_of_script
+
+    if code is not None and not is_language_code(code):
+        raise UsageError(option, "must be an ISO code", got=code, remedy="write en, for instance")
+    lines = (line for (line,) in read_rows(PlainText(text=file)))
+    language = code or language_of_name(file) or language_of_script(lines)
+    if language is None:
+        raise UsageError(
+            str(file),
+            "has a language that neither its name nor its script tells",
+            remedy=f"add {option} with an ISO code, such as en",
+        )
+    return language
 
 
 def _valid_text(source: Path | None, target: Path | None) -> ParallelText | None:

@@ -1,183 +1,69 @@
 """A first configuration for two text files, with a comment on each key."""
 
-import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import yaml
 
 from tformer_cli.config.load import LINE_ENDS
 from tformer_cli.config.schema.data import ParallelText
-from tformer_cli.errors import DataError, UsageError
-from tformer_cli.run_directory import whole_file, write_text
+from tformer_cli.errors import UsageError
+from tformer_cli.run_directory import write_text
 
-ReadPairs = Callable[[Path, Path], Iterable[tuple[str, str]]]
-"""Reads the lines of two files in pairs."""
-
-_MOST_HELD_OUT = 1000
-_SHARE_HELD_OUT = 20
 _COMMENT_COLUMN = 34
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Starter:
-    """What was written.
+    """What a first configuration depends on.
 
     Attributes:
-        config: the configuration.
         texts: what it trains on (`train`), validates on (`valid`) and, if anything, tests on
             (`test`).
-        num_pairs: the number of sentence pairs in each of them.
-        num_characters: that the training text is written with, if not a few more.
+        languages: of the source and the target, as ISO codes.
+        num_pairs: of the training text.
+        num_characters: different ones in it.
     """
 
-    config: Path
-    texts: dict[str, ParallelText]
-    num_pairs: dict[str, int]
-    num_characters: int
-
-
-class _Extent(NamedTuple):
-    """How much there is of a text."""
-
+    texts: Mapping[str, ParallelText]
+    languages: tuple[str, str]
     num_pairs: int
     num_characters: int
 
 
-def write_starter(
-    config: Path,
-    text: ParallelText,
-    read_pairs: ReadPairs,
-    *,
-    valid: ParallelText | None = None,
-    source_language: str,
-    target_language: str,
-    overwrite: bool = False,
-) -> Starter:
-    """Write a configuration that trains on a parallel text.
-
-    Without a validation text the text is split: 5 % of the pairs, at most 1,000, are drawn evenly
-    from it for validation, as many others for a test, and the three parts are written into a
-    folder beside the configuration. The given files are only read.
-
-    Args:
-        config: the YAML file to write.
-        text: what to train on.
-        read_pairs: reads a parallel text.
-        valid: a validation text, if there is one.
-        source_language: an ISO code.
-        target_language: an ISO code.
-        overwrite: whether the files of an earlier call may be replaced.
+def write_starter(config: Path, starter: Starter) -> None:
+    """Write a configuration for a text, with a size that suits it.
 
     Raises:
-        DataError: a text cannot be read, or is too short to be split.
-        UsageError: a file to be written is there already, or is one of those given.
+        StorageError: the system does not let it be written.
     """
-    if valid is None:
-        texts = _parts(config.parent / f"{config.stem}.data")
-        _refuse_to_replace([config, *_files(texts.values())], _files([text]), overwrite)
-        extent = _extent(text, read_pairs)
-        num_pairs = _split(text, extent.num_pairs, texts, read_pairs)
-    else:
-        texts = {"train": text, "valid": valid}
-        _refuse_to_replace([config], _files(texts.values()), overwrite)
-        extent = _extent(text, read_pairs)
-        num_valid = _extent(valid, read_pairs).num_pairs
-        num_pairs = {"train": extent.num_pairs, "valid": num_valid}
-    starter = Starter(
-        config=config, texts=texts, num_pairs=num_pairs, num_characters=extent.num_characters
-    )
-    write_text(config, _yaml(starter, source_language, target_language))
-    return starter
+    write_text(config, _yaml(starter, config.parent))
 
 
-def held_out(num_pairs: int) -> dict[int, str]:
-    """Return which pairs to take from a text, by index, and for what: `valid` or `test`.
+def check_replaceable(config: Path, given: Mapping[str, Path], *, overwrite: bool) -> None:
+    """Make sure that a configuration may be written.
 
-    They lie evenly in the text, in turn for the one and the other.
+    Args:
+        config: the file to write.
+        given: text files that are to stay.
+        overwrite: whether a configuration that is there may be replaced.
+
+    Raises:
+        UsageError: it is there already, or is one of the texts.
     """
-    num_each = max(1, min(_MOST_HELD_OUT, num_pairs // _SHARE_HELD_OUT))
-    return {
-        (2 * place + 1) * num_pairs // (4 * num_each): ("valid", "test")[place % 2]
-        for place in range(2 * num_each)
-    }
-
-
-def _parts(folder: Path) -> dict[str, ParallelText]:
-    return {
-        name: ParallelText(source=folder / f"{name}.source", target=folder / f"{name}.target")
-        for name in ("train", "valid", "test")
-    }
-
-
-def _files(texts: Iterable[ParallelText]) -> list[Path]:
-    return [file for text in texts for file in (text.source, text.target)]
-
-
-def _refuse_to_replace(files: list[Path], given: list[Path], overwrite: bool) -> None:
-    originals = {file.resolve() for file in given}
-    for file in files:
-        if file.resolve() in originals:
-            raise UsageError(
-                str(file),
-                "is one of the given texts, and would be lost",
-                remedy="choose another --output",
-            )
-        if file.exists() and not overwrite:
-            raise UsageError(
-                str(file), "is there already", remedy="choose another --output, or add --force"
-            )
-
-
-def _extent(text: ParallelText, read_pairs: ReadPairs) -> _Extent:
-    num_pairs, characters = 0, set[str]()
-    for source, target in read_pairs(text.source, text.target):
-        num_pairs += 1
-        characters.update(source, target)
-    if num_pairs == 0:
-        raise DataError(str(text.source), "has no lines")
-    return _Extent(num_pairs, len(characters))
-
-
-def _split(
-    text: ParallelText, total: int, parts: Mapping[str, ParallelText], read_pairs: ReadPairs
-) -> dict[str, int]:
-    """Write the parts of a text of `total` pairs, and return how many pairs each has."""
-    if total < 3:
-        raise DataError(
-            str(text.source),
-            "needs at least 3 lines, for training, validation and test",
-            got=str(total),
-            remedy="give --valid-source and --valid-target",
+    if config.resolve() in {file.resolve() for file in given.values()}:
+        raise UsageError(
+            str(config),
+            "is one of the given texts, and would be lost",
+            remedy="choose another --output",
         )
-    home = held_out(total)
-    num_pairs = dict.fromkeys(parts, 0)
-    with contextlib.ExitStack() as stack:
-        writers = {
-            name: [
-                stack.enter_context(
-                    stack.enter_context(whole_file(file)).open("w", encoding="utf-8", newline="\n")
-                )
-                for file in (part.source, part.target)
-            ]
-            for name, part in parts.items()
-        }
-        for index, pair in enumerate(read_pairs(text.source, text.target)):
-            name = home.get(index, "train")
-            num_pairs[name] += 1
-            for writer, line in zip(writers[name], pair, strict=True):
-                writer.write(f"{line}\n")
-        if sum(num_pairs.values()) != total:
-            raise DataError(
-                str(text.source),
-                "the text changed while it was read",
-                remedy="run the same command again",
-            )
-    return num_pairs
+    if config.exists() and not overwrite:
+        raise UsageError(
+            str(config), "is there already", remedy="choose another --output, or add --force"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -282,9 +168,11 @@ def _tokenizer(size: _Size, num_characters: int) -> str:
     return f"{{kind: subword, vocab_size: {max(size.vocab_size, math.ceil(needed / 100) * 100)}}}"
 
 
-def _yaml(starter: Starter, source_language: str, target_language: str) -> str:
-    size = _size(starter.num_pairs["train"])
-    folder, tokenizer = starter.config.parent, _tokenizer(size, starter.num_characters)
+def _yaml(starter: Starter, folder: Path) -> str:
+    """Return the configuration, for a file in a folder."""
+    size = _size(starter.num_pairs)
+    tokenizer = _tokenizer(size, starter.num_characters)
+    source_language, target_language = map(_scalar, starter.languages)
     texts = {name: _text(text, folder) for name, text in starter.texts.items()}
     test = (
         f"test: {{test: {texts['test']}}} # for `tformer eval`"
@@ -292,12 +180,12 @@ def _yaml(starter: Starter, source_language: str, target_language: str) -> str:
         else "# test: {NAME: {source: FILE, target: FILE}} # for `tformer eval`"
     )
     text = f"""\
-# Settings that suit {starter.num_pairs["train"]:,} pairs of sentences.
+# Settings that suit {starter.num_pairs:,} pairs of sentences.
 # A key left out has its default; `tformer config show FILE` shows them all.
 seed: 1 # another seed gives another model
 data: # paths are relative to the folder of this file
-  source_language: {_scalar(source_language)} # an ISO code
-  target_language: {_scalar(target_language)} # decides how BLEU splits words
+  source_language: {source_language} # an ISO code
+  target_language: {target_language} # decides how BLEU splits words
   train: [{texts["train"]}] # one or more
   valid: {texts["valid"]} # chooses the best checkpoint
   {test}

@@ -1,0 +1,70 @@
+"""What of a held-out text counts as contained in training text."""
+
+from pathlib import Path
+
+import pytest
+
+from tformer_cli.config.schema.data import ParallelText, PlainText, Text
+from tformer_cli.corpus.overlap import Overlap, line_key, overlaps
+
+
+def parallel(folder: Path, name: str, pairs: list[tuple[str, str]]) -> ParallelText:
+    text = ParallelText(source=folder / f"{name}.en", target=folder / f"{name}.de")
+    for file, side in ((text.source, 0), (text.target, 1)):
+        file.write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
+    return text
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("A dog.", "a DOG."),
+        ("A dog.", "  A\tdog. "),
+        ("ﬁne", "fine"),
+        ("Straße", "STRASSE"),
+        ("ｆｕｌｌ　ｗｉｄｔｈ", "full width"),
+        ("é", "e\u0301"),
+        ("", " \u3000"),
+    ],
+)
+def test_lines_that_count_as_equal(one: str, other: str) -> None:
+    assert line_key(one) == line_key(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("A dog.", "A dog"), ("a b", "ab"), ("", "."), ("ä", "a")]
+)
+def test_lines_that_count_as_different(one: str, other: str) -> None:
+    assert line_key(one) != line_key(other)
+
+
+def test_pairs_sources_and_targets_are_counted_apart(tmp_path: Path) -> None:
+    first = parallel(tmp_path, "first", [("A dog.", "Ein Hund."), ("Yes.", "Ja."), ("", "x")])
+    second = parallel(tmp_path, "second", [("Oh yes!", "Oh ja!"), ("No.", "Nein.")])
+    valid = parallel(
+        tmp_path,
+        "valid",
+        [
+            ("a dog.", "EIN HUND."),
+            ("Yes.", "Jawohl."),
+            ("Indeed!", "Ja."),
+            # Both are in training text, but not together.
+            ("No.", "Ja."),
+            ("New.", "Neu."),
+            ("", ""),
+        ],
+    )
+    test = parallel(tmp_path, "test", [("New.", "Neu.")])
+    held_out: dict[str, Text] = {"valid": valid, "test": test}
+    assert overlaps([first, second], held_out) == {
+        "valid": Overlap(num_pairs=6, pairs=1, sources=3, targets=3),
+        "test": Overlap(num_pairs=1, pairs=0, sources=0, targets=0),
+    }
+
+
+def test_text_alone_overlaps_by_its_lines(tmp_path: Path) -> None:
+    files = tmp_path / "train.en", tmp_path / "valid.en"
+    for file, lines in zip(files, ("a\nb\n\n", "B\nc\n\n"), strict=True):
+        file.write_text(lines, encoding="utf-8")
+    found = overlaps([PlainText(text=files[0])], {"valid": PlainText(text=files[1])})
+    assert found == {"valid": Overlap(num_pairs=3, pairs=1, sources=1, targets=0)}

@@ -1,0 +1,79 @@
+"""Which language a file name or a script tells."""
+
+from pathlib import Path
+
+import pytest
+
+from tformer_cli.text.language import is_language_code, language_of_name, language_of_script
+
+
+@pytest.mark.parametrize(
+    ("name", "language"),
+    [
+        ("corpus.en", "en"),
+        ("corpus.zh", "zh"),
+        ("corpus.DE", "de"),
+        ("train.en-de.de", "de"),
+        ("train.en-de.en.gz", "en"),
+        ("corpus.tok.de", "de"),
+        ("corpus.de.tok.gz", "de"),
+        ("corpus.de.txt", "de"),
+        ("en.txt", "en"),
+        ("news.zh-CN", "zh-CN"),
+        ("news.pt_BR.gz", "pt_BR"),
+        ("news.zh_Hant_TW", "zh_Hant_TW"),
+        ("dev.eng_Latn", "eng_Latn"),
+        ("train.en-de.txt", None),
+        ("corpus.txt", None),
+        ("corpus.src", None),
+        ("train.source", None),
+        ("corpus", None),
+        ("corpus.de.old", None),
+        ("corpus.xx", None),
+        ("corpus.eng", None),
+    ],
+)
+def test_language_of_a_file_name(name: str, language: str | None) -> None:
+    assert language_of_name(Path("folder.de") / name) == language
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("两只狗在雪地里玩耍。\n2024", "zh"),
+        ("犬が二匹、雪の中で遊んでいる。", "ja"),
+        ("カタカナ", "ja"),
+        ("개 두 마리가 눈 속에서 놀고 있다.", "ko"),
+        ("Δύο σκυλιά παίζουν στο χιόνι.", "el"),
+        ("สุนัขสองตัวเล่นหิมะ", "th"),
+        ("ორი ძაღლი თოვლში თამაშობს", "ka"),
+        ("iPhone 的價格是 499 USD，而 Pixel 比它便宜得多，也更好用，大家都知道這一點", "zh"),
+        ("Two dogs play in the snow.", None),
+        ("Two dogs say 漢字 and かな.", None),
+        ("Две собаки играют в снегу.", None),
+        ("كلبان يلعبان في الثلج", None),
+        ("दो कुत्ते बर्फ में खेलते हैं", None),
+        ("123 !?", None),
+        ("", None),
+    ],
+)
+def test_language_of_a_script(text: str, language: str | None) -> None:
+    assert language_of_script(text.split("\n")) == language
+
+
+def test_only_the_beginning_of_a_text_is_read() -> None:
+    lines = iter(["Δύο σκυλιά"] * 5000)
+    assert language_of_script(lines) == "el"
+    assert len(list(lines)) == 4000
+
+
+@pytest.mark.parametrize("code", ["en", "EN", "zh", "zh-Hans", "pt_BR", "eng", "eng_Latn", "no"])
+def test_iso_codes(code: str) -> None:
+    assert is_language_code(code)
+
+
+@pytest.mark.parametrize(
+    "word", ["German", "source", "target", "xx", "", "e", "de en", "en-de-", "日本"]
+)
+def test_words_that_are_no_iso_codes(word: str) -> None:
+    assert not is_language_code(word)

@@ -1,0 +1,106 @@
+"""Which language a text is in: by the ending of its file name, or by its script."""
+
+import collections
+import itertools
+import re
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+
+# ISO 639-1.
+_CODES = frozenset(
+    re.findall(
+        r"\w\w",
+        """
+    aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da
+    de dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz
+    ia id ie ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln
+    lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi
+    pl ps pt qu rm rn ro ru rw sa sc sd se sg sh si sk sl sm sn so sq sr ss st su sv sw ta te tg th
+    ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
+    """,
+    )
+)
+# A script or a region may follow: zh-Hans, pt_BR.
+_CODE = re.compile(r"([A-Za-z]{2,3})([-_][A-Za-z0-9]{2,8})*")
+# In a file name `en-de` is a pair of languages, so a region must be in capitals.
+_ENDING = re.compile(r"([A-Za-z]{2})([-_]([A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3}))*")
+_ENDING_OF_THREE_LETTERS = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
+
+# Endings that say how a text was prepared, and nothing of its language.
+_NEUTRAL_ENDINGS = frozenset(
+    ["gz", "txt", "text", "tok", "norm", "tc", "lc", "true", "clean", "raw", "bpe", "sp", "snt"]
+)
+
+# The first word of the Unicode name of its letters -> the one language that is written with them.
+_LANGUAGES_OF_SCRIPTS = {
+    "CJK": "zh",
+    "HANGUL": "ko",
+    "GREEK": "el",
+    "ARMENIAN": "hy",
+    "GEORGIAN": "ka",
+    "THAI": "th",
+    "LAO": "lo",
+    "KHMER": "km",
+    "MYANMAR": "my",
+    "SINHALA": "si",
+    "TAMIL": "ta",
+    "TELUGU": "te",
+    "KANNADA": "kn",
+    "MALAYALAM": "ml",
+    "GUJARATI": "gu",
+    "GURMUKHI": "pa",
+    "ORIYA": "or",
+}
+_KANA = ("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA")
+_NUM_SAMPLE_LINES = 1000
+
+
+def is_language_code(text: str) -> bool:
+    """Return whether a text is an ISO 639 code, with or without a script and a region.
+
+    Any three letters pass: ISO 639-3 has a code for each of seven thousand languages.
+    """
+    code = _CODE.fullmatch(text)
+    return code is not None and (len(code[1]) == 3 or code[1].lower() in _CODES)
+
+
+def language_of_name(file: Path) -> str | None:
+    """Return the ISO code at the end of a file name, such as `train.en-de.de` or `a.zh-CN.gz`.
+
+    Of codes of three letters only those with a script count (`eng_Latn`): others could be any
+    ending.
+    """
+    for ending in reversed(file.name.split(".")):
+        code = _ENDING.fullmatch(ending)
+        if code is not None and code[1].lower() in _CODES:
+            return code[1].lower() + ending[2:]
+        if _ENDING_OF_THREE_LETTERS.fullmatch(ending):
+            return ending
+        if ending.lower() not in _NEUTRAL_ENDINGS:
+            return None
+    return None
+
+
+def language_of_script(lines: Iterable[str]) -> str | None:
+    """Return the language of a text whose script no other language uses, as an ISO code.
+
+    Han is Chinese unless there are kana among it. Latin, Cyrillic, Arabic and other scripts of
+    several languages say nothing.
+
+    Args:
+        lines: the text, of which no more than a beginning is read.
+    """
+    letters = collections.Counter(
+        unicodedata.name(letter, "").split(" ")[0]
+        for line in itertools.islice(lines, _NUM_SAMPLE_LINES)
+        for letter in line
+        if letter.isalpha()
+    )
+    kana = sum(letters[script] for script in _KANA)
+    if kana > 0.1 * (kana + letters["CJK"]) and 2 * (kana + letters["CJK"]) > letters.total():
+        return "ja"
+    for script, language in _LANGUAGES_OF_SCRIPTS.items():
+        if 2 * letters[script] > letters.total():
+            return language
+    return None
