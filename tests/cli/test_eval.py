@@ -200,7 +200,7 @@ def test_unequal_files_are_refused_with_both_counts(toy_run, tformer, tmp_path):
 
 def test_a_long_line_is_named(toy_run, tformer, tmp_path):
     source, reference = tmp_path / "s", tmp_path / "r"
-    source.write_text(f"ab\n{'ab cd. ' * 60}\n")
+    source.write_text(f"ab\n{'ab cd, ' * 60}\n")
     reference.write_text("BA\nBA\n")
     files = ("--source", source, "--reference", reference)
     result = tformer("eval", toy_run, *files, "--beam", 1)

@@ -12,10 +12,12 @@ import pytest
 from sacrebleu.metrics.chrf import CHRF
 
 from tformer_cli import Translator
+from tformer_cli.checkpoint.integrity import save_sums
 from tformer_cli.cli.translate import _json_line, _text_lines
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.decoding import translator as translator_room
 from tformer_cli.decoding.translation import Translation
+from tformer_cli.run_directory import RunDirectory
 
 LINES = ["ab cd", "", "feg", "   ", "a", "bcd ef ag", "ab cd"]
 
@@ -404,6 +406,37 @@ def test_pieces_are_translated_as_lines_and_joined(toy_run, tformer):
     assert result.stderr == "line 1: is longer than 8 tokens; got 22; translated in 4 pieces\n"
     pieces = tformer("translate", toy_run, stdin="ab cd,\nfeg.\nabcdefga\nbc").stdout
     assert result.stdout == pieces.rstrip("\n").replace("\n", " ") + "\n"
+
+
+def test_a_line_of_several_sentences_is_translated_as_its_sentences(toy_run, tformer, tmp_path):
+    file = tmp_path / "text"
+    file.write_text("ab\nab cd. fed. bca\nba. dc.\n")
+    result = tformer("translate", toy_run, "--input", file)
+    assert result.stderr == (
+        f"{file}:2: has more sentences than a training line; got 3; "
+        "such lines are translated sentence by sentence\n"
+    )
+    first, *rest = tformer(
+        "translate", toy_run, stdin="ab\nab cd.\nfed.\nbca\nba.\ndc.\n"
+    ).stdout.split("\n")
+    assert result.stdout.split("\n") == [first, " ".join(rest[:3]), " ".join(rest[3:5]), ""]
+    for whole in (("--max-source-sentences", 3), ("--long-lines", "error")):
+        result = tformer("translate", toy_run, *whole, stdin="ab cd. fed. bca\n")
+        (found,) = result.stdout.splitlines()
+        assert (result.stderr, found != " ".join(rest[:3])) == ("", True)
+
+
+def test_a_run_that_counted_no_sentences_translates_lines_as_they_are(toy_run, tformer, tmp_path):
+    older = RunDirectory(shutil.copytree(toy_run, tmp_path / "run"))
+    for checkpoint in older.step_checkpoints():
+        state = json.loads((checkpoint / "state.json").read_text())
+        assert state.pop("max_source_sentences") == 1
+        (checkpoint / "state.json").write_text(json.dumps(state))
+        (checkpoint / "SHA256SUMS").unlink()
+        save_sums(checkpoint)
+    whole = ("translate", toy_run, "--max-source-sentences", 3)
+    result = tformer("translate", older.path, stdin="ab cd. fed. bca\n")
+    assert (result.stderr, result.stdout) == ("", tformer(*whole, stdin="ab cd. fed. bca\n").stdout)
 
 
 @pytest.mark.parametrize(

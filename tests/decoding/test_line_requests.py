@@ -21,12 +21,14 @@ CODE = ">>fr<<"
 def line_requests(tokenizers: Tokenizers, **options: object) -> LineRequests:
     settings = {
         "max_source_length": 9,
+        "max_source_sentences": None,
         "max_target_length": None,
         "long_lines": "split",
         "has_blanks": True,
         "banned": (),
         "terminology": None,
         "on_warning": lambda problem: None,
+        "on_sentences": lambda problem: None,
     }
     return LineRequests(tokenizers, **settings | options)
 

@@ -108,6 +108,62 @@ def test_a_long_line_is_said_in_pieces_between_its_neighbours(translator):
     ]
 
 
+@pytest.fixture
+def of_single_sentences(tokenizers) -> Translator:
+    return Translator(Backwards(), tokenizers, BEAM, max_source_length=20, max_source_sentences=1)
+
+
+def test_a_line_of_several_sentences_is_said_sentence_by_sentence(of_single_sentences):
+    translator, warnings = of_single_sentences, []
+    lines = ["abc de.", "abc. de. fg", "abcde. abcdefgabcdefg abcdefg.", "cd. ef."]
+    found = translator.translate(lines, on_warning=warnings.append)
+    assert found == [".ed cba", ".cba .ed gf", ".edcba gfedcbagfedcba .gfedcba", ".dc .fe"]
+    assert said(translator) == [
+        "abc de.",
+        *("abc.", "de.", "fg"),
+        *("abcde.", "abcdefgabcdefg", "abcdefg."),
+        *("cd.", "ef."),
+    ]
+    assert [str(warning) for warning in warnings] == [
+        "line 2: has more sentences than a training line; got 3; "
+        "such lines are translated sentence by sentence",
+        "line 3: is longer than 20 tokens; got 30; translated in 3 pieces",
+    ]
+    # Once for all that it translates.
+    translator.translate(lines[1:2], on_warning=warnings.append)
+    assert len(warnings) == 2
+
+
+def test_as_many_sentences_as_training_lines_had_are_said_at_once(of_single_sentences):
+    translator, warnings = of_single_sentences, []
+    translator.max_source_sentences = 2
+    translator.translate(["ab. cd.", "ab. cd. ef. ga. bc."], on_warning=warnings.append)
+    assert said(translator) == ["ab. cd.", "ab. cd.", "ef. ga.", "bc."]
+    (warning,) = warnings
+    assert warning.remedy == "such lines are translated at most 2 sentences at a time"
+
+
+@pytest.mark.parametrize("long_lines", ["truncate", "error"])
+def test_whoever_cuts_no_long_line_cuts_no_line_of_sentences(of_single_sentences, long_lines):
+    of_single_sentences.long_lines = long_lines
+    of_single_sentences.translate(["ab. cd."])
+    assert said(of_single_sentences) == ["ab. cd."]
+
+
+def test_alignments_nbest_and_prefixes_of_sentences_are_those_of_pieces(of_single_sentences):
+    translator = of_single_sentences
+    translator.aligner = Mirror()
+    ((first, second),) = translator.nbest(["a abc. de"], 2, prefixes=["fg"], aligned=True)
+    assert (first.text, second.text) == (".cba a ed", "cba a ed")
+    assert first.alignments == second.alignments == ((0, 1), (1, 0), (2, 2))
+    with pytest.raises(DataError) as caught:
+        required(translator, ["ab. cd"], required=[["a"]])
+    assert str(caught.value) == (
+        "line 1: has required phrases and is cut into pieces; got 2 pieces; "
+        "split it and them, or raise --max-source-sentences"
+    )
+
+
 def test_a_language_without_blanks_gets_none(translator):
     translator.wording.blank = ""
     assert translator.translate(["abc。defg。"]) == ["。cba。gfed"]
@@ -316,6 +372,9 @@ def test_what_there_must_be_one_of_is_never_none(translator, tokenizers):
     asked = {
         "--nbest": lambda number: list(translator.nbest(["ab"], number)),
         "--workers": translator.begin_workers,
+        "--max-source-sentences": lambda number: Translator.of_model(
+            model, tokenizers, config, CPU, max_source_sentences=number
+        ),
         "--max-source-length": lambda number: Translator.of_model(
             model, tokenizers, config, CPU, max_source_length=number
         ),

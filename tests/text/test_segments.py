@@ -1,8 +1,10 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.text.segments import beginning, blank_between, segments
+from tformer_cli.text.segments import beginning, blank_between, segments, sentence_ends
 
 TEXTS = st.text(alphabet="aB .,;:!?\"')\u201d。，；？」\u0301\u200d\u3000\U0001f469", max_size=60)
 
@@ -27,7 +29,7 @@ def test_tokens_that_span_characters_are_counted_as_they_are(text, max_tokens):
 
 
 @given(
-    st.lists(st.sampled_from(["Go. ", 'It "is!"  ', "我来。", "a b c d? ", "ab…) "]), min_size=1),
+    st.lists(st.sampled_from(["Go. ", 'It "is!"  ', "我来。", "A b c d? ", "Ab…) "]), min_size=1),
     st.integers(10, 25),
 )
 def test_as_many_sentences_as_fit_make_a_piece(sentences, max_tokens):
@@ -42,7 +44,7 @@ def test_as_many_sentences_as_fit_make_a_piece(sentences, max_tokens):
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
-        ("A b. C d, e f g h i", ["A b. ", "C d, ", "e f g h i"]),
+        ("A by. C d, e f g h i", ["A by. ", "C d, ", "e f g h i"]),
         ("One two; three, four", ["One two; ", "three, four"]),
         ("one two, three four", ["one two, ", "three four"]),
         ("one two three four", ["one two ", "three four"]),
@@ -105,3 +107,48 @@ def test_no_text_is_counted_more_often_than_its_length_allows(text):
 )
 def test_sentences_are_joined_as_the_language_does(language, blank):
     assert blank_between(language) == blank
+
+
+def sentences(text: str) -> list[str]:
+    ends = sentence_ends(text)
+    return [text[start:end] for start, end in itertools.pairwise([0, *ends])]
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        ["The cat drinks milk. ", "The dog sleeps."],
+        ["Really?! ", 'He said: "Stop." ', "Then… ", "(Yes.)"],
+        ["the dog sleeps. ", "the cat drinks"],
+        ["Mr. Smith met J. R. R. Tolkien and Prof. Lee at 3 p.m. in St. Louis. ", "He left."],
+        ["Am 3. Mai kam z. B. Dr. Weiß mit ca. drei Hunden. ", "Er ging."],
+        ['"Come!" he said. ', "Neither do I. ", "It was 1990. ", "We left."],
+        ["It is 3.14159."],
+        ["好吗？！", "他在河边看书。」", "我们来"],
+        ["هل؟ ", "نعم، لا شيء"],
+        ["No mark at all"],
+        [],
+    ],
+)
+def test_a_sentence_ends_behind_its_mark_and_not_behind_an_abbreviation(expected):
+    assert sentences("".join(expected)) == expected
+
+
+@given(TEXTS, st.integers(1, 20), st.integers(1, 3))
+def test_no_piece_has_more_sentences_than_it_may(text, max_tokens, max_sentences):
+    pieces = segments(text, max_tokens, len, max_sentences=max_sentences)
+    assert "".join(pieces) == text
+    ends = sentence_ends(text)
+    start = 0
+    for piece in pieces:
+        within = [end for end in ends if start < end < start + len(piece)]
+        assert len(within) < max_sentences
+        assert 1 <= len(piece) <= max_tokens
+        start += len(piece)
+
+
+@given(TEXTS.filter(bool), st.integers(1, 3))
+def test_where_tokens_allow_pieces_are_whole_sentences(text, max_sentences):
+    whole = sentences(text)
+    groups = ["".join(whole[i : i + max_sentences]) for i in range(0, len(whole), max_sentences)]
+    assert segments(text, len(text), len, max_sentences=max_sentences) == groups

@@ -18,12 +18,14 @@ from safetensors.torch import load_file
 from stepping import on_step
 from toy import CONFIG, write_toy
 
-from tformer_cli.checkpoint.state import best_checkpoints, load_state
+from tformer_cli.checkpoint.integrity import save_sums
+from tformer_cli.checkpoint.state import best_checkpoints, load_state, save_state
 from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import training_groups
 from tformer_cli.corpus.store import TokenStore
+from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Seq2Seq
@@ -213,6 +215,39 @@ def test_changed_training_text_is_refused(toy, tmp_path):
         "restore it, train from its weights with --continue-from and another --run, "
         "or anew with --fresh"
     )
+
+
+def test_sentences_of_training_lines_are_counted_when_a_run_begins(toy, tmp_path):
+    source = toy.parent / "train.src"
+    source.write_text("".join(f"{line}. {line}\n" for line in source.read_text().splitlines()))
+    run = trained(toy, tmp_path / "run", "training.max_steps=12")
+    assert load_state(run.pointed("last")).max_source_sentences == 2
+
+
+def test_a_run_that_counted_none_counts_none_when_it_goes_on(again):
+    state = load_state(again.checkpoint(18))
+    assert state.max_source_sentences == 1
+    shutil.rmtree(again.checkpoint(24))
+    (again.checkpoint(18) / "SHA256SUMS").unlink()
+    save_state(replace(state, max_source_sentences=None), again.checkpoint(18))
+    save_sums(again.checkpoint(18))
+    again.point("last", again.checkpoint(18))
+    trained(again.config_file, again.path)
+    assert load_state(again.checkpoint(24)).max_source_sentences is None
+
+
+def test_validation_translates_lines_of_several_sentences_as_the_translator_does(toy, tmp_path):
+    source = toy.parent / "valid.src"
+    lines = [f"{line}. {line}." for line in source.read_text().splitlines()]
+    source.write_text("".join(f"{line}\n" for line in lines))
+    run = trained(toy, tmp_path / "run", "training.max_steps=12", "training.sample_translations=12")
+    translator = Translator.load(run.path, checkpoint="last", device="cpu")
+    decoding = load_config(run.config_file).training.validation_decoding
+    expected = translator.translate(lines, decoding=decoding)
+    samples = (run.samples / "step-000012.txt").read_text()
+    assert [line for line in expected if line not in samples] == []
+    translator.max_source_sentences = None
+    assert translator.translate(lines, decoding=decoding) != expected
 
 
 def test_a_second_process_is_refused(toy, tmp_path):

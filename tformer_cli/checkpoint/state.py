@@ -24,6 +24,8 @@ class TrainingState:
         num_tokens: target tokens trained on.
         seconds: time spent in optimiser steps, waiting for their batches included.
         data_fingerprint: hash of the training examples and of the tokenizers that made them.
+        max_source_sentences: that 99 of 100 source lines of the training text do not exceed; None
+            where nobody has counted.
         environment: torch version, threads, device, what its processor can do, number format of
             matrix products, and number of processes; a resumed run is exact when they agree.
         settings: those of the config that decide what the steps compute, by key path.
@@ -49,6 +51,7 @@ class TrainingState:
     seconds: float
     data_fingerprint: str
     environment: dict[str, str]
+    max_source_sentences: int | None = None
     settings: dict[str, str] = field(default_factory=dict)
     judged_by: str = ""
     score: float | None = None

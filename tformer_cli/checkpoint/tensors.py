@@ -1,5 +1,6 @@
 """Tensors in safetensors files."""
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -35,16 +36,36 @@ def save_tensors(
         raise OSError(int(found[1]), os.strerror(int(found[1])), str(file)) from error
 
 
+def read_notes(file: Path) -> dict[str, str]:
+    """Return what a file of tensors says of itself besides.
+
+    Raises:
+        CheckpointError: it is missing, damaged or cut short.
+    """
+    with _reading(file), safe_open(file, framework="pt") as tensors:
+        return tensors.metadata() or {}
+
+
 def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a file with their names.
 
     Raises:
         CheckpointError: it is missing, damaged or cut short.
     """
+    with _reading(file), safe_open(file, framework="pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118 - not a mapping
+            yield name, tensors.get_tensor(name)
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Say of a file why it cannot be read.
+
+    Raises:
+        CheckpointError: it cannot.
+    """
     try:
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - not a mapping
-                yield name, tensors.get_tensor(name)
+        yield
     except FileNotFoundError:
         raise CheckpointError(str(file), "no such file", remedy="name another checkpoint") from None
     except (SafetensorError, OSError) as error:

@@ -24,12 +24,17 @@ from tformer_cli.text.vocabulary import START_IDS
 
 @dataclass(frozen=True, slots=True)
 class TrainedNetwork:
-    """A network of whatever kind with its weights, its tokenizers and its config."""
+    """A network of whatever kind with its weights, its tokenizers and its config.
+
+    Attributes:
+        max_source_sentences: of a source line of its training text; None where nobody knows.
+    """
 
     config: Config
     tokenizers: Tokenizers
     model: Network
     step: int
+    max_source_sentences: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,8 @@ class TrainedModel(TrainedNetwork):
         """A hash of all that decides how it translates, the search apart."""
         data = self.config.data
         languages = (data.source_language, data.target_language)
-        shape = (self.config.model, data.filters.max_length, *languages)
+        limits = (data.filters.max_length, self.max_source_sentences)
+        shape = (self.config.model, *limits, *languages)
         digest = hashlib.sha256(f"{self.tokenizers.fingerprint} {shape}".encode())
         for name, weight in self.model.named_parameters():
             digest.update(name.encode())
@@ -67,7 +73,13 @@ def load_trained_model(run: RunDirectory, name: str = "best") -> TrainedModel:
             got=f"model.kind {trained.config.model.kind}",
             remedy="train an encoder_decoder that begins with it: training.initialize_from",
         )
-    return TrainedModel(trained.config, trained.tokenizers, trained.model, trained.step)
+    return TrainedModel(
+        trained.config,
+        trained.tokenizers,
+        trained.model,
+        trained.step,
+        trained.max_source_sentences,
+    )
 
 
 def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwork:
@@ -107,7 +119,7 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
         seed=config.seed,
     )
     load_weights(directory, model)
-    return TrainedNetwork(config, tokenizers, model.eval(), state.step)
+    return TrainedNetwork(config, tokenizers, model.eval(), state.step, state.max_source_sentences)
 
 
 def load_ensemble(runs: Sequence[RunDirectory], name: str = "best") -> list[TrainedModel]:

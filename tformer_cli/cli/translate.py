@@ -137,6 +137,14 @@ def translate(
             min=1, help="Tokens above which a line is long. Default: data.filters.max_length."
         ),
     ] = None,
+    max_source_sentences: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Sentences above which --long-lines split cuts a line. Default: what training "
+            "lines had.",
+        ),
+    ] = None,
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",
@@ -233,6 +241,7 @@ def translate(
         others=[other.model for other in others],
         long_lines=long_lines,
         max_source_length=max_source_length,
+        max_source_sentences=max_source_sentences or trained.max_source_sentences,
     )
     if backend == "ctranslate2":
         from tformer_cli.export.ctranslate2.format import kept_engine

@@ -6,7 +6,7 @@ from typing import Literal
 from tformer_cli.decoding.request import Request
 from tformer_cli.errors import DataError, Problem
 from tformer_cli.text.marian import MarianTokenizer
-from tformer_cli.text.segments import beginning, segments
+from tformer_cli.text.segments import beginning, segments, sentence_ends
 from tformer_cli.text.terminology import Terminology
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID
@@ -29,18 +29,21 @@ class LineRequests:
         tokenizers: Tokenizers,
         *,
         max_source_length: int,
+        max_source_sentences: int | None,
         max_target_length: int | None,
         long_lines: LongLines,
         has_blanks: bool,
         banned: Sequence[str],
         terminology: Terminology | None,
         on_warning: Callable[[Problem], object],
+        on_sentences: Callable[[Problem], object],
     ) -> None:
         """Set what all lines have in common.
 
         Args:
             tokenizers: of the model.
             max_source_length: tokens of a line, `</s>` not counted, above which it is long.
+            max_source_sentences: sentences of a piece of a line; None sets no limit.
             max_target_length: tokens of the longest translation that the model can write, `</s>`
                 counted, or None where any length will do.
             long_lines: what becomes of a long line.
@@ -48,17 +51,20 @@ class LineRequests:
             banned: words and phrases that no translation contains.
             terminology: terms whose translations are required where a line has them.
             on_warning: called with each long line that is split or truncated.
+            on_sentences: called with each other line that is split.
 
         Raises:
             DataError: a banned phrase has no token, or one that no translation has.
         """
         self.tokenizers = tokenizers
         self.max_source_length = max_source_length
+        self.max_source_sentences = max_source_sentences
         self.max_target_length = max_target_length
         self.long_lines = long_lines
         self.has_blanks = has_blanks
         self.terminology = terminology
         self.on_warning = on_warning
+        self.on_sentences = on_sentences
         self.banned = self._spellings(banned)
 
     def of(
@@ -84,11 +90,13 @@ class LineRequests:
         self._check_not_banned(first, prefix, whose)
         pieces = self._pieces(line, where)
         if phrases and len(pieces) > 1:
+            is_long = len(self.tokenizers.source.encode(line)) > self.max_source_length
+            option = "--max-source-length" if is_long else "--max-source-sentences"
             raise DataError(
                 where,
                 "has required phrases and is cut into pieces",
                 got=f"{len(pieces)} pieces",
-                remedy="split it and them, or raise --max-source-length",
+                remedy=f"split it and them, or raise {option}",
             )
         words = first_words([text for text, _ in pieces])
         requests = [
@@ -122,10 +130,16 @@ class LineRequests:
             )
 
     def _pieces(self, line: str, where: str) -> list[tuple[str, list[int]]]:
-        """Return the text and the source ids of a line, or of each piece of a long one."""
+        """Return the text and the source ids of a line, or of each piece of one that is split."""
         encode, most = self.tokenizers.source.encode, self.max_source_length
         ids = encode(line)
-        if len(ids) <= most:
+        is_long, num_sentences = len(ids) > most, len(sentence_ends(line.strip()))
+        has_too_many = (
+            self.long_lines == "split"
+            and self.max_source_sentences is not None
+            and num_sentences > self.max_source_sentences
+        )
+        if not is_long and not has_too_many:
             return [(line, _ended(ids))]
         what, got = f"is longer than {most:,} tokens", f"{len(ids):,}"
         if self.long_lines == "error":
@@ -137,12 +151,20 @@ class LineRequests:
         else:
             code, rest = self._split_code(line)
             # No sentence of training begins or ends in blanks; to some tokenizers they are tokens.
-            texts = segments(rest.strip(), most, lambda text: len(encode(code + text.strip())))
+            texts = segments(
+                rest.strip(),
+                most,
+                lambda text: len(encode(code + text.strip())),
+                max_sentences=self.max_source_sentences,
+            )
             # A single character may have more tokens than there is room for.
             pieces = [encode(code + text.strip())[:most] for text in texts]
             noun = "piece" if len(pieces) == 1 else "pieces"
             outcome = f"translated in {len(pieces):,} {noun}"
-        self.on_warning(Problem(where, what, got, outcome))
+        if is_long:
+            self.on_warning(Problem(where, what, got, outcome))
+        else:
+            self.on_sentences(_too_many_sentences(where, num_sentences, self.max_source_sentences))
         return [(text, _ended(piece)) for text, piece in zip(texts, pieces, strict=True)]
 
     def _split_code(self, line: str) -> tuple[str, str]:
@@ -217,3 +239,10 @@ def _contains(ids: Sequence[int], phrase: Sequence[int]) -> bool:
 def _ended(ids: Sequence[int]) -> list[int]:
     """Put the end token after the ids of a sentence; an empty one stays empty."""
     return [*ids, END_ID] if ids else []
+
+
+def _too_many_sentences(where: str, count: int, most: int | None) -> Problem:
+    """Return what is said of the first line that is split for its sentences."""
+    what = "has more sentences than a training line"
+    how = "sentence by sentence" if most == 1 else f"at most {most} sentences at a time"
+    return Problem(where, what, str(count), f"such lines are translated {how}")

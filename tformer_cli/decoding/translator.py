@@ -50,6 +50,9 @@ class Translator:
     translated as a line of its own, and the translations are joined. Or it loses what is beyond
     that length (`truncate`), or is refused (`error`).
 
+    With `split`, a line of more than `max_source_sentences` sentences is cut at sentence ends too:
+    a model that was trained on single sentences translates the first one and drops the rest.
+
     Example:
         >>> translator = Translator.load("runs/demo")  # doctest: +SKIP
         >>> translator.translate(["The teacher reads a book."])  # doctest: +SKIP
@@ -63,6 +66,7 @@ class Translator:
         decoding: DecodingConfig,
         *,
         max_source_length: int,
+        max_source_sentences: int | None = None,
         long_lines: LongLines = "split",
         blank: str = " ",
         source_blank: str = " ",
@@ -77,6 +81,7 @@ class Translator:
             tokenizers: of the model behind the engine.
             decoding: the search where a call asks for no other.
             max_source_length: tokens of a line, `</s>` not counted, above which it is long.
+            max_source_sentences: sentences of a line above which it is cut; None sets no limit.
             long_lines: what becomes of a long line.
             blank: what joins the translations of its pieces.
             source_blank: likewise in the source language.
@@ -85,9 +90,12 @@ class Translator:
             description: of the model and where it is, for `repr`.
 
         Raises:
-            UsageError: `max_source_length` is below 1, or `long_lines` is none of its choices.
+            UsageError: `max_source_length` or `max_source_sentences` is below 1, or `long_lines` is
+                none of its choices.
         """
         _check_positive("--max-source-length", max_source_length)
+        if max_source_sentences is not None:
+            _check_positive("--max-source-sentences", max_source_sentences)
         if long_lines not in get_args(LongLines):
             raise UsageError(
                 "--long-lines", f"must be one of {', '.join(get_args(LongLines))}", got=long_lines
@@ -96,11 +104,13 @@ class Translator:
         self.tokenizers = tokenizers
         self.decoding = decoding
         self.max_source_length = max_source_length
+        self.max_source_sentences = max_source_sentences
         self.long_lines = long_lines
         self.wording = Wording(tokenizers, blank=blank, source_blank=source_blank)
         self.aligner = aligner
         self.start_id = start_id
         self.description = description
+        self._has_told_of_sentences = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.description})"
@@ -117,6 +127,7 @@ class Translator:
         workers: int = 1,
         long_lines: LongLines = "split",
         max_source_length: int | None = None,
+        max_source_sentences: int | None = None,
     ) -> "Translator":
         """Load the translator of a run folder, or of several as an ensemble.
 
@@ -133,19 +144,24 @@ class Translator:
             long_lines: what becomes of a long line.
             max_source_length: tokens above which a line is long; the run's
                 `data.filters.max_length` where it is None.
+            max_source_sentences: sentences above which a line is cut at sentence ends; as many as
+                the lines of the training text had where it is None.
 
         Raises:
             CheckpointError: there is no such run or checkpoint, it is damaged, or the runs do not
                 go together.
             DeviceError: this machine does not have the device, or that not the precision.
             UsageError: the model has not learnt positions for so many tokens; or several processes
-                are to share a device other than a CPU; or `workers` or `max_source_length` is below
-                1, or `long_lines` is none of its choices; or a text is given where a list belongs.
+                are to share a device other than a CPU; or `workers`, `max_source_length` or
+                `max_source_sentences` is below 1, or `long_lines` is none of its choices; or a text
+                is given where a list belongs.
         """
         refuse_text_alone(ensemble=ensemble)
         place = resolve_device(device)
         runs = [RunDirectory(Path(one)) for one in (run, *ensemble)]
         trained, *others = load_ensemble(runs, checkpoint)
+        if max_source_sentences is None:
+            max_source_sentences = trained.max_source_sentences
         translator = cls.of_model(
             trained.model,
             trained.tokenizers,
@@ -155,6 +171,7 @@ class Translator:
             others=[other.model for other in others],
             long_lines=long_lines,
             max_source_length=max_source_length,
+            max_source_sentences=max_source_sentences,
         )
         names = " + ".join(str(one.path) for one in runs)
         translator.description += f", {names} at step {trained.step}"
@@ -175,6 +192,7 @@ class Translator:
         others: Sequence[Seq2Seq] = (),
         long_lines: LongLines = "split",
         max_source_length: int | None = None,
+        max_source_sentences: int | None = None,
     ) -> "Translator":
         """Return the translator of a model in memory, or with others of an ensemble.
 
@@ -183,7 +201,8 @@ class Translator:
 
         Raises:
             UsageError: the model has not learnt positions for `max_source_length` tokens; or
-                `max_source_length` is below 1, or `long_lines` is none of its choices.
+                `max_source_length` or `max_source_sentences` is below 1, or `long_lines` is none of
+                its choices.
             DeviceError: memory has no room for the models.
         """
         if max_source_length is None:
@@ -207,6 +226,7 @@ class Translator:
             tokenizers,
             config.decoding,
             max_source_length=max_source_length,
+            max_source_sentences=max_source_sentences,
             long_lines=long_lines,
             blank=blank_between(config.data.target_language),
             source_blank=blank_between(config.data.source_language),
@@ -314,8 +334,9 @@ class Translator:
             step: from the number of a line to that of the next.
             on_done: called with the number of lines whenever some are translated; where long
                 ones are among them, in proportion to their pieces.
-            on_warning: called with each long line that is split or truncated, and once if memory
-                runs out and less is translated at a time.
+            on_warning: called with each long line that is split or truncated, once in all with a
+                line that is split for its sentences, and once if memory runs out and less is
+                translated at a time.
 
         Raises:
             ConfigError: the search breaks limits or rules of its keys, or goes beyond the positions
@@ -340,15 +361,23 @@ class Translator:
                 search, "--constraints" if required is not None else "--terminology"
             )
         num_wanted = _num_wanted(search, count, consensus)
+
+        def on_sentences(problem: Problem) -> None:
+            if not self._has_told_of_sentences:
+                self._has_told_of_sentences = True
+                on_warning(problem)
+
         requests = LineRequests(
             self.tokenizers,
             max_source_length=self.max_source_length,
+            max_source_sentences=self.max_source_sentences,
             max_target_length=self.engine.scorer.max_length,
             long_lines=self.long_lines,
             has_blanks=self.wording.blank != "",
             banned=banned,
             terminology=terminology,
             on_warning=on_warning,
+            on_sentences=on_sentences,
         )
         with_prefix = zip(lines, prefixes, strict=True) if prefixes is not None else None
         both = with_prefix or ((line, "") for line in lines)

@@ -64,6 +64,7 @@ class Evaluator:
             place,
             number_format,
             others=[other.model for other in others],
+            max_source_sentences=first.max_source_sentences,
         )
         return cls(runs[0], models, translator, place, number_format)
 

@@ -1,5 +1,6 @@
 """A model from elsewhere as a run folder, which does what runs do."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -68,7 +69,8 @@ def _write(trained: TrainedModel, run: RunDirectory) -> None:
     write_text(run.config_file, dump_config(trained.config))
     trained.tokenizers.save(run.tokenizer)
     checkpoint = run.checkpoint(trained.step)
-    state = TrainingState.beginning(trained.tokenizers.fingerprint, environment={})
+    beginning = TrainingState.beginning(trained.tokenizers.fingerprint, environment={})
+    state = replace(beginning, max_source_sentences=trained.max_source_sentences)
     # An optimiser that has not moved has nothing to keep.
     save_checkpoint(checkpoint, trained.model, torch.optim.SGD(trained.model.parameters()), state)
     run.point("best", checkpoint)

@@ -1,10 +1,12 @@
 """A trained model as a plain folder: to publish, and for whatever reads safetensors.
 
-It holds model.safetensors, the weights by our names, each of those that are shared once; the
+It holds model.safetensors, the weights by our names, each of those that are shared once, with the
+number of sentences of a training line, where it is known, among the file's metadata; the
 config.yaml of the run, where text files have names and no places; and its tokenizer/. `tformer
 import` makes a run of it again.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +16,7 @@ import safetensors
 import torch
 
 from tformer_cli.checkpoint.layout import MODEL_FILE
-from tformer_cli.checkpoint.tensors import save_tensors
+from tformer_cli.checkpoint.tensors import read_notes, save_tensors
 from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.load import data_files, dump_config, load_config
 from tformer_cli.config.schema.config import Config
@@ -38,6 +40,10 @@ from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 
 Precision = Literal["float16", "bfloat16", "float32"]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+# In the metadata of the file of weights.
+SENTENCES_NOTE = "max_source_sentences"
+SENTENCES = re.compile("[1-9][0-9]{0,8}")
 
 _Text = TypeVar("_Text", bound=Text)
 
@@ -73,8 +79,11 @@ class PlainFormat(Format):
         named = trained.model.named_parameters()
         weights = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in named}
         # safetensors lets nobody else read what it writes; a whole file is for all.
+        notes = {"format": "pt"}
+        if trained.max_source_sentences is not None:
+            notes[SENTENCES_NOTE] = str(trained.max_source_sentences)
         with whole_file(folder / MODEL_FILE) as temporary:
-            save_tensors(weights, temporary, {"format": "pt"})
+            save_tensors(weights, temporary, notes)
         write_text(run.config_file, dump_config(without_places(trained.config)))
         trained.tokenizers.save(run.tokenizer)
 
@@ -181,7 +190,10 @@ def read_plain_folder(
         raise CheckpointError(str(run.config_file), "does not translate", got=got)
     tokenizers = load_tokenizers(run.tokenizer)
     model = _model(file, config, tokenizers, settings=run.config_file)
-    return TrainedModel(config, tokenizers, model, step=0)
+    sentences = read_notes(file).get(SENTENCES_NOTE, "")
+    # A folder from elsewhere may say anything.
+    known = int(sentences) if SENTENCES.fullmatch(sentences) else None
+    return TrainedModel(config, tokenizers, model, step=0, max_source_sentences=known)
 
 
 def _model(file: Path, config: Config, tokenizers: Tokenizers, *, settings: Path) -> Seq2Seq:

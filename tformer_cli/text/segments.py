@@ -7,10 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 
 # Quotation marks and brackets that may stand between a mark and the blank after it.
 _CLOSING = "[\"'”’“»›)\\]}」』）】》〉]*+"
-# From the best place to the least good one. The scripts that write without blanks need none after
-# their marks; a run of such marks stays together.
-_PAUSES = (
-    re.compile(rf"(?<=[.!?…؟۔।]){_CLOSING}\s+|(?<=[。！？｡]){_CLOSING}(?![。！？｡])\s*"),
+# The scripts that write without blanks need none after their marks; a run of such marks stays
+# together.
+_SENTENCE_ENDS = re.compile(
+    rf"(?<=[.!?…؟۔।]){_CLOSING}\s+|(?<=[。！？｡]){_CLOSING}(?![。！？｡])\s*"
+)
+# Initials (but for "I", which ends sentences), ordinal numbers, what has periods within, and titles
+# that stand before names. Among the last characters before a blank, for none is longer.
+_ABBREVIATION = re.compile(
+    r"(?<![\w.])(?:(?!I\.)[^\W\d_]|\d\d?|(?:[^\W\d_]\.)+[^\W\d_]|"
+    r"M(?:rs?|s|me|lle|t)|[DJSH]r|Dra|Sra?|St|Prof|Gen|Col|Capt|Lt|Sgt|Rev|Hon|Sen|Rep|Gov|Nr|vs)\.$"
+)
+_LONGEST_ABBREVIATION = 12
+# From the best place to the least good one.
+_LESSER_PAUSES = (
     re.compile(rf"(?<=[;:؛]){_CLOSING}\s+|(?<=[；：])\s*"),
     re.compile(rf"(?<=[,،]){_CLOSING}\s+|(?<=[，、､])\s*"),
     re.compile(r"\s+"),
@@ -21,7 +31,13 @@ _JOINER = "\u200d"
 _WITHOUT_BLANKS = frozenset({"zh", "yue", "wuu", "ja", "th", "lo", "km", "my", "bo", "dz"})
 
 
-def segments(text: str, max_tokens: int, count_tokens: Callable[[str], int]) -> list[str]:
+def segments(
+    text: str,
+    max_tokens: int,
+    count_tokens: Callable[[str], int],
+    *,
+    max_sentences: int | None = None,
+) -> list[str]:
     """Cut a text into pieces of at most `max_tokens` tokens, each as long as may be.
 
     A piece ends after the last sentence that still fits; where none fits, at a semicolon or colon,
@@ -35,8 +51,11 @@ def segments(text: str, max_tokens: int, count_tokens: Callable[[str], int]) -> 
         text: what to cut.
         max_tokens: of a piece.
         count_tokens: says how many tokens a stretch of text becomes.
+        max_sentences: of a piece; None sets no limit.
     """
-    pauses = [[found.end() for found in pause.finditer(text)] for pause in _PAUSES]
+    sentences = sentence_ends(text)
+    lesser = ([found.end() for found in pause.finditer(text)] for pause in _LESSER_PAUSES)
+    pauses = [sentences, *lesser]
 
     def fits(start: int, end: int) -> bool:
         return count_tokens(text[start:end]) <= max_tokens
@@ -44,14 +63,35 @@ def segments(text: str, max_tokens: int, count_tokens: Callable[[str], int]) -> 
     pieces = []
     start, reach = 0, max_tokens
     while start < len(text):
-        limit = end = _furthest(start, len(text), reach, fits)
-        if limit < len(text):
+        last = len(text)
+        if max_sentences is not None:
+            beyond = bisect_right(sentences, start) + max_sentences
+            last = sentences[min(beyond, len(sentences)) - 1]
+        limit = end = _furthest(start, last, reach, fits)
+        if limit < last:
             # A shorter stretch may have more tokens than a longer one, so it is counted again.
             good = _good_ends(text, pauses, start, limit)
             end = next((place for place in good if fits(start, place)), limit)
         pieces.append(text[start:end])
         start, reach = end, limit - start
     return pieces
+
+
+def sentence_ends(text: str) -> list[int]:
+    """Return where each sentence of a text ends, behind the blanks that follow it.
+
+    A period after an abbreviation ends none. Nor does a mark before a small letter, unless the
+    text has small letters alone. The last sentence ends with the text.
+    """
+    has_capitals = text != text.lower()
+    ends = []
+    for found in _SENTENCE_ENDS.finditer(text):
+        start, end = found.span()
+        if end == len(text) or (has_capitals and text[end].islower()):
+            continue
+        if not _ABBREVIATION.search(text[max(0, start - _LONGEST_ABBREVIATION) : start]):
+            ends.append(end)
+    return [*ends, len(text)] if text else []
 
 
 def beginning(text: str, max_tokens: int, count_tokens: Callable[[str], int]) -> str:

@@ -66,7 +66,14 @@ def average(
     load_average(members, trained.model)
     model = trained.model.to(device)
     precision = resolve_precision(config.training.precision, device)
-    validation = validate(model, trained.tokenizers, config, device, precision)
+    validation = validate(
+        model,
+        trained.tokenizers,
+        config,
+        device,
+        precision,
+        max_source_sentences=trained.max_source_sentences,
+    )
     score = selection_score(validation, config)
     best = run.pointed("best")
     best_score = None if best is None else load_state(best).score

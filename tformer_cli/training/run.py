@@ -1,6 +1,7 @@
 """A training run, from its config to its best checkpoint: begin or go on, step, validate, save."""
 
 import contextlib
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,10 @@ import torch
 from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.config.load import check_data_files, dump_config, load_config
 from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.training import TrainingConfig
+from tformer_cli.corpus.lengths import max_sentences
+from tformer_cli.corpus.reader import read_lines
 from tformer_cli.device import keep_freed_memory
 from tformer_cli.distributed import World, joined, own_device
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
@@ -159,6 +163,7 @@ class _Sitting:
             self.prepared.beginning(),
             settings=lasting_settings(config),
             judged_by=judgement(config),
+            max_source_sentences=self._source_sentences(checkpoint),
         )
         self.state = self.beginning
         if checkpoint is None and config.training.initialize_from is not None:
@@ -173,6 +178,14 @@ class _Sitting:
         if world.is_first:
             write_text(run.config_file, dump_config(config))
         reporter.say(self.prepared.describe())
+
+    def _source_sentences(self, checkpoint: Path | None) -> int | None:
+        """Return how many sentences a source line has; what begun runs say stays in force."""
+        if checkpoint is not None:
+            return load_state(checkpoint).max_source_sentences
+        sources = [text.source for text in self.config.data.train if isinstance(text, ParallelText)]
+        lines = itertools.chain.from_iterable(map(read_lines, sources))
+        return max_sentences(lines) if sources else None
 
     @property
     def is_over(self) -> bool:
@@ -358,6 +371,7 @@ class _Sitting:
                 self.config,
                 self.learner.device,
                 self.learner.precision,
+                max_source_sentences=self.state.max_source_sentences,
                 world=self.world,
                 on_done=interruption.leave_if_signalled,
             )

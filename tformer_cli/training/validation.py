@@ -46,6 +46,7 @@ def validate(
     device: torch.device,
     precision: torch.dtype,
     *,
+    max_source_sentences: int | None = None,
     world: World = ALONE,
     on_done: Callable[[int], object] = lambda count: None,
 ) -> Validation:
@@ -59,6 +60,8 @@ def validate(
         config: of the run.
         device: where the model is.
         precision: number format of matrix products.
+        max_source_sentences: of a source line of the training text; lines with more are translated
+            in pieces.
         world: the processes that work together.
         on_done: called with the number of lines whenever some are done.
 
@@ -74,7 +77,14 @@ def validate(
     assert isinstance(model, Seq2Seq), "a text and its translation are for those that translate"
     evaluation = evaluate(
         model,
-        Translator.of_model(model, tokenizers, config, device, precision),
+        Translator.of_model(
+            model,
+            tokenizers,
+            config,
+            device,
+            precision,
+            max_source_sentences=max_source_sentences,
+        ),
         text,
         [build_metric("bleu", config.evaluation, config.data.target_language)],
         decoding=config.training.validation_decoding,
