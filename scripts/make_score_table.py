@@ -1,15 +1,19 @@
 """Refresh the rows of the score table in README.md from run folders.
 
 A run is trained by `tformer train` and scored by `tformer eval RUN --bleu`; each of its test sets
-gives a row. Rows of other runs stay as they are.
+gives a row. Rows of other runs stay as they are. Runs of one config with several seeds share a row,
+with the mean and the standard deviation of their scores: give them with commas between them, first
+the one that is called like the config.
 
-Example: python scripts/make_score_table.py runs/demo runs/multi30k
+Example: python scripts/make_score_table.py runs/demo runs/multi30k,runs/seed-2,runs/seed-3
 """
 
 import json
+import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 
@@ -25,37 +29,89 @@ HEADER = (
 )
 
 
-def rows(run: RunDirectory) -> list[str]:
-    """Return a row for each test set that the run was scored on.
+def rows(runs: Sequence[RunDirectory]) -> list[str]:
+    """Return a row for each test set that the runs, one a seed, were scored on.
 
     Raises:
-        CheckpointError: the run has no checkpoint or no BLEU.
+        CheckpointError: a run has no checkpoint or no BLEU, or two were scored otherwise.
     """
-    last, best = run.pointed("last"), run.pointed("best")
-    if last is None or best is None:
-        raise CheckpointError(str(run.path), "is no finished run", remedy="train it first")
-    state = load_state(last)
-    environment = state.environment
+    run = runs[0]
+    states = [load_state(checkpoint(each, "last")) for each in runs]
+    environment = states[0].environment
     threads = environment["threads"]
     hardware = f"{threads} thread{'' if threads == '1' else 's'}, {environment['device']}"
-    minutes = f"{state.seconds / 60:.0f}"
-    parameters = f"{num_parameters(best / MODEL_FILE) / 1e6:.1f} M"
+    minutes = f"{statistics.mean(state.seconds for state in states) / 60:.0f}"
+    parameters = f"{num_parameters(checkpoint(run, 'best') / MODEL_FILE) / 1e6:.1f} M"
     config = f"[{run.path.name}](configs/{run.path.name}.yaml)"
+    results = [bleu(each) for each in runs]
+    for each, result in zip(runs, results, strict=True):
+        if {name: how(*x) for name, x in result.items()} != {
+            name: how(*x) for name, x in results[0].items()
+        }:
+            raise CheckpointError(
+                str(each.path),
+                "was scored otherwise",
+                got=f"another test set, signature or search than {run.path}",
+                remedy="score both by the same `tformer eval`",
+            )
     found = []
-    for file in sorted(run.eval.glob("*.json")):
-        content = json.loads(file.read_text(encoding="utf-8"))
-        for score in content["scores"]:
-            if score["name"] == "BLEU" and file.stem != "valid":
-                test_set = f"{file.stem}, {score['num_sentences']:,} sentences"
-                signature = f"`{score['signature']}`".replace("|", "\\|")
-                cells = (config, test_set, f"{score['score']:.2f}", signature)
-                more = (search(content["decoding"]), minutes, hardware, parameters)
-                found.append(f"| {' | '.join((*cells, *more))} |")
+    for name, (score, decoding) in results[0].items():
+        test_set = f"{name}, {score['num_sentences']:,} sentences"
+        signature = f"`{score['signature']}`".replace("|", "\\|")
+        scores = [result[name][0]["score"] for result in results]
+        cells = (config, test_set, in_words(scores), signature)
+        more = (search(decoding), minutes, hardware, parameters)
+        found.append(f"| {' | '.join((*cells, *more))} |")
+    return found
+
+
+def checkpoint(run: RunDirectory, name: str) -> Path:
+    """Return the checkpoint that a pointer of a finished run names.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    found = run.pointed(name)
+    if found is None:
+        raise CheckpointError(str(run.path), "is no finished run", remedy="train it first")
+    return found
+
+
+def bleu(run: RunDirectory) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Return BLEU of each test set that a run was scored on, and the search it is by.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    contents = {
+        file.stem: json.loads(file.read_text(encoding="utf-8"))
+        for file in sorted(run.eval.glob("*.json"))
+        if file.stem != "valid"
+    }
+    found = {
+        name: (score, content["decoding"])
+        for name, content in contents.items()
+        for score in content["scores"]
+        if score["name"] == "BLEU"
+    }
     if not found:
         raise CheckpointError(
             str(run.path), "has no BLEU of a test set", remedy=f"tformer eval {run.path} --bleu"
         )
     return found
+
+
+def how(score: dict[str, Any], decoding: dict[str, Any]) -> tuple[object, ...]:
+    """Return what scores must have in common to be compared."""
+    return score["signature"], score["num_sentences"], decoding
+
+
+def in_words(scores: Sequence[float]) -> str:
+    """Return one score, or the mean and the standard deviation of several."""
+    if len(scores) == 1:
+        return f"{scores[0]:.2f}"
+    mean, deviation = statistics.mean(scores), statistics.stdev(scores)
+    return f"{mean:.1f} ± {deviation:.1f} ({len(scores)} seeds)"
 
 
 def search(decoding: dict[str, object]) -> str:
@@ -92,7 +148,11 @@ def with_rows(readme: str, fresh: Iterable[str]) -> str:
 
 if __name__ == "__main__":
     try:
-        fresh = [row for run in sys.argv[1:] for row in rows(RunDirectory(Path(run)))]
+        fresh = [
+            row
+            for seeds in sys.argv[1:]
+            for row in rows([RunDirectory(Path(run)) for run in seeds.split(",")])
+        ]
     except CheckpointError as error:
         sys.exit(str(error))
     write_text(README, with_rows(README.read_text(encoding="utf-8"), fresh))

@@ -1,4 +1,4 @@
-"""The native engine with a small random model in float64."""
+"""The native engine with a small random model, in float64 where nothing else is said."""
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from tformer_cli.decoding.engine import NativeEngine
 from tformer_cli.decoding.hypothesis import EMPTY
 from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.decoding.request import Request
+from tformer_cli.decoding.workers import WorkersEngine
 from tformer_cli.errors import DeviceError
 from tformer_cli.model.build import build_model
 from tformer_cli.model.encoder_decoder import EncoderDecoder
@@ -19,7 +20,7 @@ ROLES = TokenRoles(START, END, SUPPRESSED)
 SEARCHES = [GreedyConfig(max_length=12), BeamConfig(size=3, max_length=12)]
 
 
-def small_model(seed: int = 11) -> Seq2Seq:
+def small_model(seed: int = 11, dtype: torch.dtype = torch.float64) -> Seq2Seq:
     config = EncoderDecoderConfig(
         dim=12,
         num_heads=3,
@@ -28,7 +29,7 @@ def small_model(seed: int = 11) -> Seq2Seq:
         num_decoder_layers=2,
         tie="none",
     )
-    model = build_model(config, source_size=V, target_size=V, seed=seed).double()
+    model = build_model(config, source_size=V, target_size=V, seed=seed).to(dtype)
     # Large matrices let sentences differ, and a long vector lets some end before the limit.
     for parameter in model.parameters():
         if parameter.dim() == 2:
@@ -37,8 +38,8 @@ def small_model(seed: int = 11) -> Seq2Seq:
     return model.eval()
 
 
-def native_engine(seed: int = 11) -> NativeEngine:
-    model, cpu = small_model(seed), torch.device("cpu")
+def native_engine(seed: int = 11, dtype: torch.dtype = torch.float64) -> NativeEngine:
+    model, cpu = small_model(seed, dtype), torch.device("cpu")
     return NativeEngine(model, ROLES, device=cpu, precision=torch.float32)
 
 
@@ -103,6 +104,25 @@ def test_the_size_of_batches_changes_nothing(search):
         engine.most_places = most_places
         found = engine.translate(inputs, search)
         assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])
+def test_in_float32_batches_and_workers_change_no_translation_but_near_ties(search):
+    engine, inputs = native_engine(dtype=torch.float32), requests(60)
+    expected = [best for (best,) in engine.translate(inputs, search)]
+    others = [WorkersEngine(engine, 3).translate(inputs, search)]
+    for most_places in (1, 7, 50):
+        engine.most_places = most_places
+        others.append(engine.translate(inputs, search))
+    # Another order of the lines.
+    others.append(engine.translate(inputs[::-1], search)[::-1])
+    pairs = [(one, two) for found in others for (one,), two in zip(found, expected, strict=True)]
+    assert len(pairs) == 300
+    num_near_ties = 0
+    for one, two in pairs:
+        assert one.score == pytest.approx(two.score, abs=1e-3)
+        num_near_ties += one.token_ids != two.token_ids
+    assert num_near_ties <= 3
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])

@@ -19,7 +19,7 @@ def test_a_row_says_what_the_run_folder_says(toy_run, tformer, tmp_path):
     state = load_state(run.pointed("last"))
     parameters = load_trained_model(run).model.num_parameters()
     threads = state.environment["threads"]
-    row = make_score_table.rows(run)[0]
+    row = make_score_table.rows([run])[0]
     cells = [cell.strip() for cell in row.replace("\\|", "/").strip("|").split("|")]
     assert cells == [
         "[run](configs/run.yaml)",
@@ -33,6 +33,41 @@ def test_a_row_says_what_the_run_folder_says(toy_run, tformer, tmp_path):
     ]
 
 
+@pytest.fixture
+def seeds(toy_run, tmp_path):
+    """Three runs that differ in BLEU and in how long they took."""
+    runs = [RunDirectory(tmp_path / name) for name in ("run", "two", "three")]
+    for run, score, minutes in zip(runs, (40.18, 40.85, 39.86), (30, 31, 35), strict=True):
+        shutil.copytree(toy_run, run.path, ignore=shutil.ignore_patterns("eval"))
+        file = run.pointed("last") / "state.json"
+        state = json.loads(file.read_text()) | {"seconds": 60.0 * minutes}
+        file.write_text(json.dumps(state))
+        result = {"name": "BLEU", "score": score, "signature": "s", "num_sentences": 9}
+        content = {"scores": [result], "decoding": {"kind": "beam", "size": 5}}
+        run.eval.mkdir()
+        (run.eval / "toy.json").write_text(json.dumps(content))
+    return runs
+
+
+def test_several_seeds_share_a_row_with_their_mean_and_deviation(seeds):
+    (row,) = make_score_table.rows(seeds)
+    start = (
+        "| [run](configs/run.yaml) | toy, 9 sentences | 40.3 ± 0.5 (3 seeds) | `s` | beam 5 | 32 |"
+    )
+    assert row.startswith(start)
+
+
+def test_seeds_that_were_scored_otherwise_share_no_row(seeds):
+    file = seeds[1].eval / "toy.json"
+    file.write_text(file.read_text().replace('"size": 5', '"size": 4'))
+    with pytest.raises(CheckpointError) as caught:
+        make_score_table.rows(seeds)
+    assert str(caught.value) == (
+        f"{seeds[1].path}: was scored otherwise; got another test set, signature or search than "
+        f"{seeds[0].path}; score both by the same `tformer eval`"
+    )
+
+
 def test_rows_replace_those_of_the_same_config_and_leave_the_others():
     first = make_score_table.with_rows(EMPTY, ["| x | 1 |", "| y | 2 |"])
     second = make_score_table.with_rows(first, ["| x | 3 |", "| z | 4 |"])
@@ -44,5 +79,5 @@ def test_rows_replace_those_of_the_same_config_and_leave_the_others():
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(CheckpointError) as caught:
-        make_score_table.rows(RunDirectory(tmp_path))
+        make_score_table.rows([RunDirectory(tmp_path)])
     assert str(caught.value) == f"{tmp_path}: is no finished run; train it first"

@@ -897,11 +897,70 @@ def test_the_average_of_a_run_is_the_weighted_sum_of_its_weights_after_each_step
     )
 
 
+TWO_THREADS = """
+import signal, sys
+from pathlib import Path
+import torch
+from tformer_cli.config.load import load_config
+from tformer_cli.errors import Interrupted
+from tformer_cli.run_directory import RunDirectory
+from tformer_cli.training import run as run_module
+from tformer_cli.training.loop import train_steps
+from tformer_cli.training.run import train
+
+def signalled(*arguments, **options):
+    for taken in train_steps(*arguments, **options):
+        if taken.step == 2:
+            signal.raise_signal(signal.SIGTERM)
+        yield taken
+
+torch.set_num_threads(2)
+config, folder = Path(sys.argv[1]), Path(sys.argv[2])
+for precision in ("float32", "bfloat16"):
+    settings = load_config(config, [*sys.argv[3:], f"training.precision={precision}"])
+    unbroken, broken = (
+        (settings, RunDirectory(folder / f"{name}-{precision}"))
+        for name in ("unbroken", "broken")
+    )
+    train(*unbroken, device=torch.device("cpu"))
+    run_module.train_steps = signalled
+    try:
+        train(*broken, device=torch.device("cpu"))
+        raise AssertionError("nothing came between")
+    except Interrupted:
+        run_module.train_steps = train_steps
+    train(*broken, device=torch.device("cpu"))
+"""
+
+
+def test_two_threads_go_on_to_the_bit_in_float32_and_in_bfloat16(tmp_path):
+    config_file = write_toy(tmp_path / "data", pairs=500)
+    script = tmp_path / "two_threads.py"
+    script.write_text(TWO_THREADS)
+    # Tensors of more than 32,768 numbers, which torch divides among its threads.
+    wide = ("training.batch_tokens=800", "model.dim=64", "model.dropout=0.3")
+    steps = ("training.max_steps=6", "training.validate_every=6", "training.report_every=1")
+    # A process of its own, whose threads give the processor away while they wait.
+    environment = {**os.environ, "GOMP_SPINCOUNT": "0"}
+    words = [sys.executable, str(script), str(config_file), str(tmp_path), *wide, *steps]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for precision in ("float32", "bfloat16"):
+        runs = [RunDirectory(tmp_path / f"{name}-{precision}") for name in ("unbroken", "broken")]
+        assert_same_end(*runs)
+        one, two = (replace(load_state(x.pointed("last")), seconds=0.0) for x in runs)
+        assert one == two
+        assert one.step == 6
+        assert (one.environment["threads"], one.environment["precision"]) == ("2", precision)
+
+
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, capsys):
     # Enough steps behind the tenth that the kill comes before the end.
     config = CONFIG.replace("dropout: 0.1", "dropout: 0.3").replace(
         "max_steps: 24", "max_steps: 48\n  accumulate: 2\n  ema_decay: 0.9"
     )
+    # As a processor trains that multiplies it.
+    config = config.replace("precision: float32", "precision: bfloat16")
     config_file = write_toy(tmp_path / "data", config=config)
     unbroken = trained(config_file, tmp_path / "unbroken")
     process = start_and_wait_for(config_file, tmp_path / "broken", "step 10/")

@@ -1,7 +1,9 @@
 """Linear layers whose weights have eight bits, for translation on a CPU.
 
 A quarter of the weights' memory is read, and products of whole numbers are faster. Each row of the
-input is rounded by a scale of its own, so that its company changes nothing.
+input has its own scale, so the other rows of a batch do not change how it is rounded. The batch
+shape does change the last digits of the row itself, though, and rounding to eight bits makes them a
+whole unit now and then: near-ties may be decided otherwise.
 """
 
 import torch
