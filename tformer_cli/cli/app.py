@@ -12,6 +12,7 @@ from tformer_cli.cli.eval import evaluate
 from tformer_cli.cli.export import export
 from tformer_cli.cli.heatmap import heatmap
 from tformer_cli.cli.import_ import import_
+from tformer_cli.cli.init import init
 from tformer_cli.cli.model import model
 from tformer_cli.cli.plot import plot
 from tformer_cli.cli.score import score
@@ -40,6 +41,7 @@ app = new_app(
     help="Train and run Transformer translation models from a YAML file.",
     no_args_is_help=True,
 )
+app.command("init")(init)
 app.command("train")(train)
 app.command("translate")(translate)
 app.command("eval")(evaluate)
