@@ -19,7 +19,7 @@ def is_free(lock: Path) -> bool:
 
 
 def test_nobody_else_has_the_lock_in_the_meantime(tmp_path):
-    lock = tmp_path / "new folder" / "lock"
+    lock = tmp_path / "lock"
     with alone(lock, "waiting"):
         assert not is_free(lock)
     assert is_free(lock)

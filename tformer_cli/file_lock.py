@@ -79,7 +79,7 @@ def alone(lock: Path, waiting: str) -> Iterator[None]:
     """Let one process at a time go on; the system lets go of the lock of one that is killed.
 
     Args:
-        lock: a file for this alone, which stays.
+        lock: a file for this alone, which stays; its folder is there.
         waiting: what a process that has to wait says of it on a terminal.
 
     Raises:
@@ -87,7 +87,6 @@ def alone(lock: Path, waiting: str) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            lock.parent.mkdir(parents=True, exist_ok=True)
             handle = open_lock(lock)
             stack.callback(os.close, handle)
             if not take_lock(handle):

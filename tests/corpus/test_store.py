@@ -1,12 +1,15 @@
 import hashlib
+import math
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer_cli.corpus import store as store_module
 from tformer_cli.corpus.store import build_store
+
+Triple = tuple[list[int], list[int], float]
 
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=6)
 triples = st.lists(st.tuples(ids, ids, st.floats(0.1, 9.0)), max_size=12)
@@ -25,8 +28,37 @@ def test_store_gives_back_what_was_put_in(pairs):
     assert store.target_lengths.tolist() == [len(target) for _, target, _ in pairs]
 
 
-@given(triples, triples)
-def test_fingerprints_are_equal_for_equal_pairs_only(pairs, others):
+@st.composite
+def near(draw: st.DrawFn) -> tuple[list[Triple], list[Triple]]:
+    """Pairs, and the same with one thing changed, or with nothing that changes them."""
+    pairs = draw(triples.filter(bool))
+    place = draw(st.integers(0, len(pairs) - 1))
+    source, target, weight = pairs[place]
+    some = st.integers(0, 2**32 - 1)
+    replaced = draw(
+        st.sampled_from(
+            [
+                [(source, target, draw(st.floats(0.1, 9.0)))],
+                [(source, target, math.nextafter(weight, 10.0))],
+                [([*source, draw(some)], target, weight)],
+                [(source[:-1], target, weight)],
+                [(source, [*target[1:], *target[:1]], weight)],
+                [(source, [*target[:-1], draw(some)], weight)],
+                [(target, source, weight)],
+                [(source + target, [], weight)],
+                [(source, target, weight)] * 2,
+                [],
+                [(source, target, weight)],
+            ]
+        )
+    )
+    return pairs, [*pairs[:place], *replaced, *pairs[place + 1 :]]
+
+
+@settings(max_examples=200)
+@given(near() | st.tuples(triples, triples))
+def test_fingerprints_are_equal_for_equal_pairs_only(both):
+    pairs, others = both
     same = build_store(pairs).fingerprint() == build_store(others).fingerprint()
     assert same == (pairs == others)
 

@@ -1,6 +1,7 @@
 """A store on disk holds what a list in memory would, however it is built."""
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from tformer_cli.config.schema.data import FilterConfig, PlainTrainingText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
+from tformer_cli.corpus import store_building
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.store import TokenStore, build_store
 from tformer_cli.corpus.store_building import Pace, stored
@@ -233,7 +235,16 @@ def test_a_build_that_is_killed_goes_on_from_what_was_saved(tmp_path, last):
     assert len(names(stores)) == 1
 
 
-@pytest.mark.parametrize("damage", ["truncated file", "journal"])
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+BUILDING = ["source.ids", "source.offsets", "target.ids", "target.offsets", "pairs.digests"]
+
+
+@pytest.mark.parametrize("damage", ["truncated file", "journal", "deep journal", *BUILDING])
 def test_a_damaged_build_begins_again(tmp_path, damage):
     def kill(chunk: int) -> None:
         if chunk == 9:
@@ -243,8 +254,12 @@ def test_a_damaged_build_begins_again(tmp_path, damage):
     with pytest.raises(KeyboardInterrupt):
         stored(texts, spied(kill)[0], FILTERS, stores=stores, pace=PACE)
     (building,) = stores.glob("*.building")
-    if damage == "journal":
+    if damage in BUILDING:
+        flip_a_bit(building / damage)
+    elif damage == "journal":
         (building / "journal.json").write_text("{")
+    elif damage == "deep journal":
+        (building / "journal.json").write_text("[" * 100_000)
     else:
         (building / "target.ids").write_bytes(b"")
     tokenizers, spy = spied()
@@ -263,6 +278,82 @@ def test_a_store_that_is_not_whole_is_built_again(tmp_path, name):
     found = stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
     assert_same(found, expected(MANY, FILTERS))
     assert (store / name).stat().st_size == len(content)
+
+
+def change_index(store: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    index = json.loads((store / "index.json").read_text())
+    change(index)
+    (store / "index.json").write_text(json.dumps(index))
+
+
+def swap_tokens(store: Path) -> None:
+    ids = np.fromfile(store / "target.ids", dtype="<u2")
+    place = next(i for i in range(len(ids) - 1) if ids[i] != ids[i + 1])
+    ids[[place, place + 1]] = ids[[place + 1, place]]
+    ids.tofile(store / "target.ids")
+
+
+def move_a_pair(index: dict[str, Any]) -> None:
+    index["texts"][0]["kept"] -= 1
+    index["texts"][1]["kept"] += 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        swap_tokens,
+        lambda store: flip_a_bit(store / "source.ids"),
+        lambda store: flip_a_bit(store / "source.offsets"),
+        lambda store: flip_a_bit(store / "target.ids"),
+        lambda store: flip_a_bit(store / "target.offsets"),
+        lambda store: change_index(store, move_a_pair),
+        lambda store: change_index(store, lambda index: index.update(id_dtypes=["<i2", "<u2"])),
+        lambda store: change_index(store, lambda index: index["fingerprints"].update(x="y")),
+        lambda store: change_index(store, lambda index: index.pop("checksum")),
+        lambda store: change_index(store, lambda index: index.update(sha256={})),
+        lambda store: (store / "index.json").write_text("[" * 100_000),
+        lambda store: (store / "index.json").write_text("[]"),
+    ],
+)
+def test_a_store_of_the_same_size_that_was_changed_is_built_again(tmp_path, damage):
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+    stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    (store,) = (path for path in stores.iterdir() if path.is_dir())
+    before = {file.name: file.read_bytes() for file in store.iterdir()}
+    damage(store)
+    tokenizers, spy = spied()
+    found = stored(texts, tokenizers, FILTERS, stores=stores, pace=PACE)
+    assert_same(found, expected(MANY, FILTERS))
+    assert spy.num_chunks == 16
+    assert {file.name: file.read_bytes() for file in store.iterdir()} == before
+
+
+def test_a_store_of_another_format_is_another_store(tmp_path, monkeypatch):
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+    stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    monkeypatch.setattr(store_building, "FORMAT_VERSION", store_building.FORMAT_VERSION + 1)
+    tokenizers, spy = spied()
+    found = stored(texts, tokenizers, FILTERS, stores=stores, pace=PACE)
+    assert_same(found, expected(MANY, FILTERS))
+    assert spy.num_chunks == 16
+    assert len(names(stores)) == 2
+
+
+def test_what_a_kill_left_of_a_finished_build_goes_with_the_next_start(tmp_path, monkeypatch):
+    def killed(folder: Path, **_: object) -> None:
+        raise KeyboardInterrupt
+
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    assert len(names(stores)) == 2
+    tokenizers, spy = spied()
+    found = stored(texts, tokenizers, FILTERS, stores=stores, pace=PACE)
+    assert_same(found, expected(MANY, FILTERS))
+    assert spy.num_chunks == 0
+    assert len(names(stores)) == 1
 
 
 def test_two_that_build_the_same_at_once_build_it_once(tmp_path):

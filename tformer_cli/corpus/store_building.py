@@ -4,20 +4,20 @@ import contextlib
 import hashlib
 import itertools
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Self
 
 import numpy as np
 from tqdm import tqdm
 
 from tformer_cli.child_process import num_cores
 from tformer_cli.config.schema.data import AnyTrainingText, FilterConfig
+from tformer_cli.corpus.appended_file import AppendedFile
 from tformer_cli.corpus.chunks import chunks
 from tformer_cli.corpus.encoding import EncodedPairs, Sentences, encoder, id_dtypes
 from tformer_cli.corpus.filters import FilterReport, find_repeats
@@ -32,13 +32,21 @@ from tformer_cli.corpus.store_folder import (
 from tformer_cli.corpus.text_digests import TextDigests
 from tformer_cli.errors import DataError
 from tformer_cli.file_lock import alone
-from tformer_cli.run_directory import sync_directory, whole_directory, write_json, writing
+from tformer_cli.run_directory import (
+    make_directory,
+    sync_directory,
+    whole_directory,
+    write_json,
+    writing,
+)
+from tformer_cli.staging import sweep
 from tformer_cli.text.tokenizer import Tokenizers
 
 # Below this size of all texts, starting processes takes longer than encoding.
 SMALL_BYTES = 16 << 20
 
 PAIR_DIGESTS = "pairs.digests"
+TEXTS_FILE = "texts.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,27 +91,33 @@ def stored(
         TrainingError: a process that encodes died.
     """
     weights = [text.weight for text in texts]
+    with writing(stores):
+        make_directory(stores)
     key = _key(texts, tokenizers, filters, stores)
-    folder = StoreFolder(stores / key)
+    folder, begun = StoreFolder(stores / key), stores / f"{key}.building"
     found = folder.open(weights)
-    if found is not None:
-        return found
-    waiting = "waiting for another process that encodes the same text"
-    with alone(stores / f"{key}.lock", waiting):
-        # Perhaps somebody else has just built it.
-        if folder.open(weights) is None:
-            with _building(stores / f"{key}.building", texts, tokenizers) as building:
-                _encode(building, texts, tokenizers, filters, pace)
-                if _key(texts, tokenizers, filters, stores) != key:
-                    raise DataError(
-                        "data.train",
-                        "the text changed while it was read",
-                        remedy="run the same command again",
-                    )
-                building.finish(folder)
-    built = folder.open(weights)
-    assert built is not None
-    return built
+    if found is None or begun.exists():
+        waiting = "waiting for another process that encodes the same text"
+        with alone(stores / f"{key}.lock", waiting):
+            # Perhaps somebody else has just built it.
+            found = folder.open(weights)
+            if found is None:
+                with _building(begun, texts, tokenizers) as building:
+                    _encode(building, texts, tokenizers, filters, pace)
+                    if _key(texts, tokenizers, filters, stores) != key:
+                        raise DataError(
+                            "data.train",
+                            "the text changed while it was read",
+                            remedy="run the same command again",
+                        )
+                    building.finish(folder)
+                found = folder.open(weights)
+                assert found is not None
+            shutil.rmtree(begun, ignore_errors=True)
+    # What a kill left of names that are not written again.
+    for path in (folder.path, stores / TEXTS_FILE):
+        sweep(path)
+    return found
 
 
 class Building:
@@ -130,13 +144,12 @@ class Building:
         self._sides = SIDES[: len(id_dtypes)]
         self._file_names = [*itertools.chain.from_iterable(self._sides), PAIR_DIGESTS]
         self._journal_file = path / "journal.json"
-        sizes = self._go_on()
         with contextlib.ExitStack() as opened, writing(path):
-            path.mkdir(parents=True, exist_ok=True)
+            make_directory(path)
             self._files = {
-                name: opened.enter_context(_opened(path / name, sizes[name]))
-                for name in self._file_names
+                name: opened.enter_context(AppendedFile(path / name)) for name in self._file_names
             }
+            self._go_on()
             self._closing = opened.pop_all()
 
     def __enter__(self) -> Self:
@@ -171,11 +184,10 @@ class Building:
         """
         with writing(self.path):
             for file in self._files.values():
-                file.flush()
-                os.fsync(file.fileno())
+                file.save()
             sync_directory(self.path)
         journal = {
-            "sizes": {name: file.tell() for name, file in self._files.items()},
+            "files": {name: [file.size, file.checksum] for name, file in self._files.items()},
             "texts": [asdict(report) for report in self.reports],
         }
         write_json(self._journal_file, journal)
@@ -202,23 +214,23 @@ class Building:
                 self._id_dtypes, _without_repeats(self.reports, repeated)
             )
 
-    def _go_on(self) -> dict[str, int]:
-        """Take up the journal, and return how many bytes of each file count."""
-        # A journal that is not as it was written, or that says more than is there, does not count.
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    def _go_on(self) -> None:
+        """Take up the journal, if the files hold what it says; otherwise begin."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             journal = json.loads(self._journal_file.read_text(encoding="utf-8"))
             reports = [FilterReport(**counts) for counts in journal["texts"]]
-            sizes = {name: int(journal["sizes"][name]) for name in self._file_names}
-            if all((self.path / name).stat().st_size >= size for name, size in sizes.items()):
+            known = [(file, *journal["files"][name]) for name, file in self._files.items()]
+            if all(file.go_on(int(size), checksum) for file, size, checksum in known):
                 self.reports = reports
-                return sizes
-        return dict.fromkeys(self._file_names, 0)
+                return
+        for file in self._files.values():
+            file.go_on(0, AppendedFile.EMPTY)
 
     def _append(self, ids_name: str, offsets_name: str, sentences: Sentences) -> None:
         ids, offsets = self._files[ids_name], self._files[offsets_name]
-        if offsets.tell() == 0:
+        if offsets.size == 0:
             offsets.write(np.zeros(1, dtype=OFFSET_DTYPE).tobytes())
-        num_tokens = ids.tell() // sentences.ids.itemsize
+        num_tokens = ids.size // sentences.ids.itemsize
         ids.write(sentences.ids.tobytes())
         offsets.write((num_tokens + np.cumsum(sentences.lengths)).astype(OFFSET_DTYPE).tobytes())
 
@@ -233,7 +245,7 @@ def _key(
     texts: Sequence[AnyTrainingText], tokenizers: Tokenizers, filters: FilterConfig, stores: Path
 ) -> str:
     """Return a hash of all that a store depends on."""
-    digests = TextDigests(stores / "texts.json")
+    digests = TextDigests(stores / TEXTS_FILE)
     content = {
         "format": FORMAT_VERSION,
         "texts": [digests.of(list(text.files.values())) for text in texts],
@@ -247,7 +259,7 @@ def _key(
 def _building(
     path: Path, texts: Sequence[AnyTrainingText], tokenizers: Tokenizers
 ) -> Iterator[Building]:
-    """Yield what is built in a folder; the folder stays only where one can go on from it."""
+    """Yield what is built in a folder; the folder goes where no other attempt can go on from it."""
     dtypes = id_dtypes(tokenizers, len(texts[0].files))
     try:
         with Building(path, dtypes, len(texts)) as building:
@@ -256,7 +268,6 @@ def _building(
         # When the text has been mended it is another text.
         shutil.rmtree(path, ignore_errors=True)
         raise
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def _encode(
@@ -337,11 +348,3 @@ def _copy(
             ends = num_tokens + np.cumsum(lengths[kept[places]])
             new_offsets.write(ends.astype(OFFSET_DTYPE).tobytes())
             num_tokens += int(lengths[kept[places]].sum())
-
-
-def _opened(path: Path, size: int) -> BinaryIO:
-    """Open a file to write behind its first `size` bytes; the rest of it goes."""
-    file = path.open("ab")
-    file.truncate(size)
-    file.seek(0, os.SEEK_END)
-    return file

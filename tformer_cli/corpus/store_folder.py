@@ -1,6 +1,8 @@
 """A token store on disk: what its folder holds, and how it is opened."""
 
 import contextlib
+import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +17,7 @@ from tformer_cli.corpus.weights import Weights
 from tformer_cli.run_directory import write_json
 
 # Part of every store's key: raise it when the files or their meaning change.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 OFFSET_DTYPE = "<i8"
 
@@ -44,12 +46,13 @@ class StoreFolder:
         index = {
             "id_dtypes": list(id_dtypes),
             "texts": [asdict(report) for report in reports],
+            "sha256": self._checksums(len(id_dtypes)),
             "fingerprints": {},
         }
         self._write(index)
 
     def open(self, weights: Sequence[float]) -> tuple[TokenStore, FilterReport] | None:
-        """Map the files into memory; they are read as they are needed.
+        """Compare all files with their checksums, and map them into memory.
 
         Args:
             weights: of each text.
@@ -58,8 +61,10 @@ class StoreFolder:
             The store, and what became of all pairs; None if no whole store is there.
         """
         # Whatever is not as it was written counts as not there, and is built again.
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
-            index = json.loads(self._index_file.read_text(encoding="utf-8"))
+        with contextlib.suppress(
+            OSError, ValueError, KeyError, TypeError, IndexError, RecursionError
+        ):
+            index = self._read()
             reports = [FilterReport(**counts) for counts in index["texts"]]
             sides = [
                 (self._mapped(ids, dtype), self._mapped(offsets, OFFSET_DTYPE))
@@ -70,7 +75,7 @@ class StoreFolder:
                 *sides[-1],
                 weights=Weights.of_runs((report.kept for report in reports), weights),
             )
-            if _is_whole(store):
+            if self._checksums(len(index["id_dtypes"])) == index["sha256"]:
                 return self._identified(store, index, weights), sum(reports, FilterReport())
         return None
 
@@ -92,13 +97,28 @@ class StoreFolder:
         # As a plain array: slices of a memmap cost several times as much.
         return np.memmap(self.path / name, dtype=dtype, mode="r").view(np.ndarray)
 
+    def _checksums(self, num_sides: int) -> dict[str, str]:
+        """Return the SHA-256 of each file but the index."""
+        checksums = {}
+        for name in itertools.chain.from_iterable(SIDES[:num_sides]):
+            with (self.path / name).open("rb") as file:
+                checksums[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        return checksums
+
+    def _read(self) -> dict[str, Any]:
+        """Return the index.
+
+        Raises:
+            ValueError: it is not as it was written.
+        """
+        index: dict[str, Any] = json.loads(self._index_file.read_text(encoding="utf-8"))
+        if index.pop("checksum") != _checksum_of(index):
+            raise ValueError(self._index_file)
+        return index
+
     def _write(self, index: dict[str, Any]) -> None:
-        write_json(self._index_file, index)
+        write_json(self._index_file, {**index, "checksum": _checksum_of(index)})
 
 
-def _is_whole(store: TokenStore) -> bool:
-    sides = (
-        (store.source_ids, store.source_offsets),
-        (store.target_ids, store.target_offsets),
-    )
-    return all(len(offsets) == len(store) + 1 and len(ids) == offsets[-1] for ids, offsets in sides)
+def _checksum_of(index: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()

@@ -33,7 +33,7 @@ from tformer_cli.export.token_example import TOKEN_PACKAGES, sentencepiece_model
 from tformer_cli.file_lock import alone
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.run_directory import RunDirectory, new_directory
+from tformer_cli.run_directory import RunDirectory, make_directory, new_directory, writing
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import END_ID, SPECIAL_TOKENS, START_ID, UNK_ID
 
@@ -224,6 +224,8 @@ def kept_engine(
     name = f"ctranslate2-{trained.fingerprint[:16]}-{quantization}"
     folder = run.exports / name
     if not folder.is_dir():
+        with writing(run.exports):
+            make_directory(run.exports)
         with alone(run.exports / ".lock", "waiting for another process that exports the same run"):
             # Perhaps somebody else has just written it.
             if not folder.is_dir():
