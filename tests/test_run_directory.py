@@ -21,7 +21,6 @@ from tformer_cli.run_directory import (
     whole_file,
     write_text,
 )
-from tformer_cli.staging import is_cut_short
 
 
 def test_a_file_is_replaced_only_when_its_writer_succeeds(tmp_path):
@@ -213,20 +212,6 @@ def test_where_there_are_no_locks_nobody_removes_what_may_be_written_still(tmp_p
     test_what_a_living_writer_is_at_stays(tmp_path)
 
 
-def test_a_writer_that_was_killed_is_known_until_the_next_one(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    assert not is_cut_short(path)
-    with whole_file(path) as temporary:
-        temporary.write_text("1")
-        assert not is_cut_short(path)
-    assert not is_cut_short(path)
-    assert cut_short(lambda: write_text(path, "2"), 2, monkeypatch)
-    assert is_cut_short(path)
-    assert not is_cut_short(tmp_path / "other")
-    write_text(path, "3")
-    assert not is_cut_short(path)
-
-
 def test_a_folder_that_cannot_take_its_place_leaves_the_old_one(tmp_path, monkeypatch):
     folder, rename = tmp_path / "folder", Path.rename
     with whole_directory(folder) as temporary:
@@ -368,6 +353,22 @@ def test_a_pointer_names_a_checkpoint(tmp_path):
     run.point("best", run.checkpoint(400))
     assert (tmp_path / "best").read_text() == "step-000400\n"
     assert run.pointed("best") == tmp_path / "checkpoints" / "step-000400"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n", b"/etc\n", b"../..\n", b".\n", b"a/b\n", b"x" * 5000, b"\xff\xfe", b"a\0"],
+)
+def test_a_damaged_pointer_leads_to_no_folder(tmp_path, content):
+    run = RunDirectory(tmp_path)
+    (run.checkpoints / "a" / "b").mkdir(parents=True)
+    (run.path / "best").write_bytes(content)
+    assert run.pointed("best") == tmp_path / "best"
+
+
+def test_a_pipe_in_place_of_a_pointer_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "best")
+    assert RunDirectory(tmp_path).pointed("best") == tmp_path / "best"
 
 
 def test_newest_run_is_the_one_saved_last(tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from tformer_cli.errors import CheckpointError, StorageError, UsageError
 from tformer_cli.staging import NEW, OLD, staging, sweep, sweep_folder
 
 RUNS = Path("runs")
+# Never a path, which would lead elsewhere.
+CHECKPOINT_NAME = re.compile(r"\w[\w.-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +102,18 @@ class RunDirectory:
         write_text(self.path / name, f"{checkpoint.name}\n")
 
     def pointed(self, name: str) -> Path | None:
-        """Return the checkpoint that `name` stands for, or None if there is none yet."""
-        try:
-            target = (self.path / name).read_text(encoding="utf-8", errors="replace").strip()
-        except FileNotFoundError:
+        """Return the checkpoint that `name` stands for, or None if there is none yet.
+
+        A file that is damaged stands for itself, which is no checkpoint.
+        """
+        file = self.path / name
+        if not file.exists():
             return None
-        return self.checkpoints / target
+        if file.is_file():
+            target = file.read_text(encoding="utf-8", errors="replace").strip()
+            if CHECKPOINT_NAME.fullmatch(target):
+                return self.checkpoints / target
+        return file
 
 
 def step_of(checkpoint: Path) -> int:

@@ -53,15 +53,6 @@ def sweep_folder(folder: Path) -> None:
                 _sweep(directory)
 
 
-def is_cut_short(path: Path) -> bool:
-    """Return whether a writer of `path` was killed, and nobody has written it since."""
-    for directory in _staging_directories(path):
-        with contextlib.suppress(OSError), _taken(directory) as is_own:
-            if is_own:
-                return True
-    return False
-
-
 def _locked_directory(path: Path) -> tuple[Path, int]:
     """Create a staging directory and lock it; return it and the open lock file."""
     while True:

@@ -1,10 +1,12 @@
 """`tformer vocab`: what it prints, where it writes, and when it refuses."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from killing import cut_short
 from typer.testing import CliRunner
 
 from tformer_cli.cli.app import app
@@ -186,6 +188,28 @@ def test_vocab_replaces_only_when_forced(folder: Path) -> None:
     )
     output("--force", "--set", "tokenizer.min_frequency=3")
     assert load_tokenizers(folder / "runs" / "tiny" / "tokenizer").source.size == 16 + 2
+
+
+def test_vocab_that_was_killed_at_any_call_is_built_by_the_same_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The config of a run comes last, and says that the vocabulary is whole."""
+    output("--run", "unbroken")
+    run, unbroken = RunDirectory(folder / "runs" / "tiny"), RunDirectory(folder / "unbroken")
+    num_calls = 0
+    while cut_short(output, num_calls, monkeypatch):
+        if not run.config_file.exists():
+            output()
+        assert run.config_file.read_text() == unbroken.config_file.read_text()
+        for run_directory in (run, unbroken):
+            assert {file.name for file in run_directory.tokenizer.iterdir()} == {
+                "origin.json",
+                "shared.json",
+                "tokenizer.json",
+            }
+        shutil.rmtree(folder / "runs")
+        num_calls += 1
+    assert num_calls > 20
 
 
 def test_vocab_never_replaces_that_of_a_trained_model(folder: Path) -> None:

@@ -167,8 +167,9 @@ def test_the_sentences_of_a_text_alone_are_their_own_targets(tmp_path):
         "source.ids",
         "source.offsets",
     }
-    # A text and its translation of the same files is another store.
-    pairs = [TrainingText(source=tmp_path / "text", target=tmp_path / "text")]
+    # A text and its translation of the same lines is another store.
+    shutil.copy(tmp_path / "text", tmp_path / "translation")
+    pairs = [TrainingText(source=tmp_path / "text", target=tmp_path / "translation")]
     stored(pairs, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
     assert len(names(stores)) == 2
 

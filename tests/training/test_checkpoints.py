@@ -140,6 +140,16 @@ def test_going_back_behind_the_best_leaves_none(run):
     assert run.pointed("best") is None
 
 
+@pytest.mark.parametrize("content", ["", "/etc", "../checkpoints", "x" * 5000])
+def test_a_damaged_best_is_written_anew_when_the_training_goes_on(run, content):
+    subject = checkpoints(run)
+    for state in states(2.0, 1.0):
+        subject.save(state)
+    (run.path / "best").write_text(content)
+    subject.go_back(run.checkpoint(2))
+    assert run.pointed("best") == run.checkpoint(1)
+
+
 def test_an_average_that_is_best_stays_so(run):
     subject = checkpoints(run)
     for state in states(1.0, 2.0):

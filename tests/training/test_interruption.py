@@ -6,7 +6,7 @@ from tformer_cli.errors import Interrupted
 from tformer_cli.training.interruption import Interruption
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", Interruption.SIGNALS)
 def test_the_first_signal_is_a_request(number):
     before = signal.getsignal(number)
     with Interruption("runs/x") as interruption:
@@ -15,6 +15,24 @@ def test_the_first_signal_is_a_request(number):
         interruption.look()
         assert interruption.signal == number
     assert signal.getsignal(number) == before
+
+
+def test_a_closed_terminal_is_a_request():
+    assert signal.SIGHUP in Interruption.SIGNALS
+
+
+@pytest.mark.parametrize("number", Interruption.SIGNALS)
+def test_a_signal_that_is_ignored_stays_so(number):
+    """`nohup` ignores SIGHUP."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with Interruption("runs/x") as interruption:
+            signal.raise_signal(number)
+            interruption.look()
+            assert interruption.signal is None
+        assert signal.getsignal(number) == signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])

@@ -10,7 +10,13 @@ import typer
 from tformer_cli.cli.options import SetOption
 from tformer_cli.config.load import check_data_files, dump_config, load_config
 from tformer_cli.errors import UsageError
-from tformer_cli.run_directory import RunDirectory, run_of_config, write_text, writing
+from tformer_cli.run_directory import (
+    RunDirectory,
+    make_directory,
+    run_of_config,
+    write_text,
+    writing,
+)
 
 if TYPE_CHECKING:
     from tformer_cli.corpus.vocabulary_report import VocabularyReport
@@ -53,7 +59,7 @@ def vocab(
 
     predecessor = Predecessor.of(parsed, run_directory)
     with writing(run_directory.path):
-        run_directory.path.mkdir(parents=True, exist_ok=True)
+        make_directory(run_directory.path)
     with locked(run_directory):
         # A training may have begun and ended meanwhile.
         _check_replaceable(run_directory, force=force)
@@ -93,7 +99,8 @@ def _check_replaceable(run: RunDirectory, *, force: bool) -> None:
     from tformer_cli.training.lock import check_ours
 
     check_ours(run)
-    if not run.tokenizer.exists():
+    # The config comes last: without it, a kill cut short what is there.
+    if not run.tokenizer.exists() or not run.config_file.exists():
         return
     if run.pointed("last") is not None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, turned from a blow into a request."""
+"""SIGINT, SIGTERM and SIGHUP, turned from a blow into a request."""
 
 import signal
 import threading
@@ -14,17 +14,18 @@ class SignalCame(Exception):
 
 
 class Interruption:
-    """Catches the first SIGINT or SIGTERM, so that the work can be saved before leaving.
+    """Catches the first SIGINT, SIGTERM or SIGHUP, so that the work can be saved before leaving.
 
-    A Ctrl-C after that ends the program at once. Another SIGTERM does not: some programs send it
-    to a process and again to its group.
+    SIGHUP comes when a terminal or an ssh session is closed. A Ctrl-C after the first signal ends
+    the program at once. Another SIGTERM does not: some programs send it to a process and again to
+    its group. A signal that is ignored, as SIGHUP is by `nohup`, stays ignored.
 
     Attributes:
         signal: number of the signal that came, or None. Where several processes work together, one
             that came to any of them, and known to all of them after the same step.
     """
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self, where: str, world: World = ALONE) -> None:
         """Listen for work called `where` in messages, that these processes do."""
@@ -37,9 +38,11 @@ class Interruption:
     def __enter__(self) -> Self:
         # Python lets only the main thread listen to signals.
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.getsignal(number) for number in self.SIGNALS}
-            for number in self.SIGNALS:
-                signal.signal(number, self._take)
+            self._before = {
+                number: signal.signal(number, self._take)
+                for number in self.SIGNALS
+                if signal.getsignal(number) != signal.SIG_IGN
+            }
         return self
 
     def __exit__(

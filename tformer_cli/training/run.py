@@ -72,7 +72,7 @@ def train(
     Raises:
         TformerError: a file cannot be used, the config changed since the run began, another
             process trains there, the training diverged, or memory does not suffice.
-        Interrupted: SIGINT or SIGTERM came; the run is saved and can go on.
+        Interrupted: SIGINT, SIGTERM or SIGHUP came; the run is saved and can go on.
     """
     check_data_files(config.data)
     check_ours(run)
