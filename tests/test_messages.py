@@ -18,7 +18,7 @@ RAISING = {
     *("Conflict", "_fail", "_report"),
 } - {"ConfigError"}
 # What returns it, to be raised elsewhere.
-RETURNING = {"rule", "_unknown_key"}
+RETURNING = {"rule", "_unknown_key", "_fault", "_without_colon", "_misplaced_colon", "_rule"}
 
 
 def stated_rules() -> set[str]:
@@ -106,6 +106,9 @@ def test_every_rule_that_is_passed_on_is_stated_elsewhere():
         "f'{subject}{what}'",
         "conflict.what",
         "*_unknown_key(key, cls, kinds)",
+        "_without_colon(lines, begun)",
+        "_without_colon(lines, above)",
+        "_misplaced_colon(lines, line, column)",
         "rule",
         "None",
     }

@@ -78,10 +78,10 @@ def test_check_tells_every_mistake(folder: Path) -> None:
 def test_check_tells_which_texts_are_missing(folder: Path) -> None:
     Path("valid.en").unlink()
     Path("train.de").unlink()
-    remedy = "mend the path, or set data.root"
+    remedy = "correct the path, or set data.root"
     assert complaint(ConfigError, "check", "x.yaml").split("\n") == [
-        f"data.train.0.target: no such file; got {folder}/train.de; {remedy}",
-        f"data.valid.source: no such file; got {folder}/valid.en; {remedy}",
+        f"x.yaml:4: data.train.0.target: no such file; got {folder}/train.de; {remedy}",
+        f"x.yaml:5: data.valid.source: no such file; got {folder}/valid.en; {remedy}",
     ]
 
 
@@ -252,12 +252,12 @@ def test_new_that_was_killed_begins_again(folder: Path) -> None:
         # The config comes last: where it is, all is.
         if not Path("my.yaml").exists():
             printed(*arguments)
+            assert not [path for path in folder.iterdir() if path.name.startswith(".")]
         check_data_files(load_config(Path("my.yaml")).data)
         assert {path.name for path in Path("my.data").iterdir()} == {
             "origin.json",
             *(f"{part}.{side}" for part in ("train", "valid", "test") for side in ("en", "de")),
         }
-        assert not Path(".my.data.partial").exists()
         shutil.rmtree("my.data")
         Path("my.yaml").unlink()
         num_calls += 3

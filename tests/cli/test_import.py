@@ -109,8 +109,9 @@ def test_an_imported_run_is_trained_on(opus, run, tmp_path, tformer):
 def test_an_imported_run_has_no_text_of_its_own(run, tformer):
     result = tformer("train", run / "config.yaml", "--device", "cpu")
     assert result.exit_code == 2
-    assert result.stderr.splitlines()[0] == (
-        f"data.train.0.source: no such file; got {run}/train.en; mend the path, or set data.root"
+    assert result.stderr.splitlines()[0].endswith(
+        f": data.train.0.source: no such file; got {run}/train.en; "
+        "correct the path, or set data.root"
     )
     result = tformer("eval", run, "--split", "valid", "--device", "cpu")
     assert result.exit_code == 2

@@ -210,10 +210,15 @@ def test_train_names_missing_files_before_anything_else(tformer, tmp_path):
         (tmp_path / "data" / name).unlink()
     result = tformer("train", file, "--run", tmp_path / "run")
     assert result.exit_code == 2
-    data, remedy = tmp_path / "data", "mend the path, or set data.root"
+    data, remedy = tmp_path / "data", "correct the path, or set data.root"
+    lines = file.read_text(encoding="utf-8").split("\n")
+    valid, test = (
+        next(number for number, line in enumerate(lines, 1) if name in line)
+        for name in ("valid.src", "test.tgt")
+    )
     assert result.stderr.splitlines() == [
-        f"data.valid.source: no such file; got {data / 'valid.src'}; {remedy}",
-        f"data.test.toy.target: no such file; got {data / 'test.tgt'}; {remedy}",
+        f"{file}:{valid}: data.valid.source: no such file; got {data / 'valid.src'}; {remedy}",
+        f"{file}:{test}: data.test.toy.target: no such file; got {data / 'test.tgt'}; {remedy}",
     ]
     assert not (tmp_path / "run").exists()
 

@@ -18,6 +18,7 @@ from tformer_cli.config.load import (
     check_data_files,
     dump_config,
     load_config,
+    places_of_keys,
 )
 from tformer_cli.config.schema.check import check
 from tformer_cli.config.schema.config import Config
@@ -152,8 +153,8 @@ def test_override_keeps_the_order_of_the_file(file: Path) -> None:
         ("seed=x", "--set seed: must be a whole number; got x"),
         ("seed=-1", "--set seed: must be at least 0; got -1"),
         ("seed=# 5", "--set seed: has no value; got # 5"),
-        ("seed=[1", "--set seed: is not valid YAML: while parsing a flow sequence, "
-         "expected ',' or ']', but got '<stream end>'"),
+        ("seed=[1", "--set seed: has a [ that is not closed; add ]"),
+        ("decoding.beam=5", "--set decoding.beam: no such key; did you mean size?"),
         ("seed.x=1", "--set seed.x: seed: must be a whole number; got a mapping"),
         ("training.max_step=5", "--set training.max_step: no such key; did you mean max_steps?"),
         ("data.train.1.source=x",
@@ -225,10 +226,17 @@ def test_problems_of_file_and_overrides_come_together(file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "x.yaml: must be a mapping (key: value); got an empty file"),
-        (b"# only a comment\n", "x.yaml: must be a mapping (key: value); got an empty file"),
+        (b"", "x.yaml: is empty; begin a config with `tformer config new SOURCE TARGET`"),
+        (
+            b"# only a comment\n",
+            "x.yaml: is empty; begin a config with `tformer config new SOURCE TARGET`",
+        ),
         (b"- a\n- b\n", "x.yaml: must be a mapping (key: value); got a list"),
-        (b"just text\n", "x.yaml: must be a mapping (key: value); got just text"),
+        (
+            b"just text\n",
+            "x.yaml: is plain text, not a config; "
+            "begin a config with `tformer config new SOURCE TARGET`",
+        ),
         (b"seed: 1\n# M\xfcller\n", "x.yaml:2: is not UTF-8; got byte 0xFC"),
     ],
 )
@@ -250,7 +258,23 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert complaints(tmp_path / "none.yaml") == [
         "x.yaml: no such file; name a config, or begin one with `tformer config new`"
     ]
-    assert complaints(tmp_path) == ["x.yaml: cannot be read; got Is a directory"]
+    assert complaints(tmp_path) == ["x.yaml: is a folder; name a YAML file in it"]
+    (tmp_path / "config.yaml").touch()
+    assert complaints(tmp_path) == ["x.yaml: is a folder; name x.yaml/config.yaml"]
+    loop = tmp_path / "loop.yaml"
+    loop.symlink_to(loop)
+    assert complaints(loop) == ["x.yaml: cannot be read; got Too many levels of symbolic links"]
+
+
+def test_plain_text_is_no_config(tmp_path: Path) -> None:
+    text = tmp_path / "train.en"
+    text.write_text("Our sad sister: she sings.\nYes: and: no.\n", encoding="utf-8")
+    assert complaints(text) == [
+        "x.yaml: is plain text, not a config; begin a config with "
+        "`tformer config new SOURCE TARGET`"
+    ]
+    text.write_text("seed: 1\nmodel\n  dim: 5\n", encoding="utf-8")
+    assert complaints(text) == ["x.yaml:2: has no colon after model; write key: value"]
 
 
 def test_check_data_files_lists_all_that_are_missing(file: Path) -> None:
@@ -258,13 +282,55 @@ def test_check_data_files_lists_all_that_are_missing(file: Path) -> None:
         (file.parent / name).touch()
     with pytest.raises(ConfigError) as raised:
         check_data_files(load_config(file, ["data.test.x={source: /, target: /no/t}"]).data)
-    remedy = "mend the path, or set data.root"
+    remedy = "correct the path, or set data.root"
     assert str(raised.value).split("\n") == [
         f"data.train.0.target: no such file; got {file.parent}/b; {remedy}",
         f"data.valid.source: no such file; got {file.parent.parent}/c; {remedy}",
         f"data.test.x.source: is a folder; got /; {remedy}",
         f"data.test.x.target: no such file; got /no/t; {remedy}",
     ]
+
+
+def test_missing_data_files_are_named_with_their_lines(file: Path) -> None:
+    overrides = ["data.test.x={source: /s, target: /t}"]
+    written = places_of_keys(file, overrides)
+    with pytest.raises(ConfigError) as raised:
+        check_data_files(load_config(file, overrides).data, written)
+    places = [str(problem).split("; ")[0] for problem in raised.value.problems]
+    assert places == [
+        f"{file}:2: data.train.0.source: no such file",
+        f"{file}:2: data.train.0.target: no such file",
+        f"{file}:3: data.valid.source: no such file",
+        f"{file}:3: data.valid.target: no such file",
+        "--set data.test.x: data.test.x.source: no such file",
+        "--set data.test.x: data.test.x.target: no such file",
+    ]
+
+
+def test_missing_data_of_a_shipped_config_can_be_fetched(tmp_path: Path) -> None:
+    for folder in ("configs", "scripts"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "scripts" / "get_multi30k.py").touch()
+    shipped = tmp_path / "configs" / "multi30k.yaml"
+    shipped.write_bytes((ROOT / "configs" / "multi30k.yaml").read_bytes())
+    with pytest.raises(ConfigError) as raised:
+        check_data_files(load_config(shipped).data)
+    remedy = "run python scripts/get_multi30k.py, correct the path, or set data.root"
+    assert {problem.remedy for problem in raised.value.problems} == {remedy}
+
+
+def test_search_setting_without_its_section(file: Path) -> None:
+    config = load_config(file)
+    remedies = {
+        "beam=5": "write decoding.size=5, or --beam 5",
+        "size=5": "write decoding.size=5, or --beam 5",
+        "length_penalty=1": "write decoding.length_penalty=1",
+        "seed=1": None,
+    }
+    for override, remedy in remedies.items():
+        with pytest.raises(ConfigError) as raised:
+            changed_decoding(config, [override])
+        assert raised.value.problems[0].remedy == remedy
 
 
 @pytest.mark.parametrize("line_end", ["\x85", "\u2028", "\u2029"])

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tformer_cli.config.parse import compose, parse_config
+from tformer_cli.config.parse import parse_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import PlainText, PlainTrainingText
 from tformer_cli.config.schema.optimizer import AdamConfig
 from tformer_cli.config.schema.positions import LearnedPositions
 from tformer_cli.config.schema.schedule import CosineSchedule, StepSchedule
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
+from tformer_cli.config.syntax import compose
 from tformer_cli.errors import ConfigError
 
 DATA = """\
@@ -64,7 +65,43 @@ def test_text_field_keeps_what_yaml_would_take_for_something_else() -> None:
     ("line", "complaint"),
     [
         ("seed: 1.0", "seed: must be a whole number; got 1.0"),
-        ("seed: 1e3", "seed: must be a whole number; got 1e3"),
+        ("seed: 1.5e0", "seed: must be a whole number; got 1.5e0"),
+        ("seed: 1e-3", "seed: must be a whole number; got 1e-3"),
+        ("seed: 100.0", "seed: must be a whole number; got 100.0"),
+        (
+            "training: {optimizer: {kind: AdamX}}",
+            "training.optimizer.kind: must be one of adamw, adam, muon; got AdamX; "
+            "did you mean adam?",
+        ),
+        (
+            "training: {optimizer: {kind: AdamW}}",
+            "training.optimizer.kind: must be one of adamw, adam, muon; got AdamW; "
+            "did you mean adamw?",
+        ),
+        (
+            "tokenizer: {kind: BPE}",
+            "tokenizer.kind: must be one of subword, word, char, marian; got BPE; "
+            "write {kind: subword, algorithm: bpe}",
+        ),
+        (
+            "training: {patience: none}",
+            "training.patience: must be a whole number; got none; write null",
+        ),
+        (
+            "model: {latent: off}",
+            "model.latent: must be a mapping (key: value); got off; write null",
+        ),
+        (
+            "training: {accumulate: yes}",
+            "training.accumulate: must be a whole number; got yes",
+        ),
+        (
+            "training: {tensorboard: True}",
+            "training.tensorboard: must be true or false; got True; write true",
+        ),
+        ("decoding: {beam: 5}", "decoding.beam: no such key; did you mean size?"),
+        ("model: {d_model: 5}", "model.d_model: no such key; did you mean dim?"),
+        ("beam: 5", "beam: no such key; did you mean decoding.size?"),
         ("seed: true", "seed: must be a whole number; got true"),
         ("seed: 0x1F", "seed: must be a whole number; got 0x1F"),
         ("seed: '1'", 'seed: must be a whole number; got "1"'),
@@ -87,7 +124,7 @@ def test_text_field_keeps_what_yaml_would_take_for_something_else() -> None:
         ),
         (
             "tokenizer: {shared: no}",
-            "tokenizer.shared: must be true or false; got no",
+            "tokenizer.shared: must be true or false; got no; write false",
         ),
         (
             "tokenizer: {shared: 'true'}",
@@ -237,8 +274,14 @@ def test_path_field_expands_the_home_of_known_users_only() -> None:
 def test_optional_field_takes_null_in_each_spelling() -> None:
     for text in ("null", "~", "", "Null", "NULL"):
         assert parsed(f"{DATA}training:\n  clip_norm: {text}").training.clip_norm is None
-    message = "x.yaml:4: training.clip_norm: must be a number; got none"
+    message = "x.yaml:4: training.clip_norm: must be a number; got none; write null"
     assert complaints("training: {clip_norm: none}") == [message]
+
+
+def test_whole_number_may_have_an_exponent() -> None:
+    config = parsed(f"{DATA}training: {{max_steps: 1e5, batch_tokens: 2.5e4}}")
+    assert (config.training.max_steps, config.training.batch_tokens) == (100_000, 25_000)
+    assert isinstance(config.training.max_steps, int)
 
 
 def test_union_is_chosen_by_kind_and_without_it_is_the_default_member() -> None:
@@ -397,17 +440,47 @@ def test_consequence_of_a_broken_value_is_not_reported() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("a: b: c", "x.yaml:1: is not valid YAML: mapping values are not allowed here"),
+        ("model\n  dim: 5\n", "x.yaml:1: has no colon after model; write key: value"),
         (
-            "a: 1\nb: [1, 2\n",
-            "x.yaml:3: is not valid YAML: while parsing a flow sequence, "
-            "expected ',' or ']', but got '<stream end>'",
+            "seed: 1\n# here\nmodel # of 3 layers\n  dim: 5\n",
+            "x.yaml:3: has no colon after model; write key: value",
         ),
-        ("a: *b", "x.yaml:1: is not valid YAML: found undefined alias 'b'"),
+        ("model:\n  dim 5\n  num_heads: 2\n", "x.yaml:2: has no colon after dim; write key: value"),
+        ("seed: 1\nmodel\nseed: 2\n", "x.yaml:2: has no colon after model; write key: value"),
         (
-            "a: 1\n---\nb: 2\n",
-            "x.yaml:2: is not valid YAML: expected a single document in the stream, "
-            "but found another document",
+            "a: b: c",
+            "x.yaml:1: has two colons; put the value in quotes, or each key in a line of its own",
+        ),
+        (
+            "a: 1\n  b: 2\n",
+            "x.yaml:2: is indented unlike its neighbors; indent the keys of a section alike",
+        ),
+        (
+            "a:\n  b: 1\n c: 2\n",
+            "x.yaml:3: is indented unlike its neighbors; indent the keys of a section alike",
+        ),
+        ("a:\n\tb: 1\n", "x.yaml:2: has a tab, which YAML does not allow here; indent with spaces"),
+        ("a: 1\nb: [1, 2\n", "x.yaml:2: has a [ that is not closed; add ]"),
+        ("a: {x: 1\nb: 2\n", "x.yaml:1: has a { that is not closed; add }"),
+        ('a: 1\nb: "abc\nc: 1\n', "x.yaml:2: has a quote that is not closed; add the other quote"),
+        (
+            'a: "\\q"\n',
+            "x.yaml:1: has an unknown escape in double quotes; "
+            "double each backslash, or use single quotes",
+        ),
+        (
+            'a: "\\xZZ"\n',
+            "x.yaml:1: has an unknown escape in double quotes; "
+            "double each backslash, or use single quotes",
+        ),
+        ("a: @b\n", "x.yaml:1: begins a value with @; put the value in quotes"),
+        ("a: *b", "x.yaml:1: begins a value with * or &; put the value in quotes"),
+        ("a: &\n", "x.yaml:1: begins a value with * or &; put the value in quotes"),
+        ("a: 1\n---\nb: 2\n", "x.yaml:2: begins a second document; remove the line ---"),
+        ("a: ]\n", "x.yaml:1: is not valid YAML; check colons, brackets, quotes and indentation"),
+        (
+            "%YAML 9.0\n---\na: 1\n",
+            "x.yaml:1: is not valid YAML; check colons, brackets, quotes and indentation",
         ),
         ("a: 1\nb: \x07\n", "x.yaml:2: has a control character; got U+0007"),
         *(

@@ -171,11 +171,11 @@ def test_a_dry_run_is_told_in_lines():
         "training text: 29,000 pairs; in a sample of 20,000 pairs: 19,990 kept; "
         "dropped 10 too long",
         "largest batch: 16 x 256 tokens a side, 1.50 seconds a step",
-        "peak memory: 1,109.0 MiB, validations not counted",
+        "peak memory: 1.1 GiB, validations not counted",
         "speed: 3,534 target tokens/s, 0.54 seconds a step",
         "time: 0:27:00 for 3,000 steps (11.9 epochs), validations not counted",
         "disk: 213.0 MiB at most: 5 checkpoints of 42.0 MiB, encoded text of 1.5 MiB; "
-        "34,000.0 MiB are free",
+        "33.2 GiB are free",
     ]
     whole = replace(FOUND, num_pairs=20_000, vocabulary_sizes=(2000, 2000))
     assert str(whole).splitlines()[:2] == [

@@ -3,16 +3,68 @@
 import io
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from tformer_cli.errors import StorageError, TformerError, UsageError
 
 
+class PlainCommand(TyperCommand):
+    """A command that says in our words which value of an option is wrong."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments of the command line.
+
+        Raises:
+            UsageError: a value is of the wrong type, or out of its limits.
+        """
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            # Older versions of typer check values themselves, in words as plain as ours.
+            faults = getattr(error.__cause__, "errors", None)
+            if faults is None:
+                raise
+            fault = faults()[0]
+            option = error.param.opts[0] if error.param is not None else "tformer"
+            what = _rule(fault["type"], fault.get("ctx", {}))
+            raise UsageError(option, what, got=str(fault["input"])) from None
+
+
+def _rule(fault: str, limits: Mapping[str, Any]) -> str:
+    """Return the rule that a value of an option breaks."""
+    if fault == "value_error":
+        _, _, choices = str(limits["error"]).partition(" is not one of ")
+        return f"must be one of {_unquoted(choices)}" if choices else "is not valid"
+    if fault.startswith("int_"):
+        return "must be a whole number"
+    if fault.startswith(("float_", "finite_")):
+        return "must be a number"
+    for bound, words in (("ge", "at least"), ("le", "at most"), ("gt", "above"), ("lt", "below")):
+        if bound in limits:
+            limit = f"{words} {limits[bound]:g}"
+            return f"must be {limit}"
+    return "is not valid"
+
+
+def _unquoted(choices: str) -> str:
+    return choices.rstrip(".").replace("'", "")
+
+
+class Application(typer.Typer):
+    """A command line whose commands are plain."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Any:
+        """Return a decorator that adds a command."""
+        return super().command(name, cls=PlainCommand, **settings)
+
+
 def new_app(**settings: Any) -> typer.Typer:
     """Return a command line with plain help and plain errors."""
-    return typer.Typer(
+    return Application(
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         rich_markup_mode=None,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tformer_cli.cli.options import DeviceOption, SetOption
-from tformer_cli.config.load import load_config
+from tformer_cli.config.load import check_data_files, load_config, places_of_keys
 from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import run_of_config
 
@@ -83,6 +83,7 @@ def train(
     """
     _check_usage(fresh, dry_run, find_batch, memory_limit, as_json)
     parsed = load_config(config, settings or [])
+    check_data_files(parsed.data, places_of_keys(config, settings or []))
     if continue_from is not None:
         begun = replace(parsed.training, initialize_from=continue_from.resolve())
         parsed = replace(parsed, training=begun)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tformer_cli.cli.options import SetOption
-from tformer_cli.config.load import check_data_files, dump_config, load_config
+from tformer_cli.config.load import check_data_files, dump_config, load_config, places_of_keys
 from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import (
     RunDirectory,
@@ -47,7 +47,7 @@ def vocab(
     """
     parsed = load_config(config, settings or [])
     data = parsed.data
-    check_data_files(data)
+    check_data_files(data, places_of_keys(config, settings or []))
     run_directory = run_of_config(config, run)
     _check_replaceable(run_directory, force=force)
 

@@ -2,16 +2,19 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
-from tformer_cli.config.parse import OVERRIDE, compose, parse_config
+from tformer_cli.config.hint import our_key
+from tformer_cli.config.parse import parse_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, Text
 from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.config.syntax import OVERRIDE, compose, place
 from tformer_cli.errors import ConfigError, Problem
 
 # What YAML folds to a blank where it is not escaped.
@@ -19,6 +22,10 @@ LINE_ENDS = frozenset("\n\x85\u2028\u2029")
 
 # Of a config, which is a page or two long.
 MAX_BYTES = 1 << 20
+
+_TOP_KEY = re.compile(
+    rf"^[\"']?({'|'.join(part.name for part in dataclasses.fields(Config))})[\"']?:", re.MULTILINE
+)
 
 _Text = TypeVar("_Text", bound=Text)
 
@@ -39,9 +46,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         ConfigError: everything that is wrong with the file and the overrides.
     """
     path = Path(path)
-    root = compose(_read(path), str(path))
-    if root is None:
-        raise ConfigError([Problem(str(path), "must be a mapping (key: value)", "an empty file")])
+    root = _tree(path)
     return _with_absolute_paths(_changed(root, str(path), overrides, []), path.parent)
 
 
@@ -60,7 +65,11 @@ def changed_decoding(config: Config, overrides: Sequence[str]) -> DecodingConfig
         return config.decoding
     of_decoding = [one for one in overrides if one.startswith(("decoding.", "decoding="))]
     problems = [
-        Problem(f"{OVERRIDE}{one.partition('=')[0]}", "only keys of decoding can be changed here")
+        Problem(
+            f"{OVERRIDE}{one.partition('=')[0]}",
+            "only keys of decoding can be changed here",
+            remedy=_search_setting(one, config.decoding),
+        )
         for one in overrides
         if one not in of_decoding
     ]
@@ -100,20 +109,56 @@ def data_files(data: DataConfig) -> Iterator[tuple[str, Path]]:
             yield f"data.{key}.{side}", file
 
 
-def check_data_files(data: DataConfig) -> None:
+def check_data_files(data: DataConfig, written: Mapping[str, str] | None = None) -> None:
     """Make sure that every text file is there.
+
+    Args:
+        data: which names them.
+        written: where each of their keys is written, as `places_of_keys` says; without it,
+            messages name the keys alone.
 
     Raises:
         ConfigError: some are not; all of those.
     """
-    remedy = "mend the path, or set data.root"
-    missing = [
-        Problem(key, "is a folder" if path.is_dir() else "no such file", str(path), remedy)
-        for key, path in data_files(data)
-        if not path.is_file()
-    ]
+    missing = []
+    for key, path in data_files(data):
+        if not path.is_file():
+            where = f"{written[key]}: {key}" if written and key in written else key
+            what = "is a folder" if path.is_dir() else "no such file"
+            missing.append(Problem(where, what, str(path), _remedy_for_missing(path)))
     if missing:
         raise ConfigError(missing)
+
+
+def places_of_keys(path: Path, overrides: Sequence[str] = ()) -> dict[str, str]:
+    """Return where each key of a configuration that can be loaded is written: a file and a line."""
+    root = _tree(path)
+    for override in overrides:
+        root = _overridden(root, override)
+    return dict(_places(root, ""))
+
+
+def _places(node: yaml.Node, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the key path and the place of every value of a tree."""
+    yield path, place(str(node.start_mark.name), node.start_mark.line)
+    if isinstance(node, yaml.SequenceNode):
+        parts = [(str(index), item) for index, item in enumerate(node.value)]
+    elif isinstance(node, yaml.MappingNode):
+        parts = [(key.value, value) for key, value in node.value]
+    else:
+        return
+    for key, value in parts:
+        yield from _places(value, f"{path}.{key}" if path else key)
+
+
+def _remedy_for_missing(path: Path) -> str:
+    """Return how to get a file that a shipped configuration names, or any other."""
+    corpus = path.parent.name
+    for folder in path.parents:
+        script = folder / "scripts" / f"get_{corpus}.py"
+        if script.is_file():
+            return f"run python scripts/{script.name}, correct the path, or set data.root"
+    return "correct the path, or set data.root"
 
 
 class _Dumper(yaml.SafeDumper):
@@ -137,6 +182,29 @@ _Dumper.add_representer(list, _represent_list)
 _Dumper.add_representer(str, _represent_text)
 
 
+def _tree(path: Path) -> yaml.Node:
+    """Return the syntax tree of a file.
+
+    Raises:
+        ConfigError: it is not there, is no YAML, or there is nothing in it.
+    """
+    text = _read(path)
+    remedy = "begin a config with `tformer config new SOURCE TARGET`"
+    is_config = path.suffix in (".yaml", ".yml") or _TOP_KEY.search(text) is not None
+    try:
+        root = compose(text, str(path))
+    except ConfigError:
+        if is_config:
+            raise
+        problem = Problem(str(path), "is plain text, not a config", remedy=remedy)
+        raise ConfigError([problem]) from None
+    if root is None:
+        raise ConfigError([Problem(str(path), "is empty", remedy=remedy)])
+    if isinstance(root, yaml.ScalarNode):
+        raise ConfigError([Problem(str(path), "is plain text, not a config", remedy=remedy)])
+    return root
+
+
 def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
@@ -144,6 +212,10 @@ def _read(path: Path) -> str:
     except FileNotFoundError:
         remedy = "name a config, or begin one with `tformer config new`"
         raise ConfigError([Problem(str(path), "no such file", remedy=remedy)]) from None
+    except IsADirectoryError:
+        own = path / "config.yaml"
+        remedy = f"name {own}" if own.is_file() else "name a YAML file in it"
+        raise ConfigError([Problem(str(path), "is a folder", remedy=remedy)]) from None
     except OSError as error:
         raise ConfigError([Problem(str(path), "cannot be read", error.strerror)]) from None
     if len(data) > MAX_BYTES:
@@ -154,6 +226,15 @@ def _read(path: Path) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         got = f"byte 0x{data[error.start]:02X}"
         raise ConfigError([Problem(f"{path}:{line}", "is not UTF-8", got)]) from None
+
+
+def _search_setting(override: str, decoding: DecodingConfig) -> str | None:
+    """Return how to write an override that lacks the name of its section, if it does."""
+    key, _, value = override.partition("=")
+    key = our_key(key)
+    if key not in {part.name for part in dataclasses.fields(decoding)}:
+        return None
+    return f"write decoding.{key}={value}" + (f", or --beam {value}" if key == "size" else "")
 
 
 def _changed(

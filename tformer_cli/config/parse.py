@@ -9,7 +9,6 @@ Everything that is wrong is collected and raised at once, in the order of the fi
 """
 
 import dataclasses
-import difflib
 import json
 import math
 import os
@@ -22,79 +21,22 @@ from typing import Annotated, Any, Final, Literal
 
 import yaml
 
+from tformer_cli.config.hint import BOOLEANS, NULL_WORDS, did_you_mean, kind_with, same_key
 from tformer_cli.config.schema.check import check
 from tformer_cli.config.schema.config import Config
+from tformer_cli.config.syntax import OVERRIDE, is_override, place
 from tformer_cli.errors import ConfigError, Problem
-
-OVERRIDE: Final = "--set "
-"""How the name of a text begins that is not a file but an override."""
 
 _FAILED: Final = object()
 _NULLS = ("", "~", "null", "Null", "NULL")
 _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))
 _INTEGER = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
+_WHOLE = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?[eE]\+?[0-9]{1,2}")
 _NUMBER = re.compile(r"[-+]?([0-9]+(_[0-9]+)*(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _SURROGATE = re.compile("[\\ud800-\\udfff]")
 _LONGEST_SHOWN = 60
-# Reading takes about a millisecond a node.
-_MAX_NODES = 10_000
 
 _Order = tuple[int, int, int]
-
-
-def compose(text: str, name: str) -> yaml.Node | None:
-    """Return the syntax tree of a YAML text, or None if there is nothing in it.
-
-    Args:
-        text: one YAML document.
-        name: what the text is called in messages: a file, or `--set key`.
-
-    Raises:
-        ConfigError: the text is not YAML.
-    """
-    try:
-        loader = _Loader(text)
-        loader.name = name
-        return loader.get_single_node()
-    except yaml.MarkedYAMLError as error:
-        what = ", ".join(filter(None, (error.context, error.problem)))
-        where = _where(name, error.problem_mark.line if error.problem_mark else 0)
-        raise ConfigError([Problem(where, f"is not valid YAML: {what}")]) from None
-    except yaml.reader.ReaderError as error:
-        where = _where(name, text.count("\n", 0, error.position))
-        got = f"U+{ord(text[error.position]):04X}"
-        raise ConfigError([Problem(where, "has a control character", got)]) from None
-    except RecursionError:
-        raise ConfigError([Problem(name, "is nested too deeply")]) from None
-    except (ValueError, OverflowError):
-        # Only chr() raises these, and PyYAML lets them pass.
-        what = "is not valid YAML: an escape names no character of Unicode"
-        raise ConfigError([Problem(name, what)]) from None
-
-
-class _Loader(yaml.BaseLoader):
-    """Composes a limited number of nodes; scalars stay the text they are, whatever their type."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._num_nodes = 0
-        self._sizes: dict[yaml.Node, int] = {}
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Return the next node; an alias counts as all nodes that it stands for.
-
-        Raises:
-            ConfigError: there are too many.
-        """
-        is_alias, before = self.check_event(yaml.AliasEvent), self._num_nodes
-        node = super().compose_node(parent, index)
-        if node is not None:
-            self._num_nodes += self._sizes.get(node, 1) if is_alias else 1
-            self._sizes.setdefault(node, self._num_nodes - before)
-        if self._num_nodes > _MAX_NODES:
-            what = f"must have at most {_MAX_NODES:,} keys and values, those of aliases included"
-            raise ConfigError([Problem(str(self.name), what)])
-        return node
 
 
 def parse_config(root: yaml.Node, file: str) -> Config:
@@ -159,14 +101,30 @@ class _Builder:
 
     def _union(self, node: yaml.Node, members: Sequence[Any], path: str, default: Any) -> object:
         if types.NoneType in members:
-            if _is_null(node):
-                return None
-            members = [member for member in members if member is not types.NoneType]
+            return self._optional(node, members, path, default)
         if len(members) == 1:
             return self.build(node, members[0], path, default)
         if not all(hasattr(member, "kind") for member in members):
             return self._told_apart_by_keys(node, members, path)
         return self._choice(node, {_kind(member): member for member in members}, path, default)
+
+    def _optional(self, node: yaml.Node, members: Sequence[Any], path: str, default: Any) -> object:
+        """Build the value of a key that may be null."""
+        if _is_null(node):
+            return None
+        num_problems = len(self.problems)
+        others = [member for member in members if member is not types.NoneType]
+        value = self._union(node, others, path, default)
+        is_word = isinstance(node, yaml.ScalarNode) and node.value.lower() in NULL_WORDS
+        if value is _FAILED and is_word:
+            self._add_remedy(num_problems, "write null")
+        return value
+
+    def _add_remedy(self, num_problems: int, remedy: str) -> None:
+        """Say what to do about the problems behind the first ones."""
+        for index in range(num_problems, len(self.problems)):
+            order, problem = self.problems[index]
+            self.problems[index] = (order, dataclasses.replace(problem, remedy=remedy))
 
     def _choice(self, node: yaml.Node, kinds: dict[str, Any], path: str, default: Any) -> object:
         """Build the member of a union that `kind` names, or a dataclass that has no rivals."""
@@ -175,8 +133,11 @@ class _Builder:
             return _FAILED
         chosen = default
         if kinds and "kind" in entries:
+            num_problems = len(self.problems)
             kind = self._literal(entries["kind"], list(kinds), _join(path, "kind"))
             if kind is _FAILED:
+                if remedy := kind_with(_shown(entries["kind"]), kinds):
+                    self._add_remedy(num_problems, remedy)
                 return _FAILED
             chosen = kinds[str(kind)]
         if not dataclasses.is_dataclass(chosen):
@@ -220,7 +181,7 @@ class _Builder:
     def _is_dropped(self, node: yaml.Node, path: str) -> bool:
         """Say whether a value is from the file and the `kind` beside it from an override."""
         kind = self._marks.get(_join(path, "kind"))
-        return kind is not None and _is_override(kind) and not _is_override(node.start_mark)
+        return kind is not None and is_override(kind) and not is_override(node.start_mark)
 
     def _tuple(self, node: yaml.Node, hints: Sequence[Any], path: str) -> object:
         if not isinstance(node, yaml.SequenceNode):
@@ -271,7 +232,7 @@ class _Builder:
             key_path = _join(path, key.value)
             if key.value in entries:
                 first = self._marks[key_path]
-                what = f"is written twice, first at {_where(first.name, first.line)}"
+                what = f"is written twice, first at {place(first.name, first.line)}"
                 self._report(key_path, what, mark=key.start_mark)
                 continue
             entries[key.value] = value
@@ -283,7 +244,7 @@ class _Builder:
             return node.value
         shown = _shown(node)
         what = f"must be {choices[0]}" if len(choices) == 1 else f"must be one of {_list(choices)}"
-        return self._fail(path, what, shown, _did_you_mean(shown, choices))
+        return self._fail(path, what, shown, did_you_mean(shown, choices))
 
     def _scalar(self, node: yaml.Node, hint: type, path: str) -> object:
         what, read = _SCALARS[hint]
@@ -293,8 +254,10 @@ class _Builder:
             # Quotes say that a scalar is text, whatever it looks like.
             value = read(node.value) if is_text or node.style is None else None
         if value is None:
-            return self._fail(path, what, _shown(node))
-        if isinstance(value, Path) and _is_override(node.start_mark):
+            shown = _shown(node)
+            remedy = BOOLEANS.get(shown.lower()) if hint is bool else None
+            return self._fail(path, what, shown, remedy)
+        if isinstance(value, Path) and is_override(node.start_mark):
             return Path.cwd() / value
         return value
 
@@ -318,23 +281,19 @@ class _Builder:
         # The file as a whole comes first, then its lines, then the overrides.
         where, order = self.file, (0, 0, 0)
         if mark is not None:
-            where = _where(mark.name, mark.line)
-            order = (2 if _is_override(mark) else 1, mark.line, mark.column)
+            where = place(mark.name, mark.line)
+            order = (2 if is_override(mark) else 1, mark.line, mark.column)
         subject = "" if not path or where == f"{OVERRIDE}{path}" else f"{path}: "
         self.problems.append((order, Problem(where, f"{subject}{what}", got, remedy)))
 
 
-def _is_override(mark: yaml.Mark) -> bool:
-    return str(mark.name).startswith(OVERRIDE)
-
-
-def _where(name: str, line: int) -> str:
-    return name if name.startswith(OVERRIDE) else f"{name}:{line + 1}"
-
-
 def _integer(text: str) -> int | None:
     # Python refuses to read numbers of thousands of digits.
-    return int(text) if _INTEGER.fullmatch(text) and len(text) < 100 else None
+    if _INTEGER.fullmatch(text) and len(text) < 100:
+        return int(text)
+    if _WHOLE.fullmatch(text) and (value := _number(text)) is not None and value.is_integer():
+        return int(value)
+    return None
 
 
 def _number(text: str) -> float | None:
@@ -372,20 +331,18 @@ def _unknown_key(key: str, cls: Any, kinds: dict[str, Any]) -> tuple[str, None, 
         this = f"this one is kind: {_kind(cls)}"
         return f"belongs to kind: {' or '.join(owners)}", None, this
     keys = _keys(cls)
-    meant = _did_you_mean(key, keys) or _did_you_mean(key, _inner_keys(cls))
+    inner_keys = list(_inner_keys(cls))
+    meant = (
+        same_key(key, [*keys, *inner_keys])
+        or did_you_mean(key, keys)
+        or did_you_mean(key, inner_keys)
+    )
     return "no such key", None, meant or f"the keys here are {_list(keys)}"
 
 
 def _owners(key: str, kinds: dict[str, Any]) -> list[str]:
     """Return the kinds that have a key."""
     return [kind for kind, rival in kinds.items() if key in _keys(rival)]
-
-
-def _did_you_mean(text: str, choices: Iterable[str]) -> str | None:
-    """Ask about the choice whose last key is most like a text, if one is."""
-    paths = {path.rpartition(".")[2]: path for path in choices}
-    close = difflib.get_close_matches(text, paths, n=1)
-    return f"did you mean {paths[close[0]]}?" if close else None
 
 
 def _keys(cls: Any) -> list[str]:

@@ -88,7 +88,7 @@ class DryRun:
         if self.sample.seen < self.num_pairs:
             text = f"{self.num_pairs:,} {self.unit}s; in a sample of {text}"
         rows, width = self.worst_batch
-        free = f"{_mebibytes(self.free_disk_bytes)} are free"
+        free = f"{_size(self.free_disk_bytes)} are free"
         if self.free_disk_bytes < self.disk_bytes:
             free += ", which is not enough"
         return "\n".join(
@@ -98,14 +98,14 @@ class DryRun:
                 f"training text: {text}",
                 f"largest batch: {rows:,} x {width:,} tokens a side, "
                 f"{self.worst_seconds:.2f} seconds a step",
-                f"peak memory: {_mebibytes(self.peak_memory_bytes)}, validations not counted",
+                f"peak memory: {_size(self.peak_memory_bytes)}, validations not counted",
                 f"speed: {self.tokens_per_second:,.0f} target tokens/s, "
                 f"{self.seconds_per_step:.2f} seconds a step",
                 f"time: {timedelta(seconds=round(self.seconds))} for {self.num_steps:,} steps "
                 f"({self.num_epochs:.1f} epochs), validations not counted",
-                f"disk: {_mebibytes(self.disk_bytes)} at most: {self.num_checkpoints} checkpoints "
-                f"of {_mebibytes(self.checkpoint_bytes)}, encoded text of "
-                f"{_mebibytes(self.store_bytes)}; {free}",
+                f"disk: {_size(self.disk_bytes)} at most: {self.num_checkpoints} checkpoints "
+                f"of {_size(self.checkpoint_bytes)}, encoded text of "
+                f"{_size(self.store_bytes)}; {free}",
             )
         )
 
@@ -231,5 +231,7 @@ def _nearest(run: RunDirectory) -> Path:
     return next(place for place in (path, *path.parents) if place.exists())
 
 
-def _mebibytes(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
+def _size(num_bytes: int) -> str:
+    if num_bytes < 2**30:
+        return f"{num_bytes / 2**20:,.1f} MiB"
+    return f"{num_bytes / 2**30:,.1f} GiB"

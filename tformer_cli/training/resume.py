@@ -1,7 +1,9 @@
 """Whether a run may go on with a config or on a machine that are no longer those it began with."""
 
 import dataclasses
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import torch
 
@@ -49,14 +51,17 @@ def lasting_settings(config: Config) -> dict[str, str]:
 def accepted_changes(run: RunDirectory, before: Config, now: Config) -> list[str]:
     """Return a line for each changed key that does not matter to the course of the training.
 
+    Texts that lie in another folder, under the same names, are one line.
+
     Raises:
         CheckpointError: a key changed that does.
     """
     old, new = dict(_leaves(before)), dict(_leaves(now))
-    accepted = []
+    moved = _moved_data(old, new)
+    accepted = [f"data moved: {moved[0]} -> {moved[1]}"] if moved else []
     for key in sorted(old.keys() | new.keys()):
         was, is_now = old.get(key, "nothing"), new.get(key, "nothing")
-        if was == is_now:
+        if was == is_now or (moved is not None and _is_moved(was, is_now, *moved)):
             continue
         if not _is_free(key):
             raise CheckpointError(
@@ -65,8 +70,36 @@ def accepted_changes(run: RunDirectory, before: Config, now: Config) -> list[str
                 got=str(is_now),
                 remedy=f"change it back, {ELSEWHERE}",
             )
-        accepted.append(f"{key}: {was} -> {is_now}")
+        accepted.append(f"accepted a changed setting: {key}: {was} -> {is_now}")
     return accepted
+
+
+def _moved_data(old: Mapping[str, object], new: Mapping[str, object]) -> tuple[Path, Path] | None:
+    """Return the two folders between which the text of a run has moved, if it has.
+
+    These are the longest ones that all moved files share.
+    """
+    pairs = [
+        (was, new[key])
+        for key, was in old.items()
+        if key in new and was != new[key] and key.startswith("data.") and isinstance(was, Path)
+    ]
+    files = [(was, now) for was, now in pairs if isinstance(now, Path)]
+    if not files:
+        return None
+    before, after = (Path(os.path.commonpath(sides)) for sides in zip(*files, strict=True))
+    if (before, after) in files and ("data.root" not in old or old["data.root"] != before):
+        # A single file that has moved alone.
+        before, after = before.parent, after.parent
+    return (before, after) if all(_is_moved(*file, before, after) for file in files) else None
+
+
+def _is_moved(was: object, now: object, before: Path, after: Path) -> bool:
+    if not isinstance(was, Path) or not isinstance(now, Path):
+        return False
+    if not was.is_relative_to(before) or not now.is_relative_to(after):
+        return False
+    return before != after and was.relative_to(before) == now.relative_to(after)
 
 
 def _is_free(key: str) -> bool:

@@ -137,7 +137,7 @@ class _Sitting:
         checkpoint = None if fresh else last_checkpoint(run, reporter.say)
         if checkpoint is not None:
             for change in accepted_changes(run, load_config(run.config_file), config):
-                reporter.say(f"{run.path}: accepted a changed setting: {change}")
+                reporter.say(f"{run.path}: {change}")
         tokenizers = run_tokenizers(
             config,
             run,
