@@ -22,6 +22,10 @@ from tformer_cli.training.run import train
 Tformer = Callable[..., Result]
 
 settings.register_profile("tformer", derandomize=True, deadline=None, max_examples=30)
+# Other examples each time, and more of them; scripts/test-all asks for it.
+settings.register_profile(
+    "fresh", derandomize=False, deadline=None, max_examples=100, print_blob=True
+)
 settings.load_profile("tformer")
 torch.set_num_threads(1)
 

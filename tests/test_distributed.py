@@ -49,7 +49,7 @@ def torchrun(size: int, *arguments: str) -> subprocess.CompletedProcess[str]:
         [*TORCHRUN, f"--nproc-per-node={size}", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 

@@ -291,7 +291,7 @@ def by_two_processes(
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     files = ["translate", str(run), "-i", str(source), "-o", str(target), "--resume"]
     return subprocess.run(
-        [sys.executable, *torchrun, *files, *words], capture_output=True, text=True, timeout=120
+        [sys.executable, *torchrun, *files, *words], capture_output=True, text=True, timeout=600
     )
 
 

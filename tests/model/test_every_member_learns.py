@@ -1,5 +1,6 @@
 """Members of the family learn to copy and to reverse what they read: to a BLEU above 98."""
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -141,9 +142,17 @@ def words(ids: Sequence[int]) -> str:
     return " ".join(map(str, ids))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("member", MEMBERS)
+# One of each kind of network is slow; the others are as slow, and many.
+EXAMPLES = (("sinusoidal", "reverse"), ("one stack as Llama", "reverse"))
+
+
+@pytest.mark.parametrize(
+    ("member", "task"),
+    [
+        pytest.param(*case, marks=pytest.mark.slow if case in EXAMPLES else pytest.mark.exhaustive)
+        for case in itertools.product(MEMBERS, TASKS)
+    ],
+)
 def test_member_learns_the_task(member, task):
     config = MEMBERS[member]
     roles = TokenRoles(START_IDS[config.kind], END_ID, (0, 1, 2, 4, 5))

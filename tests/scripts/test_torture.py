@@ -32,12 +32,18 @@ def test_what_differs_between_two_runs_is_named(toy_run, tmp_path):
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_ten_kills_at_random_moments_change_no_bit(tmp_path, seed):
+@pytest.mark.parametrize(
+    ("kills", "seed"),
+    [
+        pytest.param(4, 1, marks=pytest.mark.slow),
+        pytest.param(10, 2, marks=pytest.mark.exhaustive),
+        pytest.param(10, 3, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_kills_at_random_moments_change_no_bit(tmp_path, kills, seed):
     config_file = torture.write_task(tmp_path / "task")
     unbroken, killed = tmp_path / "unbroken", tmp_path / "killed"
     seconds = torture.train_unbroken(config_file, unbroken)
     chooser = random.Random(seed)
-    torture.train_killed(config_file, killed, kills=10, longest=seconds, chooser=chooser)
+    torture.train_killed(config_file, killed, kills=kills, longest=seconds, chooser=chooser)
     assert torture.differences(RunDirectory(unbroken), RunDirectory(killed)) == []

@@ -33,8 +33,13 @@ evaluation: {bleu: {lowercase: true}}
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param("reverse", marks=pytest.mark.slow),
+        pytest.param("copy", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_small_model_learns_the_task(task, tmp_path: Path):
     chooser = random.Random(1)
     words = [f"w{number}" for number in range(30)]

@@ -87,7 +87,7 @@ def test_one_stream_translates_alike_with_its_weights_in_files_of_their_own(tmp_
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ALL)
 def test_every_member_translates_alike(name, tmp_path):
     assert all_alike(written(ALL[name], tmp_path / name).comparisons)
