@@ -223,6 +223,22 @@ def test_train_names_missing_files_before_anything_else(tformer, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_missing_mecab_is_said_before_a_vocabulary_is_built(tformer, tmp_path, monkeypatch):
+    def missing(*_, **__):
+        raise RuntimeError("MeCab")
+
+    monkeypatch.setattr("tformer_cli.evaluation.metrics.BLEU", missing)
+    words = (write_toy(tmp_path / "data"), "--run", tmp_path / "run")
+    for more in ((), ("--dry-run",)):
+        result = tformer("train", *words, "--set", "data.target_language=ja", *more)
+        assert result.exit_code == 2
+        assert result.stderr == (
+            "evaluation.bleu.tokenize: needs MeCab and its dictionary, which are not installed; "
+            "got ja-mecab; pip install 'tformer[ja]'\n"
+        )
+        assert not (tmp_path / "run").exists()
+
+
 def test_a_fresh_start_that_fails_leaves_the_old_run_alone(tformer, tmp_path):
     file = write_toy(tmp_path / "data")
     run = tmp_path / "run"

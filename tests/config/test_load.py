@@ -251,7 +251,10 @@ def test_file_larger_than_any_config_is_refused(file: Path) -> None:
     with file.open("a", encoding="utf-8") as config:
         config.write("#" * (1 << 20))
     assert complaints(file) == ["x.yaml: must be at most 1 MiB large"]
-    assert complaints(Path("/dev/zero")) == ["x.yaml: must be at most 1 MiB large"]
+    assert complaints(Path("/dev/zero")) == [
+        "x.yaml: must be at most 1 MiB large; begin a config with "
+        "`tformer config new SOURCE TARGET`"
+    ]
 
 
 def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ LINE_ENDS = frozenset("\n\x85\u2028\u2029")
 # Of a config, which is a page or two long.
 MAX_BYTES = 1 << 20
 
+_ENDINGS = (".yaml", ".yml")
+_NEW_CONFIG = "begin a config with `tformer config new SOURCE TARGET`"
 _TOP_KEY = re.compile(
     rf"^[\"']?({'|'.join(part.name for part in dataclasses.fields(Config))})[\"']?:", re.MULTILINE
 )
@@ -189,19 +191,18 @@ def _tree(path: Path) -> yaml.Node:
         ConfigError: it is not there, is no YAML, or there is nothing in it.
     """
     text = _read(path)
-    remedy = "begin a config with `tformer config new SOURCE TARGET`"
-    is_config = path.suffix in (".yaml", ".yml") or _TOP_KEY.search(text) is not None
+    is_config = path.suffix in _ENDINGS or _TOP_KEY.search(text) is not None
     try:
         root = compose(text, str(path))
     except ConfigError:
         if is_config:
             raise
-        problem = Problem(str(path), "is plain text, not a config", remedy=remedy)
+        problem = Problem(str(path), "is plain text, not a config", remedy=_NEW_CONFIG)
         raise ConfigError([problem]) from None
     if root is None:
-        raise ConfigError([Problem(str(path), "is empty", remedy=remedy)])
+        raise ConfigError([Problem(str(path), "is empty", remedy=_NEW_CONFIG)])
     if isinstance(root, yaml.ScalarNode):
-        raise ConfigError([Problem(str(path), "is plain text, not a config", remedy=remedy)])
+        raise ConfigError([Problem(str(path), "is plain text, not a config", remedy=_NEW_CONFIG)])
     return root
 
 
@@ -218,14 +219,16 @@ def _read(path: Path) -> str:
         raise ConfigError([Problem(str(path), "is a folder", remedy=remedy)]) from None
     except OSError as error:
         raise ConfigError([Problem(str(path), "cannot be read", error.strerror)]) from None
+    other = None if path.suffix in _ENDINGS else _NEW_CONFIG
     if len(data) > MAX_BYTES:
-        raise ConfigError([Problem(str(path), f"must be at most {MAX_BYTES >> 20} MiB large")])
+        what = f"must be at most {MAX_BYTES >> 20} MiB large"
+        raise ConfigError([Problem(str(path), what, remedy=other)])
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         got = f"byte 0x{data[error.start]:02X}"
-        raise ConfigError([Problem(f"{path}:{line}", "is not UTF-8", got)]) from None
+        raise ConfigError([Problem(f"{path}:{line}", "is not UTF-8", got, other)]) from None
 
 
 def _search_setting(override: str, decoding: DecodingConfig) -> str | None:

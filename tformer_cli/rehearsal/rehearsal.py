@@ -29,7 +29,7 @@ from tformer_cli.training.predecessor import Predecessor
 from tformer_cli.training.preparation import Preparation, prepare
 from tformer_cli.training.reporting import Reporter
 from tformer_cli.training.tokenizers import run_tokenizers
-from tformer_cli.training.validation import check_validation
+from tformer_cli.training.validation import check_metric, check_validation
 
 SAMPLE_PAIRS = 20_000
 
@@ -77,6 +77,7 @@ def rehearsal(config: Config, run: RunDirectory, *, device: torch.device) -> Ite
     """
     _check_alone(config)
     check_data_files(config.data)
+    check_metric(config)
     check_ours(run)
     keep_freed_memory()
     with (

@@ -43,6 +43,7 @@ from tformer_cli.training.resume import (
 )
 from tformer_cli.training.tokenizers import origin_of, run_tokenizers, save_tokenizers
 from tformer_cli.training.validation import (
+    check_metric,
     check_validation,
     judgement,
     sample_translations,
@@ -75,6 +76,7 @@ def train(
         Interrupted: SIGINT, SIGTERM or SIGHUP came; the run is saved and can go on.
     """
     check_data_files(config.data)
+    check_metric(config)
     check_ours(run)
     check_predecessor(config, run)
     keep_freed_memory()

@@ -98,8 +98,18 @@ def validate(
     )
 
 
+def check_metric(config: Config) -> None:
+    """Make sure that what the validation metric needs is installed.
+
+    Raises:
+        ConfigError: its tokenizer is not.
+    """
+    if isinstance(config.data.valid, ParallelText):
+        build_metric("bleu", config.evaluation, config.data.target_language)
+
+
 def check_validation(model: Network, tokenizers: Tokenizers, config: Config) -> None:
-    """See to it that no validation will fail for its text or its metric.
+    """See to it that no validation will fail for its text.
 
     Raises:
         TformerError: one would.
@@ -107,7 +117,6 @@ def check_validation(model: Network, tokenizers: Tokenizers, config: Config) -> 
     text = config.data.valid
     if isinstance(text, ParallelText):
         evaluation_store(text, tokenizers, max_length=model.max_length)
-        build_metric("bleu", config.evaluation, config.data.target_language)
     elif not any(
         batch.num_target_tokens
         for batch in _masked_batches(model, tokenizers, config, lambda count: None)
