@@ -1,5 +1,8 @@
 """Which pairs are kept, and how the rest is counted."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -61,9 +64,9 @@ def test_report_counts_each_pair_once_under_the_first_rule_it_breaks(
     assert sum(kept) == report.kept
 
 
-def test_duplicate_is_equal_on_both_sides_as_text() -> None:
+def test_duplicate_is_equal_on_both_sides_as_text(tmp_path: Path) -> None:
     pairs = [("a", "b"), ("a", "c"), ("c", "b"), ("a", "b"), ("ab", ""), ("", "ab"), ("A", "b")]
-    repeated = find_repeats(pair_digests(pairs)).tolist()
+    repeated = find_repeats(pair_digests(pairs), tmp_path).tolist()
     assert repeated == [False, False, False, True, False, False, False]
 
 
@@ -72,15 +75,19 @@ def test_repeats_are_what_came_before(numbers: list[int], group: int) -> None:
     digests = pair_digests((str(number), "") for number in numbers)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(filters, "GROUP_PAIRS", group)
-        repeated = find_repeats(digests)
+        with tempfile.TemporaryDirectory() as folder:
+            repeated = find_repeats(digests, Path(folder))
+            assert list(Path(folder).iterdir()) == []
     assert repeated.tolist() == [number in numbers[:i] for i, number in enumerate(numbers)]
 
 
 @pytest.mark.parametrize("half", [0, 1])
-def test_pairs_whose_digests_differ_in_one_half_are_no_duplicates(half: int) -> None:
+def test_pairs_whose_digests_differ_in_one_half_are_no_duplicates(
+    half: int, tmp_path: Path
+) -> None:
     digests = np.ones((2, 2), dtype=np.uint64)
     digests[1, half] = 2
-    assert find_repeats(digests).tolist() == [False, False]
+    assert find_repeats(digests, tmp_path).tolist() == [False, False]
 
 
 def test_reports_add_up() -> None:

@@ -2,15 +2,22 @@
 
 import hashlib
 import math
+import os
+import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from tformer_cli.config.schema.data import FilterConfig
 
-# Duplicates are looked for among about so many pairs at once: some ten MiB, whatever the corpus.
-GROUP_PAIRS = 1 << 18
+# Duplicates are looked for among about so many pairs at once: some dozens of MiB, whatever the
+# corpus.
+GROUP_PAIRS = 1 << 19
+# A digest, and which pair of the corpus has it.
+PLACED = np.dtype([("digest", "<u8", 2), ("place", "<i8")])
 
 
 @dataclass(slots=True)
@@ -84,28 +91,58 @@ def pair_digests(pairs: Iterable[tuple[str, ...]]) -> np.ndarray:
     return np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
 
 
-def find_repeats(digests: np.ndarray) -> np.ndarray:
+def find_repeats(digests: np.ndarray, folder: Path) -> np.ndarray:
     """Return (n,) whether an earlier pair has the same digest.
 
-    The pairs are looked at in groups by digest, so that besides the answer, a byte a pair, memory
-    does not grow with the corpus. Each group reads all digests once, from a mapped file for
-    instance.
+    The pairs are dealt out into groups by digest, and those of each group are sorted, so that
+    besides the answer, a byte a pair, memory does not grow with the corpus, and time in proportion
+    to it.
 
     Args:
-        digests: (n, 2) of `pair_digests`.
+        digests: (n, 2) of `pair_digests`; from a mapped file for instance.
+        folder: for a file that holds the groups, 24 bytes a pair, and goes at the end.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     repeated = np.zeros(len(digests), dtype=np.bool_)
-    num_groups = np.uint64(math.ceil(len(digests) / GROUP_PAIRS))
-    for group in range(int(num_groups)):
-        places = np.concatenate(
-            [
-                start
-                + np.flatnonzero(digests[start : start + GROUP_PAIRS, 0] % num_groups == group)
-                for start in range(0, len(digests), GROUP_PAIRS)
-            ]
-        )
-        # Sorting keeps the order of equal ones, so the first of them is the first in the corpus.
-        places = places[np.lexsort((digests[places, 0], digests[places, 1]))]
-        equal = (digests[places[1:]] == digests[places[:-1]]).all(axis=1)
-        repeated[places[1:][equal]] = True
+    num_groups = math.ceil(len(digests) / GROUP_PAIRS)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        bounds = [
+            start + _append_in_groups(file, digests[start : start + GROUP_PAIRS], start, num_groups)
+            for start in range(0, len(digests), GROUP_PAIRS)
+        ]
+        file.flush()
+        for group in range(num_groups):
+            pairs = np.concatenate(
+                [_read(file, part[group], part[group + 1]) for part in bounds], dtype=PLACED
+            )
+            # Sorting keeps the order of equal ones, so the first of them is the first of all.
+            low, high = pairs["digest"].T
+            pairs = pairs[np.lexsort((low, high))]
+            equal = (pairs["digest"][1:] == pairs["digest"][:-1]).all(axis=1)
+            repeated[pairs["place"][1:][equal]] = True
     return repeated
+
+
+def _append_in_groups(
+    file: BinaryIO, digests: np.ndarray, start: int, num_groups: int
+) -> np.ndarray:
+    """Append digests with their places, which begin at `start`, group after group.
+
+    Returns:
+        (num_groups + 1,) group g is at [g] to [g + 1] of what was appended, in pairs.
+    """
+    # In 16 bits, which nearly always do, sorting takes a tenth of the time.
+    groups = (digests[:, 0] % np.uint64(num_groups)).astype(np.min_scalar_type(num_groups))
+    order = np.argsort(groups, kind="stable")
+    pairs = np.empty(len(digests), dtype=PLACED)
+    pairs["digest"], pairs["place"] = digests[order], start + order
+    file.write(pairs.tobytes())
+    return np.searchsorted(groups[order], np.arange(num_groups + 1))
+
+
+def _read(file: BinaryIO, start: int, stop: int) -> np.ndarray:
+    size = PLACED.itemsize
+    content = os.pread(file.fileno(), int(stop - start) * size, int(start) * size)
+    return np.frombuffer(content, dtype=PLACED)

@@ -201,7 +201,10 @@ class Building:
         self.save()
         digests = self._mapped(PAIR_DIGESTS, "<u8").reshape(-1, 2)
         num_pairs = sum(report.kept for report in self.reports)
-        repeated = find_repeats(digests) if len(digests) else np.zeros(num_pairs, dtype=np.bool_)
+        repeated = np.zeros(num_pairs, dtype=np.bool_)
+        if len(digests):
+            with writing(self.path):
+                repeated = find_repeats(digests, self.path)
         # Copied rather than moved: if it fails, the next one goes on from here.
         with whole_directory(folder.path) as temporary:
             for (ids, offsets), id_dtype in zip(self._sides, self._id_dtypes, strict=True):
