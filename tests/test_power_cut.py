@@ -16,6 +16,7 @@ from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.schema.data import FilterConfig, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.config.schema.training import TrainingConfig
+from tformer_cli.corpus.appended_file import AppendedFile
 from tformer_cli.corpus.store_building import Pace, stored
 from tformer_cli.run_directory import (
     RunDirectory,
@@ -177,6 +178,17 @@ def test_a_token_store_is_built_to_its_end_from_whatever_is_there(disk, cut, tmp
         return is_there
 
     assert cut(lambda: build(disk / "stores"), check) == [True, True]
+
+
+def test_what_a_growing_store_has_saved_is_there(disk, cut):
+    def deed() -> None:
+        with AppendedFile(disk / "a") as file:
+            file.write(b"saved")
+            file.save()
+            run_directory.sync_directory(disk)
+            file.write(b" or not")
+
+    assert cut(deed, lambda folder: text_of(folder / "a")) == ["saved"] * 2
 
 
 def unsynced_file(path: Path) -> None:

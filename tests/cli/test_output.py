@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tformer_cli.cli.entry import Stdout
 from tformer_cli.cli.output import refuse_gzip_names, refuse_overwriting, streamed
 from tformer_cli.errors import StorageError, UsageError
 
@@ -22,7 +23,7 @@ def test_a_reader_that_has_gone_ends_all_streams_quietly_and_leaves_no_part(monk
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w", encoding="utf-8") as stdout:
-        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(sys, "stdout", Stdout.around(stdout))
         with streamed(None) as output, streamed(tmp_path / "pairs") as beside:
             beside.add("0-0\n", 1)
             output.add("a line\n", 1)
@@ -33,7 +34,7 @@ def test_a_reader_that_has_gone_ends_all_streams_quietly_and_leaves_no_part(monk
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a disk that is always full")
 def test_what_stdout_refuses_is_not_said_of_the_file_beside_it(monkeypatch, tmp_path):
     with open("/dev/full", "w", encoding="utf-8") as stdout:
-        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(sys, "stdout", Stdout.around(stdout))
         with (
             pytest.raises(StorageError) as raised,
             streamed(None) as output,
@@ -93,4 +94,39 @@ def test_plain_text_is_not_named_gzip():
         refuse_gzip_names({"--output": None, "--alignments": Path("pairs.gz")})
     assert str(raised.value) == (
         "--alignments: is written as plain text; got pairs.gz; drop .gz from its name"
+    )
+
+
+def run_with(stdout: int, *arguments: str, unbuffered: str) -> tuple[int, str]:
+    """Run `tformer` with some stdout; return its exit code and what it says on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tformer_cli", *arguments],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_gone_ends_every_command_quietly(unbuffered):
+    for arguments in (["--help"], ["--version"], ["config", "show", "configs/demo.yaml"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        assert run_with(writer, *arguments, unbuffered=unbuffered) == (0, "")
+        os.close(writer)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a disk that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_stdout_is_named_by_every_command(unbuffered):
+    with open("/dev/full", "wb") as full:
+        found = run_with(
+            full.fileno(), "config", "show", "configs/demo.yaml", unbuffered=unbuffered
+        )
+    assert found == (
+        2,
+        "<stdout>: cannot be written; got No space left on device; what came out is not whole\n",
     )

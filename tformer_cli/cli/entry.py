@@ -1,10 +1,11 @@
 """How a command line begins and how it ends."""
 
+import contextlib
 import io
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
 
 import typer
 from typer.core import TyperCommand
@@ -62,6 +63,60 @@ class Application(typer.Typer):
         return super().command(name, cls=PlainCommand, **settings)
 
 
+class ReaderGone(Exception):
+    """Nobody reads stdout any more: there is nothing left to do, and nothing to say."""
+
+
+class Stdout(io.TextIOWrapper):
+    """stdout, of whose faults no other file is to blame that is open at the same time.
+
+    Writing raises ReaderGone where nobody reads the other end of a pipe, and StorageError where the
+    system refuses it.
+    """
+
+    @classmethod
+    def around(cls, stdout: io.TextIOWrapper) -> Self:
+        """Return a stream that writes where another one does."""
+        return cls(
+            stdout.buffer,
+            # click replaces a stream in ASCII by one of its own.
+            encoding="utf-8" if stdout.encoding == "ascii" else stdout.encoding,
+            # Names of files need not be UTF-8.
+            errors="surrogateescape",
+            line_buffering=stdout.line_buffering,
+            write_through=stdout.write_through,
+        )
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        if text == "":
+            # click writes it to see what kind of stream this is.
+            return 0
+        with self._blamed():
+            return super().write(text)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        with self._blamed():
+            super().flush()
+
+    @contextlib.contextmanager
+    def _blamed(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            # What is still buffered must not be tried again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            if isinstance(error, BrokenPipeError):
+                raise ReaderGone from None
+            raise StorageError(
+                "<stdout>",
+                "cannot be written",
+                got=error.strerror,
+                remedy="what came out is not whole",
+            ) from error
+
+
 def new_app(**settings: Any) -> typer.Typer:
     """Return a command line with plain help and plain errors."""
     return Application(
@@ -73,20 +128,26 @@ def new_app(**settings: Any) -> typer.Typer:
 
 
 def run(app: typer.Typer) -> None:
-    """Run a command line; a user's mistake is one line on stderr and an exit code."""
+    """Run a command line; a user's mistake is one line on stderr and an exit code.
+
+    Where nobody reads stdout any more, it ends without a word and with exit code 0.
+    """
     if sys.stderr is None:
         # The shell has closed it.
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as we run
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Names of files need not be UTF-8.
-        sys.stdout.reconfigure(errors="surrogateescape")
+        sys.stdout = Stdout.around(sys.stdout)
     try:
         app()
+    except ReaderGone:
+        sys.exit(0)
     except (TformerError, OSError) as error:
         if "--debug" in sys.argv:
             raise
         mistake = error if isinstance(error, TformerError) else refusal(error)
-        typer.echo(str(mistake), err=True)
+        # A terminal that was closed shows nothing.
+        with contextlib.suppress(OSError):
+            typer.echo(str(mistake), err=True)
         sys.exit(mistake.exit_code)
 
 
@@ -112,16 +173,6 @@ def refuse_torchrun(command: str) -> None:
 
 def refusal(error: OSError) -> StorageError:
     """Return what the system refused, where nobody nearer to it has said so."""
-    try:
-        # There is none where the shell has closed it.
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except OSError:
-        # What is still buffered must not be tried again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return StorageError(
-            "<stdout>", "cannot be written", got=error.strerror, remedy="what came out is not whole"
-        )
     if error.filename is None:
         return StorageError.of(error, "tformer", "a file or stream cannot be read or written")
     return StorageError.of(error, str(error.filename), "cannot be read or written")

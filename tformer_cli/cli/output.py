@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from tformer_cli.cli.entry import refusal
+from tformer_cli.cli.entry import ReaderGone
 from tformer_cli.errors import UsageError
 from tformer_cli.run_directory import whole_file
 
@@ -75,33 +75,11 @@ class Stream:
         self._file.flush()
 
 
-class ReaderGone(Exception):
-    """Nobody reads stdout any more."""
-
-
-class Stdout(Stream):
-    """Stdout, of whose faults no other file is to blame that is open at the same time."""
-
-    def add(self, text: str, num_lines: int) -> None:
-        """Write what comes of some more lines.
-
-        Raises:
-            ReaderGone: nobody reads them.
-            StorageError: they cannot be written.
-        """
-        try:
-            super().add(text, num_lines)
-        except BrokenPipeError:
-            raise ReaderGone from None
-        except OSError as error:
-            raise refusal(error) from error
-
-
 @contextlib.contextmanager
 def streamed(file: Path | None) -> Iterator[Stream]:
     """Open stdout, or a file that appears when it is complete, for lines as they come."""
     with opened(file) as output:
-        yield Stdout(output) if output is sys.stdout else Stream(output)
+        yield Stream(output)
 
 
 @contextlib.contextmanager
@@ -125,12 +103,10 @@ def opened(file: Path | None) -> Iterator[TextIO]:
         # Whatever the platform and the locale: UTF-8, and LF at the end of a line.
         assert isinstance(sys.stdout, io.TextIOWrapper)
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
-        try:
+        # Where nobody reads it any more, enough has been written.
+        with contextlib.suppress(ReaderGone):
             yield sys.stdout
             sys.stdout.flush()
-        except (BrokenPipeError, ReaderGone):
-            # The reader has seen enough. What is still buffered must not be tried again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     with (
         whole_file(file) as temporary,
