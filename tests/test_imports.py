@@ -13,7 +13,7 @@ PACKAGE = Path(tformer_cli.__file__).parent
 
 # Each rung may import from itself and from the rungs above it.
 LADDER = [
-    ["errors", "version", "child_process"],
+    ["errors", "version", "child_process", "json_text"],
     [
         "config.schema",
         "device",

@@ -4,6 +4,7 @@
     ├── ConfigError       a YAML file or a --set override (several problems in one error)
     ├── DataError         a text file: missing, not UTF-8, unequal line counts, nothing left
     ├── CheckpointError   a run folder or a checkpoint that cannot be used
+    │   └── NewerFormatError   it was written by a newer version of the program
     ├── DeviceError       a device or precision that is not there
     ├── UsageError        a command line that contradicts itself
     ├── StorageError      a file that the system will not write: a full disk, no permission
@@ -80,6 +81,10 @@ class DataError(TformerError):
 
 class CheckpointError(TformerError):
     """A run folder or checkpoint that is missing, broken or of another kind."""
+
+
+class NewerFormatError(CheckpointError):
+    """A file that only a newer version of the program can read."""
 
 
 class DeviceError(TformerError):

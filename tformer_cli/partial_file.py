@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.file_lock import open_lock, take_lock
+from tformer_cli.json_text import parse_json
 from tformer_cli.run_directory import make_directory, sync_directory, writing
 
 READ_BYTES = 1 << 20
@@ -93,11 +94,11 @@ class PartialFile:
             remedy="remove it, or leave out --resume",
         )
         try:
-            record = json.loads(self.record_file.read_text(encoding="utf-8"))
+            record = parse_json(self.record_file.read_text(encoding="utf-8"))
             made_from = dict(record["made_from"])
             num_lines, num_bytes = int(record["num_lines"]), int(record["num_bytes"])
             digest = record["sha256"]
-        except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
             raise damaged from None
         names = [*self._made_from, *(name for name in made_from if name not in self._made_from)]
         others = [name for name in names if made_from.get(name) != self._made_from.get(name)]

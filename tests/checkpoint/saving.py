@@ -5,7 +5,7 @@ import torch
 
 from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.config.schema.optimizer import AdamWConfig
+from tformer_cli.config.schema.optimizer import AdamWConfig, OptimizerConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
@@ -34,8 +34,10 @@ def model(seed: int, **changes: object) -> Seq2Seq:
     return build_model(config, source_size=20, target_size=20, seed=seed)
 
 
-def stepped_optimizer(network: Seq2Seq) -> torch.optim.Optimizer:
-    optimizer = build_optimizer(AdamWConfig(), network)
+def stepped_optimizer(
+    network: Seq2Seq, config: OptimizerConfig | None = None
+) -> torch.optim.Optimizer:
+    optimizer = build_optimizer(config or AdamWConfig(), network)
     for parameter in network.parameters():
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()

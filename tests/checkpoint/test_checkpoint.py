@@ -1,8 +1,10 @@
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from saving import STATE, message, model, stepped_optimizer
 
 from tformer_cli.checkpoint.checkpoint import (
@@ -13,12 +15,18 @@ from tformer_cli.checkpoint.checkpoint import (
 )
 from tformer_cli.checkpoint.layout import (
     MODEL_FILE,
+    OPTIMIZER_FILE,
     STATE_FILE,
 )
 from tformer_cli.checkpoint.state import load_state
-from tformer_cli.config.schema.optimizer import AdamWConfig
+from tformer_cli.config.schema.optimizer import AdamConfig, AdamWConfig, MuonConfig
 from tformer_cli.errors import CheckpointError, StorageError
 from tformer_cli.training.optim import build_optimizer
+
+
+def stored(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file, in memory: load_file maps it, and the file is about to be replaced."""
+    return {name: tensor.clone() for name, tensor in load_file(file).items()}
 
 
 def test_the_optimizer_of_another_model_is_refused(saved):
@@ -91,6 +99,52 @@ def test_weights_of_another_shape_are_refused(saved):
     )
     # Four decoder layers and one of the encoder, each with an inner and an outer weight and a bias.
     assert "(15 weights differ)" in message(load_weights, saved, model(1, feedforward_dim=17))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_weights_in_another_number_format_are_refused(saved, dtype):
+    weights = stored(saved / MODEL_FILE)
+    name = "decoder.layers.0.self_attention.query.weight"
+    save_file(weights | {name: weights[name].to(dtype)}, saved / MODEL_FILE)
+    assert message(load_weights, saved, model(1)) == (
+        f"{saved / MODEL_FILE}: holds weights in another number format (1 weights); "
+        f"got {str(dtype)[6:]} for {name}; use another checkpoint"
+    )
+
+
+NAME = "decoder.layers.0.self_attention.query.weight/exp_avg"
+
+
+@pytest.mark.parametrize(
+    ("changed", "got"),
+    [
+        (lambda moments: {key: x for key, x in moments.items() if key != NAME}, "nothing"),
+        (lambda moments: moments | {NAME: moments[NAME].int()}, "int32 (12, 12)"),
+        (lambda moments: moments | {NAME: moments[NAME][:1].clone()}, "float32 (1, 12)"),
+    ],
+    ids=["missing", "int", "shape"],
+)
+def test_moments_of_another_kind_are_refused_by_name(saved, changed, got):
+    save_file(changed(stored(saved / OPTIMIZER_FILE)), saved / OPTIMIZER_FILE)
+    network = model(1)
+    optimizer = build_optimizer(AdamWConfig(), network)
+    assert message(load_optimizer, saved, network, optimizer) == (
+        f"{saved / OPTIMIZER_FILE}: must hold float32 numbers of shape (12, 12) for {NAME}; "
+        f"got {got}; use an earlier checkpoint"
+    )
+
+
+@pytest.mark.parametrize("config", [AdamConfig(), AdamWConfig(), MuonConfig()])
+def test_an_optimizer_has_all_its_moments_or_is_refused(saved, config):
+    network = model(1)
+    save_checkpoint(saved, network, stepped_optimizer(network, config), STATE)
+    other = build_optimizer(config, network)
+    moments = stored(saved / OPTIMIZER_FILE)
+    for name in list(moments)[::17]:
+        save_file({key: x for key, x in moments.items() if key != name}, saved / OPTIMIZER_FILE)
+        assert f" for {name}; got nothing" in message(load_optimizer, saved, network, other)
+    save_file({}, saved / OPTIMIZER_FILE)
+    assert "; got nothing; " in message(load_optimizer, saved, network, other)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("-inf")])

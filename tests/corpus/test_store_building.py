@@ -269,6 +269,14 @@ def test_a_damaged_build_begins_again(tmp_path, damage):
     assert spy.num_chunks == 16
 
 
+def test_a_store_whose_index_is_nested_without_end_is_built_again(tmp_path):
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+    before = stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    (index,) = stores.glob("*/index.json")
+    index.write_text("[" * 100_000, encoding="utf-8")
+    assert_same(stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE), before)
+
+
 @pytest.mark.parametrize("name", ["source.ids", "target.offsets", "index.json"])
 def test_a_store_that_is_not_whole_is_built_again(tmp_path, name):
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"

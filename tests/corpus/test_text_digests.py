@@ -71,7 +71,7 @@ def test_a_file_that_has_just_changed_is_read_each_time(tmp_path, digests):
         assert digests.of([text]) == [sha256(content)]
 
 
-@pytest.mark.parametrize("damage", ["", "[]", '{"TEXT": 1}', '{"TEXT": [1, 2]}', "{"])
+@pytest.mark.parametrize("damage", ["", "[]", '{"TEXT": 1}', '{"TEXT": [1, 2]}', "{", "[" * 10**5])
 def test_what_was_remembered_and_is_damaged_counts_for_nothing(tmp_path, digests, long_ago, damage):
     text = tmp_path / "text"
     write(text, "content", changed_ns=long_ago)

@@ -142,16 +142,55 @@ def test_weights_that_are_not_those_of_the_settings_are_named(found, name):
 
 def test_a_new_model_has_the_shapes_of_its_config_and_takes_weights():
     config = EncoderDecoderConfig(dim=6, num_heads=3, feedforward_dim=7, tie="output")
-    model = new_model(config, source_size=11, target_size=13, settings=Path("config.yaml"))
-    found = shapes(model)
+    sizes = {"source_size": 11, "target_size": 13, "settings": Path("config.yaml")}
+    model = new_model(config, **sizes)
+    found = shapes(config, num_weights=999, **sizes)
     weights = {name: torch.randn(size) for name, size in found.items()}
-    fill(model, weights)
+    fill(model, weights, Path("weights"))
     assert not model.training
     assert all(torch.equal(weight, weights[name]) for name, weight in model.named_parameters())
     assert found["encoder.embeddings.tokens.weight"] == (11, 6)
     assert found["decoder.embeddings.tokens.weight"] == (13, 6)
     assert found["encoder.layers.0.feedforward.inner.weight"] == (7, 6)
     assert "output.weight" not in found
+
+
+def test_layers_without_weights_are_refused_before_they_are_built():
+    config = EncoderDecoderConfig(dim=6, num_heads=3, num_encoder_layers=10**6)
+    with pytest.raises(CheckpointError) as caught:
+        shapes(
+            config, source_size=11, target_size=13, num_weights=200, settings=Path("config.yaml")
+        )
+    assert str(caught.value) == (
+        "config.yaml: describes more layers than the folder has weights (200); got 1000004; "
+        "fetch the folder again"
+    )
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(number):
+    config = EncoderDecoderConfig(dim=6, num_heads=3, feedforward_dim=7, tie="output")
+    sizes = {"source_size": 11, "target_size": 13, "settings": Path("config.yaml")}
+    found = shapes(config, num_weights=999, **sizes)
+    weights = {name: torch.full(size, number) for name, size in found.items()}
+    with pytest.raises(CheckpointError) as caught:
+        fill(new_model(config, **sizes), weights, Path("weights"))
+    assert str(caught.value) == (
+        f"weights: holds numbers that are not finite ({len(found)} weights have some); "
+        f"got {min(found)}; fetch the folder again"
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_weights_in_another_number_format_are_refused(tmp_path, dtype):
+    file = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(2), "b": torch.ones(2).to(dtype)}, file)
+    with pytest.raises(CheckpointError) as caught:
+        read_weights(file)
+    assert str(caught.value) == (
+        f"{file}: holds weights in another number format (1 weights); "
+        f"got {str(dtype)[6:]} for b; fetch the folder again"
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,7 +210,7 @@ def test_a_size_that_no_machine_has_is_refused(size):
     [
         (b"{", "is not JSON; got Expecting property name"),
         (b"\xff", "is not JSON; got 'utf-8' codec can't decode byte 0xff"),
-        (b"[" * 100_000, "is not JSON; got maximum recursion depth exceeded"),
+        (b"[" * 100_000, "is not JSON; got nested too deeply"),
         (b"3", "must be a JSON object; got int"),
     ],
 )

@@ -120,12 +120,15 @@ def test_whoever_may_read_the_config_may_read_the_weights(folder):
 
 def test_a_shared_weight_is_there_once_and_the_file_is_of_torch(model, folder):
     with safe_open(folder / "model.safetensors", framework="pt") as file:
-        assert file.metadata() == {"format": "pt"}
+        notes = file.metadata()
+        assert notes["format"] == "pt"
+        assert notes["tokenizer_fingerprint"] == model.tokenizers.fingerprint
+        assert notes["model.num_decoder_layers"] == "2"
         names = set(file.keys())
     assert "encoder.embeddings.tokens.weight" in names
     assert not names & {"decoder.embeddings.tokens.weight", "output.weight"}
     num_bytes = (folder / "model.safetensors").stat().st_size
-    assert 0 < num_bytes - 4 * model.model.num_parameters() < 10_000
+    assert 0 < num_bytes - 4 * model.model.num_parameters() < 20_000
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
@@ -286,12 +289,30 @@ def test_weights_that_are_cut_short_are_named(folder):
 
 def test_a_pickle_is_not_read(folder):
     file = folder / "model.safetensors"
-    torch.save(load_file(file), file)
+    # load_file maps the file that is about to be replaced.
+    torch.save({name: weight.clone() for name, weight in load_file(file).items()}, file)
     (message,) = refused(folder)
     assert message.startswith(f"{file}: is damaged or cut short; got ")
 
 
+def without_notes(folder: Path) -> None:
+    """As the folder was written before its weights said what they were trained with."""
+    file = folder / "model.safetensors"
+    save_file({name: weight.clone() for name, weight in load_file(file).items()}, file)
+
+
+def test_a_config_of_another_model_is_named(folder):
+    changed(folder, "num_decoder_layers: 2", "num_decoder_layers: 1")
+    (message,) = refused(folder)
+    assert message == (
+        f"{folder}/config.yaml: model.num_decoder_layers is not what the model was trained with "
+        "(2); got 1; restore the config.yaml that the run was trained with"
+    )
+
+
 def test_weights_of_another_model_are_named(folder):
+    without_notes(folder)
+    read_plain_folder(folder)
     changed(folder, "num_decoder_layers: 2", "num_decoder_layers: 1")
     (message,) = refused(folder)
     assert message == (
@@ -302,6 +323,18 @@ def test_weights_of_another_model_are_named(folder):
 
 
 def test_tokenizers_of_another_model_are_named(folder):
+    file = folder / "tokenizer" / "shared.json"
+    tokens = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps([*tokens[:-1], "\u00e1"]), encoding="utf-8")
+    (message,) = refused(folder)
+    assert message == (
+        f"{folder}/tokenizer: does not hold the tokenizers that the model was trained with; "
+        "restore the folder, or train again"
+    )
+
+
+def test_tokenizers_of_another_size_are_named(folder):
+    without_notes(folder)
     file = folder / "tokenizer" / "shared.json"
     tokens = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps(tokens[:-1]), encoding="utf-8")

@@ -194,7 +194,9 @@ def test_loading_refuses_a_damaged_header(
     assert str(caught.value) == (f"{file}: is damaged; got {got}; restore the file, or train again")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"{}", b"\xff", b"[" * 100_000], ids=range(6)
+)
 def test_loading_refuses_a_header_that_is_none(content: bytes, tmp_path: Path) -> None:
     build(CONFIGS["char"]).save(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes(content)

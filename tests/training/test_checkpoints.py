@@ -1,5 +1,6 @@
 """What becomes of the checkpoints of a training; whole runs are in test_run.py."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from learners import learner
 from toy import write_toy
 
 from tformer_cli.checkpoint.checkpoint import save_average
+from tformer_cli.checkpoint.integrity import save_sums
 from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.config.schema.training import TrainingConfig
@@ -32,6 +34,10 @@ def checkpoints(run: RunDirectory, **changes: int) -> Checkpoints:
     subject = learner()
     average = MovingAverage(subject.model, 0.5)
     config = replace(EACH_STEP, **changes)
+    # Gradients of zero move no weight, and each weight has its moments.
+    for parameter in subject.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    subject.optimizer.step()
     return Checkpoints(run, config, subject.model, subject.optimizer, average)
 
 
@@ -219,6 +225,20 @@ def test_a_damaged_pointer_leads_to_the_newest_checkpoint(run, content):
     assert len(said) == 1
     assert said[0].endswith("; going on from step-000002")
     assert said[0].isprintable()
+
+
+def test_a_state_that_no_training_wrote_leads_to_the_checkpoint_before(run):
+    subject = checkpoints(run)
+    for state in states(1.0, 2.0):
+        subject.save(state)
+    file = run.checkpoint(2) / "state.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(content | {"batch": -3}), encoding="utf-8")
+    (run.checkpoint(2) / "SHA256SUMS").unlink()
+    save_sums(run.checkpoint(2))
+    said: list[str] = []
+    assert last_checkpoint(run, said.append) == run.checkpoint(1)
+    assert said == [f"{file}: is damaged; got batch -3; going on from step-000001"]
 
 
 def test_training_goes_back_to_the_newest_checkpoint_that_steps_were_taken_from(run):

@@ -9,9 +9,13 @@ from torch import Tensor, nn
 from tformer_cli.checkpoint.integrity import check_translating, save_sums
 from tformer_cli.checkpoint.layout import MODEL_FILE, OPTIMIZER_FILE, TRAINED_FILE
 from tformer_cli.checkpoint.state import TrainingState, save_state
-from tformer_cli.checkpoint.tensors import read_tensors, save_tensors
+from tformer_cli.checkpoint.tensors import check_dtypes, check_finite, read_tensors, save_tensors
 from tformer_cli.errors import CheckpointError
 from tformer_cli.run_directory import whole_directory
+
+# What an optimiser keeps of each parameter: Adam and AdamW, and Muon of matrices.
+ADAM_SLOTS = ("step", "exp_avg", "exp_avg_sq")
+MUON_SLOTS = ("momentum",)
 
 
 def save_checkpoint(
@@ -60,7 +64,7 @@ def load_weights(directory: Path, model: nn.Module, file_name: str = MODEL_FILE)
 
     Raises:
         CheckpointError: the file is missing or cut short, holds another model, or one whose
-            weights are not all finite, which translates nothing.
+            weights are not all finite floating-point numbers, which translates nothing.
     """
     file = directory / file_name
     parameters = dict(model.named_parameters())
@@ -75,14 +79,8 @@ def load_weights(directory: Path, model: nn.Module, file_name: str = MODEL_FILE)
             got=min(differing),
             remedy="restore the config.yaml that the run was trained with",
         )
-    unusable = [name for name, weight in stored.items() if not torch.isfinite(weight).all()]
-    if unusable:
-        raise CheckpointError(
-            str(file),
-            f"holds numbers that are not finite ({len(unusable)} weights have some)",
-            got=min(unusable),
-            remedy="use another checkpoint",
-        )
+    check_dtypes(file, stored, "use another checkpoint")
+    check_finite(file, stored, "use another checkpoint")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(stored[name])
@@ -109,21 +107,39 @@ def load_optimizer(directory: Path, model: nn.Module, optimizer: torch.optim.Opt
     """Read the optimiser's moments.
 
     Raises:
-        CheckpointError: the file is missing or cut short, or belongs to another model.
+        CheckpointError: the file is missing or cut short, belongs to another model, or lacks a
+            moment of a parameter or has one in another shape or number format.
     """
     file = directory / OPTIMIZER_FILE
+    stored = dict(read_tensors(file))
     parameters = dict(model.named_parameters())
-    for name, tensor in read_tensors(file):
-        parameter_name, _, key = name.rpartition("/")
-        parameter = parameters.get(parameter_name)
-        if parameter is None:
+    for name in stored:
+        if name.rpartition("/")[0] not in parameters:
             raise CheckpointError(
                 str(file),
                 "belongs to another model than config.yaml describes",
                 got=name,
                 remedy="restore the config.yaml that the run was trained with",
             )
-        optimizer.state[parameter][key] = tensor.to(parameter.device)
+    slots = {
+        parameter: MUON_SLOTS if "momentum" in group else ADAM_SLOTS
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    for parameter_name, parameter in parameters.items():
+        for slot in slots[parameter]:
+            name = f"{parameter_name}/{slot}"
+            shape = () if slot == "step" else tuple(parameter.shape)
+            tensor = stored.get(name)
+            if tensor is None or tensor.shape != shape or tensor.dtype != torch.float32:
+                got = "nothing" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
+                raise CheckpointError(
+                    str(file),
+                    f"must hold float32 numbers of shape {shape} for {name}",
+                    got=got.removeprefix("torch."),
+                    remedy="use an earlier checkpoint",
+                )
+            optimizer.state[parameter][slot] = tensor.to(parameter.device)
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

@@ -4,8 +4,9 @@ import hashlib
 from collections.abc import Collection
 from pathlib import Path
 
-from tformer_cli.checkpoint.layout import GOING_ON, SUMS_FILE, TRANSLATING
-from tformer_cli.errors import CheckpointError, Problem
+from tformer_cli.checkpoint.layout import GOING_ON, STATE_FILE, SUMS_FILE, TRANSLATING
+from tformer_cli.checkpoint.state import load_state
+from tformer_cli.errors import CheckpointError, NewerFormatError, Problem
 
 
 def save_sums(directory: Path) -> None:
@@ -41,6 +42,18 @@ def damage(directory: Path, names: Collection[str] | None = None) -> Problem | N
             return Problem(where, f"is not whole: {name} is missing")
         except (OSError, ValueError) as error:
             return Problem(where, f"is damaged: {name} cannot be read", got=str(error))
+    return _impossible_state(directory) if STATE_FILE in names else None
+
+
+def _impossible_state(directory: Path) -> Problem | None:
+    """Return what is wrong with the values of a state, whose checksum is right."""
+    try:
+        load_state(directory)
+    except NewerFormatError:
+        # Not damaged: whoever needs the state is told to upgrade.
+        return None
+    except CheckpointError as error:
+        return error.problems[0]
     return None
 
 

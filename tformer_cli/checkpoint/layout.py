@@ -7,7 +7,7 @@ one too, without an optimiser: it translates, but no training goes on from it. S
 last, says what every file was when it was saved; `sha256sum --check SHA256SUMS` reads it too.
 """
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MODEL_FILE = "model.safetensors"
 TRAINED_FILE = "trained.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"

@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import math
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from tformer_cli.checkpoint.layout import FORMAT_VERSION, STATE_FILE
-from tformer_cli.errors import CheckpointError
+from tformer_cli.errors import CheckpointError, NewerFormatError
+from tformer_cli.json_text import parse_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +29,7 @@ class TrainingState:
         data_fingerprint: hash of the training examples and of the tokenizers that made them.
         max_source_sentences: that 99 of 100 source lines of the training text do not exceed; None
             where nobody has counted.
+        tokenizer_fingerprint: hash of the tokenizers; empty where an older program wrote none.
         environment: torch version, threads, device, what its processor can do, number format of
             matrix products, and number of processes; a resumed run is exact when they agree.
         settings: those of the config that decide what the steps compute, by key path.
@@ -52,6 +56,7 @@ class TrainingState:
     data_fingerprint: str
     environment: dict[str, str]
     max_source_sentences: int | None = None
+    tokenizer_fingerprint: str = ""
     settings: dict[str, str] = field(default_factory=dict)
     judged_by: str = ""
     score: float | None = None
@@ -66,7 +71,9 @@ class TrainingState:
     format_version: int = FORMAT_VERSION
 
     @classmethod
-    def beginning(cls, data_fingerprint: str, environment: dict[str, str]) -> Self:
+    def beginning(
+        cls, data_fingerprint: str, environment: dict[str, str], tokenizer_fingerprint: str = ""
+    ) -> Self:
         """Return where a run stands before its first step."""
         return cls(
             step=0,
@@ -78,7 +85,68 @@ class TrainingState:
             seconds=0.0,
             data_fingerprint=data_fingerprint,
             environment=environment,
+            tokenizer_fingerprint=tokenizer_fingerprint,
         )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value.values()))
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_number(value: object, low: float = -math.inf, high: float = sys.float_info.max) -> bool:
+    # The score of a model whose loss is not finite is -inf.
+    return not isinstance(value, bool) and isinstance(value, int | float) and low <= value <= high
+
+
+def _is_positive(value: object) -> bool:
+    return _is_number(value, sys.float_info.min)
+
+
+def _are_positions(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(item, list) and len(item) == 2 and all(map(_is_count, item)) for item in value
+    )
+
+
+def _or_none(is_possible: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or is_possible(value)
+
+
+# By the name of a field, whether a value that JSON has for it is possible.
+_POSSIBLE: dict[str, Callable[[object], bool]] = {
+    "step": _is_count,
+    "epoch": _is_count,
+    "batch": _is_count,
+    "best_step": _or_none(_is_count),
+    "best_score": _or_none(_is_number),
+    "num_tokens": _is_count,
+    "seconds": lambda value: _is_number(value, 0.0),
+    "data_fingerprint": _is_text,
+    "environment": _are_texts,
+    "max_source_sentences": _or_none(_is_count),
+    "tokenizer_fingerprint": _is_text,
+    "settings": _are_texts,
+    "judged_by": _is_text,
+    "score": _or_none(_is_number),
+    "num_stale": _is_count,
+    "left_out": _are_positions,
+    "num_failed": _is_count,
+    "learning_rate_factor": lambda value: _is_number(value, sys.float_info.min, 1.0),
+    "num_rollbacks": _is_count,
+    "loss_scale": _or_none(_is_positive),
+    "num_scaled": _is_count,
+    "is_due": lambda value: isinstance(value, bool),
+    "format_version": _is_count,
+}
+_LONGEST_SHOWN = 60
 
 
 def save_state(state: TrainingState, directory: Path) -> None:
@@ -91,18 +159,23 @@ def load_state(directory: Path) -> TrainingState:
     """Read where a run stood.
 
     Raises:
-        CheckpointError: the file is missing, damaged or of a newer version.
+        CheckpointError: the file is missing or damaged, or a value in it is impossible.
+        NewerFormatError: a newer version of the program wrote it.
     """
     file = directory / STATE_FILE
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if content.get("format_version", 0) > FORMAT_VERSION:
-            raise CheckpointError(
+        content = parse_json(file.read_text(encoding="utf-8"))
+        version = content.get("format_version", 0)
+        if _is_count(version) and version > FORMAT_VERSION:
+            raise NewerFormatError(
                 str(file),
                 f"was written by a newer tformer; this one reads format {FORMAT_VERSION}",
-                got=f"format {content['format_version']}",
+                got=f"format {version}",
                 remedy="upgrade tformer",
             )
+        for name, value in content.items():
+            if name in _POSSIBLE and not _POSSIBLE[name](value):
+                raise ValueError(f"{name} {json.dumps(value)[:_LONGEST_SHOWN]}")
         content["left_out"] = tuple(map(tuple, content.get("left_out", ())))
         return TrainingState(**content)
     except FileNotFoundError:

@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from tformer_cli.errors import CheckpointError
+
+WEIGHT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def save_tensors(
@@ -55,6 +58,39 @@ def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
     with _reading(file), safe_open(file, framework="pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118 - not a mapping
             yield name, tensors.get_tensor(name)
+
+
+def check_dtypes(file: Path, weights: Mapping[str, Tensor], remedy: str) -> None:
+    """Refuse weights that are no floating-point numbers, or that torch does not compute with.
+
+    Raises:
+        CheckpointError: with the name of the first, and that remedy.
+    """
+    others = [name for name, weight in weights.items() if weight.dtype not in WEIGHT_DTYPES]
+    if others:
+        dtype = str(weights[min(others)].dtype).removeprefix("torch.")
+        raise CheckpointError(
+            str(file),
+            f"holds weights in another number format ({len(others)} weights)",
+            got=f"{dtype} for {min(others)}",
+            remedy=remedy,
+        )
+
+
+def check_finite(file: Path, weights: Mapping[str, Tensor], remedy: str) -> None:
+    """Refuse weights that are not finite, which translate nothing.
+
+    Raises:
+        CheckpointError: with the name of the first, and that remedy.
+    """
+    unusable = [name for name, weight in weights.items() if not torch.isfinite(weight).all()]
+    if unusable:
+        raise CheckpointError(
+            str(file),
+            f"holds numbers that are not finite ({len(unusable)} weights have some)",
+            got=min(unusable),
+            remedy=remedy,
+        )
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import torch
 from tformer_cli.checkpoint.checkpoint import load_weights
 from tformer_cli.checkpoint.integrity import check_translating, damage
 from tformer_cli.checkpoint.layout import TRANSLATING
+from tformer_cli.checkpoint.origin import check_settings, check_tokenizers
 from tformer_cli.checkpoint.state import load_state
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
@@ -91,7 +92,8 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
             stands in for a best one that there is not yet.
 
     Raises:
-        CheckpointError: there is no such run or checkpoint, or it is damaged.
+        CheckpointError: there is no such run or checkpoint, it is damaged, or config.yaml or the
+            tokenizers are no longer those that it was trained with.
     """
     if not run.path.is_dir():
         raise CheckpointError(str(run.path), "no such run folder", remedy=_sentence_hint(run.path))
@@ -112,6 +114,8 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
     config = load_config(run.config_file)
     tokenizers = load_tokenizers(run.tokenizer)
     state = load_state(directory)
+    check_settings(state.settings, config, run.config_file)
+    check_tokenizers(state.tokenizer_fingerprint, tokenizers, run.tokenizer)
     model = build_network(
         config.model,
         source_size=tokenizers.source.size,

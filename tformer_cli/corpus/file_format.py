@@ -4,12 +4,12 @@ Text that merely contains commas, tabs or tags stays text: a table needs its fil
 """
 
 import itertools
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tformer_cli.errors import DataError
+from tformer_cli.json_text import parse_json
 
 GZIP_MARK = b"\x1f\x8b"
 
@@ -101,6 +101,6 @@ def _is_json_object(line: str) -> bool:
     if not line.lstrip().startswith('{"'):
         return False
     try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
+        return isinstance(parse_json(line), dict)
+    except ValueError:
         return False

@@ -1,7 +1,6 @@
 """Validation and test text that is held out from training, which repeats none of it."""
 
 import contextlib
-import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.corpus.overlap import BLANK, line_key, overlaps
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.errors import DataError, UsageError
+from tformer_cli.json_text import parse_json
 from tformer_cli.run_directory import whole_directory, write_json
 
 MAX_HELD_OUT = 1000
@@ -261,7 +261,7 @@ def _check_replaceable(
 def _origin_of(folder: Path) -> dict[str, object] | None:
     """Return what a folder says of its origin, or None if it is not one that we wrote."""
     try:
-        origin = json.loads((folder / _ORIGIN).read_text(encoding="utf-8"))
+        origin = parse_json((folder / _ORIGIN).read_text(encoding="utf-8"))
         names = {path.name for path in folder.iterdir()}
     except (OSError, ValueError):
         return None

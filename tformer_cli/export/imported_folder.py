@@ -1,8 +1,8 @@
 """What a folder that is imported holds, weights and JSON, and the model that has the weights."""
 
-import json
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from tformer_cli.checkpoint.layout import MODEL_FILE
-from tformer_cli.checkpoint.tensors import read_tensors
+from tformer_cli.checkpoint.tensors import check_dtypes, check_finite, read_tensors
 from tformer_cli.config.schema.model import ModelConfig
 from tformer_cli.errors import CheckpointError
+from tformer_cli.json_text import parse_json
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 
@@ -83,36 +84,70 @@ def check_weights(
         )
 
 
-def new_model(
-    config: ModelConfig, *, source_size: int, target_size: int, settings: Path
-) -> Seq2Seq:
-    """Return a model that is to have the weights of a folder.
+def shapes(
+    config: ModelConfig, *, source_size: int, target_size: int, num_weights: int, settings: Path
+) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each weight of a model that is to have the weights of a folder.
 
     Args:
         config: its shape.
         source_size: size of the source vocabulary.
         target_size: size of the target vocabulary.
+        num_weights: how many the folder has. Every layer has some, so a settings file that
+            describes millions of layers is found out before they are built.
         settings: the file that the config is from, for messages.
+
+    Raises:
+        CheckpointError: there are more layers than weights, or more numbers than torch counts.
+    """
+    num_layers = sum(getattr(config, f"num_{x}layers", 0) for x in ("", "encoder_", "decoder_"))
+    if num_layers > num_weights:
+        raise CheckpointError(
+            str(settings),
+            f"describes more layers than the folder has weights ({num_weights})",
+            got=str(num_layers),
+            remedy=RESTORE,
+        )
+    with torch.device("meta"), _within_memory(settings):
+        model = build_model(config, source_size=source_size, target_size=target_size, seed=0)
+    return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+
+
+def new_model(
+    config: ModelConfig, *, source_size: int, target_size: int, settings: Path
+) -> Seq2Seq:
+    """Return a model that is to have the weights of a folder; arguments as of `shapes`.
 
     Raises:
         CheckpointError: memory does not suffice.
     """
-    try:
+    with _within_memory(settings):
         return build_model(config, source_size=source_size, target_size=target_size, seed=0)
-    except (RuntimeError, OverflowError, TypeError):
+
+
+@contextlib.contextmanager
+def _within_memory(settings: Path) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, OverflowError, TypeError, MemoryError):
         # Which of them torch raises depends on how far beyond its numbers the size is.
         raise CheckpointError(
             str(settings), "describes a model that this machine cannot hold", remedy=RESTORE
         ) from None
 
 
-def shapes(model: Seq2Seq) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight of a model, by its name."""
-    return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+def fill(model: Seq2Seq, weights: Mapping[str, Tensor], file: Path) -> None:
+    """Give a model its weights, by our names; then it can translate.
 
+    Args:
+        model: what gets them.
+        weights: by our names.
+        file: that they are from, for messages.
 
-def fill(model: Seq2Seq, weights: Mapping[str, Tensor]) -> None:
-    """Give a model its weights, by our names; then it can translate."""
+    Raises:
+        CheckpointError: some are not finite.
+    """
+    check_finite(file, weights, RESTORE)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
@@ -126,8 +161,8 @@ def json_object(file: Path) -> dict[str, Any]:
         CheckpointError: it holds something else.
     """
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        found = parse_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise CheckpointError(str(file), "is not JSON", got=str(error), remedy=RESTORE) from None
     if not isinstance(found, dict):
         got = type(found).__name__
@@ -154,8 +189,10 @@ def _shards(index: Path) -> dict[str, set[str]]:
 
 def _read(file: Path) -> dict[str, Tensor]:
     try:
-        return {name: weight.float() for name, weight in read_tensors(file)}
+        weights = dict(read_tensors(file))
     except CheckpointError as error:
         (problem,) = error.problems
         where, what = problem.where, problem.what
         raise CheckpointError(where, what, got=problem.got, remedy=RESTORE) from None
+    check_dtypes(file, weights, RESTORE)
+    return {name: weight.float() for name, weight in weights.items()}

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from tformer_cli.checkpoint.checkpoint import save_checkpoint
+from tformer_cli.checkpoint.origin import model_settings
 from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.load import dump_config
@@ -69,8 +70,12 @@ def _write(trained: TrainedModel, run: RunDirectory) -> None:
     write_text(run.config_file, dump_config(trained.config))
     trained.tokenizers.save(run.tokenizer)
     checkpoint = run.checkpoint(trained.step)
-    beginning = TrainingState.beginning(trained.tokenizers.fingerprint, environment={})
-    state = replace(beginning, max_source_sentences=trained.max_source_sentences)
+    tokenizers = trained.tokenizers.fingerprint
+    state = replace(
+        TrainingState.beginning(tokenizers, {}, tokenizers),
+        max_source_sentences=trained.max_source_sentences,
+        settings=model_settings(trained.config),
+    )
     # An optimiser that has not moved has nothing to keep.
     save_checkpoint(checkpoint, trained.model, torch.optim.SGD(trained.model.parameters()), state)
     run.point("best", checkpoint)

@@ -1,6 +1,5 @@
 """The page that goes with a model: what it is, how good it is, and how to use it."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import yaml
 from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.load import as_plain
 from tformer_cli.errors import CheckpointError
+from tformer_cli.json_text import parse_json
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.version import __version__
 
@@ -71,7 +71,7 @@ def known_scores(run: RunDirectory) -> list[SetScore]:
     found = []
     for file in sorted(run.eval.glob("*.json")):
         try:
-            evaluation = json.loads(file.read_text(encoding="utf-8"))
+            evaluation = parse_json(file.read_text(encoding="utf-8"))
             if evaluation.get("num_models", 1) > 1:
                 continue
             found += [

@@ -7,15 +7,17 @@ import` makes a run of it again.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import safetensors
 import torch
+from torch import Tensor
 
 from tformer_cli.checkpoint.layout import MODEL_FILE
+from tformer_cli.checkpoint.origin import check_settings, check_tokenizers, model_settings
 from tformer_cli.checkpoint.tensors import read_notes, save_tensors
 from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.load import data_files, dump_config, load_config
@@ -44,6 +46,8 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 # In the metadata of the file of weights.
 SENTENCES_NOTE = "max_source_sentences"
 SENTENCES = re.compile("[1-9][0-9]{0,8}")
+# What model.safetensors says of the tokenizers beside it: their fingerprint.
+TOKENIZERS_NOTE = "tokenizer_fingerprint"
 
 _Text = TypeVar("_Text", bound=Text)
 
@@ -78,10 +82,14 @@ class PlainFormat(Format):
         # named_parameters lists a shared weight once, under its first name.
         named = trained.model.named_parameters()
         weights = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in named}
-        # safetensors lets nobody else read what it writes; a whole file is for all.
-        notes = {"format": "pt"}
+        notes = {
+            "format": "pt",
+            TOKENIZERS_NOTE: trained.tokenizers.fingerprint,
+            **model_settings(trained.config),
+        }
         if trained.max_source_sentences is not None:
             notes[SENTENCES_NOTE] = str(trained.max_source_sentences)
+        # safetensors lets nobody else read what it writes; a whole file is for all.
         with whole_file(folder / MODEL_FILE) as temporary:
             save_tensors(weights, temporary, notes)
         write_text(run.config_file, dump_config(without_places(trained.config)))
@@ -189,30 +197,46 @@ def read_plain_folder(
         got = f"model.kind {config.model.kind}"
         raise CheckpointError(str(run.config_file), "does not translate", got=got)
     tokenizers = load_tokenizers(run.tokenizer)
-    model = _model(file, config, tokenizers, settings=run.config_file)
-    sentences = read_notes(file).get(SENTENCES_NOTE, "")
+    weights = read_weights(file)
+    notes = read_notes(file)
+    check_settings(notes, config, run.config_file)
+    check_tokenizers(notes.get(TOKENIZERS_NOTE, ""), tokenizers, run.tokenizer)
+    model = _model(file, weights, config, tokenizers, settings=run.config_file)
+    sentences = notes.get(SENTENCES_NOTE, "")
     # A folder from elsewhere may say anything.
     known = int(sentences) if SENTENCES.fullmatch(sentences) else None
     return TrainedModel(config, tokenizers, model, step=0, max_source_sentences=known)
 
 
-def _model(file: Path, config: Config, tokenizers: Tokenizers, *, settings: Path) -> Seq2Seq:
-    """Return the model of a file of weights.
+def _model(
+    file: Path,
+    weights: Mapping[str, Tensor],
+    config: Config,
+    tokenizers: Tokenizers,
+    *,
+    settings: Path,
+) -> Seq2Seq:
+    """Return the model that has the weights of a file.
 
     Args:
-        file: of safetensors.
+        file: for messages.
+        weights: of the file, by their names.
         config: of the model.
         tokenizers: of its vocabularies.
         settings: the file that the config is from, for messages.
     """
-    weights = read_weights(file)
-    model = new_model(
+    source_size, target_size = tokenizers.source.size, tokenizers.target.size
+    expected = shapes(
         config.model,
-        source_size=tokenizers.source.size,
-        target_size=tokenizers.target.size,
+        source_size=source_size,
+        target_size=target_size,
+        num_weights=len(weights),
         settings=settings,
     )
     found = {name: tuple(weight.shape) for name, weight in weights.items()}
-    check_weights(file, found, shapes(model), settings.name)
-    fill(model, weights)
+    check_weights(file, found, expected, settings.name)
+    model = new_model(
+        config.model, source_size=source_size, target_size=target_size, settings=settings
+    )
+    fill(model, weights, file)
     return model

@@ -1,12 +1,12 @@
 """What a run has reported, as curves over steps, target tokens or hours."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from tformer_cli.errors import CheckpointError
+from tformer_cli.json_text import parse_json
 from tformer_cli.run_directory import RunDirectory
 
 Axis = Literal["step", "tokens", "hours"]
@@ -81,7 +81,7 @@ def _reports(file: Path) -> list[tuple[int, dict[str, Any]]]:
     reports = []
     for number, line in lines:
         try:
-            reports.append((number, json.loads(line)))
+            reports.append((number, parse_json(line)))
         except ValueError as error:
             if number != lines[-1][0]:
                 raise _damaged(file, number) from error

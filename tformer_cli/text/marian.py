@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from tformer_cli.errors import CheckpointError
+from tformer_cli.json_text import parse_json
 from tformer_cli.text.normalizer import LINE_BREAKS_TO_BLANKS, Normalizer
 from tformer_cli.text.subword import BLANK_MARK, sentencepiece_processor
 from tformer_cli.text.vocabulary import NUM_SPECIAL, SPECIAL_TOKENS, UNEMITTED_IDS, UNK_ID
@@ -102,7 +103,7 @@ def marian_file(model: bytes, pieces: Sequence[str]) -> bytes:
 def _parts(content: bytes, name: str) -> tuple[bytes, tuple[str, ...]]:
     """Return the sentencepiece model and the pieces that a tokenizer file holds."""
     try:
-        held = json.loads(content)
+        held = parse_json(content)
         model, pieces = base64.b64decode(held["sentencepiece"], validate=True), held["pieces"]
         if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
             raise TypeError("something other than a list of strings")

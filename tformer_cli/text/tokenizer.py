@@ -17,6 +17,7 @@ from tformer_cli.config.schema.tokenizer import (
     WordConfig,
 )
 from tformer_cli.errors import CheckpointError, DataError
+from tformer_cli.json_text import parse_json
 from tformer_cli.run_directory import whole_directory
 from tformer_cli.text.char import CharTokenizer, learn_characters
 from tformer_cli.text.marian import MarianTokenizer
@@ -163,7 +164,7 @@ def load_tokenizers(directory: Path) -> Tokenizers:
     """
     file = directory / HEADER_FILE
     try:
-        header = json.loads(_read(file))
+        header = parse_json(_read(file))
         if header["format_version"] > FORMAT_VERSION:
             raise CheckpointError(
                 str(file),

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tformer_cli.errors import CheckpointError
+from tformer_cli.json_text import parse_json
 
 PAD_ID, UNK_ID, START_ID, END_ID, MASK_ID, SEPARATOR_ID = range(6)
 # What a target begins with, by the kind of the network; a masked encoder looks at none.
@@ -80,7 +81,7 @@ class Vocabulary:
             CheckpointError: the file is damaged, or its tokens are no vocabulary.
         """
         try:
-            tokens = json.loads(content.decode("utf-8"))
+            tokens = parse_json(content.decode("utf-8"))
             if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
                 raise ValueError("something other than a list of strings")
             return cls(tuple(tokens))

@@ -61,11 +61,13 @@ class Preparation:
 
     def beginning(self) -> TrainingState:
         """Return where a run stands before its first step."""
-        fingerprint = f"{self.store.fingerprint()} {self.tokenizers.fingerprint}"
+        tokenizers = self.tokenizers.fingerprint
+        fingerprint = f"{self.store.fingerprint()} {tokenizers}"
         learner = self.learner
         return TrainingState.beginning(
             hashlib.sha256(fingerprint.encode()).hexdigest(),
             environment_of(learner.device, learner.precision, learner.world.size),
+            tokenizers,
         )
 
     def groups(self, state: TrainingState) -> Generator[Group]:

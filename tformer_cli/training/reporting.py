@@ -14,6 +14,7 @@ from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import peak_memory
 from tformer_cli.evaluation.likelihood import perplexity
+from tformer_cli.json_text import parse_json
 from tformer_cli.run_directory import RunDirectory, write_text, writing
 from tformer_cli.training.loop import Fault, StepReport
 from tformer_cli.training.tensorboard import TensorBoard, summary_writer
@@ -253,23 +254,25 @@ class Silence(Reporter):
 
 
 def _lines_until(lines: list[str], state: TrainingState) -> Iterable[str]:
-    """Yield the lines of metrics.jsonl up to a state, less one that a kill cut short.
+    """Yield the reports in metrics.jsonl up to a state, less one that a kill cut short.
 
     What the state knows nothing of will come again: a rollback, or a validation at its very step.
     """
     for line in lines:
         try:
-            report = json.loads(line)
+            report = parse_json(line)
         except ValueError:
             continue
-        match report["kind"]:
-            case "rollback":
-                is_known = report["num_rollbacks"] <= state.num_rollbacks
-            case "valid":
-                is_known = report["step"] < state.step or state.score is not None
-            case _:
+        match report:
+            case {"kind": "rollback", "step": int(step), "num_rollbacks": int(num_rollbacks)}:
+                is_known = num_rollbacks <= state.num_rollbacks
+            case {"kind": "valid", "step": int(step)}:
+                is_known = step < state.step or state.score is not None
+            case {"kind": str(kind), "step": int(step)} if kind != "rollback":
                 is_known = True
-        if report["step"] <= state.step and is_known:
+            case _:
+                continue
+        if step <= state.step and is_known:
             yield f"{line}\n"
 
 

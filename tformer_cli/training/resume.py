@@ -1,12 +1,12 @@
 """Whether a run may go on with a config or on a machine that are no longer those it began with."""
 
-import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
+from tformer_cli.config.load import leaves
 from tformer_cli.config.schema.config import Config
 from tformer_cli.device import hardware_name
 from tformer_cli.errors import CheckpointError
@@ -45,7 +45,7 @@ ELSEWHERE = "train from its weights with --continue-from and another --run, or a
 
 def lasting_settings(config: Config) -> dict[str, str]:
     """Return the settings that decide what the training steps compute, by key path."""
-    return {key: str(value) for key, value in _leaves(config) if not _is_free(key)}
+    return {key: str(value) for key, value in leaves(config) if not _is_free(key)}
 
 
 def accepted_changes(run: RunDirectory, before: Config, now: Config) -> list[str]:
@@ -56,7 +56,7 @@ def accepted_changes(run: RunDirectory, before: Config, now: Config) -> list[str
     Raises:
         CheckpointError: a key changed that does.
     """
-    old, new = dict(_leaves(before)), dict(_leaves(now))
+    old, new = dict(leaves(before)), dict(leaves(now))
     moved = _moved_data(old, new)
     accepted = [f"data moved: {moved[0]} -> {moved[1]}"] if moved else []
     for key in sorted(old.keys() | new.keys()):
@@ -133,18 +133,3 @@ def environment_changes(before: dict[str, str], now: dict[str, str]) -> list[str
         for name, value in now.items()
         if before.get(name, value) != value
     ]
-
-
-def _leaves(node: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield every setting with its key path."""
-    if dataclasses.is_dataclass(node):
-        parts = [(part.name, getattr(node, part.name)) for part in dataclasses.fields(node)]
-    elif isinstance(node, dict):
-        parts = list(node.items())
-    elif isinstance(node, tuple):
-        parts = [(str(index), item) for index, item in enumerate(node)]
-    else:
-        yield path, node
-        return
-    for name, value in parts:
-        yield from _leaves(value, f"{path}.{name}" if path else name)

@@ -334,7 +334,12 @@ class _Sitting:
         """Return a saved state as one of this sitting, without what belongs to another one."""
         now = self.beginning
         state = replace(
-            saved, environment=now.environment, settings=now.settings, judged_by=now.judged_by
+            saved,
+            environment=now.environment,
+            tokenizer_fingerprint=now.tokenizer_fingerprint,
+            settings=now.settings,
+            judged_by=now.judged_by,
+            format_version=now.format_version,
         )
         precision = now.environment["precision"]
         if saved.environment.get("precision", precision) != precision:

@@ -1,11 +1,11 @@
 """The numbers of a run for TensorBoard."""
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tformer_cli.errors import UsageError
+from tformer_cli.json_text import parse_json
 from tformer_cli.run_directory import RunDirectory, writing
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class TensorBoard:
             self._writer = summary_writer()(str(self._folder))
         if run.metrics_file.exists():
             for line in run.metrics_file.read_text(encoding="utf-8").splitlines():
-                self.show(json.loads(line))
+                self.show(parse_json(line))
 
     def show(self, numbers: Mapping[str, Any]) -> None:
         """Add a point to every curve that a line of metrics.jsonl has a number for."""

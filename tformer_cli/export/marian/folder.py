@@ -194,17 +194,25 @@ def _model(file: Path, shape: Shape, source: Rows, target: Rows) -> Seq2Seq:
     theirs = read_weights(file)
     names = _names_of_tables(theirs, shape.model)
     _check_tables(file, theirs, names, shape)
+    settings = file.with_name(SETTINGS_FILE)
+    ours = shapes(
+        shape.model,
+        source_size=source.our_size,
+        target_size=target.our_size,
+        num_weights=len(theirs),
+        settings=settings,
+    )
+    _check_layers(file, theirs, shape.model, ours)
     model = new_model(
         shape.model,
         source_size=source.our_size,
         target_size=target.our_size,
-        settings=file.with_name(SETTINGS_FILE),
+        settings=settings,
     )
-    _check_layers(file, theirs, shape.model, model)
     bias = theirs.get(LOGITS_BIAS, torch.zeros(1, shape.target_size))
     tables = Tables(theirs[names[0]], theirs[names[1]], theirs[names[2]], bias[0])
     weights = to_ours(theirs, tables, source, target, shape.model)
-    fill(model, weights if shape.is_scaled else scaled_down(weights, shape.model))
+    fill(model, weights if shape.is_scaled else scaled_down(weights, shape.model), file)
     return model
 
 
@@ -241,7 +249,10 @@ def _check_tables(
 
 
 def _check_layers(
-    file: Path, theirs: Mapping[str, Tensor], config: EncoderDecoderConfig, model: Seq2Seq
+    file: Path,
+    theirs: Mapping[str, Tensor],
+    config: EncoderDecoderConfig,
+    ours: Mapping[str, tuple[int, ...]],
 ) -> None:
     """Check that a file has the weights of all layers, and no others.
 
@@ -249,9 +260,8 @@ def _check_layers(
         file: for messages.
         theirs: its weights.
         config: our shape of the model.
-        model: of that shape.
+        ours: the shapes of our weights.
     """
-    ours = shapes(model)
     expected = {twin.theirs: ours[twin.ours] for twin in twins(config)}
     found = {name: tuple(weight.shape) for name, weight in theirs.items() if name not in OUTSIDE}
     check_weights(file, found, expected, SETTINGS_FILE)
