@@ -29,8 +29,12 @@ def save_tensors(
     Raises:
         OSError: the system does not let it be written.
     """
+    file.touch()
+    mode = file.stat().st_mode
     try:
         save_file(tensors, file, None if notes is None else dict(notes))
+        # The library replaces it by one that nobody but its owner may read.
+        file.chmod(mode)
     except SafetensorError as error:
         # The library keeps the system's error as words alone: "... (os error 28)".
         found = re.search(r"os error (\d+)", str(error))
