@@ -300,6 +300,18 @@ def test_an_export_that_another_process_has_just_written_is_taken(tmp_path, monk
     assert len(list(run.exports.glob("*-float32"))) == 1
 
 
+def test_an_export_of_another_version_is_left_alone(tmp_path, monkeypatch):
+    """Int8 weights up to 127, as they once were, saturate without VNNI."""
+    run, trained = RunDirectory(tmp_path), lively(BASE)
+    monkeypatch.setattr(format_room, "FORMAT_VERSION", 1)
+    kept_engine(run, trained, "int8")
+    (old,) = run.exports.glob("ctranslate2-*")
+    (old / "model.bin").write_bytes(b"")
+    monkeypatch.undo()
+    assert kept_engine(run, trained, "int8").translator.compute_type == "int8_float32"
+    assert len(list(run.exports.glob("ctranslate2-*"))) == 2
+
+
 def test_missing_ctranslate2_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     tokenizers = char_tokenizers(shared=True)

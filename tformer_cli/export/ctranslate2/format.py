@@ -42,6 +42,8 @@ Quantization = Literal["int8", "int8_float32", "float16", "bfloat16", "float32"]
 # Added to the logits of tokens that no translation contains: their probability is zero. Half
 # precision has it, too.
 SUPPRESSED = -6e4
+# Of what is written. A run keeps its exports, and those of another version are not read.
+FORMAT_VERSION = 2
 
 
 def write_ctranslate2(
@@ -221,7 +223,7 @@ def kept_engine(
         CheckpointError: the export is damaged.
         StorageError: the system does not let it be written.
     """
-    name = f"ctranslate2-{trained.fingerprint[:16]}-{quantization}"
+    name = f"ctranslate2-{FORMAT_VERSION}-{trained.fingerprint[:16]}-{quantization}"
     folder = run.exports / name
     if not folder.is_dir():
         with writing(run.exports):
