@@ -7,17 +7,19 @@ is by itself. All have the same weights and the same sentences.
 """
 
 import contextlib
+import itertools
 import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from choices import chosen
+from conditions import CONDITIONS, Condition
 from decoders.contestants import CONTESTANTS, Setting, Task
 from decoders.figures import TITLES, cache_table, summary, table
 from decoders.models import (
@@ -31,7 +33,7 @@ from decoders.models import (
     write_endless,
 )
 from decoders.worker import Worker, speeds_by_setting
-from train import DEFAULT_FOLDER
+from train import DEFAULT_FOLDER, in_turn
 from trainers.contestants import CPU
 
 from tformer_cli.checkpoint.trained_model import load_trained_model
@@ -70,6 +72,9 @@ class Measuring:
         textbook: sentences of the textbook, which would take hours for all.
         sentences: of the file; None for the whole test text.
         others: who takes part besides tformer.
+        searches: keys of SEARCHES.
+        modes: keys of MODES.
+        condition: environment and allocator of every contestant.
     """
 
     threads: int
@@ -78,6 +83,9 @@ class Measuring:
     textbook: int
     sentences: int | None = None
     others: Sequence[str] = COMPARABLE
+    searches: Sequence[str] = tuple(SEARCHES)
+    modes: Sequence[str] = tuple(MODES)
+    condition: Condition = "tuned"
 
 
 def compare(folder: RunDirectory, measuring: Measuring) -> dict[str, Any]:
@@ -104,12 +112,18 @@ def compare(folder: RunDirectory, measuring: Measuring) -> dict[str, Any]:
         for number_format, quantization in (("float32", None), ("int8", "int8")):
             place = Path(exports) / number_format
             write_ctranslate2(trained.model, tokenizers, config.model, place, quantization)
-        for search, beam in SEARCHES.items():
-            for mode, alone in MODES.items():
-                task = Task(str(folder.path), exports, beam, alone, measuring.threads)
-                print(f"{folder.path.name} {search} {mode}", file=sys.stderr)
-                cell = compare_one(task, pairs, config, tokenizers, measuring)
-                results.setdefault(search, {})[mode] = cell
+        for search, mode in itertools.product(measuring.searches, measuring.modes):
+            task = Task(
+                str(folder.path),
+                exports,
+                SEARCHES[search],
+                MODES[mode],
+                measuring.threads,
+                condition=measuring.condition,
+            )
+            print(f"{folder.path.name} {search} {mode} {task.condition}", file=sys.stderr)
+            cell = compare_one(task, pairs, config, tokenizers, measuring)
+            results.setdefault(search, {})[mode] = cell
     return results
 
 
@@ -162,6 +176,7 @@ def compare_one(
             figures["sentences"][name] = len(turn.texts)
             figures["memory_mib"][name] = memory / 2**20
         rounds = _played(workers, sources, measuring.rounds)
+        figures["surroundings"] = {name: x.surroundings() for name, x in workers.items()}
     return summary(rounds) | figures
 
 
@@ -214,12 +229,12 @@ def _played(
     played = []
     for number in range(1, rounds + 1):
         speeds = {
-            name: worker.turn(sources[name]).sentences_per_second
-            for name, worker in workers.items()
+            name: workers[name].turn(sources[name]).sentences_per_second
+            for name in in_turn(workers, number)
         }
         told = ", ".join(f"{name} {speed:,.1f}" for name, speed in speeds.items())
         print(f"round {number}/{rounds}: {told} sentences/s", file=sys.stderr, flush=True)
-        played.append(speeds)
+        played.append({name: speeds[name] for name in workers})
     return played
 
 
@@ -261,6 +276,14 @@ def decode(
     others: Annotated[str, typer.Option(help="Who takes part besides tformer.")] = ",".join(
         COMPARABLE
     ),
+    searches: Annotated[str, typer.Option(help="How to translate.")] = ",".join(SEARCHES),
+    modes: Annotated[
+        str, typer.Option(help="file: the test text; one: a sentence at a time.")
+    ] = ",".join(MODES),
+    conditions: Annotated[
+        str,
+        typer.Option(help="default: nobody has settings; tuned: all have those of tformer."),
+    ] = ",".join(CONDITIONS),
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="Of each, all workers together.")] = 2,
     sentences: Annotated[
@@ -292,16 +315,28 @@ def decode(
     tformer once more with CTranslate2 as its engine. All have the weights of one model, which is
     trained far enough to end its sentences by itself.
 
-    Each is a process of its own. Beforehand its settings are tried and the fastest is kept. They
-    take turns; speeds are medians over the rounds, and a ratio is the median of the rounds'
-    ratios. Text becomes ids and ids become text within the time; loading does not count. `file`
-    is the test text, `one` a sample of it, a sentence at a time; the textbook has a smaller
-    sample of either. Memory is that of all processes of a contestant in a turn of its own.
+    Each is a process of its own. In the condition `default` none has settings for its environment
+    or its allocator, in `tuned` all have those of tformer's command line. Beforehand batch sizes
+    and numbers of processes are tried and the fastest is kept. They take turns, in every second
+    round backwards; speeds are medians over the rounds with their range, and a ratio is the median
+    of the rounds' ratios. Text becomes ids and ids become text within the time; loading does not
+    count. `file` is the test text, `one` a sample of it, a sentence at a time; the textbook has a
+    smaller sample of either. Memory is that of all processes of a contestant in a turn of its own.
 
     Example: python scripts/bench/decode.py --sizes tiny --json
     """
     taking_part = chosen("--others", others, OTHERS, "contestant")
-    measuring = Measuring(threads, rounds, sample, textbook_sample, sentences, taking_part)
+    columns = chosen("--conditions", conditions, CONDITIONS, "condition")
+    measuring = Measuring(
+        threads,
+        rounds,
+        sample,
+        textbook_sample,
+        sentences,
+        taking_part,
+        chosen("--searches", searches, SEARCHES, "search"),
+        chosen("--modes", modes, MODES, "mode"),
+    )
     torch.set_num_threads(threads)
     configs = {}
     if run_folder is None:
@@ -316,7 +351,12 @@ def decode(
         }
     else:
         runs = trained(configs, models) if run_folder is None else [(run_folder.name, run_folder)]
-        results = {name: compare(RunDirectory(path), measuring) for name, path in runs}
+        results = {
+            f"{name} {condition}": compare(
+                RunDirectory(path), replace(measuring, condition=condition)
+            )
+            for (name, path), condition in itertools.product(runs, columns)
+        }
     if as_json:
         typer.echo(json.dumps(results, indent=2))
     else:

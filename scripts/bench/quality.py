@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import torch
 import typer
 from choices import chosen
-from courses.contestants import CONTESTANTS, Contestant, Marian, Ours
+from courses.contestants import CONTESTANTS, Contestant, Marian, contestant_of
 from courses.figures import Course, Point, check_drawing, draw, table
 from courses.worker import Clock, train_apart
 from peers.marian import INIT_STD
@@ -38,6 +38,7 @@ def contestants(
     *,
     optimizer: str | None = None,
     learning_rate: float | None = None,
+    warmup_steps: int | None = None,
     init_std: float = INIT_STD,
 ) -> Iterator[Contestant]:
     """Yield the trainings of a folder, those of one seed together.
@@ -49,16 +50,18 @@ def contestants(
         seeds: one training of each contestant a seed.
         optimizer: Marian's, a key of OPTIMIZERS; the config's where it is None.
         learning_rate: Marian's peak; the config's where it is None.
+        warmup_steps: Marian's; the config's where it is None.
         init_std: standard deviation of Marian's first weights.
     """
     for seed in seeds:
         seeded = replace(config, seed=seed)
         for name in names:
             run = RunDirectory(folder / f"{name}-{seed}")
-            if name == Marian.name:
-                yield Marian(with_optimizer(seeded, optimizer, learning_rate), run, init_std)
+            if issubclass(CONTESTANTS[name], Marian):
+                config_of = with_optimizer(seeded, optimizer, learning_rate, warmup_steps)
             else:
-                yield Ours(seeded, run)
+                config_of = seeded
+            yield contestant_of(name, config_of, run, init_std)
 
 
 def measure(
@@ -139,8 +142,13 @@ def quality(
     ] = 120.0,
     seeds: Annotated[str, typer.Option(help="One training of each contestant a seed.")] = "1",
     names: Annotated[
-        str, typer.Option("--contestants", help="ours: tformer; hf: transformers' Marian.")
-    ] = ",".join(CONTESTANTS),
+        str,
+        typer.Option(
+            "--contestants",
+            help="ours: tformer; hf: transformers' Marian with the environment and the allocator "
+            "of ours; hf_default: without.",
+        ),
+    ] = "ours,hf",
     settings: SetOption = None,
     optimizer: Annotated[
         Literal["adam", "adamw", "muon"] | None,
@@ -148,6 +156,9 @@ def quality(
     ] = None,
     learning_rate: Annotated[
         float | None, typer.Option(min=0.0, help="Marian's peak.", show_default="the config's")
+    ] = None,
+    warmup_steps: Annotated[
+        int | None, typer.Option(min=0, help="Marian's.", show_default="the config's")
     ] = None,
     init_std: Annotated[
         float, typer.Option(min=0.0, help="Standard deviation of Marian's first weights.")
@@ -163,16 +174,16 @@ def quality(
 
     Marian gets the tokens, sizes, batches, optimiser, schedule, validations and steps of the
     config, in a good loop: batches of similar length, SDPA, fused AdamW. Its own are norms behind
-    the blocks and its first weights. Those norms may want a gentler --learning-rate, and a narrow
-    model an --init-std of about dim ** -0.5.
+    the blocks and its first weights. Those norms may want a gentler --learning-rate, which sweep.py
+    finds by the validation text, and a narrow model an --init-std of about dim ** -0.5.
 
     Minutes are those of the optimiser steps; the schedule has the length that the config says,
     training.max_steps. Each checkpoint that was the best on the validation text in its time is
     scored on the first test set, and nothing is chosen by that score.
 
-    Each training is a process of its own: tformer's as its command line would have it, Marian's as
-    its users have it. The same command goes on where it was stopped, and trains and scores only
-    what is not in DIR yet: more seeds, or more minutes.
+    Each training is a process of its own, all with the environment and the allocator of tformer's
+    command line but hf_default. The same command goes on where it was stopped, and trains and
+    scores only what is not in DIR yet: more seeds, or more minutes.
 
     Example: python scripts/bench/quality.py --folder runs/quality --seeds 1,2,3 -o quality.svg
     """
@@ -194,6 +205,7 @@ def quality(
             _seeds(seeds),
             optimizer=optimizer,
             learning_rate=learning_rate,
+            warmup_steps=warmup_steps,
             init_std=init_std,
         )
     )

@@ -5,11 +5,12 @@ Tokens are those of the target that carry a loss: `</s>` is one, `<s>` and paddi
 """
 
 import contextlib
+import itertools
 import json
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 import typer
 from choices import chosen
+from conditions import CONDITIONS, Condition
 from trainers.contestants import CONTESTANTS, CPU
 from trainers.figures import (
     Round,
@@ -83,8 +85,10 @@ def compare(
     store: TokenStore,
     *,
     precisions: Sequence[str],
+    condition: Condition,
     threads: int,
     rounds: int,
+    warm_up: int,
     steps: int | None = None,
     seconds: float | None = None,
     quality_tokens: int | None = None,
@@ -96,8 +100,10 @@ def compare(
         tokenizers: of the text.
         store: the text.
         precisions: of tformer and Marian; the textbook has float32.
+        condition: environment and allocator of all of them.
         threads: of each contestant.
-        rounds: how many turns each has.
+        rounds: how many turns each has; in every second one they take turns backwards.
+        warm_up: steps of each before the first turn.
         steps: of a turn.
         seconds: of a turn.
         quality_tokens: after how many target tokens tformer and Marian are validated, in trainings
@@ -120,16 +126,17 @@ def compare(
         write_text(run.config_file, dump_config(config))
         tokenizers.save(run.tokenizer)
         workers = {
-            entry_name(*entry): stack.enter_context(Worker(*entry, threads, run))
+            entry_name(*entry): stack.enter_context(
+                Worker(*entry, threads, run, condition=condition, warm_up=warm_up)
+            )
             for entry in entries
         }
-        for worker in workers.values():
-            worker.answer()
+        surroundings = {entry: worker.answer() for entry, worker in workers.items()}
         played: list[Round] = []
         for number in range(1, rounds + 1):
             turns = {
-                entry: Measurement(**worker.ask(steps=steps, seconds=seconds))
-                for entry, worker in workers.items()
+                entry: Measurement(**workers[entry].ask(steps=steps, seconds=seconds))
+                for entry in in_turn(workers, number)
             }
             played.append(Round(turns, gemm_flops()))
             print(f"round {number}/{rounds}: {played[-1]}", file=sys.stderr, flush=True)
@@ -151,7 +158,12 @@ def compare(
         store.source_lengths + 1,
         store.target_lengths + 1,
     )
-    return summary(played, flops) | {"valid_loss": validated}
+    return summary(played, flops) | {"valid_loss": validated, "surroundings": surroundings}
+
+
+def in_turn(names: Iterable[str], number: int) -> list[str]:
+    """Return who plays in which order in a round, so that nobody always follows the same one."""
+    return list(names)[:: 1 if number % 2 else -1]
 
 
 def benchmark_config(folder: Path, size: str, vocab_size: int) -> Config:
@@ -213,6 +225,11 @@ def train(
         Literal["float32", "both"],
         typer.Option(help="both: tformer and Marian in bfloat16 as well, each at its best."),
     ] = "both",
+    conditions: Annotated[
+        str,
+        typer.Option(help="default: nobody has settings; tuned: all have those of tformer."),
+    ] = ",".join(CONDITIONS),
+    warm_up: Annotated[int, typer.Option(min=1, help="Steps of each before its turns.")] = 10,
     threads: Annotated[int, typer.Option(min=1, help="Of each.")] = 2,
     vocab_size: Annotated[
         int, typer.Option(min=32, help="Of the vocabulary that both languages share.")
@@ -232,25 +249,31 @@ def train(
     plain AdamW. The rest is the same for all: text, vocabulary, sizes, about 4,096 target tokens a
     batch, dropout of 0.3 on embeddings and on the output of each block, label smoothing.
 
-    Each is a process of its own: tformer's as its command line would have it, the others' as their
-    users have them. They take turns, and between the rounds the machine's rate of matrix products
-    is taken. Speeds are medians over the rounds; a ratio is the median of the rounds' ratios.
+    Each is a process of its own. In the condition `default` none has settings for its environment
+    or its allocator, in `tuned` all have those of tformer's command line. They take turns, in every
+    second round backwards, and between the rounds the machine's rate of matrix products is taken.
+    Speeds are medians over the rounds with their range; a ratio is the median of the rounds'
+    ratios.
 
     Example: python scripts/bench/train.py --sizes tiny --json
     """
     names = chosen("--sizes", sizes, SIZES, "size")
+    columns = chosen("--conditions", conditions, CONDITIONS, "condition")
     torch.set_num_threads(threads)
     configs = {name: benchmark_config(data, name, vocab_size) for name in names}
     first = configs[names[0]]
     tokenizers = build_tokenizers(first.tokenizer, lambda: training_pairs(first.data), first.seed)
     store, _ = training_store(first.data, tokenizers)
     results = {}
-    for name, config in configs.items():
-        print(name, file=sys.stderr)
-        results[name] = compare(
+    for (name, config), condition in itertools.product(configs.items(), columns):
+        column = f"{name} {condition}"
+        print(column, file=sys.stderr)
+        results[column] = compare(
             config,
             tokenizers,
             store,
+            condition=condition,
+            warm_up=warm_up,
             precisions=("float32", "bfloat16") if precision == "both" else ("float32",),
             threads=threads,
             rounds=rounds,

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import conditions
 import decode
 import pytest
 import torch
@@ -133,12 +134,9 @@ class InProcess(Worker):
 
 def test_all_have_figures_and_ours_has_ratios(run, monkeypatch, capsys):
     names = ("ours", "textbook", "ctranslate2_float32", "ctranslate2_backend")
-    monkeypatch.setattr(decode, "SEARCHES", {"greedy": 1})
-    monkeypatch.setattr(decode, "MODES", {"one": True})
     monkeypatch.setattr(decode, "Worker", InProcess)
-    results = compare(
-        run, Measuring(1, rounds=1, alone=6, textbook=2, sentences=8, others=names[1:])
-    )
+    measuring = Measuring(1, rounds=1, alone=6, textbook=2, sentences=8, others=names[1:])
+    results = compare(run, replace(measuring, searches=["greedy"], modes=["one"]))
     assert results.keys() == {"greedy"}
     assert results["greedy"].keys() == {"one"}
     cell = results["greedy"]["one"]
@@ -165,7 +163,7 @@ def test_all_have_figures_and_ours_has_ratios(run, monkeypatch, capsys):
     assert cell["tokens"]["ours"] == sum(map(len, expected))
     assert 0 <= cell["bleu"]["ours"] <= 100
     assert cell["memory_mib"]["ours"] > 50
-    assert capsys.readouterr().err.startswith("run greedy one\nround 1/1: ours ")
+    assert capsys.readouterr().err.startswith("run greedy one tuned\nround 1/1: ours ")
 
 
 def test_fastest_setting_is_kept(run, exports, monkeypatch):
@@ -208,16 +206,19 @@ def test_json_is_by_size_search_and_mode(run, monkeypatch):
 
     monkeypatch.setattr(decode, "compare_one", known)
     printed = CliRunner().invoke(
-        app, ["--run", str(run.path), "--threads", "3", "--json"], catch_exceptions=False
+        app,
+        ["--run", str(run.path), "--threads", "3", "--json", "--conditions", "default"],
+        catch_exceptions=False,
     )
     modes = {"file": {"ours": 7.0}, "one": {"ours": 7.0}}
-    assert json.loads(printed.stdout) == {"run": {"greedy": modes, "beam5": modes}}
+    assert json.loads(printed.stdout) == {"run default": {"greedy": modes, "beam5": modes}}
     assert [(cell.beam, cell.alone, cell.threads) for cell in cells] == [
         (1, False, 3),
         (1, True, 3),
         (5, False, 3),
         (5, True, 3),
     ]
+    assert {cell.condition for cell in cells} == {"default"}
 
 
 def test_cache_is_compared_by_length(run, monkeypatch):
@@ -259,6 +260,15 @@ def test_summary_takes_medians_of_speeds_and_of_the_rounds_own_ratios():
         "textbook": 8.0,
         "ratios": {"hf": 3.0, "textbook": 90.0},
         "backend_ratios": {},
+        "rounds": {
+            "speeds": {
+                "ours": [800.0, 400.0, 720.0],
+                "hf": [400.0, 100.0, 240.0],
+                "textbook": [10.0, 4.0, 8.0],
+            },
+            "ratios": {"hf": [2.0, 4.0, 3.0], "textbook": [80.0, 100.0, 90.0]},
+            "backend_ratios": {},
+        },
     }
     assert Turn(seconds=4.0, texts=["a", "b"]).sentences_per_second == 0.5
 
@@ -274,10 +284,11 @@ def test_summary_compares_a_backend_with_its_engine_by_itself():
 
 def test_table_reads_as_a_column_a_search_and_mode():
     cell = {
-        "ours": 1234.56,
-        "textbook": 8.0,
-        "ratios": {"textbook": 154.32},
-        "backend_ratios": {"ctranslate2_backend": 0.984},
+        "rounds": {
+            "speeds": {"ours": [1234.56, 1180.0, 1300.0], "textbook": [8.0]},
+            "ratios": {"textbook": [154.32, 150.0]},
+            "backend_ratios": {"ctranslate2_backend": [0.984]},
+        },
         "bleu": {"ours": 30.0, "textbook": 29.5},
         "tokens": {"ours": 13000, "textbook": 400},
         "sentences": {"ours": 1000, "textbook": 32},
@@ -285,32 +296,69 @@ def test_table_reads_as_a_column_a_search_and_mode():
         "settings": {"ours": "own batches", "textbook": "batch 32"},
         "tried": {},
     }
-    results = {"greedy": {"file": cell, "one": cell | {"ours": 99.0}}}
-    assert table("tiny", results).split("\n") == [
-        "tiny                                  greedy file    greedy one",
-        "sentences/s",
-        "  tformer                                 1,234.6          99.0",
-        "  textbook                                    8.0           8.0",
-        "tformer is so many times as fast as",
-        "  textbook                                 154.32        154.32",
-        "so many times as fast as its engine",
-        "  tformer by CTranslate2                     0.98          0.98",
-        "BLEU",
-        "  tformer                                   30.00         30.00",
-        "  textbook                                  29.50         29.50",
-        "output tokens",
-        "  tformer                                  13,000        13,000",
-        "  textbook                                    400           400",
-        "sentences",
-        "  tformer                                   1,000         1,000",
-        "  textbook                                     32            32",
-        "peak MiB",
-        "  tformer                                     301           301",
-        "  textbook                                    400           400",
-        "fastest setting",
-        "  tformer                             own batches   own batches",
-        "  textbook                               batch 32      batch 32",
+    results = {"greedy": {"file": cell, "one": cell}}
+    rows = [
+        ("sentences/s", ""),
+        ("  tformer", "1,200 (1,200-1,300)"),
+        ("  textbook", "8.0 (8.0-8.0)"),
+        ("tformer is so many times as fast as", ""),
+        ("  textbook", "150 (150-150)"),
+        ("so many times as fast as its engine", ""),
+        ("  tformer by CTranslate2", "0.98 (0.98-0.98)"),
+        ("BLEU", ""),
+        ("  tformer", "30.00"),
+        ("  textbook", "29.50"),
+        ("output tokens", ""),
+        ("  tformer", "13,000"),
+        ("  textbook", "400"),
+        ("sentences", ""),
+        ("  tformer", "1,000"),
+        ("  textbook", "32"),
+        ("peak MiB", ""),
+        ("  tformer", "301"),
+        ("  textbook", "400"),
+        ("fastest setting", ""),
+        ("  tformer", "own batches"),
+        ("  textbook", "batch 32"),
     ]
+    lines = [f"{'tiny':<35}{'greedy file':>22}{'greedy one':>22}"]
+    lines += [f"{title:<35}{cell:>22}{cell:>22}".rstrip() for title, cell in rows]
+    assert table("tiny", results).split("\n") == lines
+
+
+def test_generate_tries_as_many_processes_as_ours(run, exports):
+    task = Task(str(run.path), str(exports), 1, alone=False, threads=2)
+    ours, theirs = (CONTESTANTS[name].settings(task) for name in ("ours", "hf"))
+    assert (
+        {setting.workers for setting in theirs} == {setting.workers for setting in ours} == {1, 2}
+    )
+    batches = {setting.batch for setting in theirs}
+    assert {(setting.batch, setting.workers) for setting in theirs} == {
+        (batch, workers) for batch in batches for workers in (1, 2)
+    }
+    assert batches == {32, 64, 128, 256}
+
+
+def test_processes_of_generate_end_with_their_setting(contestant):
+    marian = contestant("hf", Setting(2, workers=2), threads=2)
+    assert marian.pool is not None
+    assert marian.translate(LINES) == contestant("hf").translate(LINES)
+    children = list(marian.pool._pool)
+    marian.use(Setting(2))
+    assert marian.pool is None
+    assert not any(child.is_alive() for child in children)
+
+
+@pytest.mark.parametrize("condition", conditions.CONDITIONS)
+def test_all_of_a_condition_have_one_environment_and_one_allocator(condition, run, exports):
+    task = Task(str(run.path), str(exports), 1, alone=False, threads=1, condition=condition)
+    found = []
+    for name in ("ours", "hf", "ctranslate2_float32"):
+        with Worker(name, task) as worker:
+            found.append(worker.surroundings())
+    assert found[0] == found[1] == found[2]
+    assert found[0]["keeps_freed_memory"] in (condition == "tuned", None)
+    assert (found[0]["MALLOC_MMAP_MAX_"] == "0") == (condition == "tuned")
 
 
 def test_table_of_the_cache_reads_as_a_column_a_length():

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import conditions
 import pytest
 import quality
 import torch
@@ -295,9 +296,11 @@ def test_trainings_of_a_seed_stand_together(config):
             [7, 2],
             optimizer="muon",
             learning_rate=0.25,
+            warmup_steps=3,
             init_std=0.125,
         )
     )
+    assert [training.config.training.schedule.warmup_steps for training in found] == [1, 3, 1, 3]
     assert [training.run.path.as_posix() for training in found] == [
         "dir/ours-7",
         "dir/hf-7",
@@ -385,6 +388,9 @@ def test_training_apart_is_the_same_training(measured, config, tmp_path):
     clock = Clock(marian.run)
     assert clock.checkpoints.keys() == {"step-000002", "step-000004"}
     assert clock.seconds > load_state(marian.run.checkpoint(4)).seconds
+    surroundings = json.loads((tmp_path / "hf-5.surroundings.json").read_text())
+    assert surroundings.pop("keeps_freed_memory") in (True, None)
+    assert surroundings == conditions.SETTINGS
 
 
 def test_training_that_fails_is_named(config, tmp_path, monkeypatch):
@@ -531,7 +537,7 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
     [
         (
             ["--contestants", "ours,textbook"],
-            "--contestants: no such contestant; got textbook; choose from: ours, hf",
+            "--contestants: no such contestant; got textbook; choose from: ours, hf, hf_default",
         ),
         (["--seeds", "1,-2"], "--seeds: must be whole numbers with commas between; got 1,-2"),
         (["-o", "quality.gif"], "--output: must end in .png, .svg or .pdf; got quality.gif"),
@@ -548,3 +554,12 @@ def test_config_without_a_test_set_is_refused(config_file, tmp_path):
     words = options(config_file, tmp_path, "--set", "data.test={}")
     result = CliRunner().invoke(quality.app, words)
     assert str(result.exception) == (f"{config_file}: has no test set; name one under data.test")
+
+
+def test_marian_without_settings_is_the_same_training_on_another_clock(config):
+    names = ("ours", "hf", "hf_default")
+    ours, tuned, default = quality.contestants(config, Path("dir"), names, [7])
+    assert ours.condition == tuned.condition == "tuned"
+    assert default.condition == "default"
+    assert (default.config, default.options) == (tuned.config, tuned.options)
+    assert (default.title, default.run.path.name) == ("Marian, default", "hf_default-7")

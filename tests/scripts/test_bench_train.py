@@ -5,18 +5,22 @@ import itertools
 import json
 import random
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import conditions
 import numpy as np
 import pytest
 import torch
+from conditions import CONDITIONS
+from rounded import two_digits
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from toy import sentence, translation
-from train import NETWORK, SIZES, app, benchmark_config
+from train import NETWORK, SIZES, app, benchmark_config, in_turn
 from trainers.contestants import CONTESTANTS, Marian, Ours, Task, Textbook, TextbookModel
 from trainers.figures import Round, flops_per_target_token, summary, table
 from trainers.worker import Measurement, Worker, measure
@@ -75,15 +79,22 @@ def sentence_tokens(task: Task, batch: Batch) -> int:
 
 
 def test_json_has_the_figures_of_each_size(folder):
-    options = "--sizes tiny --steps 1 --rounds 1 --threads 1 --precision float32 --vocab-size 300"
+    options = (
+        "--sizes tiny --steps 1 --rounds 1 --threads 1 --precision float32 --vocab-size 300 "
+        "--conditions tuned --warm-up 1"
+    )
     printed = CliRunner().invoke(
         app,
         ["--data", str(folder), *options.split(), "--quality-tokens", "9", "--json"],
         catch_exceptions=False,
     )
     results = json.loads(printed.stdout)
-    assert results.keys() == {"tiny"}
-    tiny = results["tiny"]
+    assert results.keys() == {"tiny tuned"}
+    tiny = results["tiny tuned"]
+    assert tiny["surroundings"].keys() == {"ours", "hf", "textbook"}
+    alike = {json.dumps(found, sort_keys=True) for found in tiny["surroundings"].values()}
+    assert len(alike) == 1
+    assert tiny["surroundings"]["hf"]["keeps_freed_memory"] in (True, None)
     assert tiny["ratio_hf"] == pytest.approx(tiny["ours"] / tiny["hf"])
     assert tiny["ratio_textbook"] == pytest.approx(tiny["ours"] / tiny["textbook"])
     # Without bfloat16 each is at its best in float32.
@@ -100,7 +111,7 @@ def test_json_has_the_figures_of_each_size(folder):
     # One batch has more than the nine tokens asked for.
     assert 9 < tiny["valid_loss"]["target_tokens"] <= 4096
     assert tiny["valid_loss"]["ours"] == pytest.approx(tiny["valid_loss"]["hf"], rel=1e-2)
-    assert printed.stderr.startswith("tiny\nround 1/1: ours ")
+    assert printed.stderr.startswith("tiny tuned\nround 1/1: ours ")
 
 
 def test_all_count_the_same_tokens_of_the_same_batches(task):
@@ -232,6 +243,16 @@ def test_summary_takes_medians_of_speeds_and_of_the_rounds_own_ratios():
         "gemm_share": 0.2,
         "padding": pytest.approx(1 - 1920 / 2400),
         "page_faults": 3.0,
+        "rounds": {
+            "ours": [400.0, 200.0, 360.0],
+            "hf": [200.0, 100.0, 240.0],
+            "textbook": [100.0, 25.0, 120.0],
+            "ours_best": [450.0, 210.0, 480.0],
+            "hf_best": [200.0, 100.0, 240.0],
+            "ratio_hf": [2.0, 2.0, 1.5],
+            "ratio_hf_best": [2.25, 2.1, 2.0],
+            "ratio_textbook": [4.0, 8.0, 3.0],
+        },
         "rss_mib": {"ours": 9.0, "hf": 20.0, "textbook": 40.0},
     }
     assert str(rounds[0]) == (
@@ -251,35 +272,42 @@ def test_measurement_ends_with_its_steps_or_its_seconds(task):
 
 def test_table_reads_as_a_column_a_size():
     size = {
-        "ours": 5234.4,
-        "hf": 3732.0,
-        "textbook": 1138.0,
-        "ratio_hf": 1.402,
-        "ratio_hf_best": 1.333,
-        "ratio_textbook": 4.6,
+        "rounds": {
+            "ours": [5234.4, 5000.0, 5400.0],
+            "ours_best": [5234.4, 5000.0, 5400.0],
+            "hf": [3732.0],
+            "hf_best": [3732.0],
+            "textbook": [1138.0],
+            "ratio_hf": [1.402, 1.3],
+            "ratio_hf_best": [1.333],
+            "ratio_textbook": [4.6, 12.4],
+        },
         "gemm_share": 0.437,
         "padding": 0.0215,
         "page_faults": 1234.5,
         "rss_mib": {"ours": 1024.0, "hf": 1536.0, "textbook": 4300.0},
         "valid_loss": {"ours": 2.00004, "hf": 2.01, "target_tokens": 5},
     }
-    lines = [
-        "                                tiny     small",
-        "target tokens/s: tformer       5,234     5,234",
-        "  transformers' Marian         3,732     3,732",
-        "  textbook                     1,138     1,138",
-        "tformer / Marian                1.40      1.40",
-        "  each at its best              1.33      1.33",
-        "tformer / textbook              4.60      4.60",
-        "share of GEMM peak               44%       44%",
-        "padding                         2.1%      2.1%",
-        "page faults a step             1,234     1,234",
-        "peak MiB: tformer              1,024     1,024",
-        "  transformers' Marian         1,536     1,536",
-        "  textbook                     4,300     4,300",
-        "valid loss: tformer           2.0000    2.0000",
-        "  transformers' Marian        2.0100    2.0100",
+    rows = [
+        ("target tokens/s: tformer", "5,200 (5,000-5,400)"),
+        ("  at its best", "5,200 (5,000-5,400)"),
+        ("  transformers' Marian", "3,700 (3,700-3,700)"),
+        ("  at its best", "3,700 (3,700-3,700)"),
+        ("  textbook", "1,100 (1,100-1,100)"),
+        ("tformer / Marian", "1.4 (1.3-1.4)"),
+        ("  each at its best", "1.3 (1.3-1.3)"),
+        ("tformer / textbook", "8.5 (4.6-12)"),
+        ("share of GEMM peak", "44%"),
+        ("padding", "2.1%"),
+        ("page faults a step", "1,234"),
+        ("peak MiB: tformer", "1,024"),
+        ("  transformers' Marian", "1,536"),
+        ("  textbook", "4,300"),
+        ("valid loss: tformer", "2.0000"),
+        ("  transformers' Marian", "2.0100"),
     ]
+    lines = [f"{'':<26}{'tiny':>24}{'small':>24}"]
+    lines += [f"{title:<26}{cell:>24}{cell:>24}" for title, cell in rows]
     assert table({"tiny": size, "small": size}).split("\n") == lines
     assert table({"tiny": size, "small": size | {"valid_loss": None}}).split("\n") == lines[:-2]
 
@@ -287,7 +315,7 @@ def test_table_reads_as_a_column_a_size():
 def test_contestant_that_fails_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with (
-        Worker("hf", "float32", 1, RunDirectory(tmp_path)) as worker,
+        Worker("hf", "float32", 1, RunDirectory(tmp_path), condition="tuned", warm_up=1) as worker,
         pytest.raises(TrainingError) as raised,
     ):
         worker.ask(steps=1)
@@ -309,3 +337,55 @@ def test_folder_without_the_corpus_is_refused(folder, tmp_path):
 def test_unknown_size_is_named(folder):
     result = CliRunner().invoke(app, ["--data", str(folder), "--sizes", "tiny,large"])
     assert str(result.exception) == "--sizes: no such size; got large; choose from: tiny, small"
+
+
+@pytest.mark.parametrize(
+    ("figure", "text"),
+    [(5234.4, "5,200"), (0.8449, "0.84"), (9.96, "10"), (0.0996, "0.10"), (1.04, "1.0"), (0, "0")],
+)
+def test_figures_have_two_digits(figure, text):
+    assert two_digits(figure) == text
+
+
+def test_every_second_round_goes_backwards():
+    assert [in_turn("abc", number) for number in (1, 2, 3)] == [
+        list(x) for x in ("abc", "cba", "abc")
+    ]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_process_of_a_condition_has_its_environment_and_its_allocator(condition, monkeypatch):
+    """A variable of the user changes nothing: all of a column are measured alike."""
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    code = "import json, conditions; print(json.dumps(conditions.report()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(conditions.__file__).parent,
+        env=conditions.environment(condition),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    keeps = found.pop("keeps_freed_memory")
+    is_tuned = condition == "tuned"
+    assert keeps in (is_tuned, None)
+    assert found == (conditions.SETTINGS if is_tuned else dict.fromkeys(conditions.SETTINGS))
+
+
+def test_the_allocator_of_the_variables_is_that_of_keep_freed_memory():
+    code = (
+        "import conditions; from tformer_cli.device import keep_freed_memory; "
+        "before = conditions.report(); keep_freed_memory(); "
+        "print(before['keeps_freed_memory'], conditions.report()['keeps_freed_memory'])"
+    )
+    folder, env = Path(conditions.__file__).parent, conditions.environment("default")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout in ("False True\n", "None None\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+from conditions import Condition
 from peers.marian import (
     INIT_STD,
     build_marian,
@@ -29,7 +30,6 @@ from tformer_cli.checkpoint.checkpoint import load_weights
 from tformer_cli.checkpoint.layout import MODEL_FILE, SUMS_FILE
 from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.checkpoint.trained_model import load_trained_model
-from tformer_cli.cli.app import ENVIRONMENT
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.pipeline import evaluation_store, training_pairs
 from tformer_cli.corpus.reader import read_pairs
@@ -59,7 +59,8 @@ class Contestant(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     pointer: ClassVar[str]
-    environment: ClassVar[dict[str, str]] = {}
+    # The training itself asks for the allocator of `tuned`, as a user of tformer has it.
+    condition: ClassVar[Condition] = "tuned"
 
     config: Config
     run: RunDirectory
@@ -146,7 +147,6 @@ class Ours(Contestant):
     name = "ours"
     title = "tformer"
     pointer = "last"
-    environment = ENVIRONMENT
 
     def train(self) -> None:
         # No training has more validations than steps.
@@ -164,7 +164,7 @@ class Ours(Contestant):
 
 @dataclass(frozen=True)
 class Marian(Contestant):
-    """transformers' Marian model.
+    """transformers' Marian model, with the environment and the allocator of ours.
 
     Attributes:
         init_std: standard deviation of its first weights.
@@ -236,7 +236,30 @@ class Marian(Contestant):
         return score(marian, tokenizers, config.data.valid, search, metric, CPU).score
 
 
-CONTESTANTS: dict[str, type[Contestant]] = {kind.name: kind for kind in (Ours, Marian)}
+class DefaultMarian(Marian):
+    """The same without those settings: it learns the same, on another clock."""
+
+    name = "hf_default"
+    title = "Marian, default"
+    condition = "default"
+
+
+CONTESTANTS: dict[str, type[Contestant]] = {
+    kind.name: kind for kind in (Ours, Marian, DefaultMarian)
+}
+
+
+def contestant_of(name: str, config: Config, run: RunDirectory, init_std: float) -> Contestant:
+    """Return a training of the contestant of a name.
+
+    Args:
+        name: a key of CONTESTANTS.
+        config: of the training.
+        run: where it lies.
+        init_std: standard deviation of Marian's first weights.
+    """
+    kind = CONTESTANTS[name]
+    return kind(config, run, init_std) if issubclass(kind, Marian) else kind(config, run)
 
 
 def _digest(checkpoint: Path) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 from apart import command
+from conditions import environment, report
 from courses.contestants import CONTESTANTS, Contestant
 
 from tformer_cli.config.load import dump_config, load_config
@@ -79,7 +80,7 @@ def train_apart(contestant: Contestant, *, seconds: float, threads: int) -> None
     process = subprocess.Popen(
         command("courses.worker.serve", *words),
         stdin=subprocess.PIPE,
-        env=contestant.environment | os.environ,
+        env=environment(contestant.condition),
         # Ctrl-C is for us to hear and to pass on.
         start_new_session=True,
     )
@@ -106,6 +107,8 @@ def serve(name: str, config_file: str, seconds: str, threads: str, *options: str
     torch.set_num_threads(int(threads))
     run = RunDirectory(Path(config_file).with_suffix(""))
     contestant = CONTESTANTS[name](load_config(Path(config_file)), run, *map(float, options))
+    surroundings = json.dumps(report(), indent=2)
+    write_text(Path(config_file).with_suffix(".surroundings.json"), f"{surroundings}\n")
     watch = threading.Thread(target=leave_in_time, args=(contestant, float(seconds)), daemon=True)
     watch.start()
     with contextlib.suppress(Interrupted):

@@ -8,6 +8,7 @@ that only another needs; CTranslate2 above all does without torch.
 
 import itertools
 import json
+import multiprocessing
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -22,6 +23,9 @@ from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import END_ID
 
 if TYPE_CHECKING:
+    from multiprocessing.pool import Pool
+
+    from conditions import Condition
     from torch import nn
 
     from tformer_cli.decoding.translator import Translator
@@ -54,6 +58,7 @@ class Task:
         alone: whether each sentence is translated by itself, one after another.
         threads: of a contestant, all its workers together.
         max_length: longest translation in tokens, `</s>` included.
+        condition: environment and allocator of every contestant.
     """
 
     run: str
@@ -62,6 +67,7 @@ class Task:
     alone: bool
     threads: int
     max_length: int = 256
+    condition: "Condition" = "tuned"
 
     @property
     def search(self) -> DecodingConfig:
@@ -157,9 +163,13 @@ class OnIds(Contestant):
 
 
 class InBatches(OnIds):
-    """One that has to be given batches; they are of sentences of similar length."""
+    """One that has to be given batches; they are of sentences of similar length.
 
-    batches: ClassVar[tuple[int, ...]] = (64, 128)
+    Where several processes work, each takes the next batch when it is done with one.
+    """
+
+    batches: ClassVar[tuple[int, ...]] = (32, 64, 128, 256)
+    pool: "Pool | None" = None
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
@@ -167,16 +177,38 @@ class InBatches(OnIds):
 
     @classmethod
     def settings(cls, task: Task) -> Sequence[Setting]:
-        return [Setting(batch) for batch in ((1,) if task.alone else cls.batches)]
+        if task.alone:
+            return [Setting(1)]
+        counts = dict.fromkeys((1, task.threads))
+        return [Setting(batch, workers) for workers in counts for batch in cls.batches]
+
+    def use(self, setting: Setting) -> None:
+        """Begin the processes of the setting; they share the weights of this one."""
+        import torch
+
+        super().use(setting)
+        if self.pool is not None:
+            self.pool.terminate()
+            self.pool = None
+        torch.set_num_threads(self.task.threads)
+        if setting.workers > 1:
+            context, threads = multiprocessing.get_context("fork"), self.task.threads
+            self.pool = context.Pool(
+                setting.workers, _begin_process, (self, threads // setting.workers)
+            )
 
     def written(self, sentences: Sequence[list[int]]) -> list[list[int]]:
         order = sorted(range(len(sentences)), key=lambda place: -len(sentences[place]))
+        size = self.setting.batch
+        starts = range(0, len(order), size)
+        batches = [[[*sentences[i], END_ID] for i in order[at : at + size]] for at in starts]
+        if self.pool is None:
+            found = [self.searched(batch) for batch in batches]
+        else:
+            found = self.pool.map(_searched, batches, chunksize=1)
         written: list[list[int]] = [[] for _ in sentences]
-        for start in range(0, len(order), self.setting.batch):
-            places = order[start : start + self.setting.batch]
-            found = self.searched([[*sentences[place], END_ID] for place in places])
-            for place, ids in zip(places, found, strict=True):
-                written[place] = ids
+        for place, ids in zip(order, itertools.chain(*found), strict=True):
+            written[place] = ids
         return written
 
     @abstractmethod
@@ -184,17 +216,37 @@ class InBatches(OnIds):
         """Return target ids, up to `</s>` or beyond, for a batch of source ids with it."""
 
 
+# In a process of a pool: whose batches it searches.
+_owner: InBatches | None = None
+
+
+def _begin_process(owner: InBatches, threads: int) -> None:
+    """Begin a process of a pool, forked from its owner."""
+    import torch
+
+    from tformer_cli.child_process import begin_child
+
+    global _owner
+    _owner = owner
+    owner.pool = None
+    begin_child()
+    torch.set_num_threads(threads)
+
+
+def _searched(sentences: list[list[int]]) -> list[list[int]]:
+    assert _owner is not None
+    return _owner.searched(sentences)
+
+
 class Marian(InBatches):
     """transformers' Marian model and its own search."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        import torch
         from peers.marian import build_marian, copy_weights
 
         from tformer_cli.checkpoint.trained_model import load_trained_model
 
-        torch.set_num_threads(task.threads)
         trained = load_trained_model(RunDirectory(Path(task.run)))
         # As many positions as MarianConfig has by default.
         self.model = build_marian(trained.config, trained.tokenizers, num_positions=1024).eval()
@@ -228,12 +280,10 @@ class Textbook(InBatches):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        import torch
         from decoders.textbook import TextbookTranslator
 
         from tformer_cli.checkpoint.trained_model import load_trained_model
 
-        torch.set_num_threads(task.threads)
         trained = load_trained_model(RunDirectory(Path(task.run)))
         self.model = TextbookTranslator(trained, task.max_length).eval()
         set_epsilon(self.model, trained.config.model.norm_epsilon)
@@ -253,12 +303,9 @@ class Uncached(InBatches):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        import torch
-
         from tformer_cli.checkpoint.trained_model import load_trained_model
         from tformer_cli.model.fusion import fused
 
-        torch.set_num_threads(task.threads)
         self.model = fused(load_trained_model(RunDirectory(Path(task.run))).model)
 
     def searched(self, sentences: list[list[int]]) -> list[list[int]]:
@@ -391,4 +438,9 @@ def answer(contestant: Contestant, request: dict[str, Any]) -> dict[str, Any]:
             started = time.perf_counter()
             texts = [text for part in parts for text in contestant.translate(part)]
             return {"seconds": time.perf_counter() - started, "texts": texts}
+        case {"report": True}:
+            # What it imports must not count as memory of who translates.
+            from conditions import report
+
+            return report()
     raise ValueError(f"nobody asks for {request}")

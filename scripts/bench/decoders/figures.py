@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from rounded import median_and_range
+
 # What a table calls each contestant.
 TITLES = {
     "ours": "tformer",
@@ -27,23 +29,29 @@ def summary(rounds: Sequence[dict[str, float]]) -> dict[str, Any]:
 
     Returns:
         The median speed of each contestant under its name; under `ratios` how many times as fast
-        as each other one ours is; and under `backend_ratios` how many times as fast as the engine
-        by itself each is that translates by it. Ratios are medians of the rounds' own ratios.
+        as each other one ours is; under `backend_ratios` how many times as fast as the engine by
+        itself each is that translates by it; and under `rounds` the same of every round. Ratios
+        are medians of the rounds' own ratios.
     """
 
-    def ratio(name: str, other: str) -> float:
-        return median(played[name] / played[other] for played in rounds)
+    def ratios(name: str, other: str) -> list[float]:
+        return [played[name] / played[other] for played in rounds]
 
     names = list(rounds[0])
-    return {
-        **{name: median(played[name] for played in rounds) for name in names},
-        "ratios": {name: ratio("ours", name) for name in names if name != "ours"},
+    by_round = {
+        "speeds": {name: [played[name] for played in rounds] for name in names},
+        "ratios": {name: ratios("ours", name) for name in names if name != "ours"},
         "backend_ratios": {
-            name: ratio(name, engine)
+            name: ratios(name, engine)
             for name, engine in BACKENDS.items()
             if name in names and engine in names
         },
     }
+    medians = {
+        key: {name: median(figures) for name, figures in found.items()}
+        for key, found in by_round.items()
+    }
+    return medians.pop("speeds") | medians | {"rounds": by_round}
 
 
 def table(size: str, results: dict[str, dict[str, dict[str, Any]]]) -> str:
@@ -58,16 +66,20 @@ def table(size: str, results: dict[str, dict[str, dict[str, Any]]]) -> str:
     lines = [(size, *heads)]
     names = list(cells[0]["sentences"])
 
-    def rows(title: str, key: str, form: str, chosen: Sequence[str] = names) -> None:
+    def rows(title: str, key: str, form: str) -> None:
         lines.append((title, *("" for _ in cells)))
-        for name in chosen:
-            figures = (cell[key][name] if key else cell[name] for cell in cells)
-            lines.append((f"  {TITLES[name]}", *(format(figure, form) for figure in figures)))
+        for name in names:
+            lines.append((f"  {TITLES[name]}", *(format(cell[key][name], form) for cell in cells)))
 
-    rows("sentences/s", "", ",.1f")
-    rows("tformer is so many times as fast as", "ratios", ".2f", names[1:])
-    backends = list(cells[0]["backend_ratios"])
-    rows("so many times as fast as its engine", "backend_ratios", ".2f", backends)
+    def medians(title: str, key: str) -> None:
+        lines.append((title, *("" for _ in cells)))
+        for name in cells[0]["rounds"][key]:
+            figures = (median_and_range(cell["rounds"][key][name]) for cell in cells)
+            lines.append((f"  {TITLES[name]}", *figures))
+
+    medians("sentences/s", "speeds")
+    medians("tformer is so many times as fast as", "ratios")
+    medians("so many times as fast as its engine", "backend_ratios")
     rows("BLEU", "bleu", ".2f")
     rows("output tokens", "tokens", ",")
     rows("sentences", "sentences", ",")

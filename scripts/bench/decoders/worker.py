@@ -6,7 +6,6 @@ environment and its own memory.
 
 import contextlib
 import json
-import os
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,13 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from apart import command
-from decoders.contestants import CONTESTANTS, Ours, Setting, Task, Uncached
+from conditions import environment
+from decoders.contestants import CONTESTANTS, Setting, Task
 from trainers import worker
 
-from tformer_cli.cli.app import ENVIRONMENT
-
-# What is done for the first time takes longer.
-WARM_UP_LINES = 8
+# What is done for the first time takes longer: shapes of batches above all.
+WARM_UP_LINES = 64
 SAMPLE_SECONDS = 0.02
 PROC = Path("/proc")
 
@@ -54,14 +52,12 @@ class Worker(worker.Worker):
             task: what to translate with, and how.
         """
         self.name = name
-        is_ours = issubclass(CONTESTANTS[name], (Ours, Uncached))
-        own = ENVIRONMENT if is_ours else {}
         self.process = subprocess.Popen(
             command("decoders.contestants.serve", name, json.dumps(asdict(task))),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=own | os.environ,
+            env=environment(task.condition),
         )
 
     def use(self, setting: Setting, lines: Sequence[str]) -> None:
@@ -80,6 +76,14 @@ class Worker(worker.Worker):
             TrainingError: it has ended.
         """
         return Turn(**self.ask(lines=lines))
+
+    def surroundings(self) -> dict[str, str | bool | None]:
+        """Return the environment and the allocator that the contestant has.
+
+        Raises:
+            TrainingError: it has ended.
+        """
+        return self.ask(report=True)
 
     def watched_turn(self, lines: Sequence[str]) -> tuple[Turn, int]:
         """Let the contestant translate some lines; return the most memory as well, in bytes.

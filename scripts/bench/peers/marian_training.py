@@ -116,20 +116,30 @@ def train_marian(
     return state
 
 
-def with_optimizer(config: Config, kind: str | None, learning_rate: float | None) -> Config:
-    """Return a config with another optimiser, or another peak of the learning rate, if given.
+def with_optimizer(
+    config: Config,
+    kind: str | None,
+    learning_rate: float | None,
+    warmup_steps: int | None = None,
+) -> Config:
+    """Return a config with another optimiser, peak of the learning rate or warm-up, if given.
 
     Args:
         config: of the run.
         kind: key of OPTIMIZERS; another one than the run's has the defaults of the schema.
         learning_rate: the peak.
+        warmup_steps: of linear rise to it.
     """
     optimizer = config.training.optimizer
     if kind is not None and kind != optimizer.kind:
         optimizer = OPTIMIZERS[kind](learning_rate=optimizer.learning_rate)
     if learning_rate is not None:
         optimizer = replace(optimizer, learning_rate=learning_rate)
-    return replace(config, training=replace(config.training, optimizer=optimizer))
+    schedule = config.training.schedule
+    if warmup_steps is not None:
+        schedule = replace(schedule, warmup_steps=warmup_steps)
+    training = replace(config.training, optimizer=optimizer, schedule=schedule)
+    return replace(config, training=training)
 
 
 class Taken(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rounded import median_and_range
 from trainers.contestants import CONTESTANTS
 from trainers.worker import Measurement
 
@@ -42,7 +43,7 @@ def entry_name(name: str, precision: str) -> str:
 
 
 def summary(rounds: Sequence[Round], flops_per_token: float) -> dict[str, Any]:
-    """Return the medians over some rounds.
+    """Return the medians over some rounds, and under `rounds` the figures of each of them.
 
     Args:
         rounds: at least one.
@@ -56,18 +57,22 @@ def summary(rounds: Sequence[Round], flops_per_token: float) -> dict[str, Any]:
         entries = [entry for entry in rounds[0].turns if entry.split()[0] == name]
         return max(entries, key=lambda entry: median(speeds(entry)))
 
-    def ratio(one: str, other: str) -> float:
-        return median(a / b for a, b in zip(speeds(one), speeds(other), strict=True))
+    def ratios(one: str, other: str) -> list[float]:
+        return [a / b for a, b in zip(speeds(one), speeds(other), strict=True)]
 
+    by_round = {
+        **{name: speeds(name) for name in CONTESTANTS},
+        "ours_best": speeds(best("ours")),
+        "hf_best": speeds(best("hf")),
+        "ratio_hf": ratios("ours", "hf"),
+        "ratio_hf_best": ratios(best("ours"), best("hf")),
+        "ratio_textbook": ratios("ours", "textbook"),
+    }
     ours = [played.turns["ours"] for played in rounds]
     num_tokens = sum(turn.num_tokens for turn in ours)
     return {
-        **{name: median(speeds(name)) for name in CONTESTANTS},
-        "ours_best": median(speeds(best("ours"))),
-        "hf_best": median(speeds(best("hf"))),
-        "ratio_hf": ratio("ours", "hf"),
-        "ratio_hf_best": ratio(best("ours"), best("hf")),
-        "ratio_textbook": ratio("ours", "textbook"),
+        **{name: median(figures) for name, figures in by_round.items()},
+        "rounds": by_round,
         "gemm_gflops": median(played.gemm_flops for played in rounds) / 1e9,
         "gemm_share": median(
             speed * flops_per_token / played.gemm_flops
@@ -112,14 +117,16 @@ def gemm_flops() -> float:
     return 2 * GEMM_SIZE**3 / min(seconds)
 
 
-# Title, and the figure of a size as text.
+# Title, and the figure of a column as text.
 ROWS = (
-    ("target tokens/s: tformer", lambda size: f"{size['ours']:,.0f}"),
-    ("  transformers' Marian", lambda size: f"{size['hf']:,.0f}"),
-    ("  textbook", lambda size: f"{size['textbook']:,.0f}"),
-    ("tformer / Marian", lambda size: f"{size['ratio_hf']:.2f}"),
-    ("  each at its best", lambda size: f"{size['ratio_hf_best']:.2f}"),
-    ("tformer / textbook", lambda size: f"{size['ratio_textbook']:.2f}"),
+    ("target tokens/s: tformer", lambda size: median_and_range(size["rounds"]["ours"])),
+    ("  at its best", lambda size: median_and_range(size["rounds"]["ours_best"])),
+    ("  transformers' Marian", lambda size: median_and_range(size["rounds"]["hf"])),
+    ("  at its best", lambda size: median_and_range(size["rounds"]["hf_best"])),
+    ("  textbook", lambda size: median_and_range(size["rounds"]["textbook"])),
+    ("tformer / Marian", lambda size: median_and_range(size["rounds"]["ratio_hf"])),
+    ("  each at its best", lambda size: median_and_range(size["rounds"]["ratio_hf_best"])),
+    ("tformer / textbook", lambda size: median_and_range(size["rounds"]["ratio_textbook"])),
     ("share of GEMM peak", lambda size: f"{size['gemm_share']:.0%}"),
     ("padding", lambda size: f"{size['padding']:.1%}"),
     ("page faults a step", lambda size: f"{size['page_faults']:,.0f}"),
@@ -134,11 +141,11 @@ QUALITY_ROWS = (
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
-    """Return the figures of each size as lines to read."""
+    """Return the figures of each size and condition as lines to read, a column each."""
     validated = all(size["valid_loss"] for size in results.values())
     lines = [("", *results)]
     for title, figure in ROWS + (QUALITY_ROWS if validated else ()):
         lines.append((title, *(figure(size) for size in results.values())))
     return "\n".join(
-        f"{title:<26}" + "".join(f"{cell:>10}" for cell in row) for title, *row in lines
+        f"{title:<26}" + "".join(f"{cell:>24}" for cell in row) for title, *row in lines
     )

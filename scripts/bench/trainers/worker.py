@@ -7,7 +7,6 @@ anybody down, and each has its own allocator, its own environment and its own pe
 import contextlib
 import itertools
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -19,18 +18,15 @@ from typing import Any
 
 import torch
 from apart import command
+from conditions import Condition, environment, report
 from trainers.contestants import CONTESTANTS, CPU, Step, Task
 
-from tformer_cli.cli.app import ENVIRONMENT
 from tformer_cli.config.load import load_config
 from tformer_cli.corpus.pipeline import training_store
-from tformer_cli.device import keep_freed_memory, peak_memory, resolve_precision
+from tformer_cli.device import peak_memory, resolve_precision
 from tformer_cli.errors import TrainingError
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
-
-# The first steps build the optimiser's moments and fill the caches.
-WARM_UP_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +58,36 @@ class Measurement:
 class Worker:
     """The end of the pipe that asks."""
 
-    def __init__(self, name: str, precision: str, threads: int, run: RunDirectory) -> None:
-        """Start a contestant; `answer` waits until it is ready.
+    def __init__(
+        self,
+        name: str,
+        precision: str,
+        threads: int,
+        run: RunDirectory,
+        *,
+        condition: Condition,
+        warm_up: int,
+    ) -> None:
+        """Start a contestant; `answer` waits until it is ready, and says what it runs under.
 
         Args:
             name: a key of CONTESTANTS.
             precision: number format of its matrix products.
             threads: how many it has.
             run: holds the config and the tokenizers.
+            condition: environment and allocator.
+            warm_up: steps before the first turn; they build the optimiser's moments and fill the
+                caches.
         """
         self.name = name
-        own = ENVIRONMENT if name == "ours" else {}
         self.process = subprocess.Popen(
-            command("trainers.worker.serve", name, precision, str(threads), str(run.path)),
+            command(
+                "trainers.worker.serve", name, precision, str(threads), str(run.path), str(warm_up)
+            ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=own | os.environ,
+            env=environment(condition),
         )
 
     def __enter__(self) -> "Worker":
@@ -116,18 +125,17 @@ class Worker:
         return json.loads(line)
 
 
-def serve(name: str, precision: str, threads: str, folder: str) -> None:
+def serve(name: str, precision: str, threads: str, folder: str, warm_up: str) -> None:
     """Be the end of the pipe that answers."""
     torch.set_num_threads(int(threads))
-    if name == "ours":
-        keep_freed_memory()
     run = RunDirectory(Path(folder))
     config, tokenizers = load_config(run.config_file), load_tokenizers(run.tokenizer)
     store, _ = training_store(config.data, tokenizers)
     task = Task(config, tokenizers, store, resolve_precision(precision, CPU))
     contestant = CONTESTANTS[name](task)
     taken = contestant.steps(contestant.batches())
-    print(json.dumps(asdict(measure(taken, steps=WARM_UP_STEPS))), flush=True)
+    measure(taken, steps=int(warm_up))
+    print(json.dumps(report()), flush=True)
     for line in sys.stdin:
         match json.loads(line):
             case {"learn": steps}:
