@@ -1,10 +1,12 @@
 """What the command line does with a run that does not translate."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
-TEXT = ("--source", __file__, "--target", __file__)
+DEMO = Path(__file__).parent.parent.parent / "data" / "demo"
+TEXT = ("--source", str(DEMO / "valid.en"), "--target", str(DEMO / "valid.de"))
 
 
 @pytest.mark.parametrize("command", [("translate",), ("eval",), ("score", *TEXT)])

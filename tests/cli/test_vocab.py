@@ -162,8 +162,8 @@ def test_vocab_names_all_missing_texts_before_anything_else(folder: Path) -> Non
     with pytest.raises(ConfigError) as caught:
         output()
     assert [problem.where for problem in caught.value.problems] == [
-        "data.train.0.source",
-        "data.valid.target",
+        "tiny.yaml:4: data.train.0.source",
+        "tiny.yaml:5: data.valid.target",
     ]
     assert not (folder / "runs").exists()
 
