@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import sacrebleu
 import yaml
 from safetensors.torch import load_file
 
@@ -71,9 +72,19 @@ def test_the_card_is_of_tformer_and_its_example_runs(toy_run, plain, tformer, mo
 def test_half_precision_tells_the_bleu_of_both(toy_run, tmp_path, tformer):
     words = ("--quantization", "bfloat16", "--json")
     found = json.loads(tformer("export", toy_run, tmp_path / "half", *FORMAT, *words).stdout)
-    for check in found["checks"]:
+    assert tformer("import", tmp_path / "half", tmp_path / "again").exit_code == 0
+    valid = load_config(toy_run / "config.yaml").data.valid
+    references = valid.target.read_text(encoding="utf-8").splitlines()
+
+    def bleu(run: Path, beam: int) -> float:
+        words = ("translate", run, "--input", valid.source, "--beam", beam)
+        lines = tformer(*words).stdout.splitlines()
+        return sacrebleu.corpus_bleu(lines, [references]).score
+
+    for beam, check in zip((1, 5), found["checks"], strict=True):
         assert check["num_lines"] == 12
-        assert check["bleu"] == pytest.approx(check["our_bleu"], abs=40)
+        assert check["bleu"] == pytest.approx(bleu(tmp_path / "again", beam))
+        assert check["our_bleu"] == pytest.approx(bleu(toy_run, beam))
     whole = tformer("export", toy_run, tmp_path / "whole", *FORMAT, "--json").stdout
     assert [check["bleu"] for check in json.loads(whole)["checks"]] == [None, None]
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("half", "whole")]

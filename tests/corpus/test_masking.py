@@ -49,6 +49,16 @@ def test_shares_are_those_of_the_paper():
     assert len(others.unique()) == pytest.approx(528, abs=60)
 
 
+def test_every_ordinary_id_replaces_others():
+    few = range(NUM_SPECIAL, NUM_SPECIAL + 7)
+    rows = [[few[place % 7] for place in range(40)] for _ in range(100)]
+    plain = collate([Example(place, row, row) for place, row in enumerate(rows)])
+    masked = Masking(share=0.5, vocabulary_size=few.stop, seed=5).masked(plain, epoch=0)
+    replaced = masked.source[(masked.source != plain.source) & (masked.source != MASK_ID)]
+    # Of some 170 draws from 7 ids, one is missing once in ten billion times.
+    assert sorted(set(replaced.tolist())) == list(few)
+
+
 def test_every_place_of_a_sentence_is_as_likely():
     chosen = MASKING.masked(batch([10] * 4000), epoch=0).target_mask.float().mean(dim=0)
     sigma = (0.15 * 0.85 / 4000) ** 0.5

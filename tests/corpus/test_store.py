@@ -63,6 +63,26 @@ def test_fingerprints_are_equal_for_equal_pairs_only(both):
     assert same == (pairs == others)
 
 
+@given(triples.filter(bool), st.data())
+def test_a_fingerprint_sees_the_least_change(pairs, data):
+    """Of pairs that are drawn twice hardly any are nearly equal."""
+    place = data.draw(st.integers(0, len(pairs) - 1))
+    source, target, weight = pairs[place]
+    changes = [
+        (source, target, weight + 1),
+        (target, source, weight),
+        (source, target[:-1], weight),
+    ]
+    changes += [([*source, 0], target, weight), (source, [*target, 7], weight)]
+    changes += [([(source[0] + 1) % 2**32, *source[1:]], target, weight)] if source else []
+    own = build_store(pairs).fingerprint()
+    for change in changes:
+        others = [*pairs[:place], change, *pairs[place + 1 :]]
+        assert (build_store(others).fingerprint() == own) == (others == pairs)
+    shorter = pairs[:place] + pairs[place + 1 :]
+    assert build_store(shorter).fingerprint() != own
+
+
 def test_fingerprint_sees_where_one_sentence_ends_and_the_next_begins():
     first = build_store([([1, 2], [5], 1.0), ([3], [5], 1.0)])
     second = build_store([([1], [5], 1.0), ([2, 3], [5], 1.0)])

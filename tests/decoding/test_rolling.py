@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.decoding.beam import BeamSearch
+from tformer_cli.decoding.engine import build_search
 from tformer_cli.decoding.greedy import GreedySearch
 from tformer_cli.decoding.request import Request
 from tformer_cli.decoding.rolling import search_all
@@ -106,6 +107,33 @@ def test_shorter_sources_have_more_places(search):
     list(search_all(stepper, search(), asked, lambda longest: TOKENS // longest, CPU))
     assert stepper.counts[0] == 1
     assert max(stepper.counts) > 3
+
+
+class Counting(TableStepper):
+    """Counts how often a sentence begins."""
+
+    def start(self, sentences, num_rows):
+        super().start(sentences, num_rows)
+        self.num_begun = len(sentences)
+
+    def admit(self, places, sentences, coming):
+        super().admit(places, sentences, coming)
+        self.num_begun += len(sentences)
+
+
+@pytest.mark.parametrize("search", [GreedyConfig, BeamConfig])
+def test_translations_of_short_sources_are_not_late_before_twice_sixteen_tokens(search):
+    tables = random_tables(4, sentences=60, vocab_size=5)
+    # Most end soon, so that little is usual; every seventh ends at the limit.
+    tables[:, :, END] += 4
+    tables[::7, :, END] = -torch.inf
+    asked = [Request((number, END)) for number in range(len(tables))]
+    config = search(max_length=2 * 16)
+    subject = build_search(config, ROLES, CPU, [], nbest=1, scored=True)
+    stepper = Counting(tables)
+    found = dict(search_all(stepper, subject, asked, lambda _: 8, CPU))
+    assert {len(found[number][0].token_ids) for number in range(0, 60, 7)} == {32}
+    assert stepper.num_begun == 60
 
 
 class Aging(TableStepper):

@@ -132,6 +132,33 @@ def test_the_company_of_a_request_changes_nothing(kind, rules, parts, num_places
         assert [h.token_ids for h in one] == [h.token_ids for h in two]
 
 
+@pytest.mark.parametrize("kind", searches)
+def test_the_shortest_translation_is_as_short_as_it_may_be(kind):
+    tables = random_tables(6, sentences=3, vocab_size=V)
+    # Whoever may end does.
+    tables[:, :, END] = 60.0
+    inputs = asked([([2] * length, (), ()) for length in (1, 3, 5)])
+    for rules, expected in (
+        ({"min_length": 4}, [4, 4, 4]),
+        ({"min_length": 2, "min_length_ratio": 1.0}, [2, 4, 6]),
+    ):
+        found = search_requests(tables, searches[kind](rules), inputs)
+        assert [len(best.token_ids) for best, *_ in found] == expected
+        assert all(best.finished for best, *_ in found)
+
+
+@pytest.mark.parametrize("kind", searches)
+def test_a_row_that_nothing_else_is_left_for_ends_before_the_shortest_length(kind):
+    tables = random_tables(7, sentences=2, vocab_size=V)
+    rules = {"no_repeat_ngram": 1, "min_length": 9, "max_length": 12}
+    found = search_requests(tables, searches[kind](rules), asked([([2], (), ())] * 2))
+    for table, hypotheses in zip(tables, found, strict=True):
+        for one in hypotheses:
+            assert one.finished
+            assert sorted(one.token_ids) == [2, 3, 4, 5, 6]
+            assert one.log_prob == pytest.approx(log_prob(table, one.token_ids, True), rel=1e-4)
+
+
 FARTHEST = {
     "greedy": lambda rules: GreedyConfig(**rules),
     "beam": lambda rules: BeamConfig(size=4, length_penalty=10, patience=1000, **rules),

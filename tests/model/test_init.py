@@ -61,11 +61,12 @@ def test_building_a_model_leaves_the_random_generator_alone():
 
 
 def test_matrices_are_xavier_uniform_and_biases_zero():
-    for module in model().modules():
-        if isinstance(module, nn.Linear):
-            assert_spread(module.weight, xavier(module))
-            assert module.weight.abs().max() <= xavier(module) * math.sqrt(3)
-            assert module.bias is None or not module.bias.any()
+    matrices = [module for module in model().modules() if isinstance(module, nn.Linear)]
+    assert len(matrices) > 10
+    for module in matrices:
+        assert_spread(module.weight, xavier(module))
+        assert module.weight.abs().max() <= xavier(module) * math.sqrt(3)
+        assert module.bias is None or not module.bias.any()
 
 
 @pytest.mark.parametrize("scheme", ["xavier", "normal", "t5"])

@@ -42,11 +42,14 @@ def test_a_rollback_keeps_what_was_learnt_about_batches_and_halves_the_rate():
 
 
 def test_the_fourth_time_gives_up():
-    state, verdicts = BEGINNING, []
+    state, verdicts, factors = BEGINNING, [], []
     for _ in range(4):
         state = after(state, 1, 2, 3)
         verdicts.append(verdict(state))
         state = rolled_back(state, BEGINNING)
+        factors.append(state.learning_rate_factor)
+    # Each time from one beginning, and half as fast again.
+    assert factors == [1 / 2, 1 / 4, 1 / 8, 1 / 16]
     assert verdicts == ["roll back", "roll back", "roll back", "give up"]
 
 

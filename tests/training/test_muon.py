@@ -24,6 +24,31 @@ def test_the_polynomial_acts_on_singular_values_alone(shape):
     assert values.max() < 1.5
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_steps_are_those_of_the_formulas_by_singular_values(shape):
+    """Momentum by Nesterov, singular values by the polynomial, the size of Adam, decay apart."""
+    torch.manual_seed(1)
+    rate, momentum, decay = 0.05, 0.9, 0.1
+    weight = torch.nn.Parameter(torch.randn(shape, dtype=torch.float64))
+    group = {"params": [weight], "momentum": momentum, "weight_decay": decay}
+    optimizer = Muon([group], lr=rate)
+    expected, average = weight.detach().clone(), torch.zeros(shape, dtype=torch.float64)
+    for _ in range(3):
+        gradient = torch.randn(shape, dtype=torch.float64)
+        average = momentum * average + (1 - momentum) * gradient
+        ahead = momentum * average + (1 - momentum) * gradient
+        left, values, right = torch.linalg.svd(ahead, full_matrices=False)
+        values = values / values.norm()
+        for _ in range(NUM_ITERATIONS):
+            first, third, fifth = COEFFICIENTS
+            values = first * values + third * values**3 + fifth * values**5
+        update = 0.2 * max(shape) ** 0.5 * (left @ values.diag() @ right)
+        expected = expected * (1 - rate * decay) - rate * update
+        weight.grad = gradient.clone()
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), expected)
+
+
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_steps_are_those_of_torchs_own(shape):

@@ -1,14 +1,30 @@
-"""What is said of a run whose config has changed."""
+"""Whether a run may go on with a config that has changed, and what is said of it."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
+from toy import write_toy
+
+from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.run_directory import RunDirectory
-from tformer_cli.training.resume import accepted_changes
+from tformer_cli.training.resume import accepted_changes, lasting_settings
 
 RUN = RunDirectory(Path("runs/x"))
+# What is minimized, how it is moved, and on what.
+DECIDING = {
+    "optimizer",
+    "schedule",
+    "label_smoothing",
+    "clip_norm",
+    "batch_tokens",
+    "max_steps",
+    "ema_decay",
+    "initialize_from",
+    "precision",
+}
 
 
 def data_in(folder: str, root: str | None = None, train: str = "train") -> DataConfig:
@@ -54,3 +70,11 @@ def test_other_changes_are_listed_beside_moved_data() -> None:
         "data moved: /a -> /b",
         "accepted a changed setting: data.source_language: source -> en",
     ]
+
+
+def test_keys_that_decide_what_a_step_computes_last_and_no_others(tmp_path: Path):
+    keys = lasting_settings(load_config(write_toy(tmp_path / "data"))).keys()
+    training = {key.split(".")[1] for key in keys if key.startswith("training.")}
+    assert training == DECIDING < {part.name for part in fields(TrainingConfig)}
+    assert {key.split(".")[0] for key in keys} == {"seed", "data", "tokenizer", "model", "training"}
+    assert {key.split(".")[1] for key in keys if key.startswith("data.")} == {"filters"}

@@ -70,12 +70,13 @@ def trained(config_file: Path, folder: Path, *overrides: str, fresh: bool = Fals
 def assert_same_end(run: RunDirectory, other: RunDirectory) -> None:
     """The last checkpoints are equal to the bit, and so is what was reported."""
     names = [file.name for file in run.pointed("last").glob("*.safetensors")]
+    assert {"model.safetensors", "optimizer.safetensors"} <= set(names)
     for name in names:
         one, two = (load_file(folder.pointed("last") / name) for folder in (run, other))
         assert one.keys() == two.keys()
         for key in one:
             assert torch.equal(one[key], two[key]), key
-    assert reported(run) == reported(other)
+    assert reported(run) == reported(other) != []
     assert (run.path / "best").read_text() == (other.path / "best").read_text()
 
 
@@ -135,6 +136,7 @@ def test_accumulating_changes_the_weights_by_rounding_only(toy, tmp_path):
     whole = trained(toy, tmp_path / "whole", *settings)
     parts = trained(toy, tmp_path / "parts", *settings, "training.accumulate=3")
     one, two = (load_file(run.pointed("last") / "model.safetensors") for run in (whole, parts))
+    assert one.keys() == two.keys() != set()
     for key in one:
         torch.testing.assert_close(one[key], two[key], rtol=1e-4, atol=1e-5)
 
