@@ -3,7 +3,7 @@
     from tformer_cli import Translator, evaluate, train
     run = train("configs/demo.yaml")
     print(evaluate(run)["demo"].scores["bleu"])
-    print(Translator.load(run).translate(["The teacher reads a book."]))
+    print(Translator.load(run).translate(["The girl has danced with us."]))
 
 Importing the package costs nothing: each name below is loaded when it is first used.
 """

@@ -42,3 +42,18 @@ def test_last_and_best_contradict_each_other(run, tformer):
     result = tformer("average", run, "--last", "2", "--best", "2")
     assert result.exit_code == 2
     assert result.stderr == "--best: contradicts --last; leave one of them out\n"
+
+
+def test_as_many_as_there_are_are_averaged_up_to_five(run, tformer):
+    best = (run / "best").read_text().strip()
+    steps = sorted((run / "checkpoints").glob("step-*"))
+    kept = {*steps[-2:], run / "checkpoints" / best, steps[0]}
+    for checkpoint in {*steps} - kept:
+        shutil.rmtree(checkpoint)
+    steps = sorted(kept)
+    result = tformer("average", run)
+    assert result.exit_code == 0, result.stderr
+    names = ", ".join(checkpoint.name for checkpoint in steps[::-1])
+    average = f"{run}/checkpoints/average-last-{len(steps)}"
+    assert result.stdout.startswith(f"{average}: the mean of {names}\n")
+    assert result.stderr.startswith(f"next: tformer eval {run}")

@@ -78,7 +78,7 @@ def test_the_printed_command_is_short_where_the_text_is_at_hand(toy_run, tformer
     reference = config.data.test["toy"].target
     monkeypatch.chdir(reference.parent)
     line = tformer("eval", toy_run).stdout.splitlines()[-1]
-    assert line.startswith(f"the same by: sacrebleu {reference.name} -i {toy_run}")
+    assert line.startswith(f"reproduce with: sacrebleu {reference.name} -i {toy_run}")
 
 
 def test_json_on_stdout_and_in_the_run_folder_agree(toy_run, tformer):

@@ -27,7 +27,7 @@ def test_export_says_that_all_is_alike_and_writes_the_folder(toy_run, tmp_path, 
     assert tformer("export", toy_run, folder, *FORMAT).stdout.splitlines() == [
         "greedy search: 12 of 12 lines translated alike",
         "beam search of 5: 12 of 12 lines translated alike",
-        f"{folder}: for CTranslate2, with README.md",
+        f"{folder}: written for CTranslate2 (see {folder}/README.md)",
     ]
     assert sorted(file.name for file in folder.iterdir()) == [
         "README.md",
@@ -114,7 +114,10 @@ def test_near_ties_are_printed(toy_run, tmp_path, tformer, monkeypatch):
     *_, tie, last = lines.stdout.splitlines()
     assert "equally good, rounding apart: '" in tie
     assert "near-ties" in lines.stdout
-    assert last == f"{tmp_path / 'model'}: for CTranslate2, with README.md"
+    assert (
+        last
+        == f"{tmp_path / 'model'}: written for CTranslate2 (see {tmp_path / 'model'}/README.md)"
+    )
 
 
 def test_another_translation_is_one_line_and_leaves_nothing(
@@ -161,8 +164,7 @@ def test_folder_that_is_there_is_left_alone(toy_run, tmp_path, tformer):
 def test_foreign_folder_is_no_run(tmp_path, tformer):
     (tmp_path / "foreign").mkdir()
     assert refused(tformer, tmp_path, tmp_path / "foreign", tmp_path / "out") == (
-        f"{tmp_path / 'foreign'}: has no such checkpoint; got best; "
-        "train first, or look into its folder checkpoints/\n"
+        f"{tmp_path / 'foreign'}: is not a run folder (it has no config.yaml); name a run folder\n"
     )
 
 

@@ -23,8 +23,8 @@ def folder(tmp_path, monkeypatch):
 
 def test_heatmap_writes_a_picture_and_says_where(toy_run, tformer, folder):
     result = tformer("heatmap", toy_run, "ab c")
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "heatmap.png: written\n", "")
-    assert (folder / "heatmap.png").read_bytes().startswith(MAGIC[".png"])
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "heatmap.html: written\n", "")
+    assert (folder / "heatmap.html").read_bytes().startswith(MAGIC[".html"])
 
 
 @pytest.mark.parametrize("suffix", MAGIC)
@@ -109,12 +109,12 @@ def test_the_newest_run_is_taken_where_none_is_named(toy_run, tformer, folder):
 def test_json_and_html_need_no_matplotlib(toy_run, tformer, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert tformer("heatmap", toy_run, "ab", "--json").exit_code == 0
-    assert tformer("heatmap", toy_run, "ab", "-o", "ab.html").exit_code == 0
-    result = tformer("heatmap", toy_run, "ab")
+    assert tformer("heatmap", toy_run, "ab").exit_code == 0
+    result = tformer("heatmap", toy_run, "ab", "-o", "ab.png")
     assert (result.exit_code, result.stderr) == (
         2,
         "tformer heatmap: needs matplotlib, which is not installed; "
-        "pip install 'tformer[plot]', or write .html\n",
+        "write .html, or install it with: pip install 'tformer[plot]'\n",
     )
 
 
@@ -129,7 +129,8 @@ def test_what_no_font_has_is_said_once(toy_run, tformer, folder, monkeypatch):
     monkeypatch.setattr(
         "tformer_cli.plotting.fonts._characters", lambda file: frozenset(range(0x61, 0x7B))
     )
-    result = tformer("heatmap", toy_run, "ab", "--target", "", "--part", "cross")
+    words = ("heatmap", toy_run, "ab", "--target", "", "--part", "cross", "-o", "heatmap.png")
+    result = tformer(*words)
     assert (result.exit_code, result.stdout) == (0, "heatmap.png: written\n")
     assert result.stderr == (
         "heatmap.png: has boxes for characters that no installed font has; got </>; "

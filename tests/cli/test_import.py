@@ -136,7 +136,7 @@ def test_an_imported_run_goes_back_where_it_came_from(opus, run, tmp_path, tform
     assert result.exit_code == 0, result.stderr
     assert result.stdout == (
         "greedy search: 3 of 3 lines translated alike\n"
-        f"{tmp_path}/back: for transformers, with README.md\n"
+        f"{tmp_path}/back: written for transformers (see {tmp_path}/back/README.md)\n"
     )
     for name in ("vocab.json", "source.spm", "config.json", "tokenizer_config.json"):
         assert (tmp_path / "back" / name).read_bytes() == (opus / "opus" / name).read_bytes()

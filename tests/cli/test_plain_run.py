@@ -34,7 +34,7 @@ def test_export_says_that_all_is_alike_and_writes_the_folder(toy_run, tmp_path, 
     assert tformer("export", toy_run, folder, *FORMAT).stdout.splitlines() == [
         "greedy search: 12 of 12 lines translated alike",
         "beam search of 5: 12 of 12 lines translated alike",
-        f"{folder}: for tformer, with README.md",
+        f"{folder}: written for tformer (see {folder}/README.md)",
     ]
     assert sorted(path.name for path in folder.iterdir()) == [
         "README.md",

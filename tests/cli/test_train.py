@@ -402,3 +402,39 @@ def test_the_largest_batch_is_printed_with_its_setting(tformer, tmp_path, tempor
     assert result.stdout.splitlines()[-1] == f"use it: --set {found['set']}"
     assert found["set"] == f"training.batch_tokens={found['batch_tokens']}"
     assert files(tmp_path) == before
+
+
+def test_a_run_folder_is_resumed_by_its_name(tformer, tmp_path):
+    file = write_toy(tmp_path / "data")
+    run = tmp_path / "run"
+    result = tformer("train", file, "--run", run)
+    assert result.stderr.splitlines()[-1] == f"next: tformer eval {run}"
+    # As if it had been interrupted there.
+    shutil.rmtree(run / "checkpoints" / "step-000024")
+    (run / "last").write_text("step-000018\n")
+    result = tformer("train", run)
+    assert result.exit_code == 0
+    assert f"{run}: going on after step 18" in result.stderr
+    assert (run / "last").read_text() == "step-000024\n"
+
+
+def test_a_folder_that_is_no_run_is_no_config_either(tformer, tmp_path):
+    (tmp_path / "configs").mkdir()
+    result = tformer("train", tmp_path / "configs")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"{tmp_path / 'configs'}: is a folder and not a run; "
+        "name a YAML file, or a run to resume\n",
+    )
+
+
+def test_a_folder_with_other_files_is_not_trained_into(tformer, tmp_path):
+    file = write_toy(tmp_path / "data")
+    before = sorted(tmp_path.rglob("*"))
+    result = tformer("train", file, "--run", tmp_path / "data")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"{tmp_path / 'data'}: is not empty and not a run folder; got test.src in it; "
+        "name another folder with --run\n",
+    )
+    assert sorted(tmp_path.rglob("*")) == before

@@ -157,7 +157,10 @@ def test_without_a_run_the_newest_is_taken(toy_run, tformer, tmp_path, monkeypat
     shutil.copytree(toy_run, "runs/new")
     os.utime("runs/old/last", (1, 1))
     shutil.rmtree("runs/old/checkpoints")
-    assert tformer("translate", stdin="ab\n").stdout
+    result = tformer("translate", stdin="ab\n")
+    assert result.stdout
+    step = int((toy_run / "best").read_text().removeprefix("step-"))
+    assert result.stderr == f"using runs/new (step {step}, best)\n"
 
 
 def test_without_any_run_there_is_a_remedy(tformer, tmp_path, monkeypatch):
@@ -224,12 +227,12 @@ def test_a_full_stdout_is_one_line(toy_run, source):
         ("runs/nothing", "name the folder of a run, such as runs/demo"),
         (
             "The dog sleeps.",
-            "to translate a sentence, pipe it in: echo 'The dog sleeps.' | tformer translate",
+            "to translate a sentence: tformer translate 'The dog sleeps.'",
         ),
     ],
 )
 def test_what_is_no_run_gets_a_hint(tformer, name, remedy):
-    result = tformer("translate", name)
+    result = tformer("eval", name)
     assert result.exit_code == 2
     assert result.stderr == f"{name}: no such run folder; {remedy}\n"
 
@@ -237,8 +240,9 @@ def test_what_is_no_run_gets_a_hint(tformer, name, remedy):
 def test_a_checkpoint_that_is_not_there_is_named(toy_run, tformer):
     result = tformer("translate", toy_run, "--checkpoint", "step-000001")
     assert result.stderr == (
-        f"{toy_run}: has no such checkpoint; got step-000001; "
-        "train first, or look into its folder checkpoints/\n"
+        f"{toy_run}: has no such checkpoint; got step-000001; there are "
+        + ", ".join(sorted(path.name for path in (toy_run / "checkpoints").iterdir()))
+        + "\n"
     )
 
 

@@ -62,7 +62,7 @@ def output(*arguments: str) -> str:
     result = CliRunner().invoke(app, ["vocab", "tiny.yaml", *arguments])
     if result.exception is not None:
         raise result.exception
-    return result.output
+    return result.stdout
 
 
 def test_vocab_of_a_text_alone_has_one_side(folder: Path) -> None:
@@ -77,6 +77,14 @@ def test_vocab_of_a_text_alone_has_one_side(folder: Path) -> None:
 
 def test_vocab_prints_a_table() -> None:
     assert output() == TABLE
+
+
+def test_vocab_says_how_to_train_with_it() -> None:
+    words = ["vocab", "tiny.yaml", "--run", "a b", "--set", "seed=2"]
+    result = CliRunner().invoke(app, words)
+    assert result.stderr == "next: tformer train tiny.yaml --run 'a b' --set seed=2\n"
+    result = CliRunner().invoke(app, ["vocab", "tiny.yaml", "--json"])
+    assert (result.exit_code, result.stderr) == (0, "")
 
 
 def test_vocab_writes_the_tokenizer_of_the_run(folder: Path) -> None:
@@ -150,9 +158,7 @@ def test_vocab_keeps_away_from_a_training_and_from_what_is_not_ours(folder: Path
     (folder / "eval").mkdir()
     with pytest.raises(UsageError) as refused:
         output("--run", ".")
-    assert ".: holds what no training wrote, and this one would replace; got eval" in str(
-        refused.value
-    )
+    assert ".: is not empty and not a run folder; got " in str(refused.value)
     assert not run.tokenizer.exists()
 
 

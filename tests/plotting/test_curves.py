@@ -149,5 +149,6 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
     with pytest.raises(UsageError) as caught:
         draw([SHORT], "step")
     assert str(caught.value) == (
-        "tformer plot: needs matplotlib, which is not installed; pip install 'tformer[plot]'"
+        "tformer plot: needs matplotlib, which is not installed; "
+        "install it with: pip install 'tformer[plot]'"
     )

@@ -154,5 +154,5 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
         draw(ALL)
     assert str(caught.value) == (
         "tformer heatmap: needs matplotlib, which is not installed; "
-        "pip install 'tformer[plot]', or write .html"
+        "write .html, or install it with: pip install 'tformer[plot]'"
     )

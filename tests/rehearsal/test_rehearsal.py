@@ -150,7 +150,7 @@ def test_a_folder_of_somebody_else_is_refused_before_anything_is_read(toy, tmp_p
     (toy.parent / "train.src").write_bytes(b"\xff\n")
     with pytest.raises(UsageError) as caught, rehearsed(toy):
         pass
-    assert str(caught.value).startswith(f"{tmp_path}/run: holds what no training wrote, and this")
+    assert str(caught.value).startswith(f"{tmp_path}/run: is not empty and not a run folder")
 
 
 def test_weights_that_a_training_would_begin_with_are_read(toy, tmp_path, capsys):

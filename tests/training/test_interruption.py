@@ -1,4 +1,5 @@
 import signal
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,3 +54,17 @@ def test_a_sigterm_that_comes_twice_is_one_request():
         signal.raise_signal(signal.SIGTERM)
         interruption.look()
         assert interruption.signal == signal.SIGTERM
+
+
+def test_the_first_ctrl_c_is_acknowledged_at_once(capfd):
+    with Interruption("runs/x"):
+        signal.raise_signal(signal.SIGINT)
+        assert capfd.readouterr().err == (
+            "\nstopping after this step; Ctrl-C again leaves without saving\n"
+        )
+
+
+def test_of_several_processes_the_first_alone_acknowledges_it(capfd):
+    with Interruption("runs/x", SimpleNamespace(is_first=False)):
+        signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err == ""

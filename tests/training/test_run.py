@@ -171,7 +171,7 @@ def test_fresh_forgets_checkpoints_behind_a_link(toy, tmp_path):
     assert [folder.name for folder in run.step_checkpoints()] == ["step-000006", "step-000012"]
 
 
-@pytest.mark.parametrize("name", ["eval", "tokenizer", "config.yaml"])
+@pytest.mark.parametrize("name", ["eval", "tokenizer", "config.yaml", "letter.txt"])
 def test_a_folder_of_somebody_else_is_left_alone(toy, tmp_path, name):
     theirs = tmp_path / "theirs" / name
     (theirs if theirs.suffix == "" else theirs.parent).mkdir(parents=True)
@@ -180,8 +180,8 @@ def test_a_folder_of_somebody_else_is_left_alone(toy, tmp_path, name):
     with pytest.raises(UsageError) as caught:
         trained(toy, tmp_path / "theirs", fresh=True)
     assert str(caught.value) == (
-        f"{tmp_path / 'theirs'}: holds what no training wrote, and this one would replace; "
-        f"got {name}; name another folder with --run"
+        f"{tmp_path / 'theirs'}: is not empty and not a run folder; "
+        f"got {name} in it; name another folder with --run"
     )
     assert list((tmp_path / "theirs").iterdir()) == [theirs]
 
@@ -192,8 +192,8 @@ def test_a_change_of_the_trajectory_is_refused(toy, tmp_path):
         trained(toy, tmp_path / "run", "training.max_steps=12", "training.batch_tokens=301")
     assert str(caught.value) == (
         f"{tmp_path / 'run'}: training.batch_tokens has changed since this run began "
-        "(it was 300); got 301; change it back, train from its weights with --continue-from and "
-        "another --run, or anew with --fresh"
+        "(it was 300); got 301; change it back, begin again with --fresh, or train its weights "
+        "further: --continue-from RUN --run NEW"
     )
 
 
@@ -214,8 +214,8 @@ def test_changed_training_text_is_refused(toy, tmp_path):
         trained(toy, tmp_path / "run")
     assert str(caught.value) == (
         f"{tmp_path / 'run'}: the training text or its tokenizer has changed since this run began; "
-        "restore it, train from its weights with --continue-from and another --run, "
-        "or anew with --fresh"
+        "restore it, begin again with --fresh, or train its weights further: "
+        "--continue-from RUN --run NEW"
     )
 
 

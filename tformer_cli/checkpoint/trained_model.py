@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,8 +89,8 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
 
     Args:
         run: the run folder.
-        name: `best`, `last` or the name of a checkpoint such as `step-000400`. The last one
-            stands in for a best one that there is not yet.
+        name: `best`, `last`, a step such as `400`, or the name of a checkpoint such as
+            `step-000400`. The last one stands in for a best one that there is not yet.
 
     Raises:
         CheckpointError: there is no such run or checkpoint, it is damaged, or config.yaml or the
@@ -100,13 +101,14 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
     if name in ("best", "last"):
         directory = run.pointed(name) or run.pointed("last")
     else:
-        directory = run.checkpoints / name
+        directory = run.checkpoint(int(name)) if name.isdecimal() else run.checkpoints / name
     if directory is None or not directory.is_dir():
+        there = sorted(path.name for path in run.checkpoints.glob("[!.]*"))
         raise CheckpointError(
             str(run.path),
             "has no such checkpoint",
             got=name,
-            remedy="train first, or look into its folder checkpoints/",
+            remedy=f"there are {', '.join(there)}" if there else "train it first",
         )
     if damage(directory, TRANSLATING) is not None:
         # Only now is it worth reading the others.
@@ -168,7 +170,7 @@ def load_ensemble(runs: Sequence[RunDirectory], name: str = "best") -> list[Trai
 def _sentence_hint(path: Path) -> str:
     text = str(path)
     if " " in text.strip():
-        return f"to translate a sentence, pipe it in: echo '{text}' | tformer translate"
+        return f"to translate a sentence: tformer translate {shlex.quote(text)}"
     return "name the folder of a run, such as runs/demo"
 
 

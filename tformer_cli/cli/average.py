@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 import typer
 
 from tformer_cli.cli.entry import refuse_torchrun
+from tformer_cli.cli.messages import suggest
 from tformer_cli.cli.options import DeviceOption, RunArgument, chosen_run
 from tformer_cli.errors import UsageError
 
-DEFAULT_COUNT = 5
+MAX_COUNT = 5
 
 
 def average(
@@ -17,7 +18,9 @@ def average(
     last: Annotated[
         int | None,
         typer.Option(
-            min=2, help=f"Average the newest N checkpoints. Default: {DEFAULT_COUNT}.", metavar="N"
+            min=2,
+            help=f"Average the newest N checkpoints. Default: {MAX_COUNT}, or all if fewer.",
+            metavar="N",
         ),
     ] = None,
     best: Annotated[
@@ -37,8 +40,9 @@ def average(
         raise UsageError("--best", "contradicts --last", remedy="leave one of them out")
     refuse_torchrun("average")
     which: Literal["last", "best"] = "last" if best is None else "best"
-    count = best or last or DEFAULT_COUNT
-    run_directory = chosen_run(run)
+    run_directory = chosen_run(run, "last")
+    # Fewer than two are refused, as by --last 2.
+    count = best or last or max(2, min(MAX_COUNT, len(run_directory.step_checkpoints())))
 
     from tformer_cli.device import resolve_device
     from tformer_cli.training import averaging
@@ -69,3 +73,5 @@ def average(
             f"the run is not finished: best stays as it was; "
             f"use this one with --checkpoint {found.checkpoint.name}"
         )
+    words = () if found.is_best else ("--checkpoint", found.checkpoint.name)
+    suggest("eval", run_directory.path, *words)

@@ -9,7 +9,7 @@ import typer
 
 from tformer_cli.cli.entry import refuse_torchrun
 from tformer_cli.cli.input import refuse_pipes
-from tformer_cli.cli.messages import warn
+from tformer_cli.cli.messages import suggest, warn
 from tformer_cli.cli.options import (
     BeamOption,
     CandidatesOption,
@@ -67,7 +67,7 @@ def evaluate(
 
     Example: tformer eval runs/demo --bleu --chrf --split valid --json
     """
-    run_directory = chosen_run(run)
+    run_directory = chosen_run(run, checkpoint)
     runs = [run_directory, *map(RunDirectory, ensemble or [])]
 
     from tqdm import tqdm
@@ -130,9 +130,11 @@ def evaluate(
             )
             typer.echo(f"translations: {hypothesis_file}")
             for command in commands:
-                typer.echo(f"the same by: {command}")
+                typer.echo(f"reproduce with: {command}")
     if as_json:
         typer.echo(json.dumps(results, indent=2, ensure_ascii=False))
+    else:
+        suggest("translate", run_directory.path)
 
 
 def _from_here(file: Path) -> Path:

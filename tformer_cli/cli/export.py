@@ -73,7 +73,7 @@ def export(
 
     Example: tformer export runs/demo demo-plain --format safetensors --quantization bfloat16
     """
-    run_directory = chosen_run(_one_run(runs or [], folder))
+    run_directory = chosen_run(_one_run(runs or [], folder), checkpoint)
 
     from tqdm import tqdm
 
@@ -117,7 +117,7 @@ def export(
     for comparison in comparisons if form.is_exact else ():
         for line in _ties(trained, text, comparison):
             typer.echo(line)
-    typer.echo(f"{folder}: for {form.program}, with {CARD_FILE}")
+    typer.echo(f"{folder}: written for {form.program} (see {folder / CARD_FILE})")
 
 
 @dataclass(frozen=True, slots=True)

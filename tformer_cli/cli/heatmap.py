@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from tformer_cli.decoding.attention_maps import SentenceMaps
 
-DEFAULT_OUTPUT = Path("heatmap.png")
+# A page needs no extra.
+DEFAULT_OUTPUT = Path("heatmap.html")
 FORMATS = (*picture.FORMATS, ".html")
 
 Part = Literal["all", "encoder", "decoder", "cross", "positions"]
@@ -45,7 +46,7 @@ def heatmap(
         typer.Option(
             "--output",
             "-o",
-            help="The picture: .png, .svg, or .html to choose and point in. "
+            help="The picture: .html to choose and point in, .png or .svg. "
             f"Default: {DEFAULT_OUTPUT}.",
             show_default=False,
         ),
@@ -73,11 +74,11 @@ def heatmap(
     Each token is a row that shares a weight of 1 among the tokens that it looks at. Below stands
     what the model knows of places: its table of positions, its rotary turns, its biases.
 
-    Example: tformer heatmap "The old dog sleeps."
+    Example: tformer heatmap "The girl has danced with us."
 
-    Example: tformer heatmap runs/demo "The old dog sleeps." --part cross --output dog.html
+    Example: tformer heatmap runs/demo "The girl has danced with us." --part cross -o dance.png
     """
-    run = chosen_run(_one_run(runs or [], sentence))
+    run = chosen_run(_one_run(runs or [], sentence), checkpoint)
     if output is not None and output.suffix.lower() not in FORMATS:
         raise UsageError("--output", "must end in .png, .svg or .html", got=str(output))
 

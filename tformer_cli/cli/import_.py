@@ -31,7 +31,8 @@ def import_(
 ) -> None:
     """Make a run folder of a model, to translate, evaluate, export and train on.
 
-    Its translations and their probabilities are the model's own.
+    Its translations and their probabilities are the model's own. So a line of several sentences is
+    translated as it is; `tformer translate --max-source-sentences 1` cuts it at sentence ends.
 
     Example: tformer import opus-mt-en-de runs/opus
 

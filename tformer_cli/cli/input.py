@@ -1,10 +1,14 @@
 """Where the lines that a command reads come from, and what comes with each of them."""
 
+import contextlib
 import io
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import typer
 
 from tformer_cli.errors import UsageError
 
@@ -94,3 +98,74 @@ def stdin_lines() -> Iterator[str]:
         raise UsageError("--input", "stdin is closed", remedy="name a file")
     assert isinstance(sys.stdin, io.TextIOWrapper)
     return decode_lines(sys.stdin.detach(), "<stdin>")
+
+
+def run_and_sentence(words: Sequence[str]) -> tuple[Path | None, str | None]:
+    """Return the run folder and the sentence that a command line names, if any.
+
+    What is there, or looks like a path, is a run. What stands behind it or alone is a sentence.
+
+    Raises:
+        UsageError: it is neither, or there are more words.
+    """
+    match words:
+        case []:
+            return None, None
+        case [only] if not os.path.exists(only) and ("/" not in only or " " in only):
+            return None, only
+        case [only]:
+            if os.path.isfile(only) and not only.endswith((".yaml", ".yml")):
+                raise UsageError(only, "is a file", remedy=f"use --input {only}")
+            return Path(only), None
+        case [run, sentence] if os.path.isdir(run) or "/" in run or " " in sentence:
+            if os.path.isfile(sentence):
+                raise UsageError(sentence, "is a file", remedy=f"use --input {sentence}")
+            return Path(run), sentence
+    raise UsageError(
+        "SENTENCE", "must be one argument", got=" ".join(words), remedy="put it in quotes"
+    )
+
+
+def given_lines(text: str) -> Iterator[str]:
+    """Return the lines of a text on the command line; there is at least one.
+
+    Raises:
+        DataError: it is not UTF-8.
+    """
+    from tformer_cli.corpus.reader import decode_lines
+
+    return decode_lines(io.BytesIO(text.encode("utf-8", "surrogateescape") or b"\n"), "SENTENCE")
+
+
+def is_terminal() -> bool:
+    """Return whether somebody types lines and reads what stderr says."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+
+
+def typed_lines(prompt: str) -> Iterator[str]:
+    """Return the lines that are typed at a terminal, each asked for when it is wanted.
+
+    Raises:
+        DataError: a line is not UTF-8.
+    """
+    from tformer_cli.corpus.reader import decode_lines
+
+    # Python's input() edits lines and knows earlier ones where this has been imported.
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401
+    assert isinstance(sys.stdin, io.TextIOWrapper)
+    sys.stdin.reconfigure(errors="surrogateescape")
+    return decode_lines(iter(lambda: _typed(prompt), b""), "<stdin>")
+
+
+def _typed(prompt: str) -> bytes:
+    """Return a line that is typed, with its end; nothing at Ctrl-D."""
+    if not sys.stdout.isatty():
+        # input() would write the prompt among the translations.
+        typer.echo(prompt, nl=False, err=True)
+        return sys.stdin.readline().encode("utf-8", "surrogateescape")
+    try:
+        return input(prompt).encode("utf-8", "surrogateescape") + b"\n"
+    except EOFError:
+        typer.echo(err=True)
+        return b""

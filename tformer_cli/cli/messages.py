@@ -1,5 +1,6 @@
 """What a command says on stderr while it works."""
 
+import shlex
 import sys
 
 import typer
@@ -13,3 +14,8 @@ def warn(problem: Problem) -> None:
 
     with tqdm.external_write_mode(file=sys.stderr):
         typer.echo(str(problem), err=True)
+
+
+def suggest(*words: object) -> None:
+    """Print the command to run next, without `tformer` in front."""
+    typer.echo(f"next: {shlex.join(['tformer', *map(str, words)])}", err=True)

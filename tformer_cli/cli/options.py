@@ -17,7 +17,7 @@ from tformer_cli.config.schema.decoding import (
     SearchConfig,
 )
 from tformer_cli.errors import UsageError
-from tformer_cli.run_directory import RunDirectory, newest_run
+from tformer_cli.run_directory import RUNS, RunDirectory, newest_run, step_of
 
 if TYPE_CHECKING:
     from tformer_cli.decoding.consensus import Consensus
@@ -58,7 +58,9 @@ PrecisionOption = Annotated[
         help="Number format of matrix products: auto, float32, bfloat16, float16, or on a CPU int8."
     ),
 ]
-CheckpointOption = Annotated[str, typer.Option(help="best, last, or a name such as step-000400.")]
+CheckpointOption = Annotated[
+    str, typer.Option(help="best, last, a step, or a name such as step-000400.")
+]
 WorkersOption = Annotated[
     int | None,
     typer.Option(
@@ -95,13 +97,48 @@ QuantizationName = Literal["int8", "int8_float32", "float16", "bfloat16", "float
 NAMES = {"greedy": "greedy search", "beam": "beam search", "sample": "sampling"}
 
 
-def chosen_run(run: Path | None) -> RunDirectory:
-    """Return the run folder named on the command line, or the newest one.
+def chosen_run(run: Path | None, checkpoint: str = "best") -> RunDirectory:
+    """Return the run folder named on the command line, or the newest one, which stderr names.
+
+    Args:
+        run: the folder.
+        checkpoint: that will be read, for stderr.
 
     Raises:
         CheckpointError: none is named and there is none.
+        UsageError: what is named is no run folder.
     """
-    return newest_run() if run is None else RunDirectory(run)
+    if run is not None:
+        _check_run_folder(run)
+        return RunDirectory(run)
+    newest = newest_run()
+    which = checkpoint
+    pointed = newest.pointed(checkpoint) or newest.pointed("last")
+    if checkpoint in ("best", "last") and pointed is not None:
+        is_step = pointed in newest.step_checkpoints()
+        which = f"{f'step {step_of(pointed)}' if is_step else pointed.name}, {checkpoint}"
+    typer.echo(f"using {newest.path} ({which})", err=True)
+    return newest
+
+
+def _check_run_folder(path: Path) -> None:
+    """Check that a path that is there is a run folder.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if path.is_file():
+        if path.suffix in (".yaml", ".yml"):
+            remedy = f"name the run that was trained from it, such as {RUNS / path.stem}"
+            raise UsageError(str(path), "is a config, not a run folder", remedy=remedy)
+        raise UsageError(str(path), "is a file, not a run folder", remedy="name a run folder")
+    if path.is_dir() and not RunDirectory(path).config_file.exists():
+        if runs := sorted(path.glob("*/config.yaml")):
+            remedy = f"name one of them, such as {runs[0].parent}"
+            raise UsageError(str(path), "is a folder of runs", remedy=remedy)
+        raise UsageError(
+            str(path), "is not a run folder (it has no config.yaml)", remedy="name a run folder"
+        )
 
 
 def chosen_decoding(

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
+from tformer_cli.cli.options import chosen_run
 from tformer_cli.errors import UsageError
 from tformer_cli.plotting import curves
 from tformer_cli.plotting.history import Axis, read_history
-from tformer_cli.run_directory import RunDirectory, newest_run
+from tformer_cli.run_directory import RunDirectory
 
 DEFAULT_OUTPUT = Path("curves.png")
 
@@ -54,7 +55,7 @@ def plot(
     """
     if output is not None and output.suffix.lower() not in curves.FORMATS:
         raise UsageError("--output", "must end in .png, .svg or .pdf", got=str(output))
-    folders = [RunDirectory(run) for run in runs] if runs else [newest_run()]
+    folders = [RunDirectory(run) for run in runs] if runs else [chosen_run(None, "last")]
     histories = [read_history(folder, by) for folder in folders]
     if output is not None or not as_json:
         picture = output or DEFAULT_OUTPUT

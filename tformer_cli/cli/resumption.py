@@ -13,7 +13,7 @@ from tformer_cli.version import __version__
 
 # What says where and how fast, and what is told by the models and the search themselves.
 WITHOUT_EFFECT = {"output_file", "resume", "device", "workers"}
-TOLD_OTHERWISE = {"run", "ensemble", "checkpoint", "beam", "length_penalty", "settings"}
+TOLD_OTHERWISE = {"words", "ensemble", "checkpoint", "beam", "length_penalty", "settings"}
 
 
 def made_from(

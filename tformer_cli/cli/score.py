@@ -61,7 +61,7 @@ def score(
         )
     refuse_gzip_names({"--output": output_file})
     refuse_overwriting({"--output": output_file}, {"--source": source, "--target": target})
-    run_directory = chosen_run(run)
+    run_directory = chosen_run(run, checkpoint)
 
     from tqdm import tqdm
 

@@ -2,20 +2,26 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tformer_cli.cli.messages import suggest
 from tformer_cli.cli.options import DeviceOption, SetOption
 from tformer_cli.config.load import check_data_files, load_config, places_of_keys
+from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.errors import UsageError
-from tformer_cli.run_directory import run_of_config
+from tformer_cli.run_directory import RunDirectory, run_of_config
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="A YAML file, such as configs/demo.yaml.")],
+    config: Annotated[
+        Path,
+        typer.Argument(help="A YAML file, such as configs/demo.yaml, or a run folder to resume."),
+    ],
     run: Annotated[
         Path | None,
         typer.Option(
@@ -75,6 +81,8 @@ def train(
 
     Example: tformer train configs/demo.yaml --set training.max_steps=500 --run runs/short
 
+    Example: tformer train runs/demo
+
     Example: tformer train configs/demo.yaml --continue-from runs/demo --run runs/demo-more
 
     Example: tformer train configs/demo.yaml --dry-run
@@ -82,6 +90,7 @@ def train(
     Example: tformer train configs/demo.yaml --find-batch --memory-limit 8
     """
     _check_usage(fresh, dry_run, find_batch, memory_limit, as_json)
+    config = _config_file(config)
     parsed = load_config(config, settings or [])
     check_data_files(parsed.data, places_of_keys(config, settings or []))
     if continue_from is not None:
@@ -107,6 +116,25 @@ def train(
         from tformer_cli import api
 
         api.train(parsed, run_directory.path, device=device, fresh=fresh)
+        is_first = os.environ.get("RANK", "0") == "0"
+        if is_first and not isinstance(parsed.model, MaskedEncoderConfig):
+            suggest("eval" if parsed.data.test else "translate", run_directory.path)
+
+
+def _config_file(path: Path) -> Path:
+    """Return a config, or that of a run folder, whose training is resumed by it.
+
+    Raises:
+        UsageError: it is another folder.
+    """
+    if not path.is_dir():
+        return path
+    run = RunDirectory(path)
+    if not run.tokenizer.is_dir() or not run.config_file.is_file():
+        raise UsageError(
+            str(path), "is a folder and not a run", remedy="name a YAML file, or a run to resume"
+        )
+    return run.config_file
 
 
 def _check_usage(

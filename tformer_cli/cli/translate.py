@@ -15,9 +15,13 @@ from tformer_cli.cli.input import (
     AskedLine,
     Beside,
     asked_lines,
+    given_lines,
     has_pipe,
+    is_terminal,
     refuse_pipes,
+    run_and_sentence,
     stdin_lines,
+    typed_lines,
 )
 from tformer_cli.cli.messages import warn
 from tformer_cli.cli.options import (
@@ -30,7 +34,6 @@ from tformer_cli.cli.options import (
     MbrOption,
     PrecisionOption,
     QuantizationName,
-    RunArgument,
     SearchSetOption,
     WorkersOption,
     chosen_consensus,
@@ -63,7 +66,15 @@ SCORE_DECIMALS = 4
 
 def translate(
     context: typer.Context,
-    run: RunArgument = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN] [SENTENCE]",
+            help="A run folder, such as runs/demo; without it the newest under runs/. And a "
+            "sentence to translate, in quotes; without it --input is read, or stdin.",
+            show_default=False,
+        ),
+    ] = None,
     input_file: Annotated[
         Path | None,
         typer.Option("--input", "-i", help="Text to translate, plain or .gz. Default: stdin."),
@@ -163,7 +174,7 @@ def translate(
     Without --input, lines are read from stdin and answered as they come. A long line is cut at
     sentence ends, and its translated pieces are joined; stderr names it.
 
-    Example: echo "The old dog sleeps." | tformer translate
+    Example: tformer translate runs/demo "The girl has danced with us."
 
     Example: tformer translate runs/demo --input test.en --output test.de --beam 5
 
@@ -171,7 +182,10 @@ def translate(
 
     Example: tformer translate runs/demo -i test.en --backend ctranslate2 --quantization int8
     """
-    runs = [chosen_run(run), *map(RunDirectory, ensemble or [])]
+    run, sentence = run_and_sentence(words or [])
+    runs = [chosen_run(run, checkpoint), *map(RunDirectory, ensemble or [])]
+    if sentence is not None and input_file is not None:
+        raise UsageError("--input", "contradicts a sentence", remedy="leave one of them out")
 
     from tqdm import tqdm
 
@@ -247,10 +261,15 @@ def translate(
         from tformer_cli.export.ctranslate2.format import kept_engine
 
         translator.engine = kept_engine(runs[0], trained, quantization or "float32")
+    source_language = trained.config.data.source_language
+    is_typed = sentence is None and input_file is None and is_terminal()
+    if is_typed:
+        languages = f"{source_language} -> {trained.config.data.target_language}"
+        loaded = f"{runs[0].path} (step {trained.step})"
+        typer.echo(f"{languages} by {loaded}; type a sentence, Ctrl-D ends", err=True)
     decoding = chosen_decoding(trained.config, beam, length_penalty, settings)
     consensus = chosen_consensus(mbr, candidates)
-    language = trained.config.data.source_language
-    terminology = None if terminology_file is None else _terms(terminology_file, language)
+    terminology = None if terminology_file is None else _terms(terminology_file, source_language)
     made = None
     if resume:
         fingerprints = [one.fingerprint for one in (trained, *others)]
@@ -272,7 +291,13 @@ def translate(
         ) as bar,
     ):
         num_done = world.largest(output.num_lines)
-        for window in _windows(input_file, beside, num_done, world.size):
+        if sentence is not None:
+            windows = iter([[AskedLine(line) for line in given_lines(sentence)]])
+        elif is_typed:
+            windows = ([AskedLine(line)] for line in typed_lines(f"{source_language}> "))
+        else:
+            windows = _windows(input_file, beside, num_done, world.size)
+        for window in windows:
             own = world.dealt(window)
             found = translator.nbest(
                 [one.text for one in own],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tformer_cli.cli.messages import suggest
 from tformer_cli.cli.options import SetOption
 from tformer_cli.config.load import check_data_files, dump_config, load_config, places_of_keys
 from tformer_cli.errors import UsageError
@@ -87,6 +88,8 @@ def vocab(
     }
     typer.echo(_table(columns))
     typer.echo(f"vocabulary: {run_directory.tokenizer}")
+    changes = [word for setting in settings or [] for word in ("--set", setting)]
+    suggest("train", config, *(() if run is None else ("--run", run)), *changes)
 
 
 def _check_replaceable(run: RunDirectory, *, force: bool) -> None:

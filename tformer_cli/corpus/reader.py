@@ -8,9 +8,8 @@ import contextlib
 import gzip
 import itertools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from tformer_cli.config.schema.data import ParallelText, Text
 from tformer_cli.corpus.file_format import GZIP_MARK, plain_text, refuse_archive
@@ -44,11 +43,11 @@ def read_lines(path: Path) -> Iterator[str]:
                 yield from decode_lines(stream, name)
 
 
-def decode_lines(stream: BinaryIO | gzip.GzipFile, name: str) -> Iterator[str]:
+def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
     """Yield the lines of a stream, each as soon as it is there.
 
     Args:
-        stream: bytes of UTF-8; a byte order mark at its start is dropped.
+        stream: lines in UTF-8, with their ends; a byte order mark at its start is dropped.
         name: of the stream, for messages.
 
     Raises:

@@ -55,8 +55,8 @@ class Translator:
 
     Example:
         >>> translator = Translator.load("runs/demo")  # doctest: +SKIP
-        >>> translator.translate(["The teacher reads a book."])  # doctest: +SKIP
-        ['Der Lehrer liest ein Buch.']
+        >>> translator.translate(["The girl has danced with us."])  # doctest: +SKIP
+        ['Das Mädchen hat mit uns getanzt.']
     """
 
     def __init__(

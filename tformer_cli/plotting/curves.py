@@ -195,6 +195,6 @@ def _look() -> AbstractContextManager[None]:
         raise UsageError(
             "tformer plot",
             "needs matplotlib, which is not installed",
-            remedy="pip install 'tformer[plot]'",
+            remedy="install it with: pip install 'tformer[plot]'",
         ) from error
     return style.context(LOOK, after_reset=True)

@@ -247,7 +247,7 @@ def _look() -> Iterator[None]:
         raise UsageError(
             "tformer heatmap",
             "needs matplotlib, which is not installed",
-            remedy="pip install 'tformer[plot]', or write .html",
+            remedy="write .html, or install it with: pip install 'tformer[plot]'",
         ) from error
     with style.context(LOOK, after_reset=True), warnings.catch_warnings():
         # `missing_glyphs` says it once for all of them, and what to do.

@@ -1,5 +1,7 @@
 """SIGINT, SIGTERM and SIGHUP, turned from a blow into a request."""
 
+import contextlib
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -7,6 +9,8 @@ from typing import Self
 
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import Interrupted
+
+ACKNOWLEDGEMENT = b"\nstopping after this step; Ctrl-C again leaves without saving\n"
 
 
 class SignalCame(Exception):
@@ -77,4 +81,8 @@ class Interruption:
                 signal=number,
                 remedy="the same command goes on from the last checkpoint",
             )
+        if not self._came and number == signal.SIGINT and self.world.is_first:
+            # Not by sys.stderr, which may be in the middle of another line.
+            with contextlib.suppress(OSError):
+                os.write(2, ACKNOWLEDGEMENT)
         self._came = self._came or number

@@ -10,20 +10,21 @@ from tformer_cli.run_directory import RunDirectory, writing
 
 
 def check_ours(run: RunDirectory) -> None:
-    """Make sure that what would be replaced in a folder was written by tformer.
+    """Make sure that a folder that is to be a run is one already, or empty but for hidden files.
 
     Raises:
-        UsageError: there is no sign of that.
+        UsageError: it holds something else.
     """
     signs = [run.lock_file, run.log_file, run.origin_file, *run.pointers]
     if any(sign.exists() for sign in signs):
         return
-    theirs = [*run.folders, run.config_file, run.metrics_file]
-    if found := [file.name for file in theirs if file.exists()]:
+    if not run.path.is_dir():
+        return
+    if theirs := sorted(path.name for path in run.path.iterdir() if path.name[0] != "."):
         raise UsageError(
             str(run.path),
-            "holds what no training wrote, and this one would replace",
-            got=", ".join(found),
+            "is not empty and not a run folder",
+            got=f"{theirs[0]} in it",
             remedy="name another folder with --run",
         )
 

@@ -40,7 +40,7 @@ FREE_KEYS = (
 )
 
 # What to do instead of going on with a run that is no longer the same.
-ELSEWHERE = "train from its weights with --continue-from and another --run, or anew with --fresh"
+ELSEWHERE = "begin again with --fresh, or train its weights further: --continue-from RUN --run NEW"
 
 
 def lasting_settings(config: Config) -> dict[str, str]:
