@@ -1,4 +1,5 @@
 import hashlib
+import os
 import shutil
 
 import pytest
@@ -15,6 +16,8 @@ from tformer_cli.checkpoint.layout import (
     SUMS_FILE,
     TRAINED_FILE,
 )
+from tformer_cli.checkpoint.tensors import read_tensors
+from tformer_cli.errors import CheckpointError
 
 
 def test_checksums_are_those_of_sha256sum(saved):
@@ -55,3 +58,24 @@ def test_a_checkpoint_that_is_not_whole_is_found(saved):
         )
         assert damage(other) is not None
         shutil.rmtree(other)
+
+
+@pytest.mark.parametrize("name", [MODEL_FILE, STATE_FILE, SUMS_FILE])
+def test_a_pipe_in_place_of_a_file_is_not_read(saved, name):
+    """Whoever reads it waits for ever."""
+    (saved / name).unlink()
+    os.mkfifo(saved / name)
+    expected = {
+        SUMS_FILE: f"is not whole: {SUMS_FILE} is missing or damaged",
+    }.get(name, f"is damaged: {name} cannot be read; got no regular file")
+    assert str(damage(saved)) == f"{saved}: {expected}"
+
+
+def test_tensors_are_not_read_from_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / MODEL_FILE)
+    with pytest.raises(CheckpointError) as caught:
+        list(read_tensors(tmp_path / MODEL_FILE))
+    assert str(caught.value) == (
+        f"{tmp_path}/{MODEL_FILE}: is damaged or cut short; got no regular file; "
+        "use another checkpoint"
+    )

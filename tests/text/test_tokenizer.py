@@ -1,6 +1,7 @@
 """The tokenizers of a run: built, saved, loaded, and told apart."""
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -147,6 +148,20 @@ def test_saving_replaces_the_whole_folder(tmp_path: Path) -> None:
         "tokenizer.json",
         "shared.json",
     }
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "shared.json"])
+def test_a_pipe_in_place_of_a_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    """Whoever reads it waits for ever."""
+    build(CONFIGS["char"]).save(tmp_path / "tokenizer")
+    file = tmp_path / "tokenizer" / name
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(CheckpointError) as caught:
+        load_tokenizers(tmp_path / "tokenizer")
+    assert str(caught.value) == (
+        f"{file}: cannot be read; got no regular file; restore the file, or train again"
+    )
 
 
 def test_header_file_is_pinned(tmp_path: Path) -> None:

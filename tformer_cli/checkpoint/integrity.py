@@ -26,9 +26,12 @@ def damage(directory: Path, names: Collection[str] | None = None) -> Problem | N
     where = str(directory)
     if not directory.is_dir():
         return Problem(where, "is not there")
+    sums_file = directory / SUMS_FILE
     try:
-        lines = (directory / SUMS_FILE).read_text(encoding="utf-8").splitlines()
+        lines = sums_file.read_text(encoding="utf-8").splitlines() if sums_file.is_file() else None
     except (OSError, ValueError):
+        lines = None
+    if lines is None:
         return Problem(where, f"is not whole: {SUMS_FILE} is missing or damaged")
     sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     if names is None:
@@ -70,5 +73,8 @@ def check_translating(directory: Path, remedy: str) -> None:
 
 
 def _sha256(file: Path) -> str:
+    if file.exists() and not file.is_file():
+        # A pipe or a device may never end.
+        raise ValueError("no regular file")
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

@@ -104,11 +104,17 @@ def _reading(file: Path) -> Iterator[None]:
     Raises:
         CheckpointError: it cannot.
     """
+    remedy = "use another checkpoint"
+    if file.exists() and not file.is_file():
+        # A pipe or a device may never end.
+        raise CheckpointError(
+            str(file), "is damaged or cut short", got="no regular file", remedy=remedy
+        )
     try:
         yield
     except FileNotFoundError:
         raise CheckpointError(str(file), "no such file", remedy="name another checkpoint") from None
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            str(file), "is damaged or cut short", got=str(error), remedy="use another checkpoint"
+            str(file), "is damaged or cut short", got=str(error), remedy=remedy
         ) from None

@@ -234,11 +234,12 @@ def _file_names(kind: str, shared: bool) -> tuple[str, str]:
 
 def _read(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        if not file.exists() or file.is_file():
+            return file.read_bytes()
+        # A pipe or a device may never end.
+        got: str | None = "no regular file"
     except OSError as error:
-        raise CheckpointError(
-            str(file),
-            "cannot be read",
-            got=error.strerror,
-            remedy="restore the file, or train again",
-        ) from None
+        got = error.strerror
+    raise CheckpointError(
+        str(file), "cannot be read", got=got, remedy="restore the file, or train again"
+    )
