@@ -89,7 +89,8 @@ def test_what_was_cut_short_is_cut_off(tmp_path):
     file = tmp_path / "file"
     interrupt(file)
     with partial(file).open("a") as more:
-        more.write("half a li")
+        # More than all that is still to be written over it.
+        more.write("half a li" * len(WHOLE))
     assert write(file) == 2
     assert file.read_text() == WHOLE
 
