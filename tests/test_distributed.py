@@ -1,46 +1,38 @@
 """What processes tell each other, and a training that they share, against one process alone."""
 
 import json
+import math
+import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from together import Ended, together
 from toy import write_toy
 
 from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
-from tformer_cli.distributed import ALONE, World, joined, own_device
+from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.pipeline import training_groups
+from tformer_cli.distributed import ALONE, GPU_PATIENCE, PATIENCE, World, joined, own_device
 from tformer_cli.errors import DeviceError
 from tformer_cli.run_directory import RunDirectory
+from tformer_cli.training import preparation
+from tformer_cli.training import run as run_module
+from tformer_cli.training.loop import Learner, train_steps
 from tformer_cli.training.run import train
 from tformer_cli.training.validation import validate
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-
-TALK = """
-import json, os, sys
-import torch
-from tformer_cli.checkpoint.trained_model import load_trained_model
-from tformer_cli.config.load import load_config
-from tformer_cli.distributed import joined
-
-with joined() as world:
-    one, two = torch.full((2, 3), float(world.rank + 1)), torch.tensor(0.5)
-    world.add([one, two])
-    told = {
-        "add": [one.tolist(), two.item()],
-        "sums": world.sums(2**40 + world.rank, 0.25),
-        "largest": world.largest(7 * world.rank),
-        "gather": world.gather(["ä\\n", "b"] * world.rank),
-    }
-    with world.first_alone():
-        with open(sys.argv[1], "a") as file:
-            file.write(json.dumps({"rank": world.rank, **told}) + "\\n")
-"""
 
 
 def torchrun(size: int, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -53,20 +45,45 @@ def torchrun(size: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_processes_tell_each_other_what_they_should(tmp_path):
-    script, file = tmp_path / "talk.py", tmp_path / "told"
-    script.write_text(TALK)
-    done = torchrun(3, str(script), str(file))
-    assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in file.read_text().splitlines()]
-    assert told[0]["rank"] == 0
-    assert sorted(line.pop("rank") for line in told) == [0, 1, 2]
-    for line in told:
+def test_processes_tell_each_other_what_they_should(tmp_path, monkeypatch):
+    # Of the last two tensors one fills a bucket, and the other has more than one.
+    monkeypatch.setattr("tformer_cli.distributed.BUCKET_BYTES", 28)
+
+    def talk(rank: int) -> None:
+        # The third process is the first of another machine.
+        os.environ["LOCAL_RANK"] = str(rank % 2)
+        with joined(torch.device("cpu")) as world:
+            summed = [torch.full((2, 3), float(rank + 1)), torch.tensor(0.5), torch.ones(7)]
+            summed += [torch.full((4, 2), float(rank)).t(), torch.ones(1, dtype=torch.float64)]
+            world.add(summed)
+            shared = [torch.tensor(float(rank + 5)), torch.full((2, 2), rank, dtype=torch.uint8)]
+            world.share(shared)
+            heard = {
+                "add": [tensor.tolist() for tensor in summed],
+                "share": [tensor.tolist() for tensor in shared],
+                "sums": world.sums(2**40 + rank, 0.25),
+                "largest": world.largest(7 * rank),
+                "gather": world.gather(["ä\n", "b"] * rank),
+                "told": world.told({"ä": [1, None, -math.inf]} if rank == 0 else None),
+            }
+            with world.first_alone(), (tmp_path / "heard").open("a") as file:
+                file.write(json.dumps({"rank": world.rank, **heard}) + "\n")
+
+    ended = together(4, talk, tmp_path)
+    assert [process.code for process in ended] == [0] * 4, ended
+    heard = [json.loads(line) for line in (tmp_path / "heard").read_text().splitlines()]
+    ranks = [line.pop("rank") for line in heard]
+    # First of all, first of its machine, and the rest as they please.
+    assert ranks[:2] == [0, 2]
+    assert sorted(ranks[2:]) == [1, 3]
+    for line in heard:
         assert line == {
-            "add": [[[6.0] * 3] * 2, 1.5],
-            "sums": [3.0 * 2**40 + 3, 0.75],
-            "largest": 14,
-            "gather": [[], ["ä\n", "b"], ["ä\n", "b", "ä\n", "b"]],
+            "add": [[[10.0] * 3] * 2, 2.0, [4.0] * 7, [[6.0] * 4] * 2, [4.0]],
+            "share": [5.0, [[0, 0], [0, 0]]],
+            "sums": [4.0 * 2**40 + 6, 1.0],
+            "largest": 21,
+            "gather": [["ä\n", "b"] * rank for rank in range(4)],
+            "told": {"ä": [1, None, -math.inf]},
         }
 
 
@@ -77,6 +94,9 @@ def test_a_process_alone_hears_itself():
     assert ALONE.sums(3, 0.5) == [3.0, 0.5]
     assert ALONE.largest(4) == 4
     assert ALONE.gather(["a", "b"]) == [["a", "b"]]
+    assert ALONE.told({"a": [1]}) == {"a": [1]}
+    ALONE.share([tensor])
+    assert tensor.tolist() == [1.0, 2.0]
     with ALONE.first_alone():
         ALONE.wait()
     assert ALONE.is_first
@@ -107,8 +127,14 @@ def test_a_process_that_has_gone_is_said_in_a_line(monkeypatch, phrase, expected
 
     monkeypatch.setattr(torch.distributed, "all_reduce", fail)
     monkeypatch.setattr(torch.distributed, "all_gather", fail)
+    monkeypatch.setattr(torch.distributed, "broadcast", fail)
     world = World(0, 2)
-    for talk in (lambda: world.largest(3), lambda: world.sums(3), lambda: world.gather(["a"])):
+    for talk in (
+        lambda: world.largest(3),
+        lambda: world.sums(3),
+        lambda: world.gather(["a"]),
+        lambda: world.told("a"),
+    ):
         with pytest.raises((RuntimeError, DeviceError)) as caught:
             talk()
         assert str(caught.value).startswith(expected)
@@ -138,16 +164,63 @@ def test_processes_that_cannot_find_each_other_are_refused(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RANK", "0")
-    with joined() as world:
+    with joined(torch.device("cpu")) as world:
         assert world == ALONE
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_PORT", "29500")
-    with pytest.raises(DeviceError) as caught, joined():
+    with pytest.raises(DeviceError) as caught, joined(torch.device("cpu")):
         pass
     assert str(caught.value) == (
         "torchrun: RANK and WORLD_SIZE are set, and not all that goes with them; "
         "got no LOCAL_RANK, MASTER_ADDR; start the processes by torchrun, or unset RANK"
     )
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_on_gpus_a_process_has_its_own_and_waits_by_nccl_for_minutes(monkeypatch, size):
+    """Without a GPU: what torch is asked for."""
+    asked: list[tuple[object, ...]] = []
+    environment = {"RANK": "1", "WORLD_SIZE": f"{size}", "LOCAL_RANK": "1"}
+    for name, value in {**environment, "MASTER_ADDR": "x", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: asked.append(("device", device)))
+
+    def group(name: str, result: object = None):
+        def make(backend: str, timeout: timedelta) -> object:
+            asked.append((name, backend, timeout))
+            return result
+
+        return make
+
+    nccl, device = object(), torch.device("cuda:1")
+    monkeypatch.setattr(torch.distributed, "init_process_group", group("all"))
+    monkeypatch.setattr(torch.distributed, "new_group", group("gpus", nccl))
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
+    with joined(device) as world:
+        expected = World(1, 2, 1, nccl) if size == 2 else ALONE
+        assert world == expected
+    groups = [("all", "gloo", PATIENCE), ("gpus", "nccl", GPU_PATIENCE)]
+    assert asked == [("device", device), *(groups if size == 2 else [])]
+    assert GPU_PATIENCE < timedelta(hours=1) < PATIENCE
+
+
+def test_tensors_on_gpus_are_exchanged_by_nccl_and_others_by_gloo(monkeypatch):
+    asked: list[tuple[str, object]] = []
+
+    class OnGpu:
+        is_cuda = True
+
+    def ask(tensor: object, *_: object, group: object) -> None:
+        asked.append(("gpu" if tensor.is_cuda else "cpu", group))
+
+    monkeypatch.setattr(torch.distributed, "broadcast", ask)
+    monkeypatch.setattr(torch.distributed, "all_reduce", ask)
+    nccl = object()
+    world = World(0, 2, 0, nccl)
+    world.share([OnGpu(), torch.ones(2)])
+    world.add([torch.ones(2)])
+    assert asked == [("gpu", nccl), ("cpu", None), ("cpu", None)]
 
 
 # ------------------------------------------------------------- a training
@@ -332,3 +405,150 @@ def test_no_process_leaves_before_the_first_has_saved(toy, tmp_path):
     done = torchrun(2, str(script), str(toy), str(run))
     assert done.returncode == 0, done.stderr
     assert [(run / f"found-by-{rank}").read_text() for rank in (0, 1)] == ["step-000003"] * 2
+
+
+# ------------------------------------------------ machines with folders of their own
+
+# Of both the moments of matrices are others than those of the rest; and an average.
+DEEP = ("training.optimizer={kind: muon}", "training.ema_decay=0.9")
+
+
+def on_two_machines(
+    config: Path, folder: Path, *settings: str, own: dict[int, tuple[str, ...]] | None = None
+) -> list[Ended]:
+    """Train in two processes, each with a run folder of its own beside which it keeps its store.
+
+    Args:
+        config: of both.
+        folder: of both machines.
+        settings: of both.
+        own: settings of one of them.
+    """
+
+    def run(rank: int) -> None:
+        chosen = (*settings, *((own or {}).get(rank, ())))
+        run = RunDirectory(folder / f"machine-{rank}" / "run")
+        train(load_config(config, chosen), run, device=torch.device("cpu"))
+
+    return together(2, run, folder)
+
+
+def assert_equal_to_the_bit(one: Path, other: Path) -> None:
+    names = [file.name for file in sorted(one.glob("*.safetensors"))]
+    assert names == [file.name for file in sorted(other.glob("*.safetensors"))]
+    for name in names:
+        tensors, others = load_file(one / name), load_file(other / name)
+        assert tensors.keys() == others.keys()
+        for key in tensors:
+            assert torch.equal(tensors[key], others[key]), f"{name}: {key}"
+
+
+@pytest.fixture(scope="module")
+def two_machines(toy: Path, alone: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Behind `alone`, which imports what torch imports when it is first trained with.
+    folder = tmp_path_factory.mktemp("two")
+    ended = on_two_machines(toy, folder, *DEEP)
+    assert [process.code for process in ended] == [0, 0], ended
+    return folder
+
+
+@pytest.mark.parametrize("step_of_second", [None, 6])
+def test_the_run_folder_is_that_of_the_first_process_alone(
+    toy, two_machines, tmp_path, step_of_second
+):
+    """It decides what is gone on from, whatever lies in the folder of the same name elsewhere."""
+    shutil.copytree(two_machines, tmp_path, dirs_exist_ok=True)
+    unbroken = RunDirectory(two_machines / "machine-0" / "run")
+    first, second = (RunDirectory(tmp_path / f"machine-{i}" / "run") for i in (0, 1))
+    assert not second.path.exists()
+    if step_of_second is not None:
+        shutil.copytree(first.path, second.path)
+        second.point("last", second.checkpoint(step_of_second))
+    first.point("last", first.checkpoint(12))
+    resumed = on_two_machines(toy, tmp_path, *DEEP)
+    assert [process.code for process in resumed] == [0, 0], resumed
+    assert "going on after step 12" in resumed[0].said
+    assert resumed[1].said == ""
+    assert first.pointed("last") == first.checkpoint(24)
+    assert_equal_to_the_bit(first.checkpoint(24), unbroken.checkpoint(24))
+
+
+def test_two_machines_go_on_from_what_one_process_saved(alone, toy, tmp_path):
+    first = RunDirectory(tmp_path / "machine-0" / "run")
+    shutil.copytree(alone.path, first.path)
+    first.point("last", first.checkpoint(12))
+    ended = on_two_machines(toy, tmp_path, *EXACT)
+    assert [process.code for process in ended] == [0, 0], ended
+    assert_equal_but_for_rounding(first, alone)
+
+
+def test_two_machines_go_back_to_the_checkpoint_of_the_first(toy, tmp_path, monkeypatch):
+    """Batches that cannot be learnt from end in a roll back, alone as in company."""
+
+    def poisoned(*arguments: Any, position: Position, **options: Any):
+        place = position
+        for batches, following in training_groups(*arguments, position=position, **options):
+            if place.epoch == 1 and place.batch in (1, 2, 3):
+                batches = [replace(batch, num_target_tokens=0) for batch in batches]
+            yield batches, following
+            place = following
+
+    monkeypatch.setattr(preparation, "training_groups", poisoned)
+    run = RunDirectory(tmp_path / "alone" / "run")
+    train(load_config(toy, EXACT), run, device=torch.device("cpu"))
+    ended = on_two_machines(toy, tmp_path, *EXACT)
+    assert [process.code for process in ended] == [0, 0], ended
+    first = RunDirectory(tmp_path / "machine-0" / "run")
+    assert_equal_but_for_rounding(first, run)
+    (rollback,) = reported(first, "rollback")
+    assert [rollback] == reported(run, "rollback")
+
+
+def test_weights_that_have_come_apart_are_refused_by_name(toy, tmp_path, monkeypatch):
+    def coming_apart(learner: Learner, *arguments: Any, **options: Any):
+        for taken in train_steps(learner, *arguments, **options):
+            if taken.step == 3 and learner.world.rank == 1:
+                weight = learner.model.output.weight.data[-1, -1]
+                weight.copy_(weight.nextafter(torch.tensor(9.0)))
+            yield taken
+
+    monkeypatch.setattr(run_module, "train_steps", coming_apart)
+    ended = on_two_machines(toy, tmp_path)
+    for process in ended:
+        assert process.code == 2
+        (line,) = [line for line in process.said.splitlines() if "differs" in line]
+        found = re.fullmatch(
+            r"rank 1: the checksum of the weights differs from that of rank 0 \(([0-9a-f]{8})\); "
+            r"got ([0-9a-f]{8}); give all machines the same program and kind of processor, and run "
+            r"the same command again: it goes on from the last checkpoint",
+            line,
+        )
+        assert found is not None, line
+        assert found[1] != found[2]
+    # What is wrong is not saved.
+    assert RunDirectory(tmp_path / "machine-0" / "run").step_checkpoints() == []
+
+
+@pytest.mark.parametrize(
+    ("split", "what"), [("train", "the training text"), ("valid", "the validation text")]
+)
+def test_machines_with_other_text_are_refused_by_name(toy, tmp_path, split, what):
+    other = tmp_path / "other"
+    shutil.copytree(toy.parent, other)
+    file = other / f"{split}.tgt"
+    file.write_text("G" + file.read_text()[1:])
+    ended = on_two_machines(toy, tmp_path, own={1: (f"data.root={other}",)})
+    for process in ended:
+        assert process.code == 2
+        assert f"rank 1: {what} differs from that of rank 0 (" in process.said
+        assert "; give all machines the same config and text\n" in process.said
+
+
+def test_machines_with_other_settings_are_refused_by_name(toy, tmp_path):
+    ended = on_two_machines(toy, tmp_path, own={1: ("training.validate_every=4",)})
+    for process in ended:
+        assert process.code == 2
+        assert process.said.endswith(
+            "rank 1: training.validate_every differs from that of rank 0 (12); got 4; "
+            "give all machines the same config and text\n"
+        )

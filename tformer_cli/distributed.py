@@ -8,19 +8,26 @@ again for lack of memory keeps the others waiting but does not confuse them.
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
 from tformer_cli.errors import DeviceError, Interrupted
 
-# One process may encode a large corpus while the others wait. A process that dies is noticed by
-# torchrun, not by this.
+# One process may encode a large corpus while the others wait, which they do on the CPU. A process
+# that dies is noticed by torchrun, not by this.
 PATIENCE = timedelta(days=2)
+# On GPUs they meet when each has its gradients, which may take one of them some rounds of halving.
+# Whoever waits there for a process that has died, on another machine, is noticed by nobody else.
+GPU_PATIENCE = timedelta(minutes=15)
+
+# Tensors are added up together until they have so many bytes: what that takes of memory, when a
+# step has taken all there is.
+BUCKET_BYTES = 32 << 20
 
 # What else torchrun tells a process.
 MEETING = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -40,10 +47,14 @@ class World:
     Attributes:
         rank: number of this process, from 0.
         size: how many there are.
+        local_rank: number of this process on its machine, from 0.
+        gpu_group: what tensors on GPUs are exchanged by; by NCCL, with a timeout of its own.
     """
 
     rank: int = 0
     size: int = 1
+    local_rank: int = 0
+    gpu_group: "distributed.ProcessGroup | None" = None
 
     @property
     def is_first(self) -> bool:
@@ -54,12 +65,26 @@ class World:
         """Let each tensor be its sum over all processes, to the same bits everywhere."""
         if self.size == 1:
             return
-        flat = torch.cat([tensor.flatten() for tensor in tensors])
-        with _in_company():
-            distributed.all_reduce(flat)
-        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
-        for tensor, part in zip(tensors, parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
+        for bucket in _buckets(tensors):
+            # A large one is added up where it is.
+            flat = bucket[0].flatten()
+            if len(bucket) > 1:
+                flat = torch.cat([tensor.flatten() for tensor in bucket])
+            with _in_company():
+                distributed.all_reduce(flat, group=self._group(flat))
+            parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+            for tensor, part in zip(bucket, parts, strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+    def share(self, tensors: Iterable[Tensor]) -> None:
+        """Let each tensor be what the first process has."""
+        if self.size > 1:
+            for tensor in tensors:
+                with _in_company():
+                    distributed.broadcast(tensor, 0, group=self._group(tensor))
+
+    def _group(self, tensor: Tensor) -> "distributed.ProcessGroup | None":
+        return self.gpu_group if tensor.is_cuda else None
 
     def sums(self, *numbers: float) -> list[float]:
         """Return the sum of each number over all processes; whole numbers are summed exactly."""
@@ -75,12 +100,28 @@ class World:
                 distributed.all_reduce(found, distributed.ReduceOp.MAX)
         return int(found)
 
+    def told(self, value: Any = None) -> Any:
+        """Return what the first process has to say: plain data, such as JSON holds.
+
+        Args:
+            value: of the first process; the others have none.
+        """
+        if self.size == 1:
+            return value
+        # As JSON in a tensor: torch would pickle objects.
+        text = _text_tensor(json.dumps(value))
+        length = torch.tensor([len(text)])
+        self.share([length])
+        if not self.is_first:
+            text = torch.zeros(int(length), dtype=torch.uint8)
+        self.share([text])
+        return json.loads(text.numpy().tobytes())
+
     def gather(self, lines: Sequence[str]) -> list[list[str]]:
         """Return the lines of every process, by rank."""
         if self.size == 1:
             return [list(lines)]
-        # As JSON in a tensor: torch would pickle objects.
-        own = torch.frombuffer(bytearray(json.dumps(list(lines)).encode()), dtype=torch.uint8)
+        own = _text_tensor(json.dumps(list(lines)))
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         with _in_company():
             distributed.all_gather(lengths, torch.tensor([len(own)]))
@@ -112,12 +153,35 @@ class World:
 
     @contextlib.contextmanager
     def first_alone(self) -> Iterator[None]:
-        """Let the first process do something before the others do it and find it done."""
-        if not self.is_first:
+        """Let the first process do something, then one of each machine, then all the others.
+
+        Whoever comes later finds it done, in a folder of all machines or of its own, and no two
+        write into one folder at a time, also where the file system has no locks.
+        """
+        turn = 0 if self.is_first else 1 if self.local_rank == 0 else 2
+        for _ in range(turn):
             self.wait()
         yield
-        if self.is_first:
+        for _ in range(turn, 2):
             self.wait()
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield the tensors in their order, some of `BUCKET_BYTES` at a time, or a larger one alone."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and size + tensor.nbytes > BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+def _text_tensor(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
 @contextlib.contextmanager
@@ -148,12 +212,18 @@ def num_processes() -> int:
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[World]:
+def joined(device: torch.device) -> Iterator[World]:
     """Join the processes that torchrun has started; without it, be alone.
+
+    Args:
+        device: of this process; a GPU becomes its current one.
 
     Raises:
         DeviceError: something else has started them, which does not say how they find each other.
     """
+    if device.type == "cuda" and device.index is not None:
+        # Kernels that are compiled, and NCCL, take the current GPU whatever a tensor lies on.
+        torch.cuda.set_device(device)
     size = num_processes()
     if size == 1:
         yield ALONE
@@ -166,10 +236,12 @@ def joined() -> Iterator[World]:
             got=f"no {', '.join(unknown)}",
             remedy="start the processes by torchrun, or unset RANK",
         )
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    distributed.init_process_group(backend, timeout=PATIENCE)
+    distributed.init_process_group("gloo", timeout=PATIENCE)
+    gpu_group = None
+    if device.type == "cuda":
+        gpu_group = distributed.new_group(backend="nccl", timeout=GPU_PATIENCE)
     try:
-        yield World(distributed.get_rank(), size)
+        yield World(distributed.get_rank(), size, int(os.environ["LOCAL_RANK"]), gpu_group)
     except Interrupted:
         # A signal ends all of them together.
         distributed.destroy_process_group()

@@ -23,8 +23,14 @@ import numpy as np
 from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.corpus.bucketing import Position
-from tformer_cli.corpus.pipeline import evaluation_store, training_groups, training_store
+from tformer_cli.corpus.pipeline import (
+    epoch_plans,
+    evaluation_store,
+    training_groups,
+    training_store,
+)
 from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import keep_freed_memory
 from tformer_cli.text.tokenizer import build_tokenizers, load_tokenizers
 
@@ -92,15 +98,19 @@ def measure_start(folder: Path, batch_tokens: int, num_batches: int) -> dict[str
     """Open the store and take the first batches of an epoch, as a training does."""
     data, tokenizers = data_of(folder), load_tokenizers(folder / "tokenizer")
     keep_freed_memory()
-    arguments = {"batch_tokens": batch_tokens, "accumulate": 1, "seed": 1, "position": Position()}
-    short = training_groups(evaluation_store(data.valid, tokenizers), **arguments)
+
+    def batches(store: TokenStore) -> Iterator[object]:
+        plans = epoch_plans(store, batch_tokens=batch_tokens, seed=1)
+        return training_groups(store, plans, accumulate=1, position=Position())
+
+    short = batches(evaluation_store(data.valid, tokenizers))
     for _ in range(num_batches):
         next(short)
     before, begin = anonymous_bytes(), time.perf_counter()
     store, _ = training_store(data, tokenizers, folder / "stores")
     store.fingerprint()
     opened = time.perf_counter()
-    groups = training_groups(store, **arguments)
+    groups = batches(store)
     next(groups)
     first = time.perf_counter()
     for _ in range(num_batches):

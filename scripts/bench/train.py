@@ -39,7 +39,7 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.optimizer import AdamWConfig
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.corpus.pipeline import batches_per_epoch, training_pairs, training_store
+from tformer_cli.corpus.pipeline import epoch_plans, training_pairs, training_store
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import hardware_name
 from tformer_cli.errors import UsageError
@@ -200,7 +200,8 @@ def benchmark_config(folder: Path, size: str, vocab_size: int) -> Config:
 
 def _steps(config: Config, store: TokenStore, num_tokens: int) -> int:
     """Return how many of our batches have some target tokens, about."""
-    batches = batches_per_epoch(store, batch_tokens=config.training.batch_tokens, seed=config.seed)
+    plans = epoch_plans(store, batch_tokens=config.training.batch_tokens, seed=config.seed)
+    batches = len(plans[0])
     return math.ceil(num_tokens * batches / int(np.sum(store.target_lengths + 1)))
 
 

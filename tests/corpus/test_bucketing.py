@@ -1,5 +1,7 @@
 """Properties of the epoch's plan, for any corpus."""
 
+import threading
+from collections import defaultdict
 from itertools import islice
 
 import numpy as np
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer_cli.corpus import store
-from tformer_cli.corpus.bucketing import POOL_BATCHES, Bucketing, Position
+from tformer_cli.corpus.bucketing import POOL_BATCHES, Bucketing, EpochPlans, Position
 from tformer_cli.corpus.weights import Weights
 
 pair_lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=200)
@@ -45,14 +47,41 @@ def test_the_plan_is_a_function_of_seed_and_epoch(pairs, budget, seed, epoch):
 @given(pair_lengths, budgets, st.integers(0, 40))
 def test_going_on_from_a_position_continues_the_same_sequence(pairs, budget, done):
     buckets = bucketing(pairs, budget)
-    unbroken = list(islice(buckets.batches_from(Position()), done + 10))
+    unbroken = list(islice(EpochPlans(buckets).batches_from(Position()), done + 10))
     position = unbroken[done - 1][1] if done else Position()
-    resumed = list(islice(buckets.batches_from(position), 10))
+    resumed = list(islice(EpochPlans(buckets).batches_from(position), 10))
     for (batch, following), (expected, expected_following) in zip(
         resumed, unbroken[done:], strict=True
     ):
         assert batch.tolist() == expected.tolist()
         assert following == expected_following
+
+
+def test_each_plan_is_made_once_and_before_its_epoch_begins(monkeypatch):
+    made: dict[int, threading.Event] = defaultdict(threading.Event)
+    plan = Bucketing.plan
+
+    def recorded(buckets: Bucketing, epoch: int):
+        assert not made[epoch].is_set(), "a plan is made again"
+        made[epoch].set()
+        return plan(buckets, epoch)
+
+    monkeypatch.setattr(Bucketing, "plan", recorded)
+    plans = EpochPlans(bucketing([(3, 3)] * 40, 6))
+    num_batches = len(plans[0])
+    assert num_batches == 20
+    unbroken = list(islice(plans.batches_from(Position()), 10))
+    # Begun anew, as after a batch that is left out.
+    batches = plans.batches_from(unbroken[-1][1])
+    next(batches)
+    assert list(made) == [0]
+    *_, (_, last) = islice(batches, 8)
+    assert last == Position(0, 19)
+    # One batch is left of the epoch.
+    assert made[1].wait(timeout=10)
+    assert next(batches)[1] == Position(1, 0)
+    assert next(batches)[1] == Position(1, 1)
+    assert list(made) == [0, 1]
 
 
 @given(st.lists(st.floats(0.1, 4.0), min_size=1, max_size=50), seeds)

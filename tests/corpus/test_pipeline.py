@@ -16,6 +16,7 @@ from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import (
     batches_in_order,
+    epoch_plans,
     evaluation_store,
     training_groups,
     training_pairs,
@@ -93,9 +94,8 @@ def test_accumulation_cuts_a_batch_and_changes_nothing_in_it(data, tokenizers, a
     store, _ = training_store(data, tokenizers)
 
     def steps(pieces: int) -> list[tuple[list[int], Position]]:
-        groups = training_groups(
-            store, batch_tokens=12, accumulate=pieces, seed=1, position=Position()
-        )
+        plans = epoch_plans(store, batch_tokens=12, seed=1)
+        groups = training_groups(store, plans, accumulate=pieces, position=Position())
         return [
             ([i for batch in group for i in batch.indices.tolist()], position)
             for group, position in islice(groups, 7)

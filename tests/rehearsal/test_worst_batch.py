@@ -12,7 +12,7 @@ from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.bucketing import Position
-from tformer_cli.corpus.pipeline import training_groups
+from tformer_cli.corpus.pipeline import epoch_plans, training_groups
 from tformer_cli.corpus.store import TokenStore, build_store
 from tformer_cli.rehearsal.worst_batch import Shape, worst_shapes, worst_text
 from tformer_cli.text.tokenizer import build_tokenizers
@@ -24,9 +24,8 @@ def groups(store: TokenStore, training: TrainingConfig, seed: int = 1):
         batches
         for batches, _ in training_groups(
             store,
-            batch_tokens=training.batch_tokens,
+            epoch_plans(store, batch_tokens=training.batch_tokens, seed=seed),
             accumulate=training.accumulate,
-            seed=seed,
             position=Position(),
         )
     )

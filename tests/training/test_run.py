@@ -24,7 +24,6 @@ from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import training_groups
-from tformer_cli.corpus.store import TokenStore
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
 from tformer_cli.model.build import build_network
@@ -524,9 +523,9 @@ def test_every_optimizer_goes_on_to_the_bit(toy, tmp_path, monkeypatch, kind):
 def poison(patch: pytest.MonkeyPatch, is_bad: Callable[[Position], bool]) -> None:
     """Let the loss be a division by zero where a place in the data is bad."""
 
-    def poisoned(store: TokenStore, *, position: Position, **options: Any):
+    def poisoned(*text: Any, position: Position, **options: Any):
         place = position
-        for batches, following in training_groups(store, position=position, **options):
+        for batches, following in training_groups(*text, position=position, **options):
             if is_bad(place):
                 yield [replace(batch, num_target_tokens=0) for batch in batches], following
             else:
@@ -655,9 +654,9 @@ def test_before_the_first_checkpoint_the_training_goes_back_to_its_beginning(
     # Half the rate from the very beginning, and never those batches.
     monkeypatch.undo()
 
-    def without(store: TokenStore, **options: Any):
+    def without(*text: Any, **options: Any):
         place = Position()
-        for batches, following in training_groups(store, **options):
+        for batches, following in training_groups(*text, **options):
             if not (place.epoch == 0 and place.batch in (2, 3, 4)):
                 yield batches, following
             place = following

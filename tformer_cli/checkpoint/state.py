@@ -4,10 +4,10 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from tformer_cli.checkpoint.layout import FORMAT_VERSION, STATE_FILE
 from tformer_cli.errors import CheckpointError, NewerFormatError
@@ -87,6 +87,16 @@ class TrainingState:
             environment=environment,
             tokenizer_fingerprint=tokenizer_fingerprint,
         )
+
+    @classmethod
+    def of_plain(cls, content: Mapping[str, Any]) -> Self:
+        """Return the state that `dataclasses.asdict` and JSON have made plain data of.
+
+        Raises:
+            TypeError: something is missing, or there is what this version does not know.
+        """
+        left_out = tuple(map(tuple, content.get("left_out", ())))
+        return cls(**{**content, "left_out": left_out})
 
 
 def _is_text(value: object) -> bool:
@@ -176,8 +186,7 @@ def load_state(directory: Path) -> TrainingState:
         for name, value in content.items():
             if name in _POSSIBLE and not _POSSIBLE[name](value):
                 raise ValueError(f"{name} {json.dumps(value)[:_LONGEST_SHOWN]}")
-        content["left_out"] = tuple(map(tuple, content.get("left_out", ())))
-        return TrainingState(**content)
+        return TrainingState.of_plain(content)
     except FileNotFoundError:
         raise CheckpointError(
             str(file), "no such file", remedy="name another checkpoint, or train with --fresh"

@@ -278,7 +278,7 @@ def translate(
     del trained, others
     translator.begin_workers(workers)
     with (
-        joined() as world,
+        joined(place) as world,
         _destination(output_file, made) if world.is_first else discarded() as output,
         streamed(alignments_file)
         if world.is_first and alignments_file is not None

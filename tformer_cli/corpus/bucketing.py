@@ -6,6 +6,7 @@ the data is two integers (`Position`), and going on from there repeats nothing a
 
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,9 @@ from tformer_cli.corpus.weights import Weights
 # A pool this many batches deep holds enough sentences of each length to pad little, and few
 # enough that who meets whom in a batch changes from epoch to epoch.
 POOL_BATCHES = 64
+
+# Share of an epoch after which the plan of the next one is made.
+PREFETCH_FROM = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +93,6 @@ class Bucketing:
             stops.extend(start + stop for stop in _cuts(longest, self.batch_tokens))
         return Plan(examples, np.asarray(stops), random.permutation(len(stops) - 1))
 
-    def batches_from(self, position: Position) -> Iterator[tuple[np.ndarray, Position]]:
-        """Yield batches for ever from `position` on, each with the position that follows it."""
-        epoch, done = position.epoch, position.batch
-        while True:
-            plan = self.plan(epoch)
-            for place in range(done, len(plan)):
-                following = (
-                    Position(epoch, place + 1) if place + 1 < len(plan) else Position(epoch + 1)
-                )
-                yield plan[place], following
-            epoch, done = epoch + 1, 0
-
     def _drawn(self, random: np.random.Generator) -> np.ndarray:
         """Return example indices, each floor(weight) or ceil(weight) times."""
         num_examples = len(self.weights)
@@ -129,6 +121,45 @@ class Bucketing:
         pool[:] = pool[by_length]
         in_order: np.ndarray = longest[by_length]
         return in_order
+
+
+class EpochPlans:
+    """The plans of a bucketing, each made once: that of the next epoch while one is trained on.
+
+    One is kept, and the next one from the end of its epoch on.
+    """
+
+    def __init__(self, bucketing: Bucketing) -> None:
+        """Make plans in a thread, when they are asked for."""
+        self._bucketing = bucketing
+        self._maker = ThreadPoolExecutor(1)
+        self._plans: dict[int, Future[Plan]] = {}
+
+    def __getitem__(self, epoch: int) -> Plan:
+        self.prefetch(epoch)
+        self._plans = {
+            kept: self._plans[kept] for kept in self._plans if epoch <= kept <= epoch + 1
+        }
+        return self._plans[epoch].result()
+
+    def prefetch(self, epoch: int) -> None:
+        """Begin to make the plan of an epoch, unless it is there."""
+        if epoch not in self._plans:
+            self._plans[epoch] = self._maker.submit(self._bucketing.plan, epoch)
+
+    def batches_from(self, position: Position) -> Iterator[tuple[np.ndarray, Position]]:
+        """Yield batches for ever from `position` on, each with the position that follows it."""
+        epoch, done = position.epoch, position.batch
+        while True:
+            plan = self[epoch]
+            for place in range(done, len(plan)):
+                if place + 1 > PREFETCH_FROM * len(plan):
+                    self.prefetch(epoch + 1)
+                following = (
+                    Position(epoch, place + 1) if place + 1 < len(plan) else Position(epoch + 1)
+                )
+                yield plan[place], following
+            epoch, done = epoch + 1, 0
 
 
 def _cuts(longest: np.ndarray, batch_tokens: int) -> Iterator[int]:

@@ -1,18 +1,20 @@
 """From text files to stores of token ids, and from stores to batches."""
 
+import itertools
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from tformer_cli.config.schema.data import DataConfig, Text
+from tformer_cli.config.schema.data import DataConfig, ParallelText, Text
 from tformer_cli.corpus.batch import Batch, collate
-from tformer_cli.corpus.bucketing import Bucketing, Position
+from tformer_cli.corpus.bucketing import Bucketing, EpochPlans, Position
 from tformer_cli.corpus.chunks import chunks
 from tformer_cli.corpus.encoding import encode_sides
 from tformer_cli.corpus.filters import FilterReport
-from tformer_cli.corpus.reader import as_pair, read_rows
+from tformer_cli.corpus.lengths import max_sentences
+from tformer_cli.corpus.reader import as_pair, read_lines, read_rows
 from tformer_cli.corpus.store import TokenStore, build_store
 from tformer_cli.corpus.store_building import Pace, stored
 from tformer_cli.errors import DataError
@@ -27,6 +29,13 @@ def training_pairs(data: DataConfig) -> Iterator[tuple[str, str]]:
     """Yield all training pairs as text, corpus after corpus; a text alone has empty targets."""
     for text in data.train:
         yield from map(as_pair, read_rows(text))
+
+
+def source_sentences(data: DataConfig) -> int | None:
+    """Return the sentences that most source lines of the training text have; a text alone: None."""
+    sources = [text.source for text in data.train if isinstance(text, ParallelText)]
+    lines = itertools.chain.from_iterable(map(read_lines, sources))
+    return max_sentences(lines) if sources else None
 
 
 def training_store(
@@ -89,12 +98,22 @@ def too_long(where: str, length: int, max_length: int) -> DataError:
     )
 
 
+def epoch_plans(store: TokenStore, *, batch_tokens: int, seed: int) -> EpochPlans:
+    """Return which examples share a batch, epoch by epoch.
+
+    Args:
+        store: the examples.
+        batch_tokens: padded tokens of one optimiser step on either side.
+        seed: decides the order with the epoch.
+    """
+    return EpochPlans(_bucketing(store, batch_tokens, seed))
+
+
 def training_groups(
     store: TokenStore,
+    plans: EpochPlans,
     *,
-    batch_tokens: int,
     accumulate: int,
-    seed: int,
     position: Position,
     start_id: int = START_ID,
     rank: int = 0,
@@ -104,9 +123,8 @@ def training_groups(
 
     Args:
         store: the examples.
-        batch_tokens: padded tokens of one optimiser step on either side.
+        plans: of their batches.
         accumulate: micro-batches a batch is cut into, where it has that many rows.
-        seed: decides the order with the epoch.
         position: the first batch.
         start_id: what targets begin with.
         rank: of those that share each batch, from 0.
@@ -115,7 +133,7 @@ def training_groups(
     Yields:
         The micro-batches of a step, and the position that follows it.
     """
-    for indices, following in _bucketing(store, batch_tokens, seed).batches_from(position):
+    for indices, following in plans.batches_from(position):
         parts = np.array_split(indices, min(accumulate * num_ranks, len(indices)))
         own = parts[rank::num_ranks]
         yield [collate(store.examples(part), start_id) for part in own], following
@@ -127,11 +145,6 @@ def batches_in_order(
     """Yield every example once, in batches of similar length; targets begin with `start_id`."""
     for indices in _bucketing(store, batch_tokens, seed=0).plan(epoch=0):
         yield collate(store.examples(indices), start_id)
-
-
-def batches_per_epoch(store: TokenStore, *, batch_tokens: int, seed: int) -> int:
-    """Count the optimiser steps of the first epoch; later ones differ by a few."""
-    return len(_bucketing(store, batch_tokens, seed).plan(epoch=0))
 
 
 def _bucketing(store: TokenStore, batch_tokens: int, seed: int) -> Bucketing:

@@ -14,7 +14,6 @@ from torch import Tensor
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.filters import FilterReport
-from tformer_cli.corpus.pipeline import batches_per_epoch
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import peak_memory
 from tformer_cli.errors import TrainingError
@@ -148,9 +147,7 @@ def _measured(rehearsed: Rehearsal, run: RunDirectory) -> DryRun:
     started = time.perf_counter()
     typical = list(take_steps(prepared, TYPICAL_STEPS))
     elapsed = time.perf_counter() - started
-    steps_per_epoch = batches_per_epoch(
-        prepared.store, batch_tokens=training.batch_tokens, seed=prepared.config.seed
-    )
+    steps_per_epoch = len(prepared.plans[0])
     # Of a text whose weight is below one, an epoch may see nothing.
     epochs_per_step = share / max(1, steps_per_epoch)
     seconds_per_step = elapsed / len(typical)

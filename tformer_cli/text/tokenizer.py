@@ -102,7 +102,7 @@ class Tokenizers:
     def fingerprint(self) -> str:
         """A hash of all that decides which ids a text becomes."""
         digest = hashlib.sha256()
-        for name, content in self._files().items():
+        for name, content in self.files().items():
             digest.update(f"{name} {len(content)}\n".encode())
             digest.update(content)
         return digest.hexdigest()
@@ -110,10 +110,10 @@ class Tokenizers:
     def save(self, directory: Path) -> None:
         """Write a tokenizer folder in the place of what was there: as a whole, or not at all."""
         with whole_directory(directory) as temporary:
-            for name, content in self._files().items():
+            for name, content in self.files().items():
                 (temporary / name).write_bytes(content)
 
-    def _files(self) -> dict[str, bytes]:
+    def files(self) -> dict[str, bytes]:
         """Return the content of each file of a tokenizer folder."""
         header = {
             "format_version": FORMAT_VERSION,

@@ -1,5 +1,6 @@
 """What a training works with: its text in tokens, its model, and what moves the model's weights."""
 
+import functools
 import hashlib
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ import torch
 from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.model import MaskedEncoderConfig
-from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.bucketing import EpochPlans, Position
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.lengths import report_lengths
 from tformer_cli.corpus.masking import Masking
-from tformer_cli.corpus.pipeline import batches_per_epoch, training_groups, training_store
+from tformer_cli.corpus.pipeline import epoch_plans, training_groups, training_store
 from tformer_cli.corpus.read_ahead import ahead
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import resolve_precision
@@ -30,7 +31,7 @@ from tformer_cli.training.resume import environment_of
 GROUPS_AHEAD = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Preparation:
     """Everything that a training reads or changes, before its first step.
 
@@ -53,6 +54,12 @@ class Preparation:
     average: MovingAverage | None
     learner: Learner
     masking: Masking | None
+
+    @functools.cached_property
+    def plans(self) -> EpochPlans:
+        """Which examples share a batch, epoch by epoch."""
+        training = self.config.training
+        return epoch_plans(self.store, batch_tokens=training.batch_tokens, seed=self.config.seed)
 
     @property
     def translating_model(self) -> Network:
@@ -84,9 +91,8 @@ class Preparation:
         left_out = set(state.left_out)
         for batches, following in training_groups(
             self.store,
-            batch_tokens=training.batch_tokens,
+            self.plans,
             accumulate=training.accumulate,
-            seed=self.config.seed,
             position=place,
             start_id=START_IDS[self.config.model.kind],
             rank=self.learner.world.rank,
@@ -100,12 +106,14 @@ class Preparation:
                 yield Group(batches, place, following)
             place = following
 
-    def describe(self) -> str:
-        """Return a line about the size of it all."""
+    def describe(self, epoch: int) -> str:
+        """Return a line about the size of it all.
+
+        Args:
+            epoch: whose steps are counted; others differ by a few.
+        """
         data, training = self.config.data, self.config.training
-        steps = batches_per_epoch(
-            self.store, batch_tokens=training.batch_tokens, seed=self.config.seed
-        )
+        steps = len(self.plans[epoch])
         sizes = {self.tokenizers.source.size, self.tokenizers.target.size}
         precision = str(self.learner.precision).removeprefix("torch.")
         world = self.learner.world
@@ -146,14 +154,16 @@ def prepare(
     """
     training = config.training
     precision = resolve_precision(training.precision, device)
-    store, report = training_store(config.data, tokenizers, stores)
+    with world.first_alone():
+        store, report = training_store(config.data, tokenizers, stores)
     masking = None
     if isinstance(config.model, MaskedEncoderConfig):
         masking = Masking.of(config.model, tokenizers.source.size, config.seed)
-    say(f"training text: {report.told(config.data.unit)}")
-    say(f"source: {report_lengths(store.source_lengths)}")
-    if masking is None:
-        say(f"target: {report_lengths(store.target_lengths)}")
+    if world.is_first:
+        say(f"training text: {report.told(config.data.unit)}")
+        say(f"source: {report_lengths(store.source_lengths)}")
+        if masking is None:
+            say(f"target: {report_lengths(store.target_lengths)}")
     model = first_model(config, tokenizers).to(device)
     if training.gradient_checkpointing:
         model.recompute_layers()

@@ -1,7 +1,10 @@
-"""A training run, from its config to its best checkpoint: begin or go on, step, validate, save."""
+"""A training run, from its config to its best checkpoint: begin or go on, step, validate, save.
+
+Of several processes the first alone reads and writes the run folder; it gives the others the
+state, the tokenizers and the weights.
+"""
 
 import contextlib
-import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +13,8 @@ import torch
 from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.config.load import check_data_files, dump_config, load_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.corpus.lengths import max_sentences
-from tformer_cli.corpus.reader import read_lines
+from tformer_cli.corpus.pipeline import source_sentences
 from tformer_cli.device import keep_freed_memory
 from tformer_cli.distributed import World, joined, own_device
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
@@ -34,6 +35,7 @@ from tformer_cli.training.loss_scale import LossScale
 from tformer_cli.training.memory import memory_sufficing
 from tformer_cli.training.predecessor import Predecessor, check_predecessor
 from tformer_cli.training.preparation import first_model, prepare
+from tformer_cli.training.replicas import Replicas, check_alike
 from tformer_cli.training.reporting import Reporter, Silence
 from tformer_cli.training.resume import (
     ELSEWHERE,
@@ -59,7 +61,7 @@ def train(
 
     The end is `max_steps`, or `patience` validations without a better one. Where the last
     checkpoint is damaged, the one before it is gone on from. Where torchrun has started several
-    processes they share the work, and the first of them writes and speaks.
+    processes they share the work; the first one has the run folder, and speaks.
 
     Args:
         config: everything that decides the run.
@@ -72,26 +74,25 @@ def train(
 
     Raises:
         TformerError: a file cannot be used, the config changed since the run began, another
-            process trains there, the training diverged, or memory does not suffice.
+            process trains there, processes disagree, the training diverged, or memory ran out.
         Interrupted: SIGINT, SIGTERM or SIGHUP came; the run is saved and can go on.
     """
-    check_data_files(config.data)
-    check_metric(config)
-    check_ours(run)
-    check_predecessor(config, run)
+    device = own_device(device)
     keep_freed_memory()
-    training = config.training
     with contextlib.ExitStack() as stack:
-        world = stack.enter_context(joined())
+        world = stack.enter_context(joined(device))
+        check_data_files(config.data)
+        check_metric(config)
+        if world.is_first:
+            check_ours(run)
+            check_predecessor(config, run)
         told = Reporter if world.is_first else Silence
-        reporter = stack.enter_context(told(run, training))
+        reporter = stack.enter_context(told(run, config.training))
         stack.enter_context(memory_sufficing(str(run.path)))
         if world.is_first:
             stack.enter_context(locked(run))
             put_back(run.checkpoints)
-        with world.first_alone():
-            fresh = fresh and world.is_first
-            sitting = _Sitting(config, run, own_device(device), reporter, world, fresh=fresh)
+        sitting = _Sitting(config, run, device, reporter, world, fresh=fresh)
         if sitting.is_over:
             reporter.say(f"{run.path}: finished at step {sitting.state.step}")
         else:
@@ -136,10 +137,12 @@ class _Sitting:
         self.run = run
         self.reporter = reporter
         self.world = world
-        checkpoint = None if fresh else last_checkpoint(run, reporter.say)
-        if checkpoint is not None:
-            for change in accepted_changes(run, load_config(run.config_file), config):
-                reporter.say(f"{run.path}: {change}")
+        checkpoint = None
+        if world.is_first:
+            checkpoint = None if fresh else last_checkpoint(run, reporter.say)
+            if checkpoint is not None:
+                for change in accepted_changes(run, load_config(run.config_file), config):
+                    reporter.say(f"{run.path}: {change}")
         tokenizers = run_tokenizers(
             config,
             run,
@@ -147,11 +150,13 @@ class _Sitting:
             stores=run.stores,
             has_begun=checkpoint is not None,
             fresh=fresh,
+            world=world,
         )
         self.prepared = prepare(
             config, tokenizers, stores=run.stores, device=device, say=reporter.say, world=world
         )
         self.learner = self.prepared.learner
+        self.replicas = Replicas(self.learner, self.prepared.average)
         self.checkpoints = Checkpoints(
             run,
             config.training,
@@ -161,33 +166,33 @@ class _Sitting:
             world,
         )
         check_validation(self.prepared.model, tokenizers, config)
+        sentences = None
+        if checkpoint is not None:
+            sentences = load_state(checkpoint).max_source_sentences  # Stays in force.
+        elif world.is_first:
+            sentences = source_sentences(config.data)
         self.beginning = replace(
             self.prepared.beginning(),
             settings=lasting_settings(config),
             judged_by=judgement(config),
-            max_source_sentences=self._source_sentences(checkpoint),
+            max_source_sentences=sentences,
         )
         self.state = self.beginning
-        if checkpoint is None and config.training.initialize_from is not None:
-            self._begin()
-        # Everything that can be wrong with config and text has shown by now.
-        if checkpoint is not None:
-            self._go_on(checkpoint)
-        elif world.is_first:
-            clear(run)
-            origin = origin_of(config, Predecessor.of(config, run), run.stores)
-            save_tokenizers(tokenizers, origin, run)
+        check_alike(world, config, self.beginning)
         if world.is_first:
+            if checkpoint is None and config.training.initialize_from is not None:
+                self._begin()
+            # Everything that can be wrong with config and text has shown by now.
+            if checkpoint is not None:
+                self._go_on(checkpoint)
+            else:
+                clear(run)
+                origin = origin_of(config, Predecessor.of(config, run), run.stores)
+                save_tokenizers(tokenizers, origin, run)
             write_text(run.config_file, dump_config(config))
-        reporter.say(self.prepared.describe())
-
-    def _source_sentences(self, checkpoint: Path | None) -> int | None:
-        """Return how many sentences a source line has; what begun runs say stays in force."""
-        if checkpoint is not None:
-            return load_state(checkpoint).max_source_sentences
-        sources = [text.source for text in self.config.data.train if isinstance(text, ParallelText)]
-        lines = itertools.chain.from_iterable(map(read_lines, sources))
-        return max_sentences(lines) if sources else None
+        self.state = self.replicas.share(self.state)
+        self.replicas.check(self.state)
+        reporter.say(self.prepared.describe(self.state.epoch))
 
     @property
     def is_over(self) -> bool:
@@ -233,12 +238,15 @@ class _Sitting:
             self.prepared.average.update(self.prepared.model, report.step)
         self.reporter.stepped(report)
         is_validation = self.config.training.validates_at(report.step)
+        is_save = self.config.training.saves_at(report.step)
         interruption.look()
+        if interruption.signal is not None or is_validation or is_save:
+            self.replicas.check(self.state)
         if interruption.signal is None and is_validation:
             self.reporter.flush()
             self._validate(interruption)
             interruption.look()
-        if interruption.signal is not None or self.config.training.saves_at(report.step):
+        if interruption.signal is not None or is_save:
             self._save(interruption)
 
     def _save(self, interruption: Interruption) -> None:
@@ -281,16 +289,16 @@ class _Sitting:
 
     def _roll_back(self) -> None:
         """Begin again from a checkpoint, or from the beginning where there is none."""
-        was = self.state
-        with self.world.first_alone():
+        was, saved = self.state, self.beginning
+        if self.world.is_first:
             checkpoint = checkpoint_before(
                 self.run, was.step, self.config.training, self.reporter.say
             )
             if checkpoint is None:
                 self._begin()
-                saved = self.beginning
             else:
                 saved = self._taken_up(self.checkpoints.go_back(checkpoint))
+        saved = self.replicas.share(saved)
         self.reporter.cut_back(replace(saved, num_rollbacks=was.num_rollbacks))
         self.state = rolled_back(was, saved)
         self.reporter.rolled_back(self.state, was.step + 1)

@@ -1,5 +1,7 @@
 """The tokenizers of a run: those that its folder has, or new ones."""
 
+import base64
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ from tformer_cli.config.load import as_plain
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.pipeline import training_pairs
 from tformer_cli.corpus.text_digests import TextDigests
+from tformer_cli.distributed import ALONE, World
 from tformer_cli.json_text import parse_json
 from tformer_cli.run_directory import RunDirectory, write_json
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
@@ -23,8 +26,11 @@ def run_tokenizers(
     stores: Path,
     has_begun: bool,
     fresh: bool,
+    world: World = ALONE,
 ) -> Tokenizers:
     """Load the tokenizers of a run or of its predecessor, or build them from its training text.
+
+    The first process does, and gives them to the others, which need no file for it.
 
     Args:
         config: of the run.
@@ -33,10 +39,30 @@ def run_tokenizers(
         stores: keeps what is known of the text.
         has_begun: whether there is a checkpoint, which goes with the tokenizers of the folder.
         fresh: build them whatever the folder has.
+        world: the processes that train together.
 
     Raises:
         TformerError: they cannot be loaded or built.
     """
+    if world.is_first:
+        tokenizers = _own_tokenizers(config, run, reporter, stores, has_begun, fresh)
+        files = tokenizers.files().items()
+        world.told({name: base64.b64encode(content).decode() for name, content in files})
+        return tokenizers
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in world.told().items():
+            (Path(folder) / name).write_bytes(base64.b64decode(content))
+        return load_tokenizers(Path(folder))
+
+
+def _own_tokenizers(
+    config: Config,
+    run: RunDirectory,
+    reporter: Reporter,
+    stores: Path,
+    has_begun: bool,
+    fresh: bool,
+) -> Tokenizers:
     if has_begun:
         return load_tokenizers(run.tokenizer)
     predecessor = Predecessor.of(config, run)

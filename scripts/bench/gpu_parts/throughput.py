@@ -24,7 +24,7 @@ from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingTex
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.bucketing import Position
-from tformer_cli.corpus.pipeline import training_groups
+from tformer_cli.corpus.pipeline import epoch_plans, training_groups
 from tformer_cli.corpus.read_ahead import ahead
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.weights import Weights
@@ -117,9 +117,8 @@ class Feed:
     """
 
     def __init__(self, store: TokenStore, task: Task) -> None:
-        made = training_groups(
-            store, batch_tokens=task.batch_tokens, accumulate=1, seed=SEED, position=Position()
-        )
+        plans = epoch_plans(store, batch_tokens=task.batch_tokens, seed=SEED)
+        made = training_groups(store, plans, accumulate=1, position=Position())
         if task.device.type == "cuda":
             made = (([batch.pinned() for batch in batches], then) for batches, then in made)
         self._made = ahead(made, GROUPS_AHEAD)

@@ -19,7 +19,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.optimizer import AdamConfig, AdamWConfig, MuonConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.bucketing import Position
-from tformer_cli.corpus.pipeline import training_groups
+from tformer_cli.corpus.pipeline import epoch_plans, training_groups
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import autocast, derive_seed
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
@@ -90,9 +90,8 @@ def train_marian(
             )
         groups = training_groups(
             store,
-            batch_tokens=training.batch_tokens,
+            epoch_plans(store, batch_tokens=training.batch_tokens, seed=config.seed),
             accumulate=training.accumulate,
-            seed=config.seed,
             position=Position(state.epoch, state.batch),
         )
         while state.step < steps and not (validate is not None and is_finished(state, training)):

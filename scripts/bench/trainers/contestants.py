@@ -23,7 +23,12 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.schedule import CosineSchedule
 from tformer_cli.corpus.batch import Batch, collate
 from tformer_cli.corpus.bucketing import Position
-from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store, training_groups
+from tformer_cli.corpus.pipeline import (
+    batches_in_order,
+    epoch_plans,
+    evaluation_store,
+    training_groups,
+)
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import derive_seed
 from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS
@@ -82,13 +87,9 @@ class Task:
 
     def bucketed_batches(self) -> Iterator[Batch]:
         """Yield our batches for ever."""
-        for (batch,), _ in training_groups(
-            self.store,
-            batch_tokens=self.config.training.batch_tokens,
-            accumulate=1,
-            seed=self.config.seed,
-            position=Position(),
-        ):
+        batch_tokens = self.config.training.batch_tokens
+        plans = epoch_plans(self.store, batch_tokens=batch_tokens, seed=self.config.seed)
+        for (batch,), _ in training_groups(self.store, plans, accumulate=1, position=Position()):
             yield batch
 
     def random_batches(self) -> Iterator[Batch]:
