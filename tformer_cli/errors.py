@@ -45,7 +45,7 @@ class Problem:
             parts.append(f"got {self.got}")
         if self.remedy is not None:
             parts.append(self.remedy)
-        return _printable("; ".join(parts))
+        return printable("; ".join(parts))
 
 
 class TformerError(Exception):
@@ -139,7 +139,7 @@ _REMEDIES: dict[int | None, str] = {
 }
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Escape what could move the cursor of a terminal, or be no character at all."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text

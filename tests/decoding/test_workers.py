@@ -185,3 +185,12 @@ def test_a_system_that_cannot_fork_is_refused(monkeypatch):
     with pytest.raises(UsageError) as raised:
         WorkersEngine(native_engine(), 2)
     assert str(raised.value) == "--workers: needs a system that can fork; got 2; use 1"
+
+
+def test_no_more_processes_begin_than_cores_have_use_for(monkeypatch):
+    monkeypatch.setattr("tformer_cli.decoding.workers.num_cores", lambda: 2)
+    with pytest.raises(UsageError) as caught:
+        WorkersEngine(native_engine(), 9)
+    assert str(caught.value) == (
+        "--workers: must be at most 8 (4 for each core); got 9; use one for each core, or fewer"
+    )

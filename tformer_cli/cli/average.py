@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from tformer_cli.cli.entry import refuse_torchrun
-from tformer_cli.cli.messages import suggest
+from tformer_cli.cli.messages import suggest, tell
 from tformer_cli.cli.options import DeviceOption, RunArgument, chosen_run
 from tformer_cli.errors import UsageError
 
@@ -61,9 +61,9 @@ def average(
             )
         )
         return
-    typer.echo(f"{found.checkpoint}: the mean of {', '.join(m.name for m in found.members)}")
+    tell(f"{found.checkpoint}: the mean of {', '.join(m.name for m in found.members)}")
     loss = f"loss {found.validation.likelihood.loss:.4f}"
-    typer.echo(f"valid: {', '.join([loss, *map(str, found.validation.scores)])}")
+    tell(f"valid: {', '.join([loss, *map(str, found.validation.scores)])}")
     if found.is_best:
         typer.echo("better than the best checkpoint before: best is the average now")
     elif found.run_has_ended:

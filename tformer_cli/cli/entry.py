@@ -10,7 +10,7 @@ from typing import Any, Self
 import typer
 from typer.core import TyperCommand
 
-from tformer_cli.errors import StorageError, TformerError, UsageError
+from tformer_cli.errors import DeviceError, StorageError, TformerError, UsageError
 
 
 class PlainCommand(TyperCommand):
@@ -141,7 +141,7 @@ def run(app: typer.Typer) -> None:
         app()
     except ReaderGone:
         sys.exit(0)
-    except (TformerError, OSError) as error:
+    except (TformerError, OSError, MemoryError) as error:
         if "--debug" in sys.argv:
             raise
         mistake = error if isinstance(error, TformerError) else refusal(error)
@@ -171,8 +171,14 @@ def refuse_torchrun(command: str) -> None:
         )
 
 
-def refusal(error: OSError) -> StorageError:
+def refusal(error: OSError | MemoryError) -> TformerError:
     """Return what the system refused, where nobody nearer to it has said so."""
+    if isinstance(error, MemoryError):
+        return DeviceError(
+            "tformer",
+            "memory ran out",
+            remedy="close other programs, raise the limit on memory, or use fewer --workers",
+        )
     if error.filename is None:
         return StorageError.of(error, "tformer", "a file or stream cannot be read or written")
     return StorageError.of(error, str(error.filename), "cannot be read or written")

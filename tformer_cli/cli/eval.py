@@ -9,7 +9,7 @@ import typer
 
 from tformer_cli.cli.entry import refuse_torchrun
 from tformer_cli.cli.input import refuse_pipes
-from tformer_cli.cli.messages import suggest, warn
+from tformer_cli.cli.messages import suggest, tell, warn
 from tformer_cli.cli.options import (
     BeamOption,
     CandidatesOption,
@@ -118,9 +118,7 @@ def evaluate(
         }
         if not as_json:
             models = f", ensemble of {len(runs)}" if len(runs) > 1 else ""
-            typer.echo(
-                f"{name}: {len(evaluation.hypotheses)} sentences, step {evaluator.step}{models}"
-            )
+            tell(f"{name}: {len(evaluation.hypotheses)} sentences, step {evaluator.step}{models}")
             for score in evaluation.scores.values():
                 typer.echo(str(score))
             likelihood = evaluation.likelihood
@@ -128,9 +126,9 @@ def evaluate(
                 f"references: loss {likelihood.loss:.4f}, perplexity {likelihood.perplexity:.3f}, "
                 f"token accuracy {likelihood.accuracy:.2%}"
             )
-            typer.echo(f"translations: {hypothesis_file}")
+            tell(f"translations: {hypothesis_file}")
             for command in commands:
-                typer.echo(f"reproduce with: {command}")
+                tell(f"reproduce with: {command}")
     if as_json:
         typer.echo(json.dumps(results, indent=2, ensure_ascii=False))
     else:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tformer_cli.cli.messages import tell
 from tformer_cli.cli.options import (
     CheckpointOption,
     LeadingRunArgument,
@@ -113,11 +114,11 @@ def export(
         typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
         return
     for check in checks:
-        typer.echo(str(check))
+        tell(str(check))
     for comparison in comparisons if form.is_exact else ():
         for line in _ties(trained, text, comparison):
-            typer.echo(line)
-    typer.echo(f"{folder}: written for {form.program} (see {folder / CARD_FILE})")
+            tell(line)
+    tell(f"{folder}: written for {form.program} (see {folder / CARD_FILE})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tformer_cli.cli.messages import tell
 from tformer_cli.run_directory import RunDirectory
 
 
@@ -48,9 +49,9 @@ def import_(
     )
     data, tokenizers = trained.config.data, trained.tokenizers
     sizes = {tokenizers.source.size, tokenizers.target.size}
-    typer.echo(
+    tell(
         f"{run}: {data.source_language} -> {data.target_language}, "
         f"{trained.model.num_parameters():,} parameters, "
         f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}"
     )
-    typer.echo(f"next: tformer translate {shlex.quote(str(run))}")
+    tell(f"next: tformer translate {shlex.quote(str(run))}")

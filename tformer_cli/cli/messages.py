@@ -5,7 +5,13 @@ import sys
 
 import typer
 
-from tformer_cli.errors import Problem
+from tformer_cli.errors import Problem, printable
+
+
+def tell(text: str) -> None:
+    """Print lines on stdout for a person to read; control characters of a name are escaped."""
+    # What stands for a byte that is not UTF-8 becomes that byte.
+    typer.echo("".join(c if c == "\n" or "\udc80" <= c <= "\udcff" else printable(c) for c in text))
 
 
 def warn(problem: Problem) -> None:

@@ -15,7 +15,7 @@ from multiprocessing.context import ForkProcess
 
 import torch
 
-from tformer_cli.child_process import begin_child
+from tformer_cli.child_process import begin_child, num_cores
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.decoding.engine import Engine, empty_translations, longest_first
 from tformer_cli.decoding.hypothesis import Hypothesis
@@ -25,6 +25,10 @@ from tformer_cli.errors import DeviceError, Problem, UsageError
 
 # Between two reports of how much is done; to hear one takes time from those who work.
 TOLD_SECONDS = 0.1
+
+
+# More have no core to run on.
+MAX_WORKERS_A_CORE = 4
 
 
 class WorkersEngine:
@@ -47,11 +51,20 @@ class WorkersEngine:
             num_workers: how many.
 
         Raises:
-            UsageError: this system cannot share weights with processes.
+            UsageError: this system cannot share weights with processes, or there are far more of
+                them than cores.
         """
         if "fork" not in multiprocessing.get_all_start_methods():
             raise UsageError(
                 "--workers", "needs a system that can fork", got=str(num_workers), remedy="use 1"
+            )
+        limit = MAX_WORKERS_A_CORE * num_cores()
+        if num_workers > limit:
+            raise UsageError(
+                "--workers",
+                f"must be at most {limit} ({MAX_WORKERS_A_CORE} for each core)",
+                got=str(num_workers),
+                remedy="use one for each core, or fewer",
             )
         self.engine = engine
         self._num_workers = num_workers

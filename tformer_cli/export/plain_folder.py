@@ -89,7 +89,6 @@ class PlainFormat(Format):
         }
         if trained.max_source_sentences is not None:
             notes[SENTENCES_NOTE] = str(trained.max_source_sentences)
-        # safetensors lets nobody else read what it writes; a whole file is for all.
         with whole_file(folder / MODEL_FILE) as temporary:
             save_tensors(weights, temporary, notes)
         write_text(run.config_file, dump_config(without_places(trained.config)))

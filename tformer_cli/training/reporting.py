@@ -13,6 +13,7 @@ from tqdm import tqdm
 from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import peak_memory
+from tformer_cli.errors import printable
 from tformer_cli.evaluation.likelihood import perplexity
 from tformer_cli.json_text import parse_json
 from tformer_cli.run_directory import RunDirectory, write_text, writing
@@ -57,12 +58,12 @@ class Reporter:
             self._board.close()
 
     def say(self, line: str) -> None:
-        """Print a line, and keep it in train.log."""
+        """Print a line, and keep it in train.log; control characters in it are escaped."""
+        line = "\n".join(map(printable, line.split("\n")))
         tqdm.write(line, file=sys.stderr)
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         file = self.run.log_file
-        # Names of files need not be UTF-8.
-        with writing(file), file.open("a", encoding="utf-8", errors="backslashreplace") as log:
+        with writing(file), file.open("a", encoding="utf-8") as log:
             log.write(f"{stamp} {line}\n")
 
     def cut_back(self, state: TrainingState) -> None:
