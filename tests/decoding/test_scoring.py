@@ -182,7 +182,7 @@ def test_precision_is_that_of_the_matrix_products():
     )
     assert wide != narrow
     for one, other in zip(wide, narrow, strict=True):
-        assert one == pytest.approx(other, abs=0.1)
+        assert one == pytest.approx(other, abs=0.01)
 
 
 def test_an_ensemble_has_the_mean_of_the_probabilities():
