@@ -1,10 +1,31 @@
+import multiprocessing
 import os
 import subprocess
 import sys
 
 import pytest
 
+from tformer_cli import child_process
+from tformer_cli.child_process import num_threads
+from tformer_cli.config.schema.tokenizer import SubwordConfig
+from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.subword import SubwordTokenizer, learn_subwords
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux binds to cores")
+
+
+def test_processes_that_share_the_cores_keep_one_thread_each_busy(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setattr(child_process, "num_cores", lambda: 12)
+    assert num_threads() == 12
+    for processes, threads in ((4, 3), (12, 1), (16, 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", f"{processes}")
+        assert num_threads() == threads
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    monkeypatch.setattr(multiprocessing, "parent_process", object)
+    assert num_threads() == 1
+    content = learn_subwords(["a b c d e f g"] * 9, SubwordConfig(vocab_size=285))
+    assert SubwordTokenizer(content, Normalizer(), name="model")._processor._num_threads == 1
 
 
 def test_cores_are_those_that_a_process_is_bound_to():

@@ -15,6 +15,16 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
+def num_threads() -> int:
+    """Return how many threads this process keeps busy by itself: one a core that is its own.
+
+    Processes of `multiprocessing` share the cores, and so do those that torchrun has started.
+    """
+    if multiprocessing.parent_process() is not None:
+        return 1
+    return max(1, num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+
+
 def begin_child() -> None:
     """Leave Ctrl-C to the process that began this one, and end when it does, however it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -62,3 +62,10 @@ def test_weights_of_wide_outputs_lie_in_long_rows():
     assert layer.self_attention.output.weight.is_contiguous()
     assert torch.equal(twin.output.weight, model.output.weight)
     assert model.output.weight.is_contiguous()
+
+
+def test_fused_modules_of_a_kind_have_one_class():
+    """torch.compile compiles code again for each class that it has not seen."""
+    first, second = (fused(small_model()).decoder.layers[0] for _ in range(2))
+    for name, module in first.named_modules():
+        assert type(module) is type(dict(second.named_modules())[name])

@@ -107,6 +107,43 @@ def test_bfloat16_logits_have_a_loss_and_a_gradient_as_exact_as_their_own_digits
     assert float((subject.grad.double() - exact.grad).abs().max()) < 2**-7
 
 
+def test_a_loss_scale_keeps_in_float16_what_would_be_too_small_for_it():
+    """Of a large vocabulary most of the gradient is a smoothing of a millionth or so."""
+    size, factor = 32_000, 2.0**16 / 4096
+    rough = torch.randn(3, size).half()
+    targets = torch.tensor([7, 8, 9])
+    rough[0, 7] = 20.0
+    exact = rough.double().requires_grad_()
+    functional.cross_entropy(exact, targets, label_smoothing=0.1, reduction="sum").backward()
+    small = exact.grad[0].abs() < 1e-5
+    assert small.sum() == size - 1
+    shares = []
+    for scale in (1.0, factor):
+        _, gradient = loss._sums_and_gradient(rough.clone(), targets, 0.1, scale)
+        assert gradient.dtype == torch.float16
+        error = gradient.double() / scale - exact.grad
+        shares.append(float(error[0, small].norm() / exact.grad[0, small].norm()))
+    # Two roundings of what is added, and one of the sum; without a scale, half a percent is lost.
+    assert shares[1] < 2**-9 < 2**-8 < shares[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_factor_of_the_gradient_leaves_the_loss_as_it_is(dtype):
+    states = torch.randn(TOKENS, D, requires_grad=True)
+    output = nn.Linear(D, V)
+    targets = torch.randint(V, (TOKENS,))
+    found = []
+    for factor in (1.0, 0.25):
+        with autocast(torch.device("cpu"), dtype):
+            sums = smoothed_nll_sum(states, output, targets, 0.1, factor)
+        found.append((sums.loss.item(), torch.autograd.grad(sums.loss, [states, output.weight])))
+    (loss_itself, gradients), (same_loss, quarters) = found
+    assert loss_itself == same_loss
+    for whole, quarter in zip(gradients, quarters, strict=True):
+        # A power of two rounds nothing.
+        assert torch.equal(whole * 0.25, quarter)
+
+
 def test_a_probability_near_one_keeps_the_digits_of_its_gradient_in_bfloat16():
     rough = torch.zeros(1, 50, dtype=torch.bfloat16)
     rough[0, 7] = 11.0

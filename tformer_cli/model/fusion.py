@@ -1,6 +1,7 @@
 """A model as it is when its weights no longer change: the same function, with less to do."""
 
 import copy
+import functools
 from collections.abc import Callable
 
 import torch
@@ -70,5 +71,10 @@ def _bare(module: nn.Module) -> None:
     A call goes straight to `forward`, and weights and parts are plain attributes.
     """
     module.__dict__.update(module._parameters, **module._buffers, **module._modules)
-    kind = type(module)
-    module.__class__ = type(kind.__name__, (kind,), {"__call__": kind.forward})
+    module.__class__ = _bare_kind(type(module))  # type: ignore[arg-type]
+
+
+@functools.cache
+def _bare_kind(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return one class for all modules of a kind: torch.compile takes each class by itself."""
+    return type(kind.__name__, (kind,), {"__call__": kind.forward})

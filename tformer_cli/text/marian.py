@@ -61,7 +61,7 @@ class MarianTokenizer:
         return (code, text) if code in self._ids else ("", line)
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each line, with all cores."""
+        """Return the ids of each line, with as many threads as the process that made this has."""
         both = [_split_code(self.normalizer(line)) for line in lines]
         found = self._processor.encode([text for _, text in both], out_type=str)
         return [self._ids_of(code, pieces) for (code, _), pieces in zip(both, found, strict=True)]

@@ -8,6 +8,7 @@ from typing import ClassVar, TypeVar
 
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
+from tformer_cli.child_process import num_threads
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.errors import CheckpointError, DataError
 from tformer_cli.text.normalizer import LINE_BREAKS_TO_BLANKS, Normalizer
@@ -72,7 +73,7 @@ class SubwordTokenizer:
         return ids
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each line, with all cores."""
+        """Return the ids of each line, with as many threads as the process that made this has."""
         ids: list[list[int]] = self._processor.encode([self._text(line) for line in lines])
         return ids
 
@@ -168,7 +169,7 @@ def sentencepiece_processor(model: bytes, name: str, remedy: str) -> SentencePie
     if not model:
         raise CheckpointError(name, "is not a sentencepiece model", got="no bytes", remedy=remedy)
     try:
-        return SentencePieceProcessor(model_proto=model)
+        return SentencePieceProcessor(model_proto=model, num_threads=num_threads())
     except RuntimeError:
         raise CheckpointError(
             name, "is not a sentencepiece model", got=f"{len(model):,} bytes", remedy=remedy

@@ -318,8 +318,14 @@ def _sum_gradients(
             states = model.wanted_states(
                 batch.source, batch.source_mask, batch.target_in, batch.target_mask
             )
-            sums = smoothed_nll_sum(states, model.output, targets, learner.config.label_smoothing)
-        scaled = sums.loss / num_tokens * loss_scale
-        scaled.backward()  # type: ignore[no-untyped-call]
+            sums = smoothed_nll_sum(
+                states,
+                model.output,
+                targets,
+                learner.config.label_smoothing,
+                # Of no tokens at all the loss is no number, and nothing is learnt from it.
+                factor=loss_scale / num_tokens if num_tokens else math.inf,
+            )
+        sums.loss.backward()  # type: ignore[no-untyped-call]
         totals += torch.stack((sums.loss.detach(), sums.nll, sums.num_correct))
     return totals

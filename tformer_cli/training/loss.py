@@ -12,7 +12,8 @@ class LossSums(NamedTuple):
     """Sums over target tokens; whoever wants means divides by the tokens of the whole step.
 
     Attributes:
-        loss: cross-entropy against the smoothed targets, in nats; the one that has a gradient.
+        loss: cross-entropy against the smoothed targets, in nats; the one that has a gradient,
+            which is that of `factor` times the loss.
         nll: cross-entropy against the targets themselves, in nats.
         num_correct: tokens whose target has the highest logit.
     """
@@ -23,7 +24,7 @@ class LossSums(NamedTuple):
 
 
 def smoothed_nll_sum(
-    states: Tensor, output: nn.Linear, targets: Tensor, smoothing: float
+    states: Tensor, output: nn.Linear, targets: Tensor, smoothing: float, factor: float = 1.0
 ) -> LossSums:
     """Return the cross-entropy summed over tokens.
 
@@ -35,9 +36,11 @@ def smoothed_nll_sum(
         output: from states to logits (N, V).
         targets: (N,) the right ids.
         smoothing: e.
+        factor: of the gradient, applied before it is rounded: in float16 most of a softmax is
+            too small to be there without a loss scale.
     """
     sums = _SmoothedNll.apply(  # type: ignore[no-untyped-call]
-        states, output.weight, output.bias, output, targets, smoothing
+        states, output.weight, output.bias, output, targets, smoothing, factor
     )
     return LossSums(*sums)
 
@@ -66,6 +69,7 @@ class _SmoothedNll(torch.autograd.Function):
         output: nn.Linear,
         targets: Tensor,
         smoothing: float,
+        factor: float,
     ) -> tuple[Tensor, ...]:
         to_states, to_weight = torch.empty_like(states), torch.zeros_like(weight)
         to_bias = None if bias is None else torch.zeros_like(bias)
@@ -74,7 +78,7 @@ class _SmoothedNll(torch.autograd.Function):
         for part in _parts(states):
             logits = output(states[part])
             with torch.autocast(states.device.type, enabled=False):
-                own_sums, gradient = _sums_and_gradient(logits, targets[part], smoothing)
+                own_sums, gradient = _sums_and_gradient(logits, targets[part], smoothing, factor)
                 sums += own_sums
                 weight = weight.to(gradient.dtype)
                 to_states[part] = gradient @ weight
@@ -92,7 +96,7 @@ class _SmoothedNll(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         outer, *_ = gradients
         weighed = [None if known is None else known.mul_(outer) for known in ctx.saved_tensors]
-        return *weighed, None, None, None
+        return *weighed, None, None, None, None
 
 
 def _parts(states: Tensor) -> Iterator[slice]:
@@ -101,10 +105,12 @@ def _parts(states: Tensor) -> Iterator[slice]:
     return (slice(start, start + count) for start in range(0, len(states), count))
 
 
-def _sums_and_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+def _sums_and_gradient(
+    logits: Tensor, targets: Tensor, smoothing: float, factor: float
+) -> tuple[Tensor, Tensor]:
     """Return the three sums, (3,), and the gradient of the loss, which takes the logits' place.
 
-    It is softmax(x) - (1 - e) * onehot - e / V for each token; logits are (N, V).
+    It is softmax(x) - (1 - e) * onehot - e / V for each token, times the factor; logits are (N, V).
     """
     wide = torch.promote_types(logits.dtype, torch.float32)
     right = logits.gather(-1, targets[:, None])[:, 0]
@@ -117,14 +123,15 @@ def _sums_and_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> tup
         # In bfloat16, x minus log sum exp would lose so many digits that probabilities were off
         # by 3%; x minus the highest x loses none.
         total = _exp_(rows.sub_(highest[:, None])).sum(dim=-1, dtype=wide)
-        rows.mul_(total.reciprocal().to(rows.dtype)[:, None]).sub_(uniform)
+        rows.mul_((factor / total).to(rows.dtype)[:, None]).sub_(uniform * factor)
         found.append((highest, mean, total))
     highest, mean, total = map(torch.cat, zip(*found, strict=True))
     # By itself, for in bfloat16 a probability near one would cancel to nothing.
     right_share = (right.to(wide) - highest).exp() / total
     # By an index, for `scatter_` would turn all of them to float32 and back.
     tokens = torch.arange(len(targets), device=targets.device)
-    logits[tokens, targets] = (right_share - (1 - smoothing) - uniform).to(logits.dtype)
+    right_gradient = factor * (right_share - (1 - smoothing) - uniform)
+    logits[tokens, targets] = right_gradient.to(logits.dtype)
     log_total = total.log() + highest
     nll = (log_total - right).sum()
     loss = (1 - smoothing) * nll + smoothing * (log_total - mean).sum()
