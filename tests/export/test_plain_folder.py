@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tformer_cli.checkpoint.trained_model import TrainedModel
+from tformer_cli.checkpoint.trained_model import TrainedModel, load_trained_model
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
@@ -23,11 +23,12 @@ from tformer_cli.config.schema.model import DecoderOnlyConfig, LatentConfig
 from tformer_cli.config.schema.positions import AlibiPositions, RotaryPositions
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.decoding.translator import Translator
-from tformer_cli.errors import ConfigError, ExportError, TformerError
+from tformer_cli.errors import CheckpointError, ConfigError, ExportError, TformerError
 from tformer_cli.export.check import BEAM_SIZE
 from tformer_cli.export.format import CheckText, check, exported
 from tformer_cli.export.plain_folder import PlainFormat, read_plain_folder, without_places
 from tformer_cli.model.build import build_model
+from tformer_cli.run_directory import RunDirectory
 
 EXACT = PlainFormat()
 STREAM = DecoderOnlyConfig(dim=24, num_heads=3, feedforward_dim=17, num_layers=2)
@@ -227,6 +228,18 @@ def test_what_the_training_began_with_is_left_out(model):
     training = replace(model.config.training, initialize_from=Path("/secret/run"))
     config = without_places(replace(model.config, training=training))
     assert config.training == model.config.training
+
+
+def test_a_plain_folder_is_loaded_as_a_run_is(model, folder):
+    run, search = RunDirectory(folder), GreedyConfig(max_length=8)
+    loaded, read = load_trained_model(run), read_plain_folder(folder)
+    assert loaded.fingerprint == read.fingerprint == model.fingerprint
+    assert (loaded.step, loaded.max_source_sentences) == (0, read.max_source_sentences)
+    ours = Translator.of_model(model.model, model.tokenizers, model.config, torch.device("cpu"))
+    found = Translator.load(str(folder), device="cpu").translate(LINES, decoding=search)
+    assert found == ours.translate(LINES, decoding=search)
+    with pytest.raises(CheckpointError, match="has no such checkpoint; got step-000004"):
+        load_trained_model(run, "step-000004")
 
 
 def test_the_example_prints_the_best_of_the_beam(model, folder, monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """What a model was trained as, which config.yaml and tokenizer/ beside it must still say."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,11 @@ from tformer_cli.text.tokenizer import Tokenizers
 
 # Of a config, what decides which function the weights are part of, and which ids a text becomes.
 SECTIONS = ("model", "tokenizer")
+
+# What the weights of a plain folder say besides those settings, in the metadata of their file.
+TOKENIZERS_NOTE = "tokenizer_fingerprint"
+SENTENCES_NOTE = "max_source_sentences"
+_SENTENCES = re.compile("[1-9][0-9]{0,8}")
 
 
 def model_settings(config: Config) -> dict[str, str]:
@@ -70,3 +76,10 @@ def _value(key: str, settings: Mapping[str, str]) -> str | None:
     while key not in settings and key:
         key = key.rpartition(".")[0]
     return settings.get(key)
+
+
+def noted_sentences(notes: Mapping[str, str]) -> int | None:
+    """Return the number of sentences of a training line, where notes say it."""
+    noted = notes.get(SENTENCES_NOTE, "")
+    # A folder from elsewhere may say anything.
+    return int(noted) if _SENTENCES.fullmatch(noted) else None

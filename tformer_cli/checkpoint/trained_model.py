@@ -11,9 +11,15 @@ import torch
 
 from tformer_cli.checkpoint.checkpoint import load_weights
 from tformer_cli.checkpoint.integrity import check_translating, damage
-from tformer_cli.checkpoint.layout import TRANSLATING
-from tformer_cli.checkpoint.origin import check_settings, check_tokenizers
+from tformer_cli.checkpoint.layout import MODEL_FILE, TRANSLATING
+from tformer_cli.checkpoint.origin import (
+    TOKENIZERS_NOTE,
+    check_settings,
+    check_tokenizers,
+    noted_sentences,
+)
 from tformer_cli.checkpoint.state import load_state
+from tformer_cli.checkpoint.tensors import read_notes
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import CheckpointError
@@ -88,7 +94,8 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
     """Load the network of a run on the CPU, ready to evaluate.
 
     Args:
-        run: the run folder.
+        run: the run folder, or a plain folder of `tformer export --format safetensors`, whose
+            weights are its best and its last checkpoint.
         name: `best`, `last`, a step such as `400`, or the name of a checkpoint such as
             `step-000400`. The last one stands in for a best one that there is not yet.
 
@@ -98,6 +105,8 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
     """
     if not run.path.is_dir():
         raise CheckpointError(str(run.path), "no such run folder", remedy=_sentence_hint(run.path))
+    if name in ("best", "last") and (run.path / MODEL_FILE).is_file() and run.config_file.is_file():
+        return _load_plain(run)
     if name in ("best", "last"):
         directory = run.pointed(name) or run.pointed("last")
     else:
@@ -118,6 +127,22 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
     state = load_state(directory)
     check_settings(state.settings, config, run.config_file)
     check_tokenizers(state.tokenizer_fingerprint, tokenizers, run.tokenizer)
+    model = _network(config, tokenizers, directory)
+    return TrainedNetwork(config, tokenizers, model, state.step, state.max_source_sentences)
+
+
+def _load_plain(folder: RunDirectory) -> TrainedNetwork:
+    """Load the network of a plain folder, whose weights have notes in place of a state."""
+    config, tokenizers = load_config(folder.config_file), load_tokenizers(folder.tokenizer)
+    notes = read_notes(folder.path / MODEL_FILE)
+    check_settings(notes, config, folder.config_file)
+    check_tokenizers(notes.get(TOKENIZERS_NOTE, ""), tokenizers, folder.tokenizer)
+    model = _network(config, tokenizers, folder.path)
+    return TrainedNetwork(config, tokenizers, model, 0, noted_sentences(notes))
+
+
+def _network(config: Config, tokenizers: Tokenizers, directory: Path) -> Network:
+    """Return a network with the weights in a folder, ready to evaluate."""
     model = build_network(
         config.model,
         source_size=tokenizers.source.size,
@@ -125,7 +150,7 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
         seed=config.seed,
     )
     load_weights(directory, model)
-    return TrainedNetwork(config, tokenizers, model.eval(), state.step, state.max_source_sentences)
+    return model.eval()
 
 
 def load_ensemble(runs: Sequence[RunDirectory], name: str = "best") -> list[TrainedModel]:

@@ -6,7 +6,6 @@ config.yaml of the run, where text files have names and no places; and its token
 import` makes a run of it again.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,14 @@ import torch
 from torch import Tensor
 
 from tformer_cli.checkpoint.layout import MODEL_FILE
-from tformer_cli.checkpoint.origin import check_settings, check_tokenizers, model_settings
+from tformer_cli.checkpoint.origin import (
+    SENTENCES_NOTE,
+    TOKENIZERS_NOTE,
+    check_settings,
+    check_tokenizers,
+    model_settings,
+    noted_sentences,
+)
 from tformer_cli.checkpoint.tensors import read_notes, save_tensors
 from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.load import data_files, dump_config, load_config
@@ -42,12 +48,6 @@ from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 
 Precision = Literal["float16", "bfloat16", "float32"]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-
-# In the metadata of the file of weights.
-SENTENCES_NOTE = "max_source_sentences"
-SENTENCES = re.compile("[1-9][0-9]{0,8}")
-# What model.safetensors says of the tokenizers beside it: their fingerprint.
-TOKENIZERS_NOTE = "tokenizer_fingerprint"
 
 _Text = TypeVar("_Text", bound=Text)
 
@@ -105,17 +105,10 @@ class PlainFormat(Format):
         search = f"BeamConfig(size={BEAM_SIZE}, max_length={trained.config.decoding.max_length})"
         return "\n".join(
             [
-                "# On a command line: tformer import . RUN, then tformer translate RUN.",
-                "from pathlib import Path",
-                "import torch",
-                "from tformer_cli import Translator",
-                "from tformer_cli.config.schema.decoding import BeamConfig",
-                "from tformer_cli.export.plain_folder import read_plain_folder",
-                'found = read_plain_folder(Path("."))',
-                "translator = Translator.of_model(",
-                '    found.model, found.tokenizers, found.config, torch.device("cpu")',
-                ")",
+                "# On a command line: tformer translate, with the name of this folder.",
+                "from tformer_cli import BeamConfig, Translator",
                 f"search = {search}",
+                'translator = Translator.load(".")',
                 f"print(translator.translate([{line!r}], decoding=search)[0])",
             ]
         )
@@ -201,9 +194,7 @@ def read_plain_folder(
     check_settings(notes, config, run.config_file)
     check_tokenizers(notes.get(TOKENIZERS_NOTE, ""), tokenizers, run.tokenizer)
     model = _model(file, weights, config, tokenizers, settings=run.config_file)
-    sentences = notes.get(SENTENCES_NOTE, "")
-    # A folder from elsewhere may say anything.
-    known = int(sentences) if SENTENCES.fullmatch(sentences) else None
+    known = noted_sentences(notes)
     return TrainedModel(config, tokenizers, model, step=0, max_source_sentences=known)
 
 
