@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import sys
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -193,9 +194,12 @@ class InBatches(OnIds):
         torch.set_num_threads(self.task.threads)
         if setting.workers > 1:
             context, threads = multiprocessing.get_context("fork"), self.task.threads
-            self.pool = context.Pool(
-                setting.workers, _begin_process, (self, threads // setting.workers)
-            )
+            with warnings.catch_warnings():
+                # Python warns of threads that hold locks; the child takes up none of theirs.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self.pool = context.Pool(
+                    setting.workers, _begin_process, (self, threads // setting.workers)
+                )
 
     def written(self, sentences: Sequence[list[int]]) -> list[list[int]]:
         order = sorted(range(len(sentences)), key=lambda place: -len(sentences[place]))
