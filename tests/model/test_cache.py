@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -83,6 +83,8 @@ def sentences(generator: torch.Generator, count: int) -> list[list[int]]:
     return [torch.randint(6, V, (n,), generator=generator).tolist() for n in lengths]
 
 
+# Each compares some twenty steps of up to dozens of rows.
+@settings(max_examples=settings.default.max_examples // 2)
 @given(
     seed=st.integers(0, 10_000),
     shape=st.sampled_from([(3, 3), (3, 1), (MANY_PLACES + 2, 1), (MANY_PLACES + 1, 2)]),
