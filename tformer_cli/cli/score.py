@@ -10,6 +10,7 @@ import typer
 
 from tformer_cli.cli.entry import refuse_torchrun
 from tformer_cli.cli.input import has_pipe
+from tformer_cli.cli.messages import warn
 from tformer_cli.cli.options import (
     CheckpointOption,
     DeviceOption,
@@ -52,6 +53,7 @@ def score(
     It is a natural logarithm, summed over the tokens of the translation and </s>, by the
     probabilities that a search sees. What no search writes has -inf, in JSON null: a translation
     with an unknown token, an empty one, or any of an empty line but the empty one, which has 0.
+    A pair with a side of more than 4,096 tokens is not scored, and has nan, in JSON null.
 
     Example: tformer score runs/demo --source test.en --target test.de
     """
@@ -99,6 +101,7 @@ def score(
             read_pairs(source, target),
             names=(str(source), str(target)),
             on_done=bar.update,
+            on_warning=warn,
         ):
             output.write(_json_line(found) if as_json else _tabbed_line(found, per_token))
 

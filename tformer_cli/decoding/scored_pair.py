@@ -1,14 +1,18 @@
 """Lines and given translations in, how probable they are out, in the order given."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tformer_cli.corpus.chunks import chunks
 from tformer_cli.corpus.pipeline import too_long
 from tformer_cli.decoding.scoring import Scorer
+from tformer_cli.errors import Problem
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID
 
+# Longest source or target that is scored, in tokens. Attention takes time by the square of that.
+MAX_TOKENS = 4096
 # Pairs read before they are sorted by length and scored, as many as lines of a translator's window.
 WINDOW_PAIRS = 8192
 
@@ -22,7 +26,7 @@ class ScoredPair:
         target: the translation.
         tokens: of the translation, `</s>` at the end.
         token_log_probs: natural logarithm of the probability of each token, given those before
-            it; -inf of one that no search can write there.
+            it; -inf of one that no search can write there; NaN in a pair that is too long.
     """
 
     source: str
@@ -43,6 +47,7 @@ def score_pairs(
     *,
     names: tuple[str, str] = ("source", "target"),
     on_done: Callable[[int], object] = lambda count: None,
+    on_warning: Callable[[Problem], object] = lambda problem: None,
 ) -> Iterator[ScoredPair]:
     """Yield each line and its translation with their log probabilities, in the order given.
 
@@ -55,6 +60,8 @@ def score_pairs(
         pairs: (source, target) lines, read ahead by a window.
         names: of the files that they are from, for messages.
         on_done: called with the number of pairs whenever some are scored.
+        on_warning: called with each pair that has a side of more than MAX_TOKENS, which is not
+            scored.
 
     Raises:
         DataError: a line is longer than the positions that the model has learnt.
@@ -68,14 +75,28 @@ def score_pairs(
                 for place, ids in enumerate(sentences, start=number):
                     if len(ids) >= scorer.max_length:
                         raise too_long(f"{name}:{place}", len(ids) + 1, scorer.max_length)
+        long = {
+            place: max(len(source), len(target))
+            for place, (source, target) in enumerate(zip(sources, targets, strict=True))
+            if max(len(source), len(target)) > MAX_TOKENS
+        }
+        for place, length in long.items():
+            on_warning(
+                Problem(
+                    f"{names[0]}:{number + place}",
+                    f"has a side of more than {MAX_TOKENS} tokens, and the pair is not scored",
+                    f"{length} tokens",
+                )
+            )
         found = scorer.score(
             [
-                ([*ids, END_ID] if ids else [], target)
-                for ids, target in zip(sources, targets, strict=True)
+                ([], []) if place in long else ([*ids, END_ID] if ids else [], target)
+                for place, (ids, target) in enumerate(zip(sources, targets, strict=True))
             ],
             on_done=on_done,
         )
-        for (source, target), ids, log_probs in zip(window, targets, found, strict=True):
+        for place, ((source, target), ids) in enumerate(zip(window, targets, strict=True)):
             tokens = tuple(tokenizers.target.tokens([*ids, END_ID]))
+            log_probs = (math.nan,) * len(tokens) if place in long else found[place]
             yield ScoredPair(source, target, tokens, log_probs)
         number += len(window)

@@ -1,24 +1,28 @@
 """Translate a text and score it: the one road to every number, in training and in `eval`."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
 from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.corpus.store import TokenStore
 from tformer_cli.decoding.consensus import Consensus
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.distributed import ALONE, World
-from tformer_cli.errors import Problem
+from tformer_cli.errors import DataError, Problem
 from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
 from tformer_cli.evaluation.metrics import Metric, MetricName, Score
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.run_directory import write_json, write_text
+from tformer_cli.text.vocabulary import START_ID
 
 LIKELIHOOD_BATCH_TOKENS = 4096
 
@@ -81,9 +85,26 @@ def evaluate(
         DataError: a file cannot be read, the line counts differ, or there are no lines.
     """
     store = evaluation_store(text, translator.tokenizers, max_length=model.max_length)
+    longest = np.maximum(store.source_lengths, store.target_lengths)
+    num_long = int((longest >= LIKELIHOOD_BATCH_TOKENS).sum())
+    if num_long == len(store):
+        raise DataError(
+            str(text.source),
+            f"has no line of fewer than {LIKELIHOOD_BATCH_TOKENS} tokens on both sides",
+            remedy="split the lines",
+        )
+    if num_long:
+        on_warning(
+            Problem(
+                str(text.source),
+                f"has lines of {LIKELIHOOD_BATCH_TOKENS} tokens or more on a side; "
+                "they are translated, and left out of the loss of the references",
+                f"{num_long} lines",
+            )
+        )
     likelihood = reference_likelihood(
         model,
-        batches_in_order(store, batch_tokens=LIKELIHOOD_BATCH_TOKENS, start_id=translator.start_id),
+        short_batches(store, start_id=translator.start_id),
         device=device,
         precision=precision,
         others=others,
@@ -106,6 +127,16 @@ def evaluate(
     hypotheses = tuple(world.collected([best.text for best, *_ in translations]))
     scores = {metric.name: metric.score(hypotheses, references) for metric in metrics}
     return Evaluation(scores, likelihood, hypotheses, search, consensus, 1 + len(others))
+
+
+def short_batches(store: TokenStore, *, start_id: int = START_ID) -> Iterator[Batch]:
+    """Yield every example once, but for those that fill more than a batch.
+
+    Attention takes time by the square of a length, so one line of 100,000 tokens takes minutes.
+    """
+    for batch in batches_in_order(store, batch_tokens=LIKELIHOOD_BATCH_TOKENS, start_id=start_id):
+        if max(batch.source.shape[1], batch.target_in.shape[1]) <= LIKELIHOOD_BATCH_TOKENS:
+            yield batch
 
 
 def save_evaluation(evaluation: Evaluation, folder: Path, name: str) -> Path:

@@ -12,12 +12,12 @@ from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.masking import Masking
-from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
+from tformer_cli.corpus.pipeline import evaluation_store
 from tformer_cli.corpus.reader import read_pairs, read_rows
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import DataError
-from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS, evaluate
+from tformer_cli.evaluation.evaluate import evaluate, short_batches
 from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
 from tformer_cli.evaluation.metrics import Score, build_metric
 from tformer_cli.model.network import Network, Seq2Seq
@@ -135,7 +135,7 @@ def _masked_batches(
     assert isinstance(config.model, MaskedEncoderConfig), "a text alone is for masks"
     masking = Masking.of(config.model, tokenizers.source.size, config.seed)
     store = evaluation_store(config.data.valid, tokenizers, max_length=model.max_length)
-    for batch in batches_in_order(store, batch_tokens=LIKELIHOOD_BATCH_TOKENS):
+    for batch in short_batches(store):
         yield masking.masked(batch, epoch=0)
         on_done(len(batch.source))
 
