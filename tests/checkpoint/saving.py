@@ -1,14 +1,19 @@
 """Something to save."""
 
+import json
+
 import pytest
 import torch
 
+from tformer_cli.checkpoint.integrity import save_sums
+from tformer_cli.checkpoint.layout import STATE_FILE, SUMS_FILE
 from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.optimizer import AdamWConfig, OptimizerConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
+from tformer_cli.run_directory import RunDirectory
 from tformer_cli.training.optim import build_optimizer
 
 STATE = TrainingState(
@@ -48,3 +53,13 @@ def message(action, *arguments) -> str:
     with pytest.raises(CheckpointError) as caught:
         action(*arguments)
     return str(caught.value)
+
+
+def forget_origin(run: RunDirectory) -> None:
+    """Let a run be as an older program left it, which said nothing of its model's settings."""
+    for checkpoint in run.step_checkpoints():
+        state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+        del state["settings"], state["tokenizer_fingerprint"]
+        (checkpoint / STATE_FILE).write_text(json.dumps(state | {"format_version": 2}))
+        (checkpoint / SUMS_FILE).unlink()
+        save_sums(checkpoint)

@@ -1,14 +1,11 @@
 """A run whose config or tokenizer was changed behind its back does not translate otherwise."""
 
-import json
 import shutil
 from dataclasses import replace
 
 import pytest
-from saving import message
+from saving import forget_origin, message
 
-from tformer_cli.checkpoint.integrity import save_sums
-from tformer_cli.checkpoint.layout import STATE_FILE, SUMS_FILE
 from tformer_cli.checkpoint.origin import check_settings, model_settings
 from tformer_cli.checkpoint.trained_model import load_trained_network
 from tformer_cli.config.load import load_config
@@ -106,12 +103,7 @@ def test_other_tokenizers_are_refused(run, name):
 
 
 def test_a_run_of_an_older_program_is_loaded_as_before(run):
-    for checkpoint in run.step_checkpoints():
-        state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
-        del state["settings"], state["tokenizer_fingerprint"]
-        (checkpoint / STATE_FILE).write_text(json.dumps(state | {"format_version": 2}))
-        (checkpoint / SUMS_FILE).unlink()
-        save_sums(checkpoint)
+    forget_origin(run)
     edit(run.config_file, "activation: relu", "activation: gelu")
     edit(run.tokenizer / "tokenizer.json", '"lowercase": false', '"lowercase": true')
     assert load_trained_network(run).config.model.activation == "gelu"

@@ -206,6 +206,7 @@ def test_a_long_line_is_named(toy_run, tformer, tmp_path):
     result = tformer("eval", toy_run, *files, "--beam", 1)
     assert (
         result.stderr == f"{source}:2: is longer than 256 tokens; got 420; translated in 2 pieces\n"
+        f"next: tformer translate {toy_run}\n"
     )
 
 

@@ -8,8 +8,10 @@ import sys
 
 import pytest
 import yaml
+from checkpoint.saving import forget_origin
 
 from tformer_cli.config.load import load_config
+from tformer_cli.run_directory import RunDirectory
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 
@@ -132,6 +134,7 @@ def test_another_translation_is_one_line_and_leaves_nothing(
 
 
 def test_keys_that_are_not_exact_are_refused_all_at_once(run, tmp_path, tformer):
+    forget_origin(RunDirectory(run))
     file = run / "config.yaml"
     text = file.read_text().replace("window: null", "window: 3")
     file.write_text(text)

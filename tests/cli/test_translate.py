@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checkpoint.saving import forget_origin
 from sacrebleu.metrics.chrf import CHRF
 
 from tformer_cli import Translator
@@ -590,6 +591,7 @@ def test_python_and_command_line_ensembles_translate_alike(toy_run, other_run, t
 
 
 def test_runs_of_two_vocabularies_are_refused_by_name(toy_run, other_run, tformer):
+    forget_origin(RunDirectory(other_run))
     file = other_run / "tokenizer" / "tokenizer.json"
     header = json.loads(file.read_text())
     header["source"]["lowercase"] = not header["source"]["lowercase"]

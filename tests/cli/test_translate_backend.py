@@ -1,5 +1,6 @@
 """`tformer translate --backend ctranslate2`: the same translations by another program."""
 
+import itertools
 import json
 import shutil
 
@@ -8,7 +9,9 @@ import pytest
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 
 BACKEND = ("--backend", "ctranslate2")
-TEXT = "abc de\n\ng\nfed " + "cab gfe. " * 40 + "\nbad cafe\n"
+# Different ones: of equal sentences, any may have its second best for the same score.
+SENTENCES = [f"{a}{b} {b}e{a}{c}." for a, b, c in itertools.product("abcdef", "cfg", "bd")]
+TEXT = "abc de\n\ng\n" + " ".join(SENTENCES) + "\nbad cafe\n"
 
 
 @pytest.fixture

@@ -82,8 +82,9 @@ def test_a_text_alone_is_its_own_target(data, tokenizers, tmp_path):
 
 
 def test_an_empty_evaluation_text_is_refused(tokenizers, tmp_path):
-    (tmp_path / "empty").write_text("")
-    text = ParallelText(source=tmp_path / "empty", target=tmp_path / "empty")
+    text = ParallelText(source=tmp_path / "empty", target=tmp_path / "translations")
+    text.source.write_text("")
+    text.target.write_text("")
     with pytest.raises(DataError) as caught:
         evaluation_store(text, tokenizers)
     assert str(caught.value) == f"{tmp_path / 'empty'}: no lines; name a file with text"

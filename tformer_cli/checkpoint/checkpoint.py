@@ -126,7 +126,8 @@ def load_optimizer(directory: Path, model: nn.Module, optimizer: torch.optim.Opt
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    for parameter_name, parameter in parameters.items():
+    learnt = {name: one for name, one in parameters.items() if one.requires_grad}
+    for parameter_name, parameter in learnt.items():
         for slot in slots[parameter]:
             name = f"{parameter_name}/{slot}"
             shape = () if slot == "step" else tuple(parameter.shape)

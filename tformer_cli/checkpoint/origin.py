@@ -4,8 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from tformer_cli.config.load import leaves
-from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.config import Config, leaves
 from tformer_cli.errors import CheckpointError
 from tformer_cli.text.tokenizer import Tokenizers
 

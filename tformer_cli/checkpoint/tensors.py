@@ -1,6 +1,7 @@
 """Tensors in safetensors files."""
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -12,19 +13,23 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tformer_cli.errors import CheckpointError
+from tformer_cli.json_text import parse_json
+
+# The library writes several entries of metadata in any order, so one entry holds all notes.
+NOTES = "tformer"
 
 WEIGHT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def save_tensors(
-    tensors: dict[str, Tensor], file: Path, notes: Mapping[str, str] | None = None
+    tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None = None
 ) -> None:
     """Write tensors into a file.
 
     Args:
         tensors: by their names.
         file: is replaced.
-        notes: what the file says of itself besides.
+        metadata: what the file says of itself besides; at most one entry, for equal bytes.
 
     Raises:
         OSError: the system does not let it be written.
@@ -32,7 +37,7 @@ def save_tensors(
     file.touch()
     mode = file.stat().st_mode
     try:
-        save_file(tensors, file, None if notes is None else dict(notes))
+        save_file(tensors, file, metadata)
         # The library replaces it by one that nobody but its owner may read.
         file.chmod(mode)
     except SafetensorError as error:
@@ -43,14 +48,24 @@ def save_tensors(
         raise OSError(int(found[1]), os.strerror(int(found[1])), str(file)) from error
 
 
+def metadata_of(notes: Mapping[str, str]) -> dict[str, str]:
+    """Return notes as the metadata of a file of tensors, for `read_notes`."""
+    return {NOTES: json.dumps(notes, sort_keys=True)}
+
+
 def read_notes(file: Path) -> dict[str, str]:
-    """Return what a file of tensors says of itself besides.
+    """Return the notes in a file of tensors; none where something else wrote the file.
 
     Raises:
         CheckpointError: it is missing, damaged or cut short.
     """
     with _reading(file), safe_open(file, framework="pt") as tensors:
-        return tensors.metadata() or {}
+        metadata = tensors.metadata() or {}
+    try:
+        notes = parse_json(metadata.get(NOTES, "{}"))
+    except ValueError:
+        return {}
+    return {key: str(value) for key, value in notes.items()} if isinstance(notes, dict) else {}
 
 
 def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:

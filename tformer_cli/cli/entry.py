@@ -135,10 +135,9 @@ def run(app: typer.Typer) -> None:
     if sys.stderr is None:
         # The shell has closed it.
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as we run
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout = Stdout.around(sys.stdout)
     try:
-        app()
+        with _blamed_stdout():
+            app()
     except ReaderGone:
         sys.exit(0)
     except (TformerError, OSError, MemoryError) as error:
@@ -149,6 +148,30 @@ def run(app: typer.Typer) -> None:
         with contextlib.suppress(OSError):
             typer.echo(str(mistake), err=True)
         sys.exit(mistake.exit_code)
+
+
+@contextlib.contextmanager
+def _blamed_stdout() -> Iterator[None]:
+    """Let stdout answer for its own faults in the meantime.
+
+    Raises:
+        ReaderGone: nobody reads what was still to be written.
+        StorageError: the system refuses it.
+    """
+    stdout = sys.stdout
+    if not isinstance(stdout, io.TextIOWrapper):
+        yield
+        return
+    sys.stdout = blamed = Stdout.around(stdout)
+    try:
+        try:
+            yield
+        finally:
+            blamed.flush()
+    finally:
+        # It would close the stream of both when it goes.
+        blamed.detach()
+        sys.stdout = stdout
 
 
 def refuse_torchrun(command: str) -> None:

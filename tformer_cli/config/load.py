@@ -104,21 +104,6 @@ def as_plain(value: object) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def leaves(node: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield every setting of a configuration, or of a part of it, with its key path."""
-    if dataclasses.is_dataclass(node):
-        parts = [(part.name, getattr(node, part.name)) for part in dataclasses.fields(node)]
-    elif isinstance(node, dict):
-        parts = list(node.items())
-    elif isinstance(node, tuple):
-        parts = [(str(index), item) for index, item in enumerate(node)]
-    else:
-        yield path, node
-        return
-    for name, value in parts:
-        yield from leaves(value, f"{path}.{name}" if path else name)
-
-
 def data_files(data: DataConfig) -> Iterator[tuple[str, Path]]:
     """Yield the key path of every text file, and the file."""
     for key, text in data.texts().items():

@@ -24,7 +24,7 @@ from tformer_cli.checkpoint.origin import (
     model_settings,
     noted_sentences,
 )
-from tformer_cli.checkpoint.tensors import read_notes, save_tensors
+from tformer_cli.checkpoint.tensors import metadata_of, read_notes, save_tensors
 from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.load import data_files, dump_config, load_config
 from tformer_cli.config.schema.config import Config
@@ -83,14 +83,13 @@ class PlainFormat(Format):
         named = trained.model.named_parameters()
         weights = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in named}
         notes = {
-            "format": "pt",
             TOKENIZERS_NOTE: trained.tokenizers.fingerprint,
             **model_settings(trained.config),
         }
         if trained.max_source_sentences is not None:
             notes[SENTENCES_NOTE] = str(trained.max_source_sentences)
         with whole_file(folder / MODEL_FILE) as temporary:
-            save_tensors(weights, temporary, notes)
+            save_tensors(weights, temporary, metadata_of(notes))
         write_text(run.config_file, dump_config(without_places(trained.config)))
         trained.tokenizers.save(run.tokenizer)
 

@@ -22,7 +22,7 @@ class Interruption:
 
     SIGHUP comes when a terminal or an ssh session is closed. A Ctrl-C after the first signal ends
     the program at once. Another SIGTERM does not: some programs send it to a process and again to
-    its group. A signal that is ignored, as SIGHUP is by `nohup`, stays ignored.
+    its group. SIGHUP stays ignored where it is, as by `nohup`.
 
     Attributes:
         signal: number of the signal that came, or None. Where several processes work together, one
@@ -45,7 +45,7 @@ class Interruption:
             self._before = {
                 number: signal.signal(number, self._take)
                 for number in self.SIGNALS
-                if signal.getsignal(number) != signal.SIG_IGN
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
             }
         return self
 

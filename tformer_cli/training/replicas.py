@@ -8,8 +8,7 @@ from dataclasses import asdict
 import torch
 
 from tformer_cli.checkpoint.state import TrainingState
-from tformer_cli.config.load import leaves
-from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.config import Config, leaves
 from tformer_cli.distributed import World
 from tformer_cli.errors import TrainingError
 from tformer_cli.model.network import Network

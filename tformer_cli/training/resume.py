@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tformer_cli.config.load import leaves
-from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.config import Config, leaves
 from tformer_cli.device import hardware_name
 from tformer_cli.errors import CheckpointError
 from tformer_cli.run_directory import RunDirectory

@@ -1,7 +1,7 @@
 """The whole tree."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from operator import attrgetter
 
 from tformer_cli.config.schema.data import DataConfig, ParallelText, PlainText
@@ -151,3 +151,18 @@ class Config:
         for key, search in self._searches().items():
             for conflict in search.conflicts_of_positions(longest):
                 yield replace(conflict, key=f"{key}.{conflict.key}")
+
+
+def leaves(node: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield every setting of a configuration, or of a part of it, with its key path."""
+    if is_dataclass(node):
+        parts = [(part.name, getattr(node, part.name)) for part in fields(node)]
+    elif isinstance(node, dict):
+        parts = list(node.items())
+    elif isinstance(node, tuple):
+        parts = [(str(index), item) for index, item in enumerate(node)]
+    else:
+        yield path, node
+        return
+    for name, value in parts:
+        yield from leaves(value, f"{path}.{name}" if path else name)
