@@ -50,10 +50,15 @@ def test_the_demo_knows_as_many_words_as_the_readme_says():
     assert abs(len(set(words)) - int(said)) < 10
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        pytest.param(2, marks=pytest.mark.exhaustive),
+        pytest.param(3, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_trained_demo_translates_what_is_shown(seed, tmp_path):
-    torch.set_num_threads(2)
     config = load_config(ROOT / "configs" / "demo.yaml", [f"seed={seed}"])
     run = RunDirectory(tmp_path / "run")
     train(config, run, device=torch.device("cpu"))

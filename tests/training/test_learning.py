@@ -51,7 +51,6 @@ def test_a_small_model_learns_the_task(task, tmp_path: Path):
     file = tmp_path / "task.yaml"
     file.write_text(CONFIG)
     config, run = load_config(file), RunDirectory(tmp_path / "run")
-    torch.set_num_threads(2)
     train(config, run, device=CPU)
     trained = load_trained_model(run)
     evaluation = evaluate(
