@@ -195,6 +195,7 @@ def heeded_interrupts() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("heeded_interrupts")
 @pytest.mark.parametrize(
     ("send", "number"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)]

@@ -86,6 +86,7 @@ def small(monkeypatch, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_command_trains_each_member_once(small, monkeypatch):
     words = ["--folder", str(small / "runs"), "--members", "latent", "--seeds", "2"]
     words += ["--rounds", "0", "--threads", "1"]

@@ -349,6 +349,7 @@ def test_processes_of_generate_end_with_their_setting(contestant):
     assert not any(child.is_alive() for child in children)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("condition", conditions.CONDITIONS)
 def test_all_of_a_condition_have_one_environment_and_one_allocator(condition, run, exports):
     task = Task(str(run.path), str(exports), 1, alone=False, threads=1, condition=condition)

@@ -27,6 +27,7 @@ def run(tmp_path_factory):
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_a_file_of_the_length_asked_for_is_translated(run):
     printed = CliRunner().invoke(app, [str(run), "--lines", "23", "--json"], catch_exceptions=False)
     figures = json.loads(printed.stdout)
@@ -46,6 +47,7 @@ def test_lines_that_are_lost_are_told(run, monkeypatch):
         list(measure(run, [5], 1))
 
 
+@pytest.mark.slow
 def test_a_translation_that_fails_is_told(run, tmp_path):
     with pytest.raises(TrainingError, match="has failed; got exit code 2"):
         file_length.translate(run, tmp_path / "missing", tmp_path / "target", 1)

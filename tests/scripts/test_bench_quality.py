@@ -377,6 +377,7 @@ def test_worker_leaves_with_those_who_started_it(config, killed, monkeypatch):
     assert killed == [(os.getpid(), signal.SIGTERM)]
 
 
+@pytest.mark.slow
 def test_training_apart_is_the_same_training(measured, config, tmp_path):
     marian = Marian(replace(config, seed=5), RunDirectory(tmp_path / "hf-5"))
     train_apart(marian, seconds=60.0, threads=1)

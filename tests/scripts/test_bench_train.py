@@ -78,6 +78,7 @@ def sentence_tokens(task: Task, batch: Batch) -> int:
     return sum(len(lines[index]) + 1 for index in batch.indices.tolist())
 
 
+@pytest.mark.slow
 def test_json_has_the_figures_of_each_size(folder):
     options = (
         "--sizes tiny --steps 1 --rounds 1 --threads 1 --precision float32 --vocab-size 300 "
