@@ -133,13 +133,8 @@ class LineRequests:
         """Return the text and the source ids of a line, or of each piece of one that is split."""
         encode, most = self.tokenizers.source.encode, self.max_source_length
         ids = encode(line)
-        is_long, num_sentences = len(ids) > most, len(sentence_ends(line.strip()))
-        has_too_many = (
-            self.long_lines == "split"
-            and self.max_source_sentences is not None
-            and num_sentences > self.max_source_sentences
-        )
-        if not is_long and not has_too_many:
+        is_long, num_sentences = len(ids) > most, self._num_too_many(line)
+        if not is_long and not num_sentences:
             return [(line, _ended(ids))]
         what, got = f"is longer than {most:,} tokens", f"{len(ids):,}"
         if self.long_lines == "error":
@@ -166,6 +161,13 @@ class LineRequests:
         else:
             self.on_sentences(_too_many_sentences(where, num_sentences, self.max_source_sentences))
         return [(text, _ended(piece)) for text, piece in zip(texts, pieces, strict=True)]
+
+    def _num_too_many(self, line: str) -> int:
+        """Return the number of sentences of a line that is split for them, else 0."""
+        if self.long_lines != "split" or self.max_source_sentences is None:
+            return 0
+        count = len(sentence_ends(line.strip()))
+        return count if count > self.max_source_sentences else 0
 
     def _split_code(self, line: str) -> tuple[str, str]:
         """Return what each piece of a line has to begin with, and the rest of the line."""
