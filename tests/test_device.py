@@ -28,6 +28,15 @@ def test_auto_device_is_one_that_works():
     assert torch.ones(3, device=best).sum().item() == 3
 
 
+@pytest.mark.parametrize(("name", "is_switched_off"), [("cpu", False), ("cuda", True)])
+def test_no_kernel_is_planned_for_each_shape_on_cuda(name, is_switched_off, monkeypatch):
+    switched = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", switched.append)
+    assert resolve_device(name) == torch.device(name)
+    assert switched == [False] * is_switched_off
+
+
 @pytest.mark.parametrize("name", ["tpu9000", ""])
 def test_a_name_that_is_no_device_is_refused(name):
     with pytest.raises(DeviceError) as caught:

@@ -125,6 +125,32 @@ def test_light_imports_leave_torch_alone(statement):
     assert done.stdout == "[]\n"
 
 
+# What a host program may have set in torch.
+TORCH_FLAGS = """
+import torch
+def flags():
+    cuda = torch.backends.cuda
+    return [
+        cuda.cudnn_sdp_enabled(), cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(), cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic,
+        torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled(),
+        torch.get_num_threads(), torch.get_num_interop_threads(), torch.get_default_dtype(),
+        torch.is_grad_enabled(), torch.initial_seed(), torch.get_rng_state().sum().item(),
+    ]
+before = flags()
+"""
+
+
+def test_imports_leave_a_host_programs_torch_as_it_was():
+    code = (
+        f"{TORCH_FLAGS}import tformer_cli.api, tformer_cli.model.build\n"
+        "for was, now in zip(before, flags(), strict=True):\n    assert now == was, (was, now)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_public_names_are_sorted_and_all_there():
     assert sorted(tformer_cli.__all__) == tformer_cli.__all__
     assert {*tformer_cli._HOMES, "__version__"} == set(tformer_cli.__all__)

@@ -17,6 +17,8 @@ on_gpu = [
 ]
 on_cuda = pytest.mark.skipif(DEVICE.type != "cuda", reason="CUDA only")
 
+# As `resolve_device` does: the kernels of a training are those that are tested.
+torch.backends.cuda.enable_cudnn_sdp(False)
 # Float32 means float32: no TF32.
 torch.set_float32_matmul_precision("highest")
 torch.set_num_threads(1)

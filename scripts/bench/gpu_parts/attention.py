@@ -8,7 +8,7 @@ import torch
 from gpu_parts.figures import wait_for
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tformer_cli.device import resolve_precision
+from tformer_cli.device import resolve_device, resolve_precision
 from tformer_cli.model.blocks import masks
 from tformer_cli.model.blocks.attention import View, kernel_attend
 
@@ -47,7 +47,7 @@ def attention(
         By length, view and kernel: milliseconds of the first call and of one of the others; None
         where the kernel cannot do it.
     """
-    place = torch.device(device)
+    place = resolve_device(device)
     dtype = resolve_precision(precision, place)
     found: dict[str, object] = {}
     for length in lengths:

@@ -5,12 +5,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
 from tformer_cli.decoding.translator import Translator
-from tformer_cli.device import peak_memory
+from tformer_cli.device import peak_memory, resolve_device
 from tformer_cli.evaluation.evaluate import evaluate
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.run_directory import RunDirectory
@@ -32,7 +30,7 @@ def demo(
         device: where.
         overrides: KEY=VALUE settings.
     """
-    config, place = load_config(Path(config_file), overrides), torch.device(device)
+    config, place = load_config(Path(config_file), overrides), resolve_device(device)
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         run = RunDirectory(Path(folder) / "run")

@@ -28,7 +28,7 @@ from tformer_cli.corpus.pipeline import epoch_plans, training_groups
 from tformer_cli.corpus.read_ahead import ahead
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.weights import Weights
-from tformer_cli.device import peak_memory, resolve_precision
+from tformer_cli.device import peak_memory, resolve_device, resolve_precision
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.training.loop import Fault, Group, Learner, train_steps
@@ -244,7 +244,7 @@ def begin(
     num_pairs: int,
 ) -> tuple[Task, Feed, Iterator[float]]:
     """Return a task, what it is fed, and the training that has not begun."""
-    place = torch.device(device)
+    place = resolve_device(device)
     task = Task(
         model=NETWORKS[network],
         vocab_size=vocab_size,

@@ -66,10 +66,6 @@ FEW_WEIGHTS = 1 << 10
 VECTOR = 16
 MANY_ROWS = 64
 
-# torch asks cuDNN first on the newest GPUs, which plans its kernel anew for each shape of a batch:
-# tens of milliseconds, in memory that it keeps. The others take all shapes.
-torch.backends.cuda.enable_cudnn_sdp(False)
-
 
 def attend(
     queries: Tensor, keys: Tensor, values: Tensor, view: View, dropout: float = 0.0
