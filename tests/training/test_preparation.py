@@ -1,16 +1,26 @@
 """What is prepared: the switches of a model that its config throws."""
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from toy import CONFIG, write_toy
 
 from tformer_cli.config.load import load_config
+from tformer_cli.config.schema.model import (
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    LatentConfig,
+    TransformerConfig,
+)
+from tformer_cli.config.schema.positions import RotaryPositions
 from tformer_cli.model.recompute import kept, recomputed
 from tformer_cli.rehearsal.rehearsal import rehearsal
 from tformer_cli.run_directory import RunDirectory
+from tformer_cli.training.preparation import slow_attention
 from tformer_cli.training.run import train
 
 CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
 RECOMPUTING = "training.gradient_checkpointing=true"
 
 
@@ -45,3 +55,51 @@ def test_a_training_may_go_on_recomputing_without_changing_a_bit(tmp_path, capsy
     assert plain.keys() == recomputing.keys()
     for name, tensor in plain.items():
         assert torch.equal(tensor, recomputing[name]), name
+
+
+def latent(kind: type[TransformerConfig], dim: int, rotary_dim: int) -> TransformerConfig:
+    """A model of 4 heads, 10 wide."""
+    return kind(
+        dim=40,
+        num_heads=4,
+        positions=RotaryPositions(),
+        latent=LatentConfig(dim=dim, rotary_dim=rotary_dim),
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "slow"),
+    [
+        (EncoderDecoderConfig(dim=64, num_heads=8), torch.bfloat16, {}),
+        (EncoderDecoderConfig(dim=48, num_heads=4), torch.float32, {}),
+        (EncoderDecoderConfig(dim=48, num_heads=4), torch.bfloat16, {"num_heads": (12, 8)}),
+        (DecoderOnlyConfig(dim=48, num_heads=8), torch.float32, {"num_heads": (6, 4)}),
+        # All heads look at latents; those of cross-attention at heads of their own.
+        (latent(DecoderOnlyConfig, 16, 8), torch.float16, {}),
+        (latent(EncoderDecoderConfig, 16, 8), torch.float16, {"num_heads": (10, 8)}),
+        (
+            latent(DecoderOnlyConfig, 12, 6),
+            torch.bfloat16,
+            {"latent.dim": (12, 8), "latent.rotary_dim": (6, 8)},
+        ),
+    ],
+)
+def test_widths_that_are_slow_on_a_gpu_are_named(model, precision, slow):
+    """Kernels that never hold all weights load 16 bytes at once."""
+    told = {
+        problem.where.removeprefix("model."): (problem.got, problem.remedy)
+        for problem in slow_attention(model, CUDA, precision)
+    }
+    assert told == {
+        key: (str(width), f"choose a multiple of {multiple}")
+        for key, (width, multiple) in slow.items()
+    }
+    assert not list(slow_attention(model, CPU, precision))
+
+
+def test_a_slow_width_is_one_line():
+    (problem,) = slow_attention(EncoderDecoderConfig(dim=48, num_heads=4), CUDA, torch.bfloat16)
+    assert str(problem) == (
+        "model.num_heads: the width of a head, dim / num_heads, makes attention slow on CUDA in "
+        "bfloat16; got 12; choose a multiple of 8"
+    )

@@ -10,7 +10,7 @@ import torch
 
 from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.model import MaskedEncoderConfig
+from tformer_cli.config.schema.model import MaskedEncoderConfig, ModelConfig
 from tformer_cli.corpus.bucketing import EpochPlans, Position
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.lengths import report_lengths
@@ -20,6 +20,7 @@ from tformer_cli.corpus.read_ahead import ahead
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import resolve_precision
 from tformer_cli.distributed import ALONE, World
+from tformer_cli.errors import Problem
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Network
 from tformer_cli.text.tokenizer import Tokenizers
@@ -29,6 +30,8 @@ from tformer_cli.training.moving_average import MovingAverage
 from tformer_cli.training.resume import environment_of
 
 GROUPS_AHEAD = 2
+# What a kernel of a GPU loads at once.
+LOADED_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,8 @@ def prepare(
         say(f"source: {report_lengths(store.source_lengths)}")
         if masking is None:
             say(f"target: {report_lengths(store.target_lengths)}")
+        for problem in slow_attention(config.model, device, precision):
+            say(str(problem))
     model = first_model(config, tokenizers).to(device)
     if training.gradient_checkpointing:
         model.recompute_layers()
@@ -183,3 +188,30 @@ def first_model(config: Config, tokenizers: Tokenizers) -> Network:
         target_size=tokenizers.target.size,
         seed=config.seed,
     )
+
+
+def slow_attention(
+    model: ModelConfig, device: torch.device, precision: torch.dtype
+) -> Iterator[Problem]:
+    """Yield each width of a model that torch's fast attention does not take on CUDA.
+
+    What it does not take goes through one that holds all attention weights, which torch does not
+    mention.
+    """
+    if device.type != "cuda":
+        return
+    widths = {}
+    if model.latent is None or model.kind == "encoder_decoder":
+        widths["num_heads"] = "the width of a head, dim / num_heads,", model.head_dim
+    if model.latent is not None:
+        widths["latent.dim"] = "this width", model.latent.dim
+        widths["latent.rotary_dim"] = "this width", model.latent.rotary_dim
+    name, multiple = str(precision).removeprefix("torch."), LOADED_BYTES // precision.itemsize
+    for key, (subject, width) in widths.items():
+        if width % multiple:
+            yield Problem(
+                f"model.{key}",
+                f"{subject} makes attention slow on CUDA in {name}",
+                str(width),
+                f"choose a multiple of {multiple}",
+            )
