@@ -182,6 +182,31 @@ def test_a_validation_text_without_anything_to_mask_is_refused(toy, tmp_path):
     )
 
 
+def test_lines_too_long_to_validate_are_counted(toy, tmp_path, capsys):
+    valid = toy.parent / "valid.src"
+    short = trained(toy, tmp_path / "short", *SHORT)
+    valid.write_text(valid.read_text() + 2 * f"{'a' * 4096}\n")
+    long = trained(toy, tmp_path / "long", *SHORT)
+    assert reports(long, "valid") == reports(short, "valid")
+    what = "lines of 4096 tokens or more are left out of the loss; got 2 of 14"
+    assert capsys.readouterr().err.count(f"{valid}: {what}\n") == 1
+    valid.write_text(f"{'a' * 4096}\n")
+    with pytest.raises(DataError) as caught:
+        trained(toy, tmp_path / "run", *SHORT)
+    assert str(caught.value) == (
+        f"{valid}: every line has 4096 tokens or more; nothing is left for the loss; "
+        "split the lines"
+    )
+
+
+def test_averaging_names_a_validation_text_that_has_nothing_left(toy, tmp_path):
+    run = trained(toy, tmp_path / "run", *SHORT)
+    (toy.parent / "valid.src").write_text("???\n")
+    with pytest.raises(DataError) as caught:
+        average(run, "last", 2, device=CPU)
+    assert str(caught.value).startswith(f"{toy.parent}/valid.src: no tokens that could be masked")
+
+
 def test_its_checkpoints_are_averaged_and_its_curves_drawn(masked, tmp_path):
     copy = RunDirectory(tmp_path / "copy")
     shutil.copytree(masked.path, copy.path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.data import ParallelText, Text
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
@@ -82,26 +82,13 @@ def evaluate(
             runs out and less is translated at a time.
 
     Raises:
-        DataError: a file cannot be read, the line counts differ, or there are no lines.
+        DataError: a file cannot be read, the line counts differ, there are no lines, or all are
+            too long.
     """
     store = evaluation_store(text, translator.tokenizers, max_length=model.max_length)
-    longest = np.maximum(store.source_lengths, store.target_lengths)
-    num_long = int((longest >= LIKELIHOOD_BATCH_TOKENS).sum())
-    if num_long == len(store):
-        raise DataError(
-            str(text.source),
-            f"has no line of fewer than {LIKELIHOOD_BATCH_TOKENS} tokens on both sides",
-            remedy="split the lines",
-        )
-    if num_long:
-        on_warning(
-            Problem(
-                str(text.source),
-                f"has lines of {LIKELIHOOD_BATCH_TOKENS} tokens or more on a side; "
-                "they are translated, and left out of the loss of the references",
-                f"{num_long} lines",
-            )
-        )
+    problem = left_out_of_loss(text, store)
+    if problem is not None:
+        on_warning(problem)
     likelihood = reference_likelihood(
         model,
         short_batches(store, start_id=translator.start_id),
@@ -127,6 +114,35 @@ def evaluate(
     hypotheses = tuple(world.collected([best.text for best, *_ in translations]))
     scores = {metric.name: metric.score(hypotheses, references) for metric in metrics}
     return Evaluation(scores, likelihood, hypotheses, search, consensus, 1 + len(others))
+
+
+def left_out_of_loss(text: Text, store: TokenStore) -> Problem | None:
+    """Return a warning that counts the lines that `short_batches` leaves out, if there are any.
+
+    Args:
+        text: source and references, or a text alone.
+        store: the same text, encoded.
+
+    Raises:
+        DataError: it leaves out all lines.
+    """
+    files = ", ".join(map(str, text.files.values()))
+    longest = np.maximum(store.source_lengths, store.target_lengths)
+    num_long = int((longest >= LIKELIHOOD_BATCH_TOKENS).sum())
+    if num_long == len(store):
+        raise DataError(
+            files,
+            f"every line has {LIKELIHOOD_BATCH_TOKENS} tokens or more; nothing is left for the "
+            "loss",
+            remedy="split the lines",
+        )
+    if num_long == 0:
+        return None
+    return Problem(
+        files,
+        f"lines of {LIKELIHOOD_BATCH_TOKENS} tokens or more are left out of the loss",
+        f"{num_long} of {len(store)}",
+    )
 
 
 def short_batches(store: TokenStore, *, start_id: int = START_ID) -> Iterator[Batch]:

@@ -101,7 +101,7 @@ def rehearsal(config: Config, run: RunDirectory, *, device: torch.device) -> Ite
             predecessor = Predecessor.of(config, run)
             if predecessor is not None:
                 predecessor.load_into(prepared.model, config, reporter.say)
-            check_validation(prepared.model, tokenizers, config)
+            check_validation(prepared.model, tokenizers, config, reporter.say)
             for text in config.data.test.values():
                 evaluation_store(text, tokenizers, max_length=prepared.model.max_length)
             yield Rehearsal(temporary, prepared, num_pairs, reporter.say)

@@ -13,7 +13,12 @@ from tformer_cli.device import resolve_precision
 from tformer_cli.errors import CheckpointError
 from tformer_cli.run_directory import RunDirectory, step_of
 from tformer_cli.training.run import is_finished
-from tformer_cli.training.validation import Validation, selection_score, validate
+from tformer_cli.training.validation import (
+    Validation,
+    check_validation,
+    selection_score,
+    validate,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ def average(
 
     Raises:
         CheckpointError: the run has fewer checkpoints, or one of them is damaged.
+        DataError: the validation text cannot be used.
     """
     trained = load_trained_network(run, "last")
     config = trained.config
@@ -62,6 +68,7 @@ def average(
             remedy=f"ask for fewer, or train with training.{key}: {count}",
         )
     members = candidates[:count]
+    check_validation(trained.model, trained.tokenizers, config)
     # On the CPU, for sums are in float64, which Apple's GPU lacks.
     load_average(members, trained.model)
     model = trained.model.to(device)

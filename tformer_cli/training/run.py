@@ -165,7 +165,7 @@ class _Sitting:
             self.prepared.average,
             world,
         )
-        check_validation(self.prepared.model, tokenizers, config)
+        check_validation(self.prepared.model, tokenizers, config, reporter.say)
         sentences = None
         if checkpoint is not None:
             sentences = load_state(checkpoint).max_source_sentences  # Stays in force.

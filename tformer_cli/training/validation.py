@@ -14,10 +14,11 @@ from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.masking import Masking
 from tformer_cli.corpus.pipeline import evaluation_store
 from tformer_cli.corpus.reader import read_pairs, read_rows
+from tformer_cli.corpus.store import TokenStore
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import DataError
-from tformer_cli.evaluation.evaluate import evaluate, short_batches
+from tformer_cli.evaluation.evaluate import evaluate, left_out_of_loss, short_batches
 from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
 from tformer_cli.evaluation.metrics import Score, build_metric
 from tformer_cli.model.network import Network, Seq2Seq
@@ -70,7 +71,8 @@ def validate(
     """
     text = config.data.valid
     if not isinstance(text, ParallelText):
-        batches = _masked_batches(model, tokenizers, config, on_done)
+        store = evaluation_store(text, tokenizers, max_length=model.max_length)
+        batches = _masked_batches(store, tokenizers, config, on_done)
         return Validation(
             reference_likelihood(model, batches, device=device, precision=precision, world=world)
         )
@@ -108,19 +110,32 @@ def check_metric(config: Config) -> None:
         build_metric("bleu", config.evaluation, config.data.target_language)
 
 
-def check_validation(model: Network, tokenizers: Tokenizers, config: Config) -> None:
+def check_validation(
+    model: Network,
+    tokenizers: Tokenizers,
+    config: Config,
+    say: Callable[[str], object] = lambda line: None,
+) -> None:
     """See to it that no validation will fail for its text.
 
+    Args:
+        model: of the run.
+        tokenizers: of both sides.
+        config: of the run.
+        say: hears how many lines are too long for the loss.
+
     Raises:
-        TformerError: one would.
+        TformerError: a validation would fail.
     """
     text = config.data.valid
+    store = evaluation_store(text, tokenizers, max_length=model.max_length)
+    problem = left_out_of_loss(text, store)
+    if problem is not None:
+        say(str(problem))
     if isinstance(text, ParallelText):
-        evaluation_store(text, tokenizers, max_length=model.max_length)
-    elif not any(
-        batch.num_target_tokens
-        for batch in _masked_batches(model, tokenizers, config, lambda count: None)
-    ):
+        return
+    batches = _masked_batches(store, tokenizers, config, lambda count: None)
+    if not any(batch.num_target_tokens for batch in batches):
         raise DataError(
             str(text.text),
             "no tokens that could be masked",
@@ -129,12 +144,11 @@ def check_validation(model: Network, tokenizers: Tokenizers, config: Config) -> 
 
 
 def _masked_batches(
-    model: Network, tokenizers: Tokenizers, config: Config, on_done: Callable[[int], object]
+    store: TokenStore, tokenizers: Tokenizers, config: Config, on_done: Callable[[int], object]
 ) -> Iterator[Batch]:
     """Yield the validation text with the masks that it always has."""
     assert isinstance(config.model, MaskedEncoderConfig), "a text alone is for masks"
     masking = Masking.of(config.model, tokenizers.source.size, config.seed)
-    store = evaluation_store(config.data.valid, tokenizers, max_length=model.max_length)
     for batch in short_batches(store):
         yield masking.masked(batch, epoch=0)
         on_done(len(batch.source))
