@@ -22,7 +22,7 @@ from typing import Annotated, Any, Final, Literal
 import yaml
 
 from tformer_cli.config.hint import BOOLEANS, NULL_WORDS, did_you_mean, kind_with, same_key
-from tformer_cli.config.schema.check import check
+from tformer_cli.config.schema.check import annotations, check
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.syntax import OVERRIDE, is_override, place
 from tformer_cli.errors import ConfigError, Problem
@@ -159,7 +159,7 @@ class _Builder:
     def _dataclass(
         self, entries: dict[str, yaml.Node], cls: Any, kinds: dict[str, Any], path: str
     ) -> object:
-        hints = typing.get_type_hints(cls, include_extras=True)
+        hints = annotations(cls)
         fields = {part.name: part for part in dataclasses.fields(cls)}
         parts: dict[str, Any] = {}
         complete = True
@@ -363,7 +363,7 @@ def _inner_keys(cls: Any) -> Iterator[str]:
 
 def _kind(cls: Any) -> str:
     """Return the value of `kind` that stands for a member of a union."""
-    (kind,) = typing.get_args(typing.get_type_hints(cls)["kind"])
+    (kind,) = typing.get_args(annotations(cls)["kind"])
     return str(kind)
 
 

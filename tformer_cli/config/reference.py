@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from tformer_cli.config.schema.check import annotations
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.limits import MOST, Bounds
 
@@ -66,7 +67,7 @@ def rows(cls: Any, path: str = "") -> Iterator[Row]:
         path: its key path, with a dot at the end unless it is empty.
     """
     meanings = docstrings(cls)
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints = annotations(cls)
     for part in dataclasses.fields(cls):
         key = f"{path}{part.name}"
         yield from _field_rows(key, hints[part.name], _default(part), meanings[part.name])

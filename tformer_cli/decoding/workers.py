@@ -186,7 +186,9 @@ def _objects_left_alone() -> Iterator[None]:
 
     Collecting garbage writes into every object that it looks at, which would copy them all.
     """
-    gc.collect()
+    # Of the young ones alone: looking through all that importing torch has left takes longer than
+    # to begin the processes.
+    gc.collect(1)
     gc.freeze()
     try:
         yield

@@ -1,9 +1,10 @@
 """Every limit and rule that a configuration breaks."""
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Iterator
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from tformer_cli.config.schema.limits import Bounds, Conflict
 from tformer_cli.errors import ConfigError, Problem
@@ -64,10 +65,16 @@ def _broken_bounds(value: object, path: str, hint: object) -> Iterator[Conflict]
                 yield Conflict(path, rule, f"{value}")
 
 
+@functools.cache
+def annotations(cls: type) -> dict[str, Any]:
+    """Return what the fields of a dataclass are annotated with, limits included."""
+    return typing.get_type_hints(cls, include_extras=True)
+
+
 def _children(value: object, path: str, hint: object) -> Iterator[tuple[str, object, object]]:
     """Yield the key path, value and annotation of everything directly inside `value`."""
     if dataclasses.is_dataclass(value):
-        hints = typing.get_type_hints(type(value), include_extras=True)
+        hints = annotations(type(value))
         for part in dataclasses.fields(value):
             yield _join(path, part.name), getattr(value, part.name), hints[part.name]
     elif isinstance(value, tuple):
