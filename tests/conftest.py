@@ -1,6 +1,7 @@
 """Settings that all tests share, a trained toy run, and the command line in this process."""
 
 import contextlib
+import functools
 import os
 import resource
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from hypothesis import settings
 from toy import CONFIG, MASKED, write_toy
 from typer.testing import CliRunner, Result
@@ -27,6 +29,8 @@ settings.register_profile(
     "fresh", derandomize=False, deadline=None, max_examples=100, print_blob=True
 )
 settings.load_profile("tformer")
+# typer would build the whole command line anew for each call.
+typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]
 torch.set_num_threads(1)
 
 
@@ -82,7 +86,8 @@ def small_files() -> Callable[[int], contextlib.AbstractContextManager[None]]:
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    torch.manual_seed(0)
+    # torch.manual_seed writes the stack down for each kind of GPU.
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

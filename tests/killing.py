@@ -1,5 +1,6 @@
 """Processes that are killed at a moment of one's choice."""
 
+import gc
 import os
 import signal
 import warnings
@@ -18,6 +19,8 @@ def killed(deed: Callable[[], object], num_calls: int) -> bool:
         warnings.simplefilter("ignore", DeprecationWarning)
         process = os.fork()
     if process == 0:
+        # Garbage of this process may wait for threads that a fork does not have.
+        gc.freeze()
         left = num_calls
 
         def dying(call: Callable[..., object]) -> Callable[..., object]:

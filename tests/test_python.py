@@ -147,6 +147,7 @@ def test_every_public_name_is_seen_before_it_is_used():
     assert set(tformer_cli.__all__) <= set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_a_strict_type_checker_knows_the_interface(tmp_path):
     mypy = pytest.importorskip("mypy.api")
     wrong = USER.replace("metrics=", "metric=").replace("(\n    BeamConfig", "(\n    Beam")

@@ -1,5 +1,6 @@
 """Processes that work together as torchrun's do, forked from this one: they have imported torch."""
 
+import gc
 import os
 import signal
 import socket
@@ -39,6 +40,8 @@ def together(size: int, deed: Callable[[int], object], folder: Path) -> list[End
             warnings.simplefilter("ignore", DeprecationWarning)
             process = os.fork()
         if process == 0:
+            # Garbage of this process may wait for threads that a fork does not have.
+            gc.freeze()
             os.environ |= {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),

@@ -55,16 +55,16 @@ def test_help_loads_no_torch():
 
 
 def test_a_mistake_is_one_line_without_a_traceback():
-    done = run("translate", "no/such/run")
+    done = run("config", "show", "no/such.yaml")
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        "no/such/run: no such run folder; name the folder of a run, such as runs/demo\n"
+        "no/such.yaml: no such file; name a config, or begin one with `tformer config new`\n"
     )
 
 
 def test_debug_shows_the_traceback():
-    done = run("--debug", "translate", "no/such/run")
+    done = run("--debug", "config", "show", "no/such.yaml")
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback (most recent call last):")
 

@@ -4,12 +4,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from checkpoint.saving import forget_origin
+from forked import PIPES, forked_tformer
 from sacrebleu.metrics.chrf import CHRF
 
 from tformer_cli import Translator
@@ -86,15 +86,10 @@ def test_no_output_takes_the_place_of_an_input_or_of_another_output(
 
 def test_no_output_takes_the_place_of_the_file_behind_stdin(toy_run, source):
     with source.open() as lines:
-        done = subprocess.run(
-            [sys.executable, "-m", "tformer_cli", "translate", toy_run, "-o", source],
-            stdin=lines,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        process = forked_tformer("translate", toy_run, "-o", source, stdin=lines, **PIPES)
     message = f"--output: is also --input; got {source}; name another file\n"
-    assert (done.returncode, done.stderr) == (2, message)
+    assert process.communicate() == ("", message)
+    assert process.returncode == 2
     assert source.read_text().splitlines() == LINES
 
 
@@ -208,18 +203,12 @@ def test_a_folder_for_a_file_is_refused(toy_run, tformer, tmp_path, source):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_full_stdout_is_one_line(toy_run, source):
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "tformer_cli", "translate", str(toy_run), "-i", str(source)],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONUNBUFFERED": ""},
-            text=True,
-            check=False,
-        )
-    assert (done.returncode, done.stderr) == (
-        2,
-        "<stdout>: cannot be written; got No space left on device; what came out is not whole\n",
+        words = ("translate", toy_run, "-i", source)
+        process = forked_tformer(*words, stdout=full, stderr=subprocess.PIPE)
+    assert process.communicate()[1] == (
+        "<stdout>: cannot be written; got No space left on device; what came out is not whole\n"
     )
+    assert process.returncode == 2
 
 
 @pytest.mark.parametrize(
@@ -333,13 +322,7 @@ def test_a_banned_word_is_in_no_translation(toy_run, tformer, source):
 
 
 def test_a_line_is_answered_while_the_pipe_stays_open(toy_run):
-    with subprocess.Popen(
-        [sys.executable, "-m", "tformer_cli", "translate", str(toy_run)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-    ) as process:
+    with forked_tformer("translate", toy_run, stdin=subprocess.PIPE, **PIPES) as process:
         answers = []
         for line in ("ab cd", "feg"):
             process.stdin.write(f"{line}\n")
@@ -353,12 +336,7 @@ def test_a_line_is_answered_while_the_pipe_stays_open(toy_run):
 def test_a_reader_that_leaves_early_ends_the_command_quietly(toy_run, tmp_path):
     many = tmp_path / "many.txt"
     many.write_text("ab\n" * 30_000)
-    with subprocess.Popen(
-        [sys.executable, "-m", "tformer_cli", "translate", str(toy_run), "-i", str(many)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with forked_tformer("translate", toy_run, "-i", many, **PIPES) as process:
         assert process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
@@ -366,13 +344,7 @@ def test_a_reader_that_leaves_early_ends_the_command_quietly(toy_run, tmp_path):
 
 
 def test_a_reader_that_leaves_while_the_writer_waits_ends_the_command_quietly(toy_run):
-    with subprocess.Popen(
-        [sys.executable, "-m", "tformer_cli", "translate", str(toy_run)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with forked_tformer("translate", toy_run, stdin=subprocess.PIPE, **PIPES) as process:
         process.stdin.write("ab\n")
         process.stdin.flush()
         assert process.stdout.readline()

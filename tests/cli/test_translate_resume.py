@@ -176,11 +176,13 @@ def test_a_pipe_cannot_be_gone_on_with(toy_run, tformer, source, tmp_path, optio
     )
 
 
-def test_a_pipe_is_translated_as_it_comes(toy_run, tformer, source):
+def test_a_pipe_is_translated_as_it_comes(toy_run, tformer, source, tmp_path):
     expected = tformer("translate", toy_run, "-i", source).stdout
-    script = f'"{sys.executable}" -m tformer_cli translate "{toy_run}" -i <(cat "{source}")'
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == (expected, "")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cp", source, pipe]):
+        result = tformer("translate", toy_run, "-i", pipe)
+    assert (result.stdout, result.stderr) == (expected, "")
 
 
 def test_memory_does_not_grow_with_the_file(toy_run, tformer, tmp_path, monkeypatch):
@@ -304,6 +306,7 @@ def test_what_the_first_process_refuses_is_said_once(translate, toy_run, source,
     assert "[rank1]: Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_processes_share_the_lines_and_go_on_with_what_one_has_begun(
     translate, toy_run, source, target, tmp_path, script
 ):

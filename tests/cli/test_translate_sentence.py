@@ -4,11 +4,10 @@ import os
 import pty
 import select
 import shutil
-import subprocess
-import sys
 import time
 
 import pytest
+from forked import forked_tformer
 
 # Enough for any machine; a test that hangs ends then.
 SECONDS = 300
@@ -98,10 +97,10 @@ def read_until(terminal: int, wanted: bytes, seen: bytes = b"") -> bytes:
 def test_a_terminal_gets_a_prompt_for_each_line(toy_run, tformer, tmp_path, is_redirected):
     expected = tformer("translate", toy_run, stdin="ab cd\nfeg\n").stdout.splitlines()
     outer, inner = pty.openpty()
-    command = [sys.executable, "-m", "tformer_cli", "translate", toy_run, "--workers", "1"]
     with (tmp_path / "out").open("wb") as out:
-        process = subprocess.Popen(
-            command, stdin=inner, stdout=out if is_redirected else inner, stderr=inner
+        stdout = out if is_redirected else inner
+        process = forked_tformer(
+            "translate", toy_run, "--workers", "1", stdin=inner, stdout=stdout, stderr=inner
         )
     os.close(inner)
     try:

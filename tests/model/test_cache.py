@@ -49,15 +49,19 @@ class Written:
         """Let each row write a token, and compare what follows with the model without a cache."""
         tokens = torch.randint(6, V, (len(self.sentences), self.num_rows))
         logits = self.model.step(tokens, self.cache)
-        for place, sentence in enumerate(self.sentences):
-            for row, token in zip(self.rows[place], tokens[place].tolist(), strict=True):
+        for rows, chosen in zip(self.rows, tokens.tolist(), strict=True):
+            for row, token in zip(rows, chosen, strict=True):
                 row.append(token)
-            torch.testing.assert_close(logits[place], self.expected(place, sentence))
+        torch.testing.assert_close(logits, self.expected())
 
-    def expected(self, place: int, sentence: list[int]) -> Tensor:
-        target = torch.tensor(self.rows[place])
-        states = self.model.states(*padded([sentence] * self.num_rows), target)
-        return self.model.output(states)[:, -1]
+    def expected(self) -> Tensor:
+        """What follows each row, from all of its tokens at once; nothing follows its padding."""
+        sources = [sentence for sentence in self.sentences for _ in range(self.num_rows)]
+        targets = [row for rows in self.rows for row in rows]
+        states = self.model.states(*padded(sources), padded(targets)[0])
+        last = torch.tensor([len(target) - 1 for target in targets])
+        logits = self.model.output(states[torch.arange(len(targets)), last])
+        return logits.unflatten(0, (-1, self.num_rows))
 
     def reorder(self, generator: torch.Generator) -> None:
         shape = (len(self.sentences), self.num_rows)

@@ -450,6 +450,7 @@ for module, absent in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_a_part_is_imported_without_the_packages_that_it_does_not_name():
     calls = {(part.call.rpartition(".")[0], part.needs) for part in gpu.PARTS}
     cases = [(module, sorted({*gpu.PACKAGES} - {*needs})) for module, needs in sorted(calls)]

@@ -341,6 +341,7 @@ def files() -> dict[str, list[str]]:
     return {path.name: path.read_text(encoding="utf-8").splitlines() for path in paths}
 
 
+@pytest.mark.slow
 def test_files_are_what_the_command_writes(corpus: Corpus) -> None:
     for name, text in make_demo_corpus.contents(corpus).items():
         assert (DATA / name).read_bytes() == text.encode(), f"{name} is stale"
@@ -367,6 +368,7 @@ def test_test_forms_are_common_in_training(files: dict[str, list[str]]) -> None:
         assert not rare
 
 
+@pytest.mark.slow
 def test_held_out_combinations_are_in_the_test_only(corpus: Corpus) -> None:
     known = {one for pair in (*corpus.train, *corpus.valid) for one in pair.combinations}
     news = [pair for pair in corpus.test if pair.combinations - known]

@@ -14,6 +14,8 @@ from typing import Any, Never
 
 import pytest
 import torch
+from forked import forked_tformer
+from killing import killed
 from safetensors.torch import load_file
 from stepping import on_step
 from toy import CONFIG, write_toy
@@ -774,18 +776,9 @@ def test_memory_that_runs_out_is_counted_and_told_once(toy, tmp_path, monkeypatc
     assert told in output
 
 
-def command(config_file: Path, run: Path) -> list[str]:
-    return [sys.executable, "-m", "tformer_cli", "train", str(config_file), "--run", str(run)]
-
-
 def start_and_wait_for(config_file: Path, run: Path, line: str) -> subprocess.Popen[str]:
     """Start a training in a process of its own, and return when it has printed a line."""
-    process = subprocess.Popen(
-        command(config_file, run),
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    process = forked_tformer("train", config_file, "--run", run, stderr=subprocess.PIPE)
     assert process.stderr is not None
     for printed in process.stderr:
         if line in printed:
@@ -955,29 +948,7 @@ def test_two_threads_go_on_to_the_bit_in_float32_and_in_bfloat16(tmp_path):
         assert (one.environment["threads"], one.environment["precision"]) == ("2", precision)
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from tformer_cli.config.load import load_config
-from tformer_cli.run_directory import RunDirectory
-from tformer_cli.training import run as run_module
-from tformer_cli.training.loop import train_steps
-
-def killed(*arguments, **options):
-    for taken in train_steps(*arguments, **options):
-        yield taken
-        if taken.step == 15:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-torch.set_num_threads(1)
-run_module.train_steps = killed
-run = RunDirectory(Path(sys.argv[2]))
-run_module.train(load_config(Path(sys.argv[1])), run, device=torch.device("cpu"))
-"""
-
-
-def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, capsys):
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, capsys, monkeypatch):
     """By its own hand, so that it is at the same step on every machine; torture.py chooses none."""
     config = CONFIG.replace("dropout: 0.1", "dropout: 0.3").replace(
         "max_steps: 24", "max_steps: 24\n  accumulate: 2\n  ema_decay: 0.9"
@@ -986,11 +957,16 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, capsys):
     config = config.replace("precision: float32", "precision: bfloat16")
     config_file = write_toy(tmp_path / "data", config=config)
     unbroken = trained(config_file, tmp_path / "unbroken")
-    process = subprocess.run(
-        [sys.executable, "-c", KILLED, str(config_file), str(tmp_path / "broken")],
-        stderr=subprocess.DEVNULL,
-    )
-    assert process.returncode == -signal.SIGKILL
+
+    def dying(*arguments: Any, **options: Any) -> Any:
+        for taken in train_steps(*arguments, **options):
+            yield taken
+            if taken.step == 15:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_module, "train_steps", dying)
+        assert killed(lambda: trained(config_file, tmp_path / "broken"), sys.maxsize)
     capsys.readouterr()
     broken = trained(config_file, tmp_path / "broken")
     assert "going on after step 12" in capsys.readouterr().err

@@ -67,6 +67,7 @@ def all_alike(comparisons) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_encoder_and_decoder_translate_alike_by_beam_and_greedy_search(small):
     assert [comparison.search.kind for comparison in small.comparisons] == ["beam", "greedy"]
     assert all_alike(small.comparisons)
@@ -93,6 +94,7 @@ def test_every_member_translates_alike(name, tmp_path):
     assert all_alike(written(ALL[name], tmp_path / name).comparisons)
 
 
+@pytest.mark.slow
 def test_folder_says_what_goes_round(small):
     assert sorted(file.name for file in small.folder.iterdir()) == [
         "config.json",
@@ -112,6 +114,7 @@ def test_folder_says_what_goes_round(small):
     assert tokens[START_ID] == SPECIAL_TOKENS[START_ID]
 
 
+@pytest.mark.slow
 def test_example_in_python_prints_the_greedy_translation(small, monkeypatch):
     line = "abc fedcba?"
     monkeypatch.chdir(small.folder)
@@ -127,6 +130,7 @@ def test_example_in_python_prints_the_greedy_translation(small, monkeypatch):
     assert FORM.packages(trained) == ["numpy", "onnxruntime"]
 
 
+@pytest.mark.slow
 def test_translations_do_not_depend_on_their_company(small):
     engine = FORM.engine(small.trained, small.folder)
     text = CheckText.of(LINES * 6, small.trained.tokenizers, name="x", max_length=30)
@@ -145,6 +149,7 @@ def test_translations_do_not_depend_on_their_company(small):
     assert sum(done) == 2 * len(requests)
 
 
+@pytest.mark.slow
 def test_scores_of_pairs_are_those_of_the_model(small):
     from tformer_cli.decoding.engine import NativeEngine
     from tformer_cli.decoding.translator import token_roles
@@ -158,6 +163,7 @@ def test_scores_of_pairs_are_those_of_the_model(small):
         assert other == pytest.approx(own, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_one_wrong_number_fails_the_check(small):
     twin = lively(SMALL)
     with torch.no_grad():
@@ -167,6 +173,7 @@ def test_one_wrong_number_fails_the_check(small):
         check(twin, FORM, small.folder, text)
 
 
+@pytest.mark.slow
 def test_torch_says_as_much_as_before_to_others(small):
     assert logging.getLogger("torch.onnx").level == logging.NOTSET
 
