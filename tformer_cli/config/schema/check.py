@@ -74,7 +74,7 @@ def annotations(cls: type) -> dict[str, Any]:
 def _children(value: object, path: str, hint: object) -> Iterator[tuple[str, object, object]]:
     """Yield the key path, value and annotation of everything directly inside `value`."""
     if dataclasses.is_dataclass(value):
-        hints = annotations(type(value))
+        hints = annotations(value.__class__)
         for part in dataclasses.fields(value):
             yield _join(path, part.name), getattr(value, part.name), hints[part.name]
     elif isinstance(value, tuple):
