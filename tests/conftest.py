@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from tformer_cli.cli.app import app
 from tformer_cli.cli.entry import refusal
+from tformer_cli.cli.options import message
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import TformerError
 from tformer_cli.run_directory import RunDirectory
@@ -127,7 +128,7 @@ def tformer() -> Tformer:
             error = result.exception
             mistake = error if isinstance(error, TformerError) else refusal(error)
             result.exit_code = mistake.exit_code
-            result.stderr_bytes = f"{mistake}\n".encode()
+            result.stderr_bytes = "".join(f"{message(one)}\n" for one in mistake.problems).encode()
         elif result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result

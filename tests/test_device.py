@@ -42,7 +42,7 @@ def test_a_name_that_is_no_device_is_refused(name):
     with pytest.raises(DeviceError) as caught:
         resolve_device(name)
     assert str(caught.value) == (
-        f"--device: no device has this name; got {name}; use auto, cpu, cuda or mps"
+        f"`device`: no device has this name; got {name}; use auto, cpu, cuda or mps"
     )
 
 
@@ -51,8 +51,8 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
     with pytest.raises(DeviceError) as caught:
         resolve_device("cuda:1")
     assert str(caught.value) == (
-        "--device: this machine, or this build of torch, does not have it; got cuda:1; "
-        "use --device auto"
+        "`device`: this machine, or this build of torch, does not have it; got cuda:1; "
+        'use `device="auto"`'
     )
 
 
@@ -122,9 +122,9 @@ def test_eight_bits_are_for_processors_that_gain_by_them(monkeypatch):
     with pytest.raises(DeviceError) as raised:
         resolve_precision("int8", CPU)
     assert str(raised.value) == (
-        "--precision: int8 is slower than float32 on a processor without VNNI; got "
-        f"{hardware_name(CPU)}; use float32, or translate with --backend ctranslate2 "
-        "--quantization int8"
+        "`precision`: int8 is slower than float32 on a processor without VNNI; got "
+        f"{hardware_name(CPU)}; use float32, or `tformer translate "
+        "--backend ctranslate2 --quantization int8`"
     )
 
 
@@ -150,7 +150,7 @@ def test_eight_bits_are_for_a_cpu():
     with pytest.raises(DeviceError) as raised:
         resolve_precision("int8", torch.device("cuda"))
     assert str(raised.value) == (
-        "--precision: int8 is for translation on a CPU; got cuda; use auto, or --device cpu"
+        '`precision`: int8 is for translation on a CPU; got cuda; use auto, or `device="cpu"`'
     )
 
 

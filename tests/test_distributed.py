@@ -151,8 +151,8 @@ def test_each_process_of_a_machine_has_a_gpu_of_its_own(monkeypatch):
         with pytest.raises(DeviceError) as caught:
             own_device(torch.device(name))
         assert str(caught.value) == (
-            f"torchrun: each process of a machine needs a GPU of its own; --device {name} has "
-            f"{there}; got process 4; lower --nproc-per-node, or use --device cpu"
+            f'torchrun: each process of a machine needs a GPU of its own; `device="{name}"` has '
+            f'{there}; got process 4; lower --nproc-per-node, or use `device="cpu"`'
         )
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert own_device(torch.device("cuda:1")) == torch.device("cuda:1")

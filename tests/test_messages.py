@@ -1,4 +1,4 @@
-"""docs/messages.md lists every message: the sources say which there are."""
+"""docs/messages.md lists every message as a command prints it: the sources say which there are."""
 
 import ast
 import re
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import tformer_cli
 from tformer_cli import errors
+from tformer_cli.cli.options import in_options
 from tformer_cli.config.parse import _SCALARS
 
 PACKAGE = Path(tformer_cli.__file__).parent
@@ -26,7 +27,7 @@ def stated_rules() -> set[str]:
     rules = {rule for rule, _ in _SCALARS.values()}
     for function in functions():
         for expression in stated(function):
-            rules.update(texts(expression, function))
+            rules.update(map(in_options, texts(expression, function)))
     return rules
 
 

@@ -117,7 +117,7 @@ def test_what_was_damaged_is_refused_and_left_as_it_is(tmp_path, damage):
     with pytest.raises(DataError) as caught:
         write(file)
     assert str(caught.value) == (
-        f"{partial(file)}: is not what was written; remove it, or leave out --resume"
+        f"{partial(file)}: is not what was written; remove it, or name another file"
     )
     assert partial(file).read_bytes() == before
     partial(file).unlink()
@@ -140,7 +140,7 @@ def test_the_beginning_of_something_else_is_refused_by_name(tmp_path, changes, n
         write(file, {**MADE_FROM, **changes})
     assert str(caught.value) == (
         f"{partial(file)}: is the beginning of another file; got another {named}; "
-        "remove it, or leave out --resume"
+        "remove it, or name another file"
     )
     assert write(file) == 2
 
@@ -161,7 +161,8 @@ def test_a_folder_or_a_pipe_is_no_file_to_go_on_with(tmp_path):
     for path in (tmp_path, pipe):
         with pytest.raises(UsageError) as caught, partial_file(path, MADE_FROM):
             pass
-        assert str(caught.value) == f"--resume: goes on with files alone; got {path}; leave it out"
+        message = "is no file that could be written part by part; name a file"
+        assert str(caught.value) == f"{path}: {message}"
     assert list(tmp_path.iterdir()) == [pipe]
 
 

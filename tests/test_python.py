@@ -104,34 +104,34 @@ def test_evaluate_says_what_the_command_says(toy_run, tformer):
         (lambda run: train("no.yaml"), "no.yaml: no such file; "),
         (
             lambda run: train(load_config(run / "config.yaml")),
-            "run: is required for a config without a file; name a folder",
+            "`run`: is required for a config without a file; name a folder",
         ),
         (
             lambda run: train(load_config(run / "config.yaml"), run, settings=["seed=2"]),
-            "settings: have no effect on a config without a file; pass them to load_config",
+            "`settings`: have no effect on a config without a file; pass them to load_config",
         ),
         (
             lambda run: train(run / "config.yaml", settings="seed=2"),
-            "settings: must be a list of texts; got a text; put brackets around it",
+            "`settings`: must be a list of texts; got a text; put brackets around it",
         ),
         (lambda run: evaluate("no/run"), "no/run: no such run folder; "),
-        (lambda run: evaluate(run, split="tset"), "--split: the config has no such split; "),
+        (lambda run: evaluate(run, split="tset"), "`split`: the config has no such split; "),
         (
             lambda run: evaluate(run, metrics="bleu"),
-            "metrics: must be a list of texts; got a text; put brackets around it",
+            "`metrics`: must be a list of texts; got a text; put brackets around it",
         ),
         (
             lambda run: evaluate(run, metrics=["blue"]),
-            "metrics: must be one of bleu, chrf, ter; got blue",
+            "`metrics`: must be one of bleu, chrf, ter; got blue",
         ),
         (
             lambda run: Translator.load(run).translate(["a"], decoding={"kind": "beam"}),
-            "decoding: must be a search; got {'kind': 'beam'}; "
+            "`decoding`: must be a search; got {'kind': 'beam'}; "
             "pass BeamConfig(size=5), GreedyConfig() or SampleConfig()",
         ),
         (
             lambda run: Translator.load(run).translate(["a"], decoding=BeamConfig),
-            "decoding: must be a search; got <class ",
+            "`decoding`: must be a search; got <class ",
         ),
     ],
 )

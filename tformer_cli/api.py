@@ -55,11 +55,11 @@ def train(
     if isinstance(config, Config):
         if run is None:
             raise UsageError(
-                "run", "is required for a config without a file", remedy="name a folder"
+                "`run`", "is required for a config without a file", remedy="name a folder"
             )
         if settings:
             raise UsageError(
-                "settings",
+                "`settings`",
                 "have no effect on a config without a file",
                 remedy="pass them to load_config",
             )

@@ -38,7 +38,7 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(_best_device() if name == "auto" else name)
     except RuntimeError:
         raise DeviceError(
-            "--device", "no device has this name", got=name, remedy="use auto, cpu, cuda or mps"
+            "`device`", "no device has this name", got=name, remedy="use auto, cpu, cuda or mps"
         ) from None
     is_there = (
         device.type == "cpu"
@@ -47,10 +47,10 @@ def resolve_device(name: str) -> torch.device:
     )
     if not is_there:
         raise DeviceError(
-            "--device",
+            "`device`",
             "this machine, or this build of torch, does not have it",
             got=name,
-            remedy="use --device auto",
+            remedy='use `device="auto"`',
         )
     if device.type == "cuda":
         # torch asks cuDNN first on the newest GPUs, which plans its kernel anew for each shape of a
@@ -84,21 +84,21 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
     """
     if name not in ("auto", *PRECISIONS):
         raise DeviceError(
-            "--precision", f"must be auto, {', '.join(PRECISIONS)}", got=name, remedy="use auto"
+            "`precision`", f"must be auto, {', '.join(PRECISIONS)}", got=name, remedy="use auto"
         )
     if name == "int8" and device.type != "cpu":
         raise DeviceError(
-            "--precision",
+            "`precision`",
             "int8 is for translation on a CPU",
             got=str(device),
-            remedy="use auto, or --device cpu",
+            remedy='use auto, or `device="cpu"`',
         )
     if name == "int8" and not has_vnni():
         raise DeviceError(
-            "--precision",
+            "`precision`",
             "int8 is slower than float32 on a processor without VNNI",
             got=hardware_name(device),
-            remedy="use float32, or translate with --backend ctranslate2 --quantization int8",
+            remedy="use float32, or `tformer translate --backend ctranslate2 --quantization int8`",
         )
     has_bfloat16 = device.type != "cuda" or _gpu_has_bfloat16(device)
     if name == "auto":
@@ -244,7 +244,7 @@ def room_for_model(device: torch.device) -> Iterator[None]:
             str(device),
             "memory has no room for the model",
             got=str(error).partition("\n")[0] or None,
-            remedy="end what else fills it, or use another --device",
+            remedy="end what else fills it, or use another `device`",
         ) from error
 
 

@@ -265,8 +265,8 @@ def own_device(device: torch.device) -> torch.device:
     if int(local_rank) >= there:
         raise DeviceError(
             "torchrun",
-            f"each process of a machine needs a GPU of its own; --device {device} has {there}",
+            f'each process of a machine needs a GPU of its own; `device="{device}"` has {there}',
             got=f"process {int(local_rank) + 1}",
-            remedy="lower --nproc-per-node, or use --device cpu",
+            remedy='lower --nproc-per-node, or use `device="cpu"`',
         )
     return torch.device("cuda", int(local_rank)) if is_any else device

@@ -91,7 +91,7 @@ class PartialFile:
         damaged = DataError(
             str(self.path),
             "is not what was written",
-            remedy="remove it, or leave out --resume",
+            remedy="remove it, or name another file",
         )
         try:
             record = parse_json(self.record_file.read_text(encoding="utf-8"))
@@ -107,7 +107,7 @@ class PartialFile:
                 str(self.path),
                 "is the beginning of another file",
                 got=f"another {', '.join(others)}",
-                remedy="remove it, or leave out --resume",
+                remedy="remove it, or name another file",
             )
         left = num_bytes
         while left > 0 and (content := self._file.read(min(left, READ_BYTES))):
@@ -138,7 +138,7 @@ def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[Partia
     """
     if path.exists() and not path.is_file():
         raise UsageError(
-            "--resume", "goes on with files alone", got=str(path), remedy="leave it out"
+            str(path), "is no file that could be written part by part", remedy="name a file"
         )
     place = Path(os.path.realpath(path))
     partial = place.with_name(f"{place.name}.partial")

@@ -178,7 +178,7 @@ def test_a_missing_file_is_refused(saved):
     )
     (saved / STATE_FILE).unlink()
     assert message(load_state, saved) == (
-        f"{saved / STATE_FILE}: no such file; name another checkpoint, or train with --fresh"
+        f"{saved / STATE_FILE}: no such file; name another checkpoint, or train with `fresh=True`"
     )
 
 

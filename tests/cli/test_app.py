@@ -63,6 +63,13 @@ def test_a_mistake_is_one_line_without_a_traceback():
     )
 
 
+def test_a_mistake_names_the_option_of_an_argument(tmp_path):
+    (tmp_path / "x.yaml").write_text("seed: 1\n")
+    done = run("config", "show", str(tmp_path / "x.yaml"), "--set", "seed")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "--set seed: must be KEY=VALUE; got seed"
+
+
 def test_debug_shows_the_traceback():
     done = run("--debug", "config", "show", "no/such.yaml")
     assert done.returncode == 1

@@ -10,6 +10,7 @@ from killing import killed
 from typer.testing import CliRunner
 
 from tformer_cli.cli.config import app
+from tformer_cli.cli.options import message
 from tformer_cli.config.load import as_plain, check_data_files, dump_config, load_config
 from tformer_cli.errors import ConfigError, DataError, TformerError, UsageError
 
@@ -46,7 +47,7 @@ def complaint(error: type[TformerError], *arguments: str) -> str:
     with pytest.raises(error) as raised:
         printed(*arguments)
     assert raised.value.exit_code == 2
-    return str(raised.value)
+    return "\n".join(map(message, raised.value.problems))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda p: p.stem)

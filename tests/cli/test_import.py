@@ -116,8 +116,7 @@ def test_an_imported_run_has_no_text_of_its_own(run, tformer):
     result = tformer("eval", run, "--split", "valid", "--device", "cpu")
     assert result.exit_code == 2
     assert result.stderr == (
-        f"{run}/valid.en: no such file; "
-        "put it there, or name another text with --source and --reference\n"
+        f"{run}/valid.en: no such file; put it there, or name another --source and --reference\n"
     )
 
 

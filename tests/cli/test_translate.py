@@ -675,4 +675,4 @@ def test_searches_that_cannot_wait_for_a_phrase_are_refused(toy_run, tformer, so
         file.write_text("ab\tAB\n" * len(LINES))
         result = tformer("translate", toy_run, "-i", source, option, file, *options)
         assert (result.exit_code, result.stdout) == (2, "")
-        assert result.stderr == f"{option}: needs beam search; got {got}; add --beam 5\n"
+        assert result.stderr == f"{option}: needs beam search; got {got}; use --beam 5\n"

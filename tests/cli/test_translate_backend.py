@@ -94,17 +94,17 @@ def test_damaged_export_is_one_line(run, tformer):
         ),
         (
             ("--ban", "A"),
-            "--ban: has no exact counterpart in CTranslate2; leave out --backend",
+            "--ban: has no exact counterpart in CTranslate2; use another --backend",
         ),
         (
             ("--beam", "5", "--mbr", "chrf", "--set", "decoding.patience=0.5"),
             "decoding.patience: leaves CTranslate2 fewer translations of a line than are asked "
-            "for (5); got 0.5; raise it, or leave out --backend",
+            "for (5); got 0.5; raise it, or use another --backend",
         ),
         (
             ("--set", "decoding={kind: sample}"),
             "decoding.kind: has no exact counterpart in CTranslate2; got sample; "
-            "leave out --backend",
+            "use another --backend",
         ),
     ],
 )
@@ -123,7 +123,7 @@ def test_demands_are_refused_before_a_line_has_any(run, tformer, tmp_path, optio
     result = tformer("translate", run, *BACKEND, *files)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
-        f"{option}: has no exact counterpart in CTranslate2; leave out --backend\n"
+        f"{option}: has no exact counterpart in CTranslate2; use another --backend\n"
     )
 
 

@@ -119,7 +119,7 @@ def test_changed_settings_are_refused_by_name(translate, toy_run, target, words,
     assert (result.exit_code, result.stderr) == (
         2,
         f"{target}.partial: is the beginning of another file; got another {named}; "
-        "remove it, or leave out --resume\n",
+        "remove it, or name another file\n",
     )
     # Without --resume it is in nobody's way.
     assert translate(*words).exit_code == 0
@@ -151,7 +151,7 @@ def test_a_damaged_beginning_is_refused(translate, target):
     result = translate("--resume")
     assert (result.exit_code, result.stderr) == (
         2,
-        f"{target}.partial: is not what was written; remove it, or leave out --resume\n",
+        f"{target}.partial: is not what was written; remove it, or name another file\n",
     )
 
 

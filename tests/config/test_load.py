@@ -147,30 +147,30 @@ def test_override_keeps_the_order_of_the_file(file: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [
-        ("seed", "--set seed: must be KEY=VALUE; got seed"),
-        ("=5", "--set : must be KEY=VALUE; got =5"),
-        ("training..x=5", "--set training..x: must be KEY=VALUE; got training..x=5"),
-        ("seed=x", "--set seed: must be a whole number; got x"),
-        ("seed=-1", "--set seed: must be at least 0; got -1"),
-        ("seed=# 5", "--set seed: has no value; got # 5"),
-        ("seed=[1", "--set seed: has a [ that is not closed; add ]"),
-        ("decoding.beam=5", "--set decoding.beam: no such key; did you mean size?"),
-        ("seed.x=1", "--set seed.x: seed: must be a whole number; got a mapping"),
-        ("training.max_step=5", "--set training.max_step: no such key; did you mean max_steps?"),
+        ("seed", "seed: must be KEY=VALUE; got seed"),
+        ("=5", ": must be KEY=VALUE; got =5"),
+        ("training..x=5", "training..x: must be KEY=VALUE; got training..x=5"),
+        ("seed=x", "seed: must be a whole number; got x"),
+        ("seed=-1", "seed: must be at least 0; got -1"),
+        ("seed=# 5", "seed: has no value; got # 5"),
+        ("seed=[1", "seed: has a [ that is not closed; add ]"),
+        ("decoding.beam=5", "decoding.beam: no such key; did you mean size?"),
+        ("seed.x=1", "seed.x: seed: must be a whole number; got a mapping"),
+        ("training.max_step=5", "training.max_step: no such key; did you mean max_steps?"),
         ("data.train.1.source=x",
-         "--set data.train.1.source: 1 is no item of a list of 1; they are numbered from 0"),
+         "data.train.1.source: 1 is no item of a list of 1; they are numbered from 0"),
         ("data.train.one.source=x",
-         "--set data.train.one.source: one is no item of a list of 1; they are numbered from 0"),
+         "data.train.one.source: one is no item of a list of 1; they are numbered from 0"),
         ("tokenizer={kind: char, algorithm: bpe}",
-         "--set tokenizer: tokenizer.algorithm: belongs to kind: subword; this one is kind: char"),
-        ("model.num_heads=3", "--set model.num_heads: must divide dim (256); got 3"),
+         "tokenizer: tokenizer.algorithm: belongs to kind: subword; this one is kind: char"),
+        ("model.num_heads=3", "model.num_heads: must divide dim (256); got 3"),
         ("model.dim=258",
-         "--set model.dim: model.num_heads: must divide dim (258); got 4"),
-        ("data.valid={source: x}", "--set data.valid: data.valid.target: is required"),
+         "model.dim: model.num_heads: must divide dim (258); got 4"),
+        ("data.valid={source: x}", "data.valid: data.valid.target: is required"),
     ],
 )  # fmt: skip
 def test_override_that_is_wrong_is_named(file: Path, override: str, complaint: str) -> None:
-    assert complaints(file, override) == [complaint]
+    assert complaints(file, override) == [f"`settings` {complaint}"]
 
 
 def test_override_of_kind_drops_the_keys_of_other_kinds_in_the_file(file: Path) -> None:
@@ -193,7 +193,7 @@ def test_override_of_kind_drops_no_key_of_another_override(file: Path) -> None:
     overrides = ["tokenizer.vocab_size=500", "tokenizer.kind=char"]
     for both in (overrides, overrides[::-1]):
         assert complaints(file, *both) == [
-            "--set tokenizer.vocab_size: belongs to kind: subword; this one is kind: char"
+            "`settings` tokenizer.vocab_size: belongs to kind: subword; this one is kind: char"
         ]
     scaled = ["model.positions.scaling.factor=4", "model.positions.kind=alibi"]
     file.write_text(DATA + "model: {positions: {kind: rotary, scaling: {kind: ntk, factor: 2}}}\n")
@@ -218,8 +218,8 @@ def test_problems_of_file_and_overrides_come_together(file: Path) -> None:
     file.write_text(DATA + "seed: x\n")
     assert complaints(file, "model.dim=y", "z") == [
         "x.yaml:4: seed: must be a whole number; got x",
-        "--set model.dim: must be a whole number; got y",
-        "--set z: must be KEY=VALUE; got z",
+        "`settings` model.dim: must be a whole number; got y",
+        "`settings` z: must be KEY=VALUE; got z",
     ]
 
 
@@ -305,8 +305,8 @@ def test_missing_data_files_are_named_with_their_lines(file: Path) -> None:
         f"{file}:2: data.train.0.target: no such file",
         f"{file}:3: data.valid.source: no such file",
         f"{file}:3: data.valid.target: no such file",
-        "--set data.test.x: data.test.x.source: no such file",
-        "--set data.test.x: data.test.x.target: no such file",
+        "`settings` data.test.x: data.test.x.source: no such file",
+        "`settings` data.test.x: data.test.x.target: no such file",
     ]
 
 
@@ -325,8 +325,8 @@ def test_missing_data_of_a_shipped_config_can_be_fetched(tmp_path: Path) -> None
 def test_search_setting_without_its_section(file: Path) -> None:
     config = load_config(file)
     remedies = {
-        "beam=5": "write decoding.size=5, or --beam 5",
-        "size=5": "write decoding.size=5, or --beam 5",
+        "beam=5": "write decoding.size=5",
+        "size=5": "write decoding.size=5",
         "length_penalty=1": "write decoding.length_penalty=1",
         "seed=1": None,
     }
@@ -521,7 +521,7 @@ def test_all_that_is_wrong_with_changes_of_a_search_is_said_at_once(file: Path) 
     with pytest.raises(ConfigError) as caught:
         changed_decoding(config, ["decoding.sizze=3", "training.max_steps=1", "decoding.size=[1"])
     assert [problem.where for problem in caught.value.problems] == [
-        "--set decoding.sizze",
-        "--set training.max_steps",
-        "--set decoding.size",
+        "`settings` decoding.sizze",
+        "`settings` training.max_steps",
+        "`settings` decoding.size",
     ]

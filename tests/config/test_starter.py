@@ -108,7 +108,7 @@ def test_config_that_is_there_is_kept_unless_forced(tmp_path: Path) -> None:
     check_replaceable(config, text.files, overwrite=True)
     with pytest.raises(UsageError) as raised:
         check_replaceable(config, text.files, overwrite=False)
-    remedy = "choose another --output, or add --force"
+    remedy = "choose another `output`, or add `overwrite=True`"
     assert str(raised.value) == f"{config}: is there already; {remedy}"
 
 
@@ -117,5 +117,5 @@ def test_given_text_is_never_replaced_by_a_config(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as raised:
         check_replaceable(text.source, text.files, overwrite=True)
     assert str(raised.value) == (
-        f"{text.source}: is one of the given texts, and would be lost; choose another --output"
+        f"{text.source}: is one of the given texts, and would be lost; choose another `output`"
     )

@@ -135,7 +135,7 @@ def test_text_too_short_to_split_is_refused(tmp_path: Path, pairs: Pairs) -> Non
         split_text(text, tmp_path / "my.data", LANGUAGES)
     assert str(raised.value) == (
         f"{text.source}: needs at least 3 pairs that share no line, for training, validation and "
-        f"test; got {len(pairs)} pairs; give --valid-source and --valid-target"
+        f"test; got {len(pairs)} pairs; give `valid`"
     )
     assert not (tmp_path / "my.data").exists()
 
@@ -181,8 +181,8 @@ def refusal(text: ParallelText, *, overwrite: bool = False) -> str:
     return str(raised.value).removeprefix(str(folder))
 
 
-ALREADY = ": is there already; choose another --output, or add --force"
-FOREIGN = ": contains files that config new did not write; choose another --output"
+ALREADY = ": is there already; choose another `output`, or add `overwrite=True`"
+FOREIGN = ": contains files that config new did not write; choose another `output`"
 
 
 def test_same_text_is_split_again(text: ParallelText, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_given_texts_are_never_replaced(text: ParallelText, tmp_path: Path) -> N
     with pytest.raises(UsageError) as raised:
         split_text(inside, folder, LANGUAGES, overwrite=True)
     assert str(raised.value) == (
-        f"{folder}: contains one of the given texts, which would be lost; choose another --output"
+        f"{folder}: contains one of the given texts, which would be lost; choose another `output`"
     )
 
 

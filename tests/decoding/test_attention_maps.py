@@ -139,9 +139,9 @@ def test_what_both_stacks_know_of_places_comes_once(tokenizers):
 @pytest.mark.parametrize(
     ("text", "target", "message"),
     [
-        ("", None, "SENTENCE: has no token in it; got ''"),
-        ("a\udcff", None, "SENTENCE: is not UTF-8; got 'a\\udcff'"),
-        ("a", "\udcff", "--target: is not UTF-8; got '\\udcff'"),
+        ("", None, "`sentence`: has no token in it; got ''"),
+        ("a\udcff", None, "`sentence`: is not UTF-8; got 'a\\udcff'"),
+        ("a", "\udcff", "`target`: is not UTF-8; got '\\udcff'"),
     ],
 )
 def test_what_is_no_sentence_is_refused(tokenizers, text, target, message):
@@ -154,12 +154,12 @@ def test_a_target_for_what_does_not_translate_is_refused(tokenizers):
     with pytest.raises(UsageError) as caught:
         maps_of(MASKED, tokenizers, "fed", "A")
     assert str(caught.value) == (
-        "--target: has no effect on a network that does not translate; leave it out"
+        "`target`: has no effect on a network that does not translate; leave it out"
     )
 
 
 @pytest.mark.parametrize(
-    ("text", "target", "where"), [("abcde", "A", "SENTENCE"), ("a", "ABCAB", "the translation")]
+    ("text", "target", "where"), [("abcde", "A", "`sentence`"), ("a", "ABCAB", "the translation")]
 )
 def test_a_sentence_beyond_learnt_positions_is_refused(tokenizers, text, target, where):
     model = EncoderDecoderConfig(**SHAPE, positions=LearnedPositions(max_length=5))

@@ -95,22 +95,23 @@ def test_a_search_that_keeps_fewer_candidates_is_refused():
     with pytest.raises(UsageError) as raised:
         Consensus(num_candidates=32).num_wanted(BeamConfig(size=5))
     assert str(raised.value) == (
-        "--candidates: must be at most the beam size (5); got 32; "
-        "use --beam 32, or --set 'decoding={kind: sample}'"
+        "`num_candidates`: must be at most the beam size (5); got 32; "
+        "use `BeamConfig(size=32)`, or decoding.kind=sample"
     )
     with pytest.raises(UsageError) as raised:
         Consensus().num_wanted(GreedyConfig())
     assert str(raised.value) == (
-        "--mbr: has no effect on greedy search; add --beam 8, or --set 'decoding={kind: sample}'"
+        "`consensus`: has no effect on greedy search; use `BeamConfig(size=8)`, or "
+        "decoding.kind=sample"
     )
 
 
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        (("foo",), "--mbr: must be one of chrf, bleu; got foo"),
-        (("bleu", 0), "--candidates: must be at least 1; got 0"),
-        (("bleu", -3), "--candidates: must be at least 1; got -3"),
+        (("foo",), "`utility`: must be one of chrf, bleu; got foo"),
+        (("bleu", 0), "`num_candidates`: must be at least 1; got 0"),
+        (("bleu", -3), "`num_candidates`: must be at least 1; got -3"),
     ],
 )
 def test_a_choice_that_is_none_is_refused(choice, message):

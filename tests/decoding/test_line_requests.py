@@ -138,7 +138,7 @@ def test_between_blanks_a_word_has_one_spelling(marian):
 def test_a_banned_phrase_without_tokens_is_refused(japanese, has_blanks, phrase):
     with pytest.raises(DataError) as caught:
         line_requests(japanese, has_blanks=has_blanks, banned=[phrase])
-    assert str(caught.value) == f"--ban: has no token; got {phrase!r}"
+    assert str(caught.value) == f"`banned`: has no token; got {phrase!r}"
 
 
 def test_prefix_and_phrases_together_stay_within_what_the_model_can_write(marian):

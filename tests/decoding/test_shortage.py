@@ -145,7 +145,8 @@ def test_memory_for_not_even_one_sentence_is_refused(search):
         limited(0).translate(requests(20), search)
     assert str(caught.value) == (
         "cpu: memory ran out on a single sentence; "
-        "lower --beam, --nbest, decoding.max_length or --max-source-length"
+        "lower `decoding.size`, `count`, decoding.max_length or "
+        "`max_source_length`"
     )
 
 
@@ -167,7 +168,9 @@ def test_each_process_goes_on_with_fewer_and_one_line_says_so():
 def test_memory_for_not_even_one_sentence_of_a_process_is_refused():
     with pytest.raises(DeviceError) as caught:
         WorkersEngine(limited(0), 2).translate(asked([7, 3]), GreedyConfig(max_length=9))
-    assert str(caught.value).startswith("cpu: memory ran out on a single sentence; lower --beam")
+    assert str(caught.value).startswith(
+        "cpu: memory ran out on a single sentence; lower `decoding.size`"
+    )
 
 
 IN_LITTLE_MEMORY = """

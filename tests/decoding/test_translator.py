@@ -160,7 +160,7 @@ def test_alignments_nbest_and_prefixes_of_sentences_are_those_of_pieces(of_singl
         required(translator, ["ab. cd"], required=[["a"]])
     assert str(caught.value) == (
         "line 1: has required phrases and is cut into pieces; got 2 pieces; "
-        "split it and them, or raise --max-source-sentences"
+        "split it and them, or raise `max_source_sentences`"
     )
 
 
@@ -233,7 +233,7 @@ def test_a_long_line_as_an_error_is_named_before_any_is_translated(translator):
     with pytest.raises(DataError) as caught:
         translator.translate(["ab", "abcdefg"])
     assert str(caught.value) == (
-        "line 2: is longer than 6 tokens; got 7; split it, or use --long-lines split"
+        'line 2: is longer than 6 tokens; got 7; split it, or use `long_lines="split"`'
     )
     assert translator.engine.sentences == []
 
@@ -314,7 +314,7 @@ def test_no_limit_goes_beyond_learnt_positions(tokenizers):
     with pytest.raises(UsageError) as caught:
         Translator.of_model(model, tokenizers, config, CPU, max_source_length=10)
     assert str(caught.value) == (
-        "--max-source-length: must be below the positions that the model has learnt (10); got 10; "
+        "`max_source_length`: must be below the positions that the model has learnt (10); got 10; "
         "leave it out, or train with model.positions: {kind: sinusoidal}"
     )
 
@@ -351,7 +351,7 @@ def test_several_processes_on_a_gpu_are_refused(tokenizers):
     translator.engine.device = torch.device("cuda")
     with pytest.raises(UsageError) as caught:
         translator.begin_workers(2)
-    assert str(caught.value) == "--workers: is for a CPU; got 2; use 1, or --device cpu"
+    assert str(caught.value) == ('`workers`: is for a CPU; got 2; use 1, or `device="cpu"`')
 
 
 def test_processes_begun_anew_take_the_place_of_those_before(translator):
@@ -370,25 +370,25 @@ def test_processes_begun_anew_take_the_place_of_those_before(translator):
 def test_what_there_must_be_one_of_is_never_none(translator, tokenizers):
     model, config = learnt_positions(tokenizers)
     asked = {
-        "--nbest": lambda number: list(translator.nbest(["ab"], number)),
-        "--workers": translator.begin_workers,
-        "--max-source-sentences": lambda number: Translator.of_model(
+        "count": lambda number: list(translator.nbest(["ab"], number)),
+        "workers": translator.begin_workers,
+        "max_source_sentences": lambda number: Translator.of_model(
             model, tokenizers, config, CPU, max_source_sentences=number
         ),
-        "--max-source-length": lambda number: Translator.of_model(
+        "max_source_length": lambda number: Translator.of_model(
             model, tokenizers, config, CPU, max_source_length=number
         ),
     }
-    for (option, ask), number in itertools.product(asked.items(), (0, -1)):
+    for (argument, ask), number in itertools.product(asked.items(), (0, -1)):
         with pytest.raises(UsageError) as caught:
             ask(number)
-        assert str(caught.value) == f"{option}: must be at least 1; got {number}"
+        assert str(caught.value) == f"`{argument}`: must be at least 1; got {number}"
 
 
 def test_an_unknown_way_with_long_lines_is_refused(tokenizers):
     with pytest.raises(UsageError) as caught:
         Translator(Backwards(), tokenizers, BEAM, max_source_length=6, long_lines="cut")
-    assert str(caught.value) == ("--long-lines: must be one of split, truncate, error; got cut")
+    assert str(caught.value) == ("`long_lines`: must be one of split, truncate, error; got cut")
 
 
 class Mirror:
@@ -458,14 +458,15 @@ def test_a_search_that_makes_no_sense_is_refused(translator, search, message):
         ("prefixes", {"prefixes": "ab"}),
         ("banned", {"banned": "ab"}),
         ("required", {"required": "ab"}),
-        ("required of line 2", {"required": [["ab"], "ab"]}),
+        ("required[1]", {"required": [["ab"], "ab"]}),
     ],
 )
 def test_a_text_is_not_taken_apart_into_letters(translator, name, options):
     with pytest.raises(UsageError) as caught:
         next(translator.nbest(**{"lines": ["ab", "cd"], "count": 1} | options))
     assert (
-        str(caught.value) == f"{name}: must be a list of texts; got a text; put brackets around it"
+        str(caught.value)
+        == f"`{name}`: must be a list of texts; got a text; put brackets around it"
     )
     assert translator.engine.sentences == []
 
@@ -474,7 +475,7 @@ def test_a_run_to_join_is_not_taken_apart_either(toy_run):
     with pytest.raises(UsageError) as caught:
         Translator.load(toy_run, ensemble=str(toy_run))
     assert str(caught.value) == (
-        "ensemble: must be a list of texts; got a text; put brackets around it"
+        "`ensemble`: must be a list of texts; got a text; put brackets around it"
     )
 
 
@@ -482,15 +483,13 @@ def test_texts_to_score_are_not_taken_apart_either(translator):
     for name in ("sources", "targets"):
         with pytest.raises(UsageError) as caught:
             translator.score(**{"sources": ["ab"], "targets": ["ab"]} | {name: "ab"})
-        assert caught.value.problems[0].where == name
+        assert caught.value.problems[0].where == f"`{name}`"
 
 
 def test_alignments_without_an_aligner_are_refused(translator):
     with pytest.raises(UsageError) as caught:
         next(translator.nbest(["a"], 1, aligned=True))
-    assert str(caught.value) == (
-        "alignments: need a translator that has an aligner; leave them out"
-    )
+    assert str(caught.value) == ("`aligned`: needs a translator that has an aligner; leave it out")
     ((best,),) = translator.nbest(["a"], 1)
     assert (best.alignments, best.source_tokens) == (None, None)
 
@@ -522,7 +521,8 @@ def test_more_translations_than_candidates_are_refused(translator):
     with pytest.raises(UsageError) as caught:
         next(translator.nbest(["ab"], 3, consensus=Consensus("bleu", 2)))
     assert str(caught.value) == (
-        "--nbest: must be at most the candidates of --mbr (2); got 3; use --candidates 3"
+        "`count`: must be at most the candidates of `consensus` (2); got 3; "
+        "use `Consensus(num_candidates=3)`"
     )
 
 
@@ -616,27 +616,27 @@ def test_phrases_of_a_line_in_pieces_are_refused(translator):
         required(translator, ["ab", "abc. de. fg"], required=[[], ["a"]])
     assert str(caught.value) == (
         "line 2: has required phrases and is cut into pieces; got 2 pieces; "
-        "split it and them, or raise --max-source-length"
+        "split it and them, or raise `max_source_length`"
     )
 
 
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        (GreedyConfig(), "needs beam search; got greedy; add --beam 5"),
-        (SampleConfig(), "needs beam search; got sample; add --beam 5"),
+        (GreedyConfig(), "needs beam search; got greedy; use `BeamConfig(size=5)`"),
+        (SampleConfig(), "needs beam search; got sample; use `BeamConfig(size=5)`"),
         (
             BeamConfig(size=4, groups=2),
-            "needs a beam of one group; got 2; use --set decoding.groups=1",
+            "needs a beam of one group; got 2; use decoding.groups=1",
         ),
     ],
 )
 def test_searches_that_keep_to_no_phrases_are_refused(translator, search, message):
     terms = Terminology(["ab\tga"], "terms.tsv", source_language="en")
-    for option, options in (
-        ("--constraints", {"required": [["a"]]}),
-        ("--terminology", {"terminology": terms}),
+    for argument, options in (
+        ("required", {"required": [["a"]]}),
+        ("terminology", {"terminology": terms}),
     ):
         with pytest.raises(UsageError) as caught:
             required(translator, ["ab"], decoding=search, **options)
-        assert str(caught.value) == f"{option}: {message}"
+        assert str(caught.value) == f"`{argument}`: {message}"

@@ -47,8 +47,7 @@ def test_text_without_a_line_to_check_by_is_refused(model):
     with pytest.raises(DataError) as raised:
         CheckText.of(["", "abcdef"], model.tokenizers, name="valid.en", max_length=3)
     assert str(raised.value) == (
-        "valid.en: has no line of 1 to 3 tokens to check an export by; "
-        "name another text by --check-file"
+        "valid.en: has no line of 1 to 3 tokens to check an export by; give another text"
     )
 
 

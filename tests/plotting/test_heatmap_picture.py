@@ -141,8 +141,8 @@ def test_a_picture_that_no_viewer_opens_is_refused(monkeypatch):
         draw(ALL)
     figure_size = str(caught.value).split("got ")[1].split(";")[0]
     assert str(caught.value) == (
-        f"--output: would have more than 1 million dots; got {figure_size}; "
-        "choose by --part, --layer and --head, or write .html"
+        f"the picture: would have more than 1 million dots; got {figure_size}; "
+        "choose a part, a layer or a head, or write .html"
     )
     width, height = (int(side.replace(",", "")) for side in figure_size.split(" x "))
     assert width * height > 10**6

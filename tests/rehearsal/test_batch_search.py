@@ -104,8 +104,8 @@ def test_a_system_that_does_not_know_its_memory_wants_a_limit(toy, tried, monkey
     with pytest.raises(UsageError) as caught:
         found(toy, None)
     assert str(caught.value) == (
-        "--memory-limit: is needed here, for this system does not say how much memory is free; "
-        "add --memory-limit 8, for instance"
+        "`memory_limit`: is needed here, for this system does not say how much memory is free; "
+        "add `memory_limit=8`, for instance"
     )
 
 
@@ -124,7 +124,7 @@ def test_a_device_whose_memory_cannot_be_measured_is_refused(toy):
     with pytest.raises(DeviceError) as caught:
         found(toy, 8, torch.device("mps"))
     assert str(caught.value) == (
-        "--find-batch: cannot measure the memory of this device; got mps; use --device cpu or cuda"
+        "`device`: cannot measure the memory of this device; got mps; use cpu or cuda"
     )
 
 
@@ -133,7 +133,7 @@ def test_a_limit_beyond_the_gpu_is_refused(toy, monkeypatch):
     with pytest.raises(UsageError) as caught:
         found(toy, 80.5, CUDA)
     assert str(caught.value) == (
-        "--memory-limit: must be at most what the device has (80.00 GiB); got 80.5"
+        "`memory_limit`: must be at most what the device has (80.00 GiB); got 80.5"
     )
 
 
@@ -167,7 +167,7 @@ def test_a_gpu_is_tried_within_its_limit_and_freed_of_it(monkeypatch):
     assert limits == [(0.25, gpu), (1.0, gpu)]
 
 
-def test_the_answer_is_told_in_lines_and_as_plain_data():
+def test_the_answer_is_told_in_a_line_and_as_plain_data():
     answer = FoundBatch(
         batch_tokens=23_130,
         peak_memory_bytes=15 * GIB // 2,
@@ -175,8 +175,7 @@ def test_the_answer_is_told_in_lines_and_as_plain_data():
         is_whole_text=True,
     )
     assert str(answer) == (
-        "largest batch: 23,130 tokens; it takes 7.50 GiB of 8.00 GiB, and holds the whole text\n"
-        "use it: --set training.batch_tokens=23130"
+        "largest batch: 23,130 tokens; it takes 7.50 GiB of 8.00 GiB, and holds the whole text"
     )
     assert answer.as_json() == {
         "batch_tokens": 23_130,

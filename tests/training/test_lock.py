@@ -18,7 +18,7 @@ def test_a_second_training_is_refused_while_the_first_goes_on(tmp_path):
             pass
         assert str(caught.value) == (
             f"{tmp_path}: another process is training here; got process {os.getpid()}; "
-            "wait for it, or train elsewhere with --run"
+            "wait for it, or train elsewhere with `run`"
         )
     with locked(run):
         assert run.lock_file.read_text() == f"{os.getpid()}\n"

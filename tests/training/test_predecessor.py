@@ -89,7 +89,7 @@ def refusal(*arguments: object) -> str:
 def test_a_run_cannot_go_on_from_itself(toy, tmp_path):
     assert refusal(toy, tmp_path / "a", f"training.initialize_from={tmp_path}/x/../a") == (
         f"{tmp_path}/a: a new training cannot go on from the folder that it is to write; "
-        "name another folder with --run"
+        "name another folder with `run`"
     )
 
 

@@ -182,7 +182,7 @@ def test_a_folder_of_somebody_else_is_left_alone(toy, tmp_path, name):
         trained(toy, tmp_path / "theirs", fresh=True)
     assert str(caught.value) == (
         f"{tmp_path / 'theirs'}: is not empty and not a run folder; "
-        f"got {name} in it; name another folder with --run"
+        f"got {name} in it; name another folder with `run`"
     )
     assert list((tmp_path / "theirs").iterdir()) == [theirs]
 
@@ -193,8 +193,8 @@ def test_a_change_of_the_trajectory_is_refused(toy, tmp_path):
         trained(toy, tmp_path / "run", "training.max_steps=12", "training.batch_tokens=301")
     assert str(caught.value) == (
         f"{tmp_path / 'run'}: training.batch_tokens has changed since this run began "
-        "(it was 300); got 301; change it back, begin again with --fresh, or train its weights "
-        "further: --continue-from RUN --run NEW"
+        "(it was 300); got 301; change it back, begin again with `fresh=True`, or train its "
+        "weights further: `training.initialize_from=RUN` `run=NEW`"
     )
 
 
@@ -215,8 +215,8 @@ def test_changed_training_text_is_refused(toy, tmp_path):
         trained(toy, tmp_path / "run")
     assert str(caught.value) == (
         f"{tmp_path / 'run'}: the training text or its tokenizer has changed since this run began; "
-        "restore it, begin again with --fresh, or train its weights further: "
-        "--continue-from RUN --run NEW"
+        "restore it, begin again with `fresh=True`, or train its weights further: "
+        "`training.initialize_from=RUN` `run=NEW`"
     )
 
 
@@ -260,7 +260,7 @@ def test_a_second_process_is_refused(toy, tmp_path):
         trained(toy, run.path)
     assert str(caught.value) == (
         f"{run.path}: another process is training here; got process {os.getpid()}; "
-        "wait for it, or train elsewhere with --run"
+        "wait for it, or train elsewhere with `run`"
     )
     assert not run.config_file.exists()
 
@@ -398,7 +398,7 @@ def test_without_a_whole_checkpoint_nothing_is_lost_or_begun(again):
     problems = "; ".join(f"{x}: is not whole: state.json is missing" for x in reversed(steps))
     assert str(caught.value) == (
         f"{again.path}: has no checkpoint that is whole; got {problems}; "
-        "restore one, or begin again with --fresh"
+        "restore one, or begin again with `fresh=True`"
     )
     assert sorted(again.path.rglob("*")) == before
 

@@ -189,7 +189,7 @@ def load_state(directory: Path) -> TrainingState:
         return TrainingState.of_plain(content)
     except FileNotFoundError:
         raise CheckpointError(
-            str(file), "no such file", remedy="name another checkpoint, or train with --fresh"
+            str(file), "no such file", remedy="name another checkpoint, or train with `fresh=True`"
         ) from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(

@@ -203,5 +203,5 @@ def _another_checkpoint(run: RunDirectory) -> str:
     """Return the remedy for a checkpoint that cannot translate."""
     for checkpoint in reversed(run.step_checkpoints()):
         if damage(checkpoint, TRANSLATING) is None:
-            return f"use --checkpoint {checkpoint.name}"
-    return "no other one is whole: train anew with --fresh"
+            return f'use `checkpoint="{checkpoint.name}"`'
+    return "no other one is whole: train anew with `fresh=True`"

@@ -10,6 +10,7 @@ from typing import Any, Self
 import typer
 from typer.core import TyperCommand
 
+from tformer_cli.cli.options import message
 from tformer_cli.errors import DeviceError, StorageError, TformerError, UsageError
 
 
@@ -146,7 +147,7 @@ def run(app: typer.Typer) -> None:
         mistake = error if isinstance(error, TformerError) else refusal(error)
         # A terminal that was closed shows nothing.
         with contextlib.suppress(OSError):
-            typer.echo(str(mistake), err=True)
+            typer.echo("\n".join(map(message, mistake.problems)), err=True)
         sys.exit(mistake.exit_code)
 
 

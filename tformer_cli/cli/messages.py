@@ -5,6 +5,7 @@ import sys
 
 import typer
 
+from tformer_cli.cli.options import message
 from tformer_cli.errors import Problem, printable
 
 
@@ -19,7 +20,7 @@ def warn(problem: Problem) -> None:
     from tqdm import tqdm
 
     with tqdm.external_write_mode(file=sys.stderr):
-        typer.echo(str(problem), err=True)
+        typer.echo(message(problem), err=True)
 
 
 def suggest(*words: object) -> None:

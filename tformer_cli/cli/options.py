@@ -1,5 +1,6 @@
-"""Options that several commands share, and what they mean for a config."""
+"""Options that several commands share, what they mean for a config, and their Python names."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from tformer_cli.config.schema.decoding import (
     GreedyConfig,
     SearchConfig,
 )
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import Problem, UsageError
 from tformer_cli.run_directory import RUNS, RunDirectory, newest_run, step_of
 
 if TYPE_CHECKING:
@@ -94,7 +95,65 @@ CandidatesOption = Annotated[
 
 QuantizationName = Literal["int8", "int8_float32", "float16", "bfloat16", "float32"]
 
+# What messages of the library call by the arguments of its functions.
+OF_ARGUMENTS = {
+    "banned": "--ban",
+    "checkpoint": "--checkpoint",
+    "consensus": "--mbr",
+    "count": "--nbest",
+    "device": "--device",
+    "engine": "--backend",
+    "fresh": "--fresh",
+    "initialize_from": "--continue-from",
+    "long_lines": "--long-lines",
+    "max_source_length": "--max-source-length",
+    "max_source_sentences": "--max-source-sentences",
+    "memory_limit": "--memory-limit",
+    "num_candidates": "--candidates",
+    "output": "--output",
+    "overwrite": "--force",
+    "precision": "--precision",
+    "prefixes": "--prefixes",
+    "quantization": "--quantization",
+    "required": "--constraints",
+    "run": "--run",
+    "sentence": "SENTENCE",
+    "settings": "--set",
+    "size": "--beam",
+    "split": "--split",
+    "target": "--target",
+    "terminology": "--terminology",
+    "text": "--source and --reference",
+    "utility": "--mbr",
+    "valid": "--valid-source and --valid-target",
+    "workers": "--workers",
+}
+# `workers`, `workers=1`, `decoding.size`, `BeamConfig(size=5)`.
+_ARGUMENT = re.compile(r'`(?:\w+[.(])?(\w+)(?:="?([^`]*?)"?)?\)?`')
+
 NAMES = {"greedy": "greedy search", "beam": "beam search", "sample": "sampling"}
+
+
+def message(problem: Problem) -> str:
+    """Return the message of a problem in the words of a command line; its value stays as it is."""
+    where, what = in_options(problem.where), in_options(problem.what)
+    remedy = None if problem.remedy is None else in_options(problem.remedy)
+    return str(Problem(where, what, problem.got, remedy))
+
+
+def in_options(text: str) -> str:
+    """Return a text with options in place of the Python arguments that it has in backticks.
+
+    `workers=1` becomes --workers 1, and `fresh=True` becomes --fresh.
+    """
+
+    def option(argument: re.Match[str]) -> str:
+        name, value = argument.groups("")
+        if name not in OF_ARGUMENTS:
+            return argument[0]
+        return f"{OF_ARGUMENTS[name]} {value.removeprefix('True')}".rstrip()
+
+    return _ARGUMENT.sub(option, text)
 
 
 def chosen_run(run: Path | None, checkpoint: str = "best") -> RunDirectory:

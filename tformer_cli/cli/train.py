@@ -111,7 +111,8 @@ def train(
         from tformer_cli.rehearsal.batch_search import find_batch as search
 
         found = search(parsed, run_directory, device=place, memory_limit=memory_limit)
-        typer.echo(json.dumps(found.as_json(), indent=2) if as_json else str(found))
+        use = f"use it: --set {found.setting}"
+        typer.echo(json.dumps(found.as_json(), indent=2) if as_json else f"{found}\n{use}")
     else:
         from tformer_cli import api
 

@@ -1,4 +1,4 @@
-"""Reading a configuration from its file and from `--set` overrides, and writing it in full."""
+"""Reading a configuration from its file and from settings, and writing it in full."""
 
 import dataclasses
 import os
@@ -32,7 +32,7 @@ _TOP_KEY = re.compile(
 _Text = TypeVar("_Text", bound=Text)
 
 
-def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
+def load_config(path: str | os.PathLike[str], settings: Sequence[str] = ()) -> Config:
     """Read a configuration.
 
     Paths in the file are relative to `data.root`, and that to the folder of the file; paths in an
@@ -40,39 +40,39 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
 
     Args:
         path: a YAML file.
-        overrides: `training.max_steps=100`: a key path and its value in YAML. An item of a list
+        settings: `training.max_steps=100`: a key path and its value in YAML. An item of a list
             goes by its number from 0 (`data.train.0.weight=2`). Another kind
             (`tokenizer.kind=char`) drops the keys of the file that it does not have.
 
     Raises:
-        ConfigError: everything that is wrong with the file and the overrides.
+        ConfigError: everything that is wrong with the file and the settings.
     """
     path = Path(path)
     root = _tree(path)
-    return _with_absolute_paths(_changed(root, str(path), overrides, []), path.parent)
+    return _with_absolute_paths(_changed(root, str(path), settings, []), path.parent)
 
 
-def changed_decoding(config: Config, overrides: Sequence[str]) -> DecodingConfig:
+def changed_decoding(config: Config, settings: Sequence[str]) -> DecodingConfig:
     """Return the search of a configuration with some of its keys changed.
 
     Args:
         config: complete, as that of a run is.
-        overrides: `decoding.size=8`; `decoding.kind=sample` drops the keys that sampling does not
+        settings: `decoding.size=8`; `decoding.kind=sample` drops the keys that sampling does not
             have, and `decoding={kind: sample}` replaces the whole section.
 
     Raises:
         ConfigError: everything that is wrong with them.
     """
-    if not overrides:
+    if not settings:
         return config.decoding
-    of_decoding = [one for one in overrides if one.startswith(("decoding.", "decoding="))]
+    of_decoding = [one for one in settings if one.startswith(("decoding.", "decoding="))]
     problems = [
         Problem(
             f"{OVERRIDE}{one.partition('=')[0]}",
             "only keys of decoding can be changed here",
             remedy=_search_setting(one, config.decoding),
         )
-        for one in overrides
+        for one in settings
         if one not in of_decoding
     ]
     root = compose(dump_config(config), "config.yaml")
@@ -132,10 +132,10 @@ def check_data_files(data: DataConfig, written: Mapping[str, str] | None = None)
         raise ConfigError(missing)
 
 
-def places_of_keys(path: Path, overrides: Sequence[str] = ()) -> dict[str, str]:
+def places_of_keys(path: Path, settings: Sequence[str] = ()) -> dict[str, str]:
     """Return where each key of a configuration that can be loaded is written: a file and a line."""
     root = _tree(path)
-    for override in overrides:
+    for override in settings:
         root = _overridden(root, override)
     return dict(_places(root, ""))
 
@@ -237,7 +237,7 @@ def _search_setting(override: str, decoding: DecodingConfig) -> str | None:
     key = our_key(key)
     if key not in {part.name for part in dataclasses.fields(decoding)}:
         return None
-    return f"write decoding.{key}={value}" + (f", or --beam {value}" if key == "size" else "")
+    return f"write decoding.{key}={value}"
 
 
 def _changed(

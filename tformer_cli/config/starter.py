@@ -43,26 +43,28 @@ def write_starter(config: Path, starter: Starter) -> None:
     write_text(config, _yaml(starter, config.parent))
 
 
-def check_replaceable(config: Path, given: Mapping[str, Path], *, overwrite: bool) -> None:
+def check_replaceable(output: Path, given: Mapping[str, Path], *, overwrite: bool) -> None:
     """Make sure that a configuration may be written.
 
     Args:
-        config: the file to write.
+        output: the file to write.
         given: text files that are to stay.
         overwrite: whether a configuration that is there may be replaced.
 
     Raises:
         UsageError: it is there already, or is one of the texts.
     """
-    if config.resolve() in {file.resolve() for file in given.values()}:
+    if output.resolve() in {file.resolve() for file in given.values()}:
         raise UsageError(
-            str(config),
+            str(output),
             "is one of the given texts, and would be lost",
-            remedy="choose another --output",
+            remedy="choose another `output`",
         )
-    if config.exists() and not overwrite:
+    if output.exists() and not overwrite:
         raise UsageError(
-            str(config), "is there already", remedy="choose another --output, or add --force"
+            str(output),
+            "is there already",
+            remedy="choose another `output`, or add `overwrite=True`",
         )
 
 

@@ -7,7 +7,7 @@ import yaml
 
 from tformer_cli.errors import ConfigError, Problem
 
-OVERRIDE: Final = "--set "
+OVERRIDE: Final = "`settings` "
 """How the name of a text begins that is not a file but an override."""
 
 # Reading takes about a millisecond a node.
@@ -21,7 +21,7 @@ def compose(text: str, name: str) -> yaml.Node | None:
 
     Args:
         text: one YAML document.
-        name: what the text is called in messages: a file, or `--set key`.
+        name: what the text is called in messages: a file, or that of an override.
 
     Raises:
         ConfigError: the text is not YAML.

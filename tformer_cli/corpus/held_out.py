@@ -57,7 +57,7 @@ class Split:
 
 
 def split_text(
-    text: ParallelText, folder: Path, languages: tuple[str, str], *, overwrite: bool = False
+    text: ParallelText, output: Path, languages: tuple[str, str], *, overwrite: bool = False
 ) -> Split:
     """Write the training, validation and test part of a parallel text into a folder.
 
@@ -66,7 +66,7 @@ def split_text(
 
     Args:
         text: what to divide; it is read twice.
-        folder: to write; a folder that an earlier call has written of the same files is replaced.
+        output: the folder to write; one that was written of the same files is replaced.
         languages: of source and target, which the file names end in.
         overwrite: whether a folder that was written of other files may be replaced.
 
@@ -83,7 +83,7 @@ def split_text(
         "files": sorted(name for sides in names.values() for name in sides),
         **{side: _identity(file) for side, file in text.files.items()},
     }
-    _check_replaceable(folder, origin, text, overwrite)
+    _check_replaceable(output, origin, text, overwrite)
     keys, num_characters = _keys_and_characters(text)
     if not len(keys):
         raise DataError(str(text.source), "has no lines")
@@ -94,15 +94,15 @@ def split_text(
             str(text.source),
             "needs at least 3 pairs that share no line, for training, validation and test",
             got=f"{len(keys):,} pairs",
-            remedy="give --valid-source and --valid-target",
+            remedy="give `valid`",
         )
-    with whole_directory(folder) as temporary:
+    with whole_directory(output) as temporary:
         _write_parts(text, parts, {part: [temporary / n for n in names[part]] for part in names})
         # Last, so that a part which is changed later on is newer.
         write_json(temporary / _ORIGIN, origin)
     return Split(
         texts={
-            part.name.lower(): ParallelText(source=folder / source, target=folder / target)
+            part.name.lower(): ParallelText(source=output / source, target=output / target)
             for part, (source, target) in names.items()
         },
         num_pairs={part.name.lower(): num_pairs[part] for part in _WRITTEN},
@@ -229,7 +229,7 @@ def _identity(file: Path) -> dict[str, object]:
 
 
 def _check_replaceable(
-    folder: Path, origin: Mapping[str, object], text: ParallelText, overwrite: bool
+    output: Path, origin: Mapping[str, object], text: ParallelText, overwrite: bool
 ) -> None:
     """Refuse to take away what somebody may need.
 
@@ -237,24 +237,26 @@ def _check_replaceable(
         UsageError: the folder contains one of the given files or something else of the user's, or
             was written of other files and there is no leave to replace it.
     """
-    if not folder.exists():
+    if not output.exists():
         return
-    if any(file.resolve().is_relative_to(folder.resolve()) for file in text.files.values()):
+    if any(file.resolve().is_relative_to(output.resolve()) for file in text.files.values()):
         raise UsageError(
-            str(folder),
+            str(output),
             "contains one of the given texts, which would be lost",
-            remedy="choose another --output",
+            remedy="choose another `output`",
         )
-    before = _origin_of(folder)
+    before = _origin_of(output)
     if before is None:
         raise UsageError(
-            str(folder),
+            str(output),
             "contains files that config new did not write",
-            remedy="choose another --output",
+            remedy="choose another `output`",
         )
-    if not overwrite and (before != origin or _is_changed(folder)):
+    if not overwrite and (before != origin or _is_changed(output)):
         raise UsageError(
-            str(folder), "is there already", remedy="choose another --output, or add --force"
+            str(output),
+            "is there already",
+            remedy="choose another `output`, or add `overwrite=True`",
         )
 
 

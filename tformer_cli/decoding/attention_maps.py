@@ -110,21 +110,21 @@ def sentence_maps(
             not translate.
         DataError: the sentence or the translation is longer than the positions that it has learnt.
     """
-    source_ids = [*_ids(tokenizers.source, "SENTENCE", sentence), END_ID]
+    source_ids = [*_ids(tokenizers.source, "`sentence`", sentence), END_ID]
     if len(source_ids) == 1:
-        raise UsageError("SENTENCE", "has no token in it", got=repr(sentence))
-    _check_length(network, "SENTENCE", len(source_ids))
+        raise UsageError("`sentence`", "has no token in it", got=repr(sentence))
+    _check_length(network, "`sentence`", len(source_ids))
     if isinstance(network, Seq2Seq):
         roles = token_roles(tokenizers.target, config.model)
         if target is None:
             target_ids = _translation(network, roles, config.decoding, source_ids)
         else:
-            target_ids = _ids(tokenizers.target, "--target", target)
+            target_ids = _ids(tokenizers.target, "`target`", target)
         _check_length(network, "the translation", len(target_ids) + 1)
         return _of_pair(network, tokenizers, roles, sentence, (source_ids, target_ids))
     if target is not None:
         what = "has no effect on a network that does not translate"
-        raise UsageError("--target", what, remedy="leave it out")
+        raise UsageError("`target`", what, remedy="leave it out")
     return _of_text(network, tokenizers.source, sentence, source_ids)
 
 

@@ -43,10 +43,10 @@ class Consensus:
         """
         if self.utility not in get_args(Utility):
             raise UsageError(
-                "--mbr", f"must be one of {', '.join(get_args(Utility))}", got=self.utility
+                "`utility`", f"must be one of {', '.join(get_args(Utility))}", got=self.utility
             )
         if self.num_candidates is not None and self.num_candidates < 1:
-            raise UsageError("--candidates", "must be at least 1", got=str(self.num_candidates))
+            raise UsageError("`num_candidates`", "must be at least 1", got=str(self.num_candidates))
 
     def num_wanted(self, decoding: DecodingConfig) -> int:
         """Return how many candidates a search has to find.
@@ -56,18 +56,18 @@ class Consensus:
         """
         if isinstance(decoding, GreedyConfig):
             raise UsageError(
-                "--mbr",
+                "`consensus`",
                 "has no effect on greedy search",
-                remedy="add --beam 8, or --set 'decoding={kind: sample}'",
+                remedy="use `BeamConfig(size=8)`, or decoding.kind=sample",
             )
         if not isinstance(decoding, BeamConfig):
             return self.num_candidates or NUM_SAMPLES
         if self.num_candidates is not None and self.num_candidates > decoding.size:
             raise UsageError(
-                "--candidates",
+                "`num_candidates`",
                 f"must be at most the beam size ({decoding.size})",
                 got=str(self.num_candidates),
-                remedy=f"use --beam {self.num_candidates}, or --set 'decoding={{kind: sample}}'",
+                remedy=f"use `BeamConfig(size={self.num_candidates})`, or decoding.kind=sample",
             )
         return self.num_candidates or decoding.size
 

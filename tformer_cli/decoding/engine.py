@@ -202,7 +202,7 @@ class NativeEngine:
             raise DeviceError(
                 where,
                 "memory ran out on a single sentence",
-                remedy="lower --beam, --nbest, decoding.max_length or --max-source-length",
+                remedy="lower `decoding.size`, `count`, decoding.max_length or `max_source_length`",
             )
         self.most_places = places // 2
         if not self._is_short:

@@ -91,12 +91,12 @@ class LineRequests:
         pieces = self._pieces(line, where)
         if phrases and len(pieces) > 1:
             is_long = len(self.tokenizers.source.encode(line)) > self.max_source_length
-            option = "--max-source-length" if is_long else "--max-source-sentences"
+            argument = "max_source_length" if is_long else "max_source_sentences"
             raise DataError(
                 where,
                 "has required phrases and is cut into pieces",
                 got=f"{len(pieces)} pieces",
-                remedy=f"split it and them, or raise {option}",
+                remedy=f"split it and them, or raise `{argument}`",
             )
         words = first_words([text for text, _ in pieces])
         requests = [
@@ -138,7 +138,7 @@ class LineRequests:
             return [(line, _ended(ids))]
         what, got = f"is longer than {most:,} tokens", f"{len(ids):,}"
         if self.long_lines == "error":
-            raise DataError(where, what, got=got, remedy="split it, or use --long-lines split")
+            raise DataError(where, what, got=got, remedy='split it, or use `long_lines="split"`')
         if self.long_lines == "truncate":
             pieces = [ids[:most]]
             texts = [beginning(line, most, lambda text: len(encode(text)))]
@@ -200,7 +200,7 @@ class LineRequests:
         """Return the ids of banned phrases, as they begin a translation and as they go on in it."""
         encode = self.tokenizers.target.encode
         spelled = (
-            self._phrase(ids, phrase, "--ban")
+            self._phrase(ids, phrase, "`banned`")
             for phrase in phrases
             for ids in (encode(phrase), self._ids_within(phrase))
         )

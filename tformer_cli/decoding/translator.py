@@ -93,12 +93,12 @@ class Translator:
             UsageError: `max_source_length` or `max_source_sentences` is below 1, or `long_lines` is
                 none of its choices.
         """
-        _check_positive("--max-source-length", max_source_length)
+        _check_positive("`max_source_length`", max_source_length)
         if max_source_sentences is not None:
-            _check_positive("--max-source-sentences", max_source_sentences)
+            _check_positive("`max_source_sentences`", max_source_sentences)
         if long_lines not in get_args(LongLines):
             raise UsageError(
-                "--long-lines", f"must be one of {', '.join(get_args(LongLines))}", got=long_lines
+                "`long_lines`", f"must be one of {', '.join(get_args(LongLines))}", got=long_lines
             )
         self.engine: Engine = engine
         self.tokenizers = tokenizers
@@ -209,7 +209,7 @@ class Translator:
             max_source_length = config.data.filters.max_length
         if model.max_length is not None and max_source_length >= model.max_length:
             raise UsageError(
-                "--max-source-length",
+                "`max_source_length`",
                 f"must be below the positions that the model has learnt ({model.max_length})",
                 got=str(max_source_length),
                 remedy="leave it out, or train with model.positions: {kind: sinusoidal}",
@@ -237,7 +237,7 @@ class Translator:
             description=f"{config.data.source_language} -> {config.data.target_language}, {device}",
         )
 
-    def begin_workers(self, count: int) -> None:
+    def begin_workers(self, workers: int) -> None:
         """Let so many processes share the work on a CPU, with a thread each; 1 is this one alone.
 
         They share all memory that this process has when they begin, and keep it. Those that were
@@ -245,20 +245,20 @@ class Translator:
 
         Raises:
             UsageError: the device is no CPU, or the system cannot share memory with processes; or
-                `count` is below 1.
+                `workers` is below 1.
         """
-        _check_positive("--workers", count)
+        _check_positive("`workers`", workers)
         if isinstance(self.engine, WorkersEngine):
             # Processes that begin processes would hear the answers to each other.
             self.engine = self.engine.engine
-        if count == 1:
+        if workers == 1:
             return
         if isinstance(self.engine, NativeEngine) and self.engine.device.type != "cpu":
             raise UsageError(
-                "--workers", "is for a CPU", got=str(count), remedy="use 1, or --device cpu"
+                "`workers`", "is for a CPU", got=str(workers), remedy='use 1, or `device="cpu"`'
             )
         give_back_memory(torch.device("cpu"))
-        self.engine = WorkersEngine(self.engine, count)
+        self.engine = WorkersEngine(self.engine, workers)
 
     def translate(
         self,
@@ -352,13 +352,13 @@ class Translator:
         refuse_text_alone(lines=lines, prefixes=prefixes, banned=banned, required=required)
         if aligned and self.aligner is None:
             raise UsageError(
-                "alignments", "need a translator that has an aligner", remedy="leave them out"
+                "`aligned`", "needs a translator that has an aligner", remedy="leave it out"
             )
         search = _checked_search(self.decoding if decoding is None else decoding)
         _check_has_positions(search, self.engine.scorer.max_length)
         if required is not None or terminology is not None:
             _check_keeps_to_phrases(
-                search, "--constraints" if required is not None else "--terminology"
+                search, "`required`" if required is not None else "`terminology`"
             )
         num_wanted = _num_wanted(search, count, consensus)
 
@@ -386,7 +386,7 @@ class Translator:
         for window in chunks(zip(itertools.count(start, step), asked), WINDOW_LINES):
             if required is not None:
                 for n, (_, phrases) in window:
-                    refuse_text_alone(**{f"required of line {n}": phrases})
+                    refuse_text_alone(**{f"required[{(n - start) // step}]": phrases})
             lines_in_pieces = [
                 requests.of(
                     line,
@@ -443,14 +443,14 @@ class Translator:
         return score_pairs(self.engine.scorer, self.tokenizers, pairs, on_done=on_done)
 
 
-def _check_positive(option: str, number: int) -> None:
-    """Check that there is at least one of what an option counts.
+def _check_positive(argument: str, number: int) -> None:
+    """Check that there is at least one of what an argument counts.
 
     Raises:
         UsageError: there is none.
     """
     if number < 1:
-        raise UsageError(option, "must be at least 1", got=str(number))
+        raise UsageError(argument, "must be at least 1", got=str(number))
 
 
 def refuse_text_alone(**arguments: object) -> None:
@@ -462,7 +462,10 @@ def refuse_text_alone(**arguments: object) -> None:
     for name, texts in arguments.items():
         if isinstance(texts, str):
             raise UsageError(
-                name, "must be a list of texts", got="a text", remedy="put brackets around it"
+                f"`{name}`",
+                "must be a list of texts",
+                got="a text",
+                remedy="put brackets around it",
             )
 
 
@@ -487,24 +490,24 @@ def _num_wanted(search: DecodingConfig, count: int, consensus: Consensus | None)
     Raises:
         UsageError: it keeps fewer, or none are wanted.
     """
-    _check_positive("--nbest", count)
+    _check_positive("`count`", count)
     num_wanted = count if consensus is None else consensus.num_wanted(search)
     if count > num_wanted:
         raise UsageError(
-            "--nbest",
-            f"must be at most the candidates of --mbr ({num_wanted})",
+            "`count`",
+            f"must be at most the candidates of `consensus` ({num_wanted})",
             got=str(count),
-            remedy=f"use --candidates {count}",
+            remedy=f"use `Consensus(num_candidates={count})`",
         )
     if isinstance(search, SampleConfig):
         return num_wanted
     beam_size = search.size if isinstance(search, BeamConfig) else 1
     if count > beam_size:
         raise UsageError(
-            "--nbest",
+            "`count`",
             f"must be at most the beam size ({beam_size})",
             got=str(count),
-            remedy=f"use --beam {count}",
+            remedy=f"use `BeamConfig(size={count})`",
         )
     return num_wanted
 
@@ -518,7 +521,7 @@ def _checked_search(decoding: DecodingConfig) -> DecodingConfig:
     """
     if not isinstance(decoding, BeamConfig | GreedyConfig | SampleConfig):
         raise UsageError(
-            "decoding",
+            "`decoding`",
             "must be a search",
             got=repr(decoding),
             remedy="pass BeamConfig(size=5), GreedyConfig() or SampleConfig()",
@@ -540,20 +543,22 @@ def _check_has_positions(search: DecodingConfig, longest: int | None) -> None:
         raise ConfigError(problems)
 
 
-def _check_keeps_to_phrases(search: DecodingConfig, option: str) -> None:
+def _check_keeps_to_phrases(search: DecodingConfig, argument: str) -> None:
     """Check that a search keeps to required phrases.
 
     Raises:
         UsageError: it does not.
     """
     if not isinstance(search, BeamConfig):
-        raise UsageError(option, "needs beam search", got=search.kind, remedy="add --beam 5")
+        raise UsageError(
+            argument, "needs beam search", got=search.kind, remedy="use `BeamConfig(size=5)`"
+        )
     if search.groups > 1:
         raise UsageError(
-            option,
+            argument,
             "needs a beam of one group",
             got=str(search.groups),
-            remedy="use --set decoding.groups=1",
+            remedy="use decoding.groups=1",
         )
 
 

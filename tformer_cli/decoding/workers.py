@@ -56,12 +56,12 @@ class WorkersEngine:
         """
         if "fork" not in multiprocessing.get_all_start_methods():
             raise UsageError(
-                "--workers", "needs a system that can fork", got=str(num_workers), remedy="use 1"
+                "`workers`", "needs a system that can fork", got=str(num_workers), remedy="use 1"
             )
         limit = MAX_WORKERS_A_CORE * num_cores()
         if num_workers > limit:
             raise UsageError(
-                "--workers",
+                "`workers`",
                 f"must be at most {limit} ({MAX_WORKERS_A_CORE} for each core)",
                 got=str(num_workers),
                 remedy="use one for each core, or fewer",
@@ -209,7 +209,7 @@ def _other_end() -> Iterator[None]:
         raise DeviceError(
             "a process that translates",
             "has been ended, mostly for want of memory",
-            remedy="use fewer --workers",
+            remedy="use fewer `workers`",
         ) from None
 
 

@@ -141,7 +141,7 @@ def texts_of_split(config: Config, split: str | None) -> dict[str, ParallelText]
                 raise DataError(
                     str(file),
                     "no such file",
-                    remedy="put it there, or name another text with --source and --reference",
+                    remedy="put it there, or name another `text`",
                 )
     return texts
 
@@ -157,7 +157,7 @@ def _named(config: Config, split: str | None) -> dict[str, ParallelText]:
         return dict(config.data.test)
     there = ", ".join(["valid", *config.data.test])
     raise UsageError(
-        "--split",
+        "`split`",
         "the config has no such split" if split else "the config has no test set",
         got=split,
         remedy=f"choose from: {there}",

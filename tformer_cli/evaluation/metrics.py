@@ -85,7 +85,7 @@ def build_metric(name: MetricName, config: EvaluationConfig, target_language: st
         return Metric("chrf", CHRF(word_order=word_order), tuple(options))
     if name == "ter":
         return Metric("ter", TER(), ())
-    raise UsageError("metrics", f"must be one of {', '.join(get_args(MetricName))}", got=name)
+    raise UsageError("`metrics`", f"must be one of {', '.join(get_args(MetricName))}", got=name)
 
 
 def _bleu(tokenize: str, lowercase: bool) -> BLEU:

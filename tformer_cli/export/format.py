@@ -112,7 +112,7 @@ class CheckText:
             raise DataError(
                 name,
                 f"has no line of 1 to {max_length:,} tokens to check an export by",
-                remedy="name another text by --check-file",
+                remedy="give another text",
             )
         return cls(
             name,

@@ -46,7 +46,7 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.run_directory import RunDirectory, whole_file, write_text
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 
-Precision = Literal["float16", "bfloat16", "float32"]
+Quantization = Literal["float16", "bfloat16", "float32"]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 _Text = TypeVar("_Text", bound=Text)
@@ -57,28 +57,28 @@ class PlainFormat(Format):
     """A plain folder, which is read back as `tformer import` does.
 
     Attributes:
-        precision: number format of the weights in the file; it is computed in single precision.
+        quantization: number format of the weights in the file; it is computed in single precision.
     """
 
     program: ClassVar = "tformer"
-    precision: Precision = "float32"
+    quantization: Quantization = "float32"
 
     @property
     def is_exact(self) -> bool:
         """Whether nothing is rounded."""
-        return self.precision == "float32"
+        return self.quantization == "float32"
 
     def obstacles(self, trained: TrainedModel) -> Iterator[Problem]:
         """Yield the first weight that is beyond the numbers of the format, if there is one."""
         for name, weight in trained.model.named_parameters():
-            if (weight.isfinite() & ~weight.to(DTYPES[self.precision]).isfinite()).any():
+            if (weight.isfinite() & ~weight.to(DTYPES[self.quantization]).isfinite()).any():
                 what, remedy = "has no number as large as one in the weights", "use bfloat16"
-                yield Problem("--quantization", what, f"{self.precision} for {name}", remedy)
+                yield Problem("`quantization`", what, f"{self.quantization} for {name}", remedy)
                 return
 
     def write(self, trained: TrainedModel, folder: Path) -> None:
         """Write the weights, the config and the tokenizers, as `Format` says."""
-        run, dtype = RunDirectory(folder), DTYPES[self.precision]
+        run, dtype = RunDirectory(folder), DTYPES[self.quantization]
         # named_parameters lists a shared weight once, under its first name.
         named = trained.model.named_parameters()
         weights = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in named}

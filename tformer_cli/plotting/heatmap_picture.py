@@ -190,10 +190,10 @@ def draw(sentence: Sentence) -> "Figure":
         width, height = sheet.width, sheet.top
         if width * height * DOTS_AN_INCH**2 > MOST_DOTS:
             raise UsageError(
-                "--output",
+                "the picture",
                 f"would have more than {MOST_DOTS // 10**6} million dots",
                 got=f"{round(width * DOTS_AN_INCH):,} x {round(height * DOTS_AN_INCH):,}",
-                remedy="choose by --part, --layer and --head, or write .html",
+                remedy="choose a part, a layer or a head, or write .html",
             )
         figure = Figure(figsize=(width, height))
         for box in sheet.boxes:

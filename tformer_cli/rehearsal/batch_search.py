@@ -62,7 +62,7 @@ class FoundBatch:
 
     @property
     def setting(self) -> str:
-        """What `--set` wants."""
+        """The key and the value by which a training takes it."""
         return f"training.batch_tokens={self.batch_tokens}"
 
     def __str__(self) -> str:
@@ -70,10 +70,7 @@ class FoundBatch:
             f"{size / 2**30:,.2f} GiB" for size in (self.peak_memory_bytes, self.memory_limit_bytes)
         )
         whole = ", and holds the whole text" if self.is_whole_text else ""
-        return (
-            f"largest batch: {self.batch_tokens:,} tokens; it takes {peak} of {limit}{whole}\n"
-            f"use it: --set {self.setting}"
-        )
+        return f"largest batch: {self.batch_tokens:,} tokens; it takes {peak} of {limit}{whole}"
 
     def as_json(self) -> dict[str, object]:
         """Return all of it as plain data."""
@@ -221,26 +218,26 @@ def _limit_bytes(device: torch.device, memory_limit: float | None) -> int:
     """
     if device.type not in ("cpu", "cuda"):
         raise DeviceError(
-            "--find-batch",
+            "`device`",
             "cannot measure the memory of this device",
             got=str(device),
-            remedy="use --device cpu or cuda",
+            remedy="use cpu or cuda",
         )
     there = free_memory() if device.type == "cpu" else _cuda_memory(device)
     if memory_limit is not None:
         limit = round(memory_limit * 2**30)
         if device.type == "cuda" and there is not None and limit > there:
             raise UsageError(
-                "--memory-limit",
+                "`memory_limit`",
                 f"must be at most what the device has ({there / 2**30:,.2f} GiB)",
                 got=f"{memory_limit:g}",
             )
         return limit
     if there is None:
         raise UsageError(
-            "--memory-limit",
+            "`memory_limit`",
             "is needed here, for this system does not say how much memory is free",
-            remedy="add --memory-limit 8, for instance",
+            remedy="add `memory_limit=8`, for instance",
         )
     return there if device.type == "cuda" else int(SHARE_OF_RAM * there)
 

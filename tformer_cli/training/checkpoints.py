@@ -213,7 +213,7 @@ def _newest_whole(run: RunDirectory, checkpoints: Sequence[Path], say: Say) -> P
         str(run.path),
         "has no checkpoint that is whole",
         got="; ".join(map(str, problems)),
-        remedy="restore one, or begin again with --fresh",
+        remedy="restore one, or begin again with `fresh=True`",
     )
 
 

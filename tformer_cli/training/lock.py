@@ -25,7 +25,7 @@ def check_ours(run: RunDirectory) -> None:
             str(run.path),
             "is not empty and not a run folder",
             got=f"{theirs[0]} in it",
-            remedy="name another folder with --run",
+            remedy="name another folder with `run`",
         )
 
 
@@ -59,5 +59,5 @@ def _take(handle: int, run: RunDirectory) -> None:
             str(run.path),
             "another process is training here",
             got=f"process {holder}" if holder else None,
-            remedy="wait for it, or train elsewhere with --run",
+            remedy="wait for it, or train elsewhere with `run`",
         )

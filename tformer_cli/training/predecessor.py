@@ -41,7 +41,7 @@ class Predecessor:
             raise CheckpointError(
                 str(run.path),
                 "a new training cannot go on from the folder that it is to write",
-                remedy="name another folder with --run",
+                remedy="name another folder with `run`",
             )
         if not path.is_dir():
             raise CheckpointError(

@@ -39,7 +39,10 @@ FREE_KEYS = (
 )
 
 # What to do instead of going on with a run that is no longer the same.
-ELSEWHERE = "begin again with --fresh, or train its weights further: --continue-from RUN --run NEW"
+ELSEWHERE = (
+    "begin again with `fresh=True`, or train its weights further: "
+    "`training.initialize_from=RUN` `run=NEW`"
+)
 
 
 def lasting_settings(config: Config) -> dict[str, str]:

@@ -201,7 +201,7 @@ def test_an_end_token_that_is_certain_leaves_numbers(theirs, requests, monkeypat
 def test_searches_that_it_does_otherwise_are_refused(theirs, requests, search, message):
     with pytest.raises(UsageError) as raised:
         theirs.translate(requests, search)
-    assert str(raised.value) == f"{message}; leave out --backend"
+    assert str(raised.value) == f"{message}; use another `engine`"
 
 
 @pytest.mark.parametrize(("patience", "most"), [(0.5, 3), (0.3, 2), (0.05, 0)])
@@ -214,23 +214,23 @@ def test_more_translations_than_patience_leaves_are_refused(theirs, requests, pa
         theirs.translate(requests, search, nbest=most + 1)
     assert str(raised.value) == (
         "decoding.patience: leaves CTranslate2 fewer translations of a line than are asked for "
-        f"({most + 1}); got {patience}; raise it, or leave out --backend"
+        f"({most + 1}); got {patience}; raise it, or use another `engine`"
     )
 
 
 @pytest.mark.parametrize(
     ("request_", "where"),
     [
-        (Request((17, END_ID), prefix=(20,)), "--prefixes"),
-        (Request((17, END_ID), banned=((20,),)), "--ban"),
-        (Request((17, END_ID), required=((20,),)), "--constraints and --terminology"),
+        (Request((17, END_ID), prefix=(20,)), "`prefixes`"),
+        (Request((17, END_ID), banned=((20,),)), "`banned`"),
+        (Request((17, END_ID), required=((20,),)), "`required` and `terminology`"),
     ],
 )
 def test_demands_that_it_cannot_meet_are_refused(theirs, request_, where):
     with pytest.raises(UsageError) as raised:
         theirs.translate([request_], GreedyConfig())
     assert str(raised.value) == (
-        f"{where}: has no exact counterpart in CTranslate2; leave out --backend"
+        f"{where}: has no exact counterpart in CTranslate2; use another `engine`"
     )
 
 
@@ -245,5 +245,5 @@ def test_what_has_no_position_is_refused_before_it_fails(theirs):
         theirs.translate([Request([17] * 4096 + [END_ID])], GreedyConfig())
     assert str(raised.value) == (
         "a line: has more tokens than the exported model has positions (4096); got 4097; "
-        "lower --max-source-length"
+        "lower `max_source_length`"
     )

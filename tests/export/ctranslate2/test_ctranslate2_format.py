@@ -406,7 +406,8 @@ def test_frequencies_of_yarn_are_not_rounded_to_half():
     assert list(obstacles(config, "int8")) == []
     assert [str(problem) for problem in obstacles(config, "float16")] == [
         "model.positions.scaling: has no exact counterpart in CTranslate2; "
-        "got yarn in float16, which rounds its frequencies; use --quantization int8 or float32"
+        "got yarn in float16, which rounds its frequencies; "
+        'use `quantization="int8"` or float32'
     ]
 
 

@@ -138,7 +138,7 @@ class CTranslate2Engine:
         source = max((len(request.source) for request in requests), default=0)
         for where, length, remedy in (
             ("decoding.max_length", config.max_length, "lower it"),
-            ("a line", source, "lower --max-source-length"),
+            ("a line", source, "lower `max_source_length`"),
         ):
             if length > longest:
                 raise UsageError(
@@ -259,7 +259,7 @@ def refuse_impatience(beam: BeamConfig, nbest: int) -> None:
             "decoding.patience",
             f"leaves CTranslate2 fewer translations of a line than are asked for ({nbest})",
             got=f"{beam.patience:g}",
-            remedy="raise it, or leave out --backend",
+            remedy="raise it, or use another `engine`",
         )
 
 
@@ -270,11 +270,11 @@ def refuse_demands(requests: Sequence[Request]) -> None:
         UsageError: something is.
     """
     if any(request.prefix for request in requests):
-        refuse("--prefixes")
+        refuse("`prefixes`")
     if any(request.banned for request in requests):
-        refuse("--ban")
+        refuse("`banned`")
     if any(request.required for request in requests):
-        refuse("--constraints and --terminology")
+        refuse("`required` and `terminology`")
 
 
 def refuse(where: str, got: str | None = None) -> None:
@@ -284,5 +284,5 @@ def refuse(where: str, got: str | None = None) -> None:
         UsageError: always.
     """
     raise UsageError(
-        where, "has no exact counterpart in CTranslate2", got=got, remedy="leave out --backend"
+        where, "has no exact counterpart in CTranslate2", got=got, remedy="use another `engine`"
     )

@@ -132,7 +132,7 @@ def obstacles(config: ModelConfig, quantization: Quantization | None = None) -> 
     has_yarn = isinstance(positions, RotaryPositions) and isinstance(positions.scaling, YarnScaling)
     if has_yarn and quantization in ("float16", "bfloat16"):
         got = f"yarn in {quantization}, which rounds its frequencies"
-        yield problem("positions.scaling", got, "use --quantization int8 or float32")
+        yield problem("positions.scaling", got, 'use `quantization="int8"` or float32')
 
 
 def _tokens(tokenizer: Tokenizer) -> list[str]:
