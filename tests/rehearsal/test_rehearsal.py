@@ -14,7 +14,7 @@ from toy import CONFIG, write_toy
 from tformer_cli.config.load import load_config
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.errors import (
-    CheckpointError,
+    ConfigError,
     DataError,
     Interrupted,
     TrainingError,
@@ -163,11 +163,11 @@ def test_weights_that_a_training_would_begin_with_are_read(toy, tmp_path, capsys
             assert torch.equal(parameter, weights[name])
     assert f"beginning with the weights of {first.pointed('last')}" in capsys.readouterr().err
     with (
-        pytest.raises(CheckpointError) as caught,
+        pytest.raises(ConfigError) as caught,
         rehearsed(toy, after, "model.feedforward_dim=32"),
     ):
         pass
-    assert "holds another model than config.yaml describes" in str(caught.value)
+    assert str(caught.value).startswith("model.feedforward_dim: must be 64, as in ")
 
 
 def test_worst_steps_are_taken_at_the_worst_batches(toy):

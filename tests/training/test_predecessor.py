@@ -1,5 +1,6 @@
 """Going on from another run: its weights and its words, another schedule."""
 
+import json
 import shutil
 import signal
 from pathlib import Path
@@ -13,7 +14,7 @@ from toy import write_toy
 from tformer_cli.checkpoint.layout import MODEL_FILE, TRAINED_FILE
 from tformer_cli.checkpoint.state import load_state
 from tformer_cli.config.load import load_config
-from tformer_cli.errors import CheckpointError, Interrupted
+from tformer_cli.errors import CheckpointError, ConfigError, Interrupted
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
 from tformer_cli.training.run import train
@@ -105,14 +106,52 @@ def test_what_cannot_be_gone_on_from_is_named(first, toy, tmp_path):
         f"{first.path}: was trained with another tokenizer than the config asks for; "
         f"take over `tokenizer` from {first.config_file}"
     )
-    assert refusal(toy, run, after(first), "model.feedforward_dim=32") == (
-        f"{first.pointed('last')}/trained.safetensors: holds another model than config.yaml "
-        "describes (6 weights differ); got decoder.layers.0.feedforward.inner.bias; "
-        f"take over `model` from {first.config_file}"
-    )
     bare = RunDirectory(tmp_path / "bare")
     bare.path.mkdir()
     shutil.copy(first.config_file, bare.config_file)
     shutil.copytree(first.tokenizer, bare.tokenizer)
     assert refusal(toy, run, after(bare)) == f"{bare.path}: has no checkpoint yet; train it first"
     assert not (run / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (("model.feedforward_dim=32",), "model.feedforward_dim: must be 64, as in RUN; got 32"),
+        # The same weights, and another function of them.
+        (("model.num_heads=4",), "model.num_heads: must be 2, as in RUN; got 4"),
+        (
+            ("model.positions={kind: alibi}",),
+            'model.positions: must be {"kind": "sinusoidal"}, as in RUN; got {"kind": "alibi"}',
+        ),
+        (
+            ("model={kind: decoder_only, dim: 32}",),
+            "model.kind: must be encoder_decoder, as in RUN; got decoder_only",
+        ),
+    ],
+)
+def test_another_function_of_the_weights_is_named(first, toy, tmp_path, overrides, complaint):
+    with pytest.raises(ConfigError) as caught:
+        trained(toy, tmp_path / "run", after(first), *overrides)
+    assert str(caught.value) == complaint.replace("RUN", str(first.path))
+
+
+def test_dropout_and_how_far_a_model_sees_may_change(first, toy, tmp_path):
+    changed = ("model.dropout=0.3", "model.window=4", "model.initialization=normal")
+    run = trained(toy, tmp_path / "run", *SHORT, *STILL, after(first), *changed)
+    old, new = (load_file(first.pointed("last") / TRAINED_FILE), run.pointed("last") / MODEL_FILE)
+    for name, weight in load_file(new).items():
+        torch.testing.assert_close(weight, old[name], rtol=0, atol=1e-9)
+
+
+def test_other_tokenizers_beside_the_weights_are_refused(first, toy, tmp_path):
+    """Of the same size and settings, and each id is another token."""
+    changed = RunDirectory(tmp_path / "changed")
+    shutil.copytree(first.path, changed.path)
+    (file,) = changed.tokenizer.glob("shared.*")
+    *tokens, last_but_one, last = json.loads(file.read_text())
+    file.write_text(json.dumps([*tokens, last, last_but_one]))
+    assert refusal(toy, tmp_path / "run", after(changed)) == (
+        f"{changed.tokenizer}: does not hold the tokenizers that the model was trained with; "
+        "restore the folder, or train again"
+    )

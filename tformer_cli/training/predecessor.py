@@ -1,20 +1,26 @@
 """The run that another one goes on from: its tokenizers, and its weights to begin with."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 
 from tformer_cli.checkpoint.checkpoint import load_weights
 from tformer_cli.checkpoint.layout import MODEL_FILE, TRAINED_FILE
+from tformer_cli.checkpoint.origin import check_tokenizers
+from tformer_cli.checkpoint.state import load_state
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.model import EncoderDecoderConfig, MaskedEncoderConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig, MaskedEncoderConfig, ModelConfig
 from tformer_cli.corpus.pipeline import training_pairs
-from tformer_cli.errors import CheckpointError
+from tformer_cli.errors import CheckpointError, ConfigError, Problem
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Network
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.checkpoints import Say, last_checkpoint
-from tformer_cli.training.pretrained_encoder import PretrainedEncoder
+from tformer_cli.training.pretrained_encoder import DROPOUTS, PretrainedEncoder, shown
+
+# A model may see further than its weights have learnt to, which is what it is trained further for.
+FREE_KEYS = ("initialization", "window", *DROPOUTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +103,16 @@ class Predecessor:
             say: hears what was taken over.
 
         Raises:
-            CheckpointError: there is none, or it is of another model.
-            ConfigError: the encoder is another one.
+            CheckpointError: there is none, or the tokenizers beside it are not its own.
+            ConfigError: the model or the encoder is another function of the weights.
         """
         checkpoint = last_checkpoint(self.run, say)
         if checkpoint is None:
             raise CheckpointError(
                 str(self.run.path), "has no checkpoint yet", remedy="train it first"
             )
+        fingerprint = load_state(checkpoint).tokenizer_fingerprint
+        check_tokenizers(fingerprint, load_tokenizers(self.run.tokenizer), self.run.tokenizer)
         is_averaged = (checkpoint / TRAINED_FILE).exists()
         file_name = TRAINED_FILE if is_averaged else MODEL_FILE
         encoder = self._encoder_for(config)
@@ -113,14 +121,24 @@ class Predecessor:
             taken = encoder.load_into(model, checkpoint, file_name)
             say(f"beginning with the encoder of {checkpoint}: {taken}")
             return
-        try:
-            load_weights(checkpoint, model, file_name)
-        except CheckpointError as error:
-            (problem,) = error.problems
-            where, what = problem.where, problem.what
-            remedy = f"take over `model` from {self.run.config_file}"
-            raise CheckpointError(where, what, got=problem.got, remedy=remedy) from None
+        problems = list(self._misfits(config.model))
+        if problems:
+            raise ConfigError(problems)
+        load_weights(checkpoint, model, file_name)
         say(f"beginning with the weights of {checkpoint}")
+
+    def _misfits(self, wanted: ModelConfig) -> Iterator[Problem]:
+        """Yield each key that makes another function of the same weights, or needs others."""
+        saved = load_config(self.run.config_file).model
+        is_same_kind = saved.kind == wanted.kind
+        keys = [part.name for part in fields(saved)] if is_same_kind else ["kind"]
+        for key in keys:
+            theirs, ours = getattr(saved, key), getattr(wanted, key)
+            # Longer sentences are learnt with a larger base, or a scaling.
+            is_rotary = key == "positions" and theirs.kind == ours.kind == "rotary"
+            if theirs != ours and key not in FREE_KEYS and not is_rotary:
+                what = f"must be {shown(theirs)}, as in {self.run.path}"
+                yield Problem(f"model.{key}", what, shown(ours))
 
     def _encoder_for(self, config: Config) -> PretrainedEncoder | None:
         """Return what the run has trained, where that is an encoder and a decoder is wanted too."""

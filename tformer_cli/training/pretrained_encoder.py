@@ -17,15 +17,9 @@ from tformer_cli.model.build import build_network
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.masked_encoder import MaskedEncoder
 
+DROPOUTS = ("dropout", "embedding_dropout", "attention_dropout", "feedforward_dropout")
 # Two encoders that differ in nothing else are the same function of the same weights.
-FREE_KEYS = (
-    "kind",
-    "initialization",
-    "dropout",
-    "embedding_dropout",
-    "attention_dropout",
-    "feedforward_dropout",
-)
+FREE_KEYS = ("kind", "initialization", *DROPOUTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +73,8 @@ class PretrainedEncoder:
         shapes["num_encoder_layers"] = self.config.num_layers, self.wanted.num_encoder_layers
         for key, (theirs, ours) in shapes.items():
             if theirs != ours:
-                what = f"must be {_shown(theirs)}, as in the encoder of {self.run}"
-                yield Problem(f"model.{key}", what, _shown(ours))
+                what = f"must be {shown(theirs)}, as in the encoder of {self.run}"
+                yield Problem(f"model.{key}", what, shown(ours))
         if self.config.norm_position == self.wanted.norm_position == "deep":
             yield Problem(
                 "model.norm_position",
@@ -89,5 +83,6 @@ class PretrainedEncoder:
             )
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return the value of a key as a config has it."""
     return value if isinstance(value, str) else json.dumps(as_plain(value))
