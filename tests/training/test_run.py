@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -237,6 +238,19 @@ def test_a_run_that_counted_none_counts_none_when_it_goes_on(again):
     again.point("last", again.checkpoint(18))
     trained(again.config_file, again.path)
     assert load_state(again.checkpoint(24)).max_source_sentences is None
+
+
+def test_a_place_beyond_the_end_of_an_epoch_is_refused(again):
+    """There, the rest of the epoch would be left out without a word."""
+    last = again.pointed("last")
+    state = load_state(last)
+    (last / "SHA256SUMS").unlink()
+    save_state(replace(state, batch=10**9), last)
+    save_sums(last)
+    with pytest.raises(CheckpointError) as caught:
+        trained(again.config_file, again.path)
+    found = r"is damaged; got batch 1000000000 of an epoch of \d+; use an earlier checkpoint"
+    assert re.fullmatch(f"{re.escape(str(last / 'state.json'))}: {found}", str(caught.value))
 
 
 def test_validation_translates_lines_of_several_sentences_as_the_translator_does(toy, tmp_path):

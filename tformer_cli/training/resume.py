@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.schema.config import Config, leaves
 from tformer_cli.device import hardware_name
 from tformer_cli.errors import CheckpointError
@@ -106,6 +108,31 @@ def _is_moved(was: object, now: object, before: Path, after: Path) -> bool:
 
 def _is_free(key: str) -> bool:
     return any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
+
+
+def taken_up(saved: TrainingState, now: TrainingState) -> TrainingState:
+    """Return a saved state as one of this sitting, without what belongs to another one.
+
+    Args:
+        saved: with a checkpoint.
+        now: where the run would begin in this sitting.
+    """
+    state = replace(
+        saved,
+        environment=now.environment,
+        tokenizer_fingerprint=now.tokenizer_fingerprint,
+        settings=now.settings,
+        judged_by=now.judged_by,
+        format_version=now.format_version,
+    )
+    precision = now.environment["precision"]
+    if saved.environment.get("precision", precision) != precision:
+        # Without float16 it stays 1, at which gradients in float16 vanish.
+        state = replace(state, loss_scale=None, num_scaled=0)
+    if saved.judged_by != now.judged_by:
+        # Scores of two kinds do not compare.
+        state = replace(state, score=None, best_score=None, best_step=None, num_stale=0)
+    return state
 
 
 def environment_of(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from tformer_cli.checkpoint.layout import STATE_FILE
 from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.config.load import check_data_files, dump_config, load_config
 from tformer_cli.config.schema.config import Config
@@ -42,6 +43,7 @@ from tformer_cli.training.resume import (
     accepted_changes,
     environment_changes,
     lasting_settings,
+    taken_up,
 )
 from tformer_cli.training.tokenizers import origin_of, run_tokenizers, save_tokenizers
 from tformer_cli.training.validation import (
@@ -297,7 +299,7 @@ class _Sitting:
             if checkpoint is None:
                 self._begin()
             else:
-                saved = self._taken_up(self.checkpoints.go_back(checkpoint))
+                saved = taken_up(self.checkpoints.go_back(checkpoint), self.beginning)
         saved = self.replicas.share(saved)
         self.reporter.cut_back(replace(saved, num_rollbacks=was.num_rollbacks))
         self.state = rolled_back(was, saved)
@@ -326,37 +328,25 @@ class _Sitting:
                 "the training text or its tokenizer has changed since this run began",
                 remedy=f"restore it, {ELSEWHERE}",
             )
+        num_batches = len(self.prepared.plans[saved.epoch])
+        if saved.batch >= num_batches:
+            raise CheckpointError(
+                str(checkpoint / STATE_FILE),
+                "is damaged",
+                got=f"batch {saved.batch} of an epoch of {num_batches}",
+                remedy="use an earlier checkpoint",
+            )
         for change in environment_changes(saved.environment, self.beginning.environment):
             self.reporter.say(f"{self.run.path}: {change}")
         self.checkpoints.go_back(checkpoint)
         self.reporter.cut_back(saved)
-        self.state = self._taken_up(saved)
+        self.state = taken_up(saved, self.beginning)
         if saved.judged_by != self.beginning.judged_by:
             self.reporter.say(
                 f"{self.run.path}: validations so far do not compare with those to come, among "
                 "which the best checkpoint is sought"
             )
         self.reporter.say(f"{self.run.path}: going on after step {saved.step}")
-
-    def _taken_up(self, saved: TrainingState) -> TrainingState:
-        """Return a saved state as one of this sitting, without what belongs to another one."""
-        now = self.beginning
-        state = replace(
-            saved,
-            environment=now.environment,
-            tokenizer_fingerprint=now.tokenizer_fingerprint,
-            settings=now.settings,
-            judged_by=now.judged_by,
-            format_version=now.format_version,
-        )
-        precision = now.environment["precision"]
-        if saved.environment.get("precision", precision) != precision:
-            # Without float16 it stays 1, at which gradients in float16 vanish.
-            state = replace(state, loss_scale=None, num_scaled=0)
-        if saved.judged_by != now.judged_by:
-            # Scores of two kinds do not compare.
-            state = replace(state, score=None, best_score=None, best_step=None, num_stale=0)
-        return state
 
     @property
     def _loss_scale(self) -> LossScale | None:
