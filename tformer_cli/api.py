@@ -15,7 +15,7 @@ from tformer_cli.decoding.translator import refuse_text_alone
 from tformer_cli.device import resolve_device
 from tformer_cli.errors import Problem, UsageError
 from tformer_cli.evaluation.evaluate import Evaluation
-from tformer_cli.evaluation.evaluator import Evaluator, texts_of_split
+from tformer_cli.evaluation.evaluator import Evaluator, texts_of_split, warn_of_overlap
 from tformer_cli.evaluation.metrics import MetricName
 from tformer_cli.run_directory import RunDirectory, run_of_config
 from tformer_cli.training import run as training
@@ -105,7 +105,8 @@ def evaluate(
         device: auto, cpu, cuda, cuda:N or mps.
         precision: auto, float32, bfloat16, float16, or on a CPU int8.
         workers: processes that share the work on a CPU, a thread each.
-        on_warning: called with each source line that is split or truncated.
+        on_warning: called with each text that training has seen, and with each source line that
+            is split or truncated.
 
     Returns:
         The evaluation of each test set, by name.
@@ -117,6 +118,7 @@ def evaluate(
     runs = [RunDirectory(Path(one)) for one in (run, *ensemble)]
     evaluator = Evaluator.load(runs, checkpoint=checkpoint, device=device, precision=precision)
     texts = texts_of_split(evaluator.config, split)
+    warn_of_overlap(evaluator.config.data, texts, on_warning)
     evaluator.translator.begin_workers(workers)
     return {
         name: evaluator.evaluate(

@@ -11,6 +11,7 @@ import sacrebleu
 from toy import CONFIG, write_toy
 
 from tformer_cli.config.load import load_config
+from tformer_cli.evaluation import evaluator
 from tformer_cli.text.tokenizer import load_tokenizers
 
 
@@ -198,10 +199,46 @@ def test_unequal_files_are_refused_with_both_counts(toy_run, tformer, tmp_path):
     )
 
 
+def test_text_that_training_has_seen_is_named(tformer, toy_run, tmp_path, monkeypatch):
+    data = toy_run.parent / "data"
+    sources, targets = ((data / f"train.{side}").read_text().split("\n") for side in ("src", "tgt"))
+    new = "abcdabcdabcd"
+    assert new not in sources
+    source, reference = tmp_path / "s", tmp_path / "r"
+    source.write_text(f"{sources[7].upper()}\n{new}\n{new}\n")
+    reference.write_text(f" {targets[7]}\n{new}\n{targets[8]}\n")
+    words = ("eval", toy_run, "--source", source, "--reference", reference, "--beam", 1)
+    warning = (
+        "s: is partly in data.train, so its scores are too high; "
+        "got 1 of 3 pairs, 1 sources, 2 targets; remove them from the training text\n"
+    )
+    last = f"next: tformer translate {toy_run}\n"
+    assert tformer(*words).stderr == warning + last
+    # Only the beginning of a large text is read.
+    monkeypatch.setattr(evaluator, "MAX_COMPARED", 7)
+    assert tformer(*words).stderr == last
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\n"])
+def test_training_text_that_is_gone_or_damaged_keeps_no_score_back(
+    tformer, toy_run, tmp_path, content
+):
+    run, target = tmp_path / "run", tmp_path / "train.tgt"
+    shutil.copytree(toy_run, run)
+    config = (run / "config.yaml").read_text()
+    old = toy_run.parent / "data" / "train.tgt"
+    assert str(old) in config
+    (run / "config.yaml").write_text(config.replace(str(old), str(target)))
+    if content is not None:
+        target.write_bytes(content)
+    result = tformer("eval", run, "--beam", 1)
+    assert (result.exit_code, result.stderr) == (0, f"next: tformer translate {run}\n")
+
+
 def test_a_long_line_is_named(toy_run, tformer, tmp_path):
     source, reference = tmp_path / "s", tmp_path / "r"
-    source.write_text(f"ab\n{'ab cd, ' * 60}\n")
-    reference.write_text("BA\nBA\n")
+    source.write_text(f"abcdabcd\n{'ab cd, ' * 60}\n")
+    reference.write_text("DCBADCBA\nDCBADCB\n")
     files = ("--source", source, "--reference", reference)
     result = tformer("eval", toy_run, *files, "--beam", 1)
     assert (

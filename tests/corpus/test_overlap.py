@@ -6,6 +6,7 @@ import pytest
 
 from tformer_cli.config.schema.data import ParallelText, PlainText, Text
 from tformer_cli.corpus.overlap import Overlap, line_key, overlaps
+from tformer_cli.corpus.reader import read_texts
 
 
 def parallel(folder: Path, name: str, pairs: list[tuple[str, str]]) -> ParallelText:
@@ -56,7 +57,7 @@ def test_pairs_sources_and_targets_are_counted_apart(tmp_path: Path) -> None:
     )
     test = parallel(tmp_path, "test", [("New.", "Neu.")])
     held_out: dict[str, Text] = {"valid": valid, "test": test}
-    assert overlaps([first, second], held_out) == {
+    assert overlaps(read_texts([first, second]), held_out) == {
         "valid": Overlap(num_pairs=6, pairs=1, sources=3, targets=3),
         "test": Overlap(num_pairs=1, pairs=0, sources=0, targets=0),
     }
@@ -66,5 +67,5 @@ def test_text_alone_overlaps_by_its_lines(tmp_path: Path) -> None:
     files = tmp_path / "train.en", tmp_path / "valid.en"
     for file, lines in zip(files, ("a\nb\n\n", "B\nc\n\n"), strict=True):
         file.write_text(lines, encoding="utf-8")
-    found = overlaps([PlainText(text=files[0])], {"valid": PlainText(text=files[1])})
+    found = overlaps(read_texts([PlainText(text=files[0])]), {"valid": PlainText(text=files[1])})
     assert found == {"valid": Overlap(num_pairs=3, pairs=1, sources=1, targets=0)}

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -18,9 +19,6 @@ from tformer_cli.config.schema.data import DataConfig, ParallelText, PlainText
 from tformer_cli.errors import ConfigError, Problem, UsageError
 
 app = new_app(name="config", help="Check, show or begin a configuration.", no_args_is_help=True)
-
-# Short sentences are in any two texts of a kind.
-_TOLERATED_OVERLAP = 0.01
 
 FileArgument = Annotated[
     Path,
@@ -167,18 +165,21 @@ def _language_warnings(config: Config) -> Iterator[Problem]:
 
 def _overlap_warnings(data: DataConfig) -> Iterator[Problem]:
     """Yield which held-out texts the training text contains to a considerable part."""
-    from tformer_cli.corpus.overlap import overlaps
+    from tqdm import tqdm
 
-    for name, overlap in overlaps(data.train, {"valid": data.valid, **data.test}).items():
-        repeated = max(overlap.pairs, overlap.sources, overlap.targets)
-        if repeated > _TOLERATED_OVERLAP * overlap.num_pairs:
-            yield Problem(
-                "data.valid" if name == "valid" else f"data.test.{name}",
-                "is partly in data.train, so its scores are too high",
-                f"{overlap.pairs:,} of {overlap.num_pairs:,} {data.unit}s, "
-                f"{overlap.sources:,} sources, {overlap.targets:,} targets",
-                "remove them from the training text",
-            )
+    from tformer_cli.corpus.overlap import overlap_warnings
+    from tformer_cli.corpus.reader import read_texts
+
+    held_out = {"data.valid": data.valid}
+    held_out |= {f"data.test.{name}": text for name, text in data.test.items()}
+    pairs = tqdm(
+        read_texts(data.train),
+        desc="comparing",
+        unit=data.unit,
+        disable=not sys.stderr.isatty(),
+        leave=False,
+    )
+    return overlap_warnings(pairs, held_out, data.unit)
 
 
 def _language_of(file: Path, code: str | None, option: str) -> str:

@@ -74,7 +74,7 @@ def evaluate(
 
     from tformer_cli.device import default_workers
     from tformer_cli.evaluation import evaluate as evaluation_room
-    from tformer_cli.evaluation.evaluator import Evaluator
+    from tformer_cli.evaluation.evaluator import Evaluator, warn_of_overlap
     from tformer_cli.evaluation.metrics import MetricName, build_metric
 
     refuse_torchrun("eval")
@@ -93,6 +93,7 @@ def evaluate(
     metrics = [build_metric(name, config.evaluation, config.data.target_language) for name in names]
     decoding = chosen_decoding(config, beam, length_penalty, settings)
     consensus = chosen_consensus(mbr, candidates)
+    warn_of_overlap(config.data, texts, warn)
     evaluator.translator.begin_workers(workers or default_workers(evaluator.device))
     results = {}
     for name, text in texts.items():

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.corpus.overlap import BLANK, line_key, overlaps
-from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.corpus.reader import read_pairs, read_texts
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.json_text import parse_json
 from tformer_cli.run_directory import whole_directory, write_json
@@ -118,7 +118,7 @@ def given_split(text: ParallelText, valid: ParallelText) -> Split:
     Raises:
         DataError: one of them cannot be read, or has no lines.
     """
-    overlap = overlaps([text], {"valid": valid})["valid"]
+    overlap = overlaps(read_texts([text]), {"valid": valid})["valid"]
     keys, num_characters = _keys_and_characters(text)
     num_pairs = {"train": len(keys), "valid": overlap.num_pairs}
     texts = {"train": text, "valid": valid}

@@ -1,19 +1,22 @@
 """How much of a held-out text training text contains.
 
-Lines are equal if they are after NFKC normalization, case folding and collapsing whitespace. Only
-a 64-bit hash of each is kept in memory.
+Lines are equal if they are after NFKC normalization, case folding and collapsing whitespace.
 """
 
 import hashlib
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tformer_cli.config.schema.data import Text
-from tformer_cli.corpus.reader import as_pair, read_rows
+from tformer_cli.corpus.reader import read_texts
+from tformer_cli.errors import Problem
 
 BLANK = 0
 """The key of a line without text."""
+
+# Short sentences are in any two texts of a kind.
+_TOLERATED = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +36,31 @@ class Overlap:
     targets: int
 
 
-def overlaps(training: Iterable[Text], held_out: Mapping[str, Text]) -> dict[str, Overlap]:
-    """Return how much of each held-out text the training text contains.
+def overlaps(
+    training: Iterable[tuple[str, str]], held_out: Mapping[str, Text]
+) -> dict[str, Overlap]:
+    """Return how much of each held-out text some training pairs contain.
 
-    Memory grows with the held-out texts alone; the training text is read once.
+    Memory grows with the held-out texts alone; the pairs are read once.
 
     Raises:
         DataError: a text cannot be read.
     """
     rows = {
-        name: [(line_key(s), line_key(t)) for s, t in map(as_pair, read_rows(text))]
+        name: [(normalized(s), normalized(t)) for s, t in read_texts([text])]
         for name, text in held_out.items()
     }
-    pairs = {row for those in rows.values() for row in those if row != (BLANK, BLANK)}
-    sources, targets = ({pair[side] for pair in pairs} - {BLANK} for side in (0, 1))
-    seen_pairs, seen_sources, seen_targets = set[tuple[int, int]](), set[int](), set[int]()
-    for text in training:
-        for pair in map(as_pair, read_rows(text)):
-            source, target = map(line_key, pair)
-            if source in sources:
-                seen_sources.add(source)
-            if target in targets:
-                seen_targets.add(target)
-            if (source, target) in pairs:
-                seen_pairs.add((source, target))
+    pairs = {row for those in rows.values() for row in those if any(row)}
+    sources, targets = ({pair[side] for pair in pairs} - {""} for side in (0, 1))
+    seen_pairs, seen_sources, seen_targets = set[tuple[str, str]](), set[str](), set[str]()
+    for pair in training:
+        source, target = map(normalized, pair)
+        if source in sources:
+            seen_sources.add(source)
+        if target in targets:
+            seen_targets.add(target)
+        if (source, target) in pairs:
+            seen_pairs.add((source, target))
     return {
         name: Overlap(
             num_pairs=len(those),
@@ -68,11 +72,42 @@ def overlaps(training: Iterable[Text], held_out: Mapping[str, Text]) -> dict[str
     }
 
 
+def overlap_warnings(
+    training: Iterable[tuple[str, str]], held_out: Mapping[str, Text], unit: str
+) -> Iterator[Problem]:
+    """Yield which held-out texts some training pairs contain to a considerable part.
+
+    Args:
+        training: pairs of the training text.
+        held_out: texts by what messages call them.
+        unit: what messages call a pair.
+
+    Raises:
+        DataError: a text cannot be read.
+    """
+    for name, overlap in overlaps(training, held_out).items():
+        repeated = max(overlap.pairs, overlap.sources, overlap.targets)
+        if repeated > _TOLERATED * overlap.num_pairs:
+            yield Problem(
+                name,
+                "is partly in data.train, so its scores are too high",
+                f"{overlap.pairs:,} of {overlap.num_pairs:,} {unit}s, "
+                f"{overlap.sources:,} sources, {overlap.targets:,} targets",
+                "remove them from the training text",
+            )
+
+
+def normalized(line: str) -> str:
+    """Return what equal lines have in common; of a blank line nothing."""
+    is_normal = line.isascii() or unicodedata.is_normalized("NFKC", line)
+    folded = (line if is_normal else unicodedata.normalize("NFKC", line)).casefold()
+    return " ".join(folded.split())
+
+
 def line_key(line: str) -> int:
     """Return a 64-bit hash of a line; that of a blank line is 0."""
-    normalized = line if line.isascii() else unicodedata.normalize("NFKC", line)
-    words = normalized.casefold().split()
-    if not words:
+    text = normalized(line)
+    if not text:
         return BLANK
-    digest = hashlib.blake2b(" ".join(words).encode("utf-8"), digest_size=8).digest()
+    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1

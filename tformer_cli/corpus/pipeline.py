@@ -14,7 +14,7 @@ from tformer_cli.corpus.chunks import chunks
 from tformer_cli.corpus.encoding import encode_sides
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.lengths import max_sentences
-from tformer_cli.corpus.reader import as_pair, read_lines, read_rows
+from tformer_cli.corpus.reader import read_lines, read_rows, read_texts
 from tformer_cli.corpus.store import TokenStore, build_store
 from tformer_cli.corpus.store_building import Pace, stored
 from tformer_cli.errors import DataError
@@ -27,8 +27,7 @@ CHUNK_LINES = 4096
 
 def training_pairs(data: DataConfig) -> Iterator[tuple[str, str]]:
     """Yield all training pairs as text, corpus after corpus; a text alone has empty targets."""
-    for text in data.train:
-        yield from map(as_pair, read_rows(text))
+    return read_texts(data.train)
 
 
 def source_sentences(data: DataConfig) -> int | None:

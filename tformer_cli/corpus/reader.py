@@ -131,6 +131,16 @@ def read_rows(text: Text) -> Iterator[tuple[str, ...]]:
     return ((line,) for line in _read_corpus(text.text))
 
 
+def read_texts(texts: Iterable[Text]) -> Iterator[tuple[str, str]]:
+    """Yield all pairs, text after text; a text alone has empty targets.
+
+    Raises:
+        DataError: as `read_rows`.
+    """
+    for text in texts:
+        yield from map(as_pair, read_rows(text))
+
+
 def as_pair(row: tuple[str, ...]) -> tuple[str, str]:
     """Return a row as source and target; the target of a text alone is empty."""
     return row if len(row) == 2 else (row[0], "")

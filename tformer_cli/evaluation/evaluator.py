@@ -1,14 +1,18 @@
 """Scores of a run on its test sets, which `tformer eval` and the Python interface share."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from tformer_cli.checkpoint.trained_model import TrainedModel, load_ensemble
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.data import DataConfig, ParallelText, Text
 from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.corpus.overlap import overlap_warnings
+from tformer_cli.corpus.reader import read_texts
 from tformer_cli.decoding.consensus import Consensus
 from tformer_cli.decoding.translator import Translator
 from tformer_cli.device import keep_freed_memory, resolve_device, resolve_precision
@@ -16,6 +20,9 @@ from tformer_cli.errors import DataError, Problem, UsageError
 from tformer_cli.evaluation.evaluate import Evaluation, evaluate, save_evaluation
 from tformer_cli.evaluation.metrics import MetricName, build_metric
 from tformer_cli.run_directory import RunDirectory
+
+# Pairs of the training text that a text is compared with: they take two seconds.
+MAX_COMPARED = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +128,26 @@ class Evaluator:
         )
         save_evaluation(evaluation, self.run.eval, name)
         return evaluation
+
+
+def warn_of_overlap(
+    data: DataConfig, texts: Mapping[str, Text], on_warning: Callable[[Problem], object]
+) -> None:
+    """Tell of texts that the training text contains to a considerable part.
+
+    That is what its first pairs say, as far as its files are there.
+
+    Args:
+        data: with the training text.
+        texts: that are to be translated and scored, by name.
+        on_warning: called with each of them that is contained.
+    """
+    there = [text for text in data.train if all(file.is_file() for file in text.files.values())]
+    pairs = itertools.islice(read_texts(there), MAX_COMPARED)
+    # No score depends on the training text, so its faults are none of an evaluation.
+    with contextlib.suppress(DataError):
+        for warning in overlap_warnings(pairs, texts, data.unit):
+            on_warning(warning)
 
 
 def texts_of_split(config: Config, split: str | None) -> dict[str, ParallelText]:
