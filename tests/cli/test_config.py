@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -152,6 +155,26 @@ def test_check_warns_of_held_out_text_in_training_text(folder: Path) -> None:
         f"data.valid: {too_high}; got 1 of 3 pairs, 2 sources, 1 targets; {remedy}",
         f"data.test.news: {too_high}; got 42 of 42 pairs, 42 sources, 42 targets; {remedy}",
     ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", "x.yaml"],
+        ["new", "train.en", "train.de"],
+        ["new", "train.en", "train.de", "--valid-source", "valid.en", "--valid-target", "valid.de"],
+    ],
+    ids=["check", "new", "new with valid"],
+)
+def test_a_terminal_shows_how_far_a_text_is_read(folder: Path, words: list[str]) -> None:
+    shown, terminal = os.openpty()
+    termios.tcsetwinsize(terminal, (24, 80))
+    command = [sys.executable, "-m", "tformer_cli", "config", *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, check=True)
+    os.close(terminal)
+    assert os.read(shown, 1000).startswith(b"\r0pair [00:00, ")
+    os.close(shown)
+    assert b"pair [" not in done.stdout
 
 
 def test_check_refuses_what_is_no_text(folder: Path) -> None:

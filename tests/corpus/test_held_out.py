@@ -245,3 +245,11 @@ def test_empty_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError) as raised:
         split_text(empty, tmp_path / "my.data", LANGUAGES)
     assert str(raised.value) == f"{empty.source}: has no lines"
+
+
+def test_each_pair_counts_whenever_it_is_read(tmp_path: Path) -> None:
+    text, counts = write(tmp_path, distinct(60)), list[int]()
+    split = split_text(text, tmp_path / "my.data", LANGUAGES, on_done=counts.append)
+    assert sum(counts) == 2 * 60
+    given_split(split.texts["train"], split.texts["valid"], on_done=counts.append)
+    assert sum(counts) == 2 * 60 + 2 * split.num_pairs["train"]

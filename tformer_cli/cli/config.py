@@ -101,17 +101,20 @@ def new(
     given = {**text.files, **({f"valid {k}": v for k, v in valid.files.items()} if valid else {})}
     starter.check_replaceable(output, given, overwrite=force)
     # These belong to rooms that `show` need not wait for.
+    from tqdm import tqdm
+
     from tformer_cli.corpus.held_out import given_split, split_text
 
     languages = (
         _language_of(source, source_language, "--source-language"),
         _language_of(target, target_language, "--target-language"),
     )
-    if valid is None:
-        folder = output.parent / f"{output.stem}.data"
-        split = split_text(text, folder, languages, overwrite=force)
-    else:
-        split = given_split(text, valid)
+    with tqdm(unit="pair", disable=not sys.stderr.isatty(), leave=False) as bar:
+        if valid is None:
+            folder = output.parent / f"{output.stem}.data"
+            split = split_text(text, folder, languages, overwrite=force, on_done=bar.update)
+        else:
+            split = given_split(text, valid, on_done=bar.update)
     starter.write_starter(
         output,
         starter.Starter(
@@ -172,13 +175,8 @@ def _overlap_warnings(data: DataConfig) -> Iterator[Problem]:
 
     held_out = {"data.valid": data.valid}
     held_out |= {f"data.test.{name}": text for name, text in data.test.items()}
-    pairs = tqdm(
-        read_texts(data.train),
-        desc="comparing",
-        unit=data.unit,
-        disable=not sys.stderr.isatty(),
-        leave=False,
-    )
+    is_silent = not sys.stderr.isatty()
+    pairs = tqdm(read_texts(data.train), unit=data.unit, disable=is_silent, leave=False)
     return overlap_warnings(pairs, held_out, data.unit)
 
 

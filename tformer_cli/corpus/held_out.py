@@ -2,7 +2,7 @@
 
 import contextlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.corpus.overlap import BLANK, line_key, overlaps
-from tformer_cli.corpus.reader import read_pairs, read_texts
+from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.json_text import parse_json
 from tformer_cli.run_directory import whole_directory, write_json
@@ -57,7 +57,12 @@ class Split:
 
 
 def split_text(
-    text: ParallelText, output: Path, languages: tuple[str, str], *, overwrite: bool = False
+    text: ParallelText,
+    output: Path,
+    languages: tuple[str, str],
+    *,
+    overwrite: bool = False,
+    on_done: Callable[[int], object] = lambda count: None,
 ) -> Split:
     """Write the training, validation and test part of a parallel text into a folder.
 
@@ -69,6 +74,7 @@ def split_text(
         output: the folder to write; one that was written of the same files is replaced.
         languages: of source and target, which the file names end in.
         overwrite: whether a folder that was written of other files may be replaced.
+        on_done: called with the number of pairs whenever some are read.
 
     Raises:
         DataError: the text cannot be read, or is too short to be divided.
@@ -84,7 +90,7 @@ def split_text(
         **{side: _identity(file) for side, file in text.files.items()},
     }
     _check_replaceable(output, origin, text, overwrite)
-    keys, num_characters = _keys_and_characters(text)
+    keys, num_characters = _keys_and_characters(text, on_done)
     if not len(keys):
         raise DataError(str(text.source), "has no lines")
     parts = assign(keys)
@@ -97,7 +103,8 @@ def split_text(
             remedy="give `valid`",
         )
     with whole_directory(output) as temporary:
-        _write_parts(text, parts, {part: [temporary / n for n in names[part]] for part in names})
+        files = {part: [temporary / name for name in names[part]] for part in names}
+        _write_parts(text, parts, files, on_done)
         # Last, so that a part which is changed later on is newer.
         write_json(temporary / _ORIGIN, origin)
     return Split(
@@ -112,14 +119,24 @@ def split_text(
     )
 
 
-def given_split(text: ParallelText, valid: ParallelText) -> Split:
+def given_split(
+    text: ParallelText,
+    valid: ParallelText,
+    *,
+    on_done: Callable[[int], object] = lambda count: None,
+) -> Split:
     """Return a training text and a validation text as they are.
+
+    Args:
+        text: for training; it is read twice.
+        valid: for validation.
+        on_done: called with the number of training pairs whenever some are read.
 
     Raises:
         DataError: one of them cannot be read, or has no lines.
     """
-    overlap = overlaps(read_texts([text]), {"valid": valid})["valid"]
-    keys, num_characters = _keys_and_characters(text)
+    overlap = overlaps(_pairs(text, on_done), {"valid": valid})["valid"]
+    keys, num_characters = _keys_and_characters(text, on_done)
     num_pairs = {"train": len(keys), "valid": overlap.num_pairs}
     texts = {"train": text, "valid": valid}
     for name, each in texts.items():
@@ -163,9 +180,17 @@ def assign(keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
     return parts
 
 
-def _keys_and_characters(text: ParallelText) -> tuple[NDArray[np.uint64], int]:
+def _pairs(text: ParallelText, on_done: Callable[[int], object]) -> Iterator[tuple[str, str]]:
+    for pair in read_pairs(text.source, text.target):
+        yield pair
+        on_done(1)
+
+
+def _keys_and_characters(
+    text: ParallelText, on_done: Callable[[int], object]
+) -> tuple[NDArray[np.uint64], int]:
     keys, characters = array("Q"), set[str]()
-    for source, target in read_pairs(text.source, text.target):
+    for source, target in _pairs(text, on_done):
         keys.append(line_key(source))
         keys.append(line_key(target))
         characters.update(source, target)
@@ -183,7 +208,10 @@ def _is_in(keys: NDArray[np.uint64], chosen: set[int]) -> NDArray[np.bool_]:
 
 
 def _write_parts(
-    text: ParallelText, parts: NDArray[np.uint8], files: Mapping[Part, Sequence[Path]]
+    text: ParallelText,
+    parts: NDArray[np.uint8],
+    files: Mapping[Part, Sequence[Path]],
+    on_done: Callable[[int], object],
 ) -> None:
     """Write each pair into the files of its part.
 
@@ -199,7 +227,7 @@ def _write_parts(
             ]
             for part, sides in files.items()
         }
-        pairs = read_pairs(text.source, text.target)
+        pairs = _pairs(text, on_done)
         for part, pair in zip(parts.tobytes(), pairs, strict=False):
             num_read += 1
             if part in writers:
