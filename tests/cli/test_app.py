@@ -70,6 +70,19 @@ def test_a_mistake_names_the_option_of_an_argument(tmp_path):
     assert done.stderr.splitlines()[-1] == "--set seed: must be KEY=VALUE; got seed"
 
 
+@pytest.mark.parametrize("command", COMMANDS[1:])
+def test_no_command_begins_in_a_folder_that_has_been_removed(
+    tformer, tmp_path, monkeypatch, command
+):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    result = tformer(*command.split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "the current folder: has been removed; change to one that is there\n"
+
+
 def test_debug_shows_the_traceback():
     done = run("--debug", "config", "show", "no/such.yaml")
     assert done.returncode == 1

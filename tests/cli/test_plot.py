@@ -1,7 +1,9 @@
 """`tformer plot`: what it writes, what it prints, and when it refuses."""
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -19,6 +21,15 @@ def test_plot_writes_a_picture_and_says_where(toy_run, tformer, folder):
     result = tformer("plot", toy_run)
     assert (result.exit_code, result.stdout) == (0, "curves.png: written\n")
     assert (folder / "curves.png").read_bytes().startswith(PNG)
+
+
+def test_a_home_that_cannot_be_written_is_no_matter(toy_run):
+    environment = {name: value for name, value in os.environ.items() if name != "MPLCONFIGDIR"}
+    words = [sys.executable, "-m", "tformer_cli", "plot", str(toy_run)]
+    done = subprocess.run(
+        words, env={**environment, "HOME": "/dev/null"}, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("curves.png: written\n", "")
 
 
 def test_plot_takes_the_newest_run_where_none_is_named(toy_run, tformer, folder):

@@ -1,5 +1,6 @@
 """The `tformer` command and its sub-commands."""
 
+import logging
 import os
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from tformer_cli.cli.score import score
 from tformer_cli.cli.train import train
 from tformer_cli.cli.translate import translate
 from tformer_cli.cli.vocab import vocab
+from tformer_cli.errors import StorageError
 from tformer_cli.version import __version__
 
 # What torch and its libraries read when they are imported.
@@ -74,10 +76,19 @@ def options(
 
     Example: tformer train configs/demo.yaml && tformer eval --bleu
     """
+    # torch ends the process without a word to say where there is none.
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise StorageError(
+            "the current folder", "has been removed", remedy="change to one that is there"
+        ) from None
 
 
 def main() -> None:
     """Run `tformer`."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    # It warns where it cannot keep a list of fonts for the next time, and draws all the same.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     run(app)
