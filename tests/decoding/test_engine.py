@@ -54,7 +54,7 @@ def test_a_model_that_memory_has_no_room_for_is_refused(part):
         NativeEngine(model, ROLES, device=cpu, precision=torch.float32, others=[other])
     assert str(caught.value) == (
         "cpu: memory has no room for the model; got CUDA out of memory.; "
-        "end what else fills it, or use another --device"
+        "end what else fills it, or use another `device`"
     )
 
 

@@ -360,8 +360,8 @@ def test_processes_begun_anew_take_the_place_of_those_before(translator):
     begun = []
     for count in (2, 3):
         translator.begin_workers(count)
-        begun += translator.engine.processes
         assert translator.translate(lines) == expected
+        begun += translator.engine.processes
     assert [process.is_alive() for process in begun] == [False] * 2 + [True] * 3
     translator.begin_workers(1)
     assert translator.engine is engine

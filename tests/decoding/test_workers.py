@@ -35,6 +35,14 @@ def test_more_processes_than_sentences_do_no_harm():
         assert empty == [not sentence for sentence in inputs]
 
 
+def test_a_process_begins_when_there_is_a_sentence_for_it():
+    workers, begun = WorkersEngine(native_engine(), 3), []
+    for inputs in ([], [[]], [[7, 3], []], [[8, 3]], [[7, 3], [8, 3]], [[7, 3]] * 9):
+        workers.translate(asked(*inputs), SEARCHES[0])
+        begun.append(len(workers.processes))
+    assert begun == [0, 0, 1, 1, 2, 3]
+
+
 def test_processes_translate_an_empty_sentence_as_often_as_one_does():
     inputs = asked([7, 8, 3], [])
     for groups in (1, 2):
@@ -114,6 +122,7 @@ def test_what_is_left_of_a_call_that_was_broken_off_answers_no_other(error):
 
     engine, inputs = native_engine(), [one for one in requests(12) if one.source]
     workers = WorkersEngine(engine, 2)
+    workers.translate(inputs, SEARCHES[0])
     begun = [*workers.processes]
     with pytest.raises(error):
         workers.translate(inputs[::-1], SEARCHES[0], on_done=broken_off)
@@ -157,8 +166,10 @@ def test_a_process_that_is_ended_while_it_speaks_is_told():
 
 def test_processes_end_with_their_engine():
     first, second = WorkersEngine(native_engine(), 2), WorkersEngine(native_engine(), 2)
+    for workers in (first, second):
+        workers.translate(requests(5), SEARCHES[0])
     ended, left = first.processes, second.processes
-    del first
+    del first, workers
     gc.collect()
     assert [process.is_alive() for process in (*ended, *left)] == [False, False, True, True]
     assert len(second.translate(requests(5), SEARCHES[0])) == 5

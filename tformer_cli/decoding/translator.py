@@ -240,8 +240,8 @@ class Translator:
     def begin_workers(self, workers: int) -> None:
         """Let so many processes share the work on a CPU, with a thread each; 1 is this one alone.
 
-        They share all memory that this process has when they begin, and keep it. Those that were
-        begun before end.
+        They begin when there are lines for them, share all memory that this process has then, and
+        keep it. Those that were begun before end.
 
         Raises:
             UsageError: the device is no CPU, or the system cannot share memory with processes; or

@@ -34,21 +34,22 @@ MAX_WORKERS_A_CORE = 4
 class WorkersEngine:
     """Deals sentences out to processes, each with a thread and the same weights in memory.
 
-    Where a fault or Ctrl-C breaks a call off, the processes end with it, because what they still
-    have to say would answer the next call. That one begins others. For the same reason one thread
-    waits until another has its answer, and a process that is forked from this one begins its own.
+    They begin when there is a sentence for them. Where a fault or Ctrl-C breaks a call off, they
+    end with it, because what they still have to say would answer the next call. That one begins
+    others. For the same reason one thread waits until another has its answer, and a process that
+    is forked from this one begins its own.
 
     Attributes:
         engine: translates in each of them.
-        processes: they end when nobody holds the engine any more.
+        processes: those that have begun; they end when nobody holds the engine any more.
     """
 
     def __init__(self, engine: Engine, num_workers: int) -> None:
-        """Begin the processes.
+        """Make ready for the processes.
 
         Args:
             engine: translates in each of them; its weights are shared, not copied.
-            num_workers: how many.
+            num_workers: how many there are at most.
 
         Raises:
             UsageError: this system cannot share weights with processes, or there are far more of
@@ -69,18 +70,24 @@ class WorkersEngine:
         self.engine = engine
         self._num_workers = num_workers
         self._turn = threading.Lock()
-        self._begin()
+        self._own()
         self._has_warned = False
 
-    def _begin(self) -> None:
+    def _own(self) -> None:
+        """Begin without processes, those that another process has begun left to it."""
         self._connections: list[Connection] = []
         self.processes: list[ForkProcess] = []
         self._owner = os.getpid()
         # No end of a pipe tells them, for those that were begun later hold a copy of it.
         weakref.finalize(self, _terminate, self.processes, self._owner)
+
+    def _begin(self, num_processes: int) -> None:
+        """Let there be so many processes, or more if there are already."""
+        if len(self.processes) >= num_processes:
+            return
         context = multiprocessing.get_context("fork")
         with _objects_left_alone():
-            for _ in range(self._num_workers):
+            while len(self.processes) < num_processes:
                 ours, theirs = context.Pipe()
                 process = context.Process(target=_serve, args=(self.engine, theirs), daemon=True)
                 with warnings.catch_warnings():
@@ -130,9 +137,10 @@ class WorkersEngine:
         on_done: Callable[[int], object],
         on_warning: Callable[[Problem], object],
     ) -> list[list[Hypothesis]]:
-        if not self._connections or self._owner != os.getpid():
-            self._begin()
+        if self._owner != os.getpid():
+            self._own()
         order = longest_first(requests)
+        self._begin(min(self._num_workers, len(order)))
         on_done(len(requests) - len(order))
         results: list[list[Hypothesis]] = [empty_translations(config, nbest) for _ in requests]
         # Dealt like cards, so that all have as many long ones.
