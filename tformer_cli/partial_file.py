@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.file_lock import open_lock, take_lock
-from tformer_cli.json_text import parse_json
+from tformer_cli.json_text import read_json
 from tformer_cli.run_directory import make_directory, sync_directory, writing
 
 READ_BYTES = 1 << 20
@@ -94,7 +94,7 @@ class PartialFile:
             remedy="remove it, or name another file",
         )
         try:
-            record = parse_json(self.record_file.read_text(encoding="utf-8"))
+            record = read_json(self.record_file)
             made_from = dict(record["made_from"])
             num_lines, num_bytes = int(record["num_lines"]), int(record["num_bytes"])
             digest = record["sha256"]

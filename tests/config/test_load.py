@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import os
 import types
 import typing
 from pathlib import Path
@@ -63,6 +64,18 @@ def complaints(path: Path, *overrides: str) -> list[str]:
     with pytest.raises(ConfigError) as raised:
         load_config(path, overrides)
     return str(raised.value).replace(str(path), "x.yaml").split("\n")
+
+
+def test_a_pipe_or_a_device_is_no_config_and_no_training_text(file: Path) -> None:
+    """Whoever reads it waits for ever."""
+    pipe = file.with_name("pipe")
+    os.mkfifo(pipe)
+    for endless in (pipe, Path("/dev/zero")):
+        assert complaints(endless) == ["x.yaml: must be a regular file; write it to a file first"]
+    config = load_config(file, [f"data.train.0.source={pipe}"])
+    with pytest.raises(ConfigError) as caught:
+        check_data_files(config.data)
+    assert f"data.train.0.source: must be a regular file; got {pipe}; " in str(caught.value)
 
 
 def test_paths_are_relative_to_the_folder_of_the_file(file: Path) -> None:
@@ -251,7 +264,8 @@ def test_file_larger_than_any_config_is_refused(file: Path) -> None:
     with file.open("a", encoding="utf-8") as config:
         config.write("#" * (1 << 20))
     assert complaints(file) == ["x.yaml: must be at most 1 MiB large"]
-    assert complaints(Path("/dev/zero")) == [
+    text = file.rename(file.with_suffix(".txt"))
+    assert complaints(text) == [
         "x.yaml: must be at most 1 MiB large; begin a config with "
         "`tformer config new SOURCE TARGET`"
     ]

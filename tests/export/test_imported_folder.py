@@ -1,6 +1,7 @@
 """The pieces of a folder that is imported: weights in one file or in shards, and JSON."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,16 @@ def test_weights_are_read_in_single_precision(tmp_path, dtype):
 def test_an_index_that_is_not_json_is_named(folder):
     (folder / INDEX).write_text("{")
     assert refused(folder).startswith(f"{folder}/{INDEX}: is not JSON; got Expecting property")
+
+
+def test_a_pipe_in_place_of_json_is_refused_by_name(tmp_path):
+    """Whoever reads it waits for ever."""
+    os.mkfifo(tmp_path / "target_vocab.json")
+    with pytest.raises(CheckpointError) as caught:
+        json_object(tmp_path / "target_vocab.json")
+    assert str(caught.value) == (
+        f"{tmp_path}/target_vocab.json: is not JSON; got no regular file; fetch the folder again"
+    )
 
 
 @pytest.mark.parametrize(

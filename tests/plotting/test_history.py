@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 from itertools import accumulate
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -109,11 +111,19 @@ def test_a_damaged_line_is_named(tmp_path, line):
     )
 
 
-@pytest.mark.parametrize("metrics", [None, "", '{"kind": "train"'])
-def test_a_run_without_reports_is_refused(tmp_path, metrics):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda file: None,
+        Path.touch,
+        lambda file: file.write_text('{"kind": "train"'),
+        os.mkfifo,
+    ],
+    ids=["missing", "empty", "cut short", "pipe"],
+)
+def test_a_run_without_reports_is_refused(tmp_path, make):
     run = RunDirectory(tmp_path)
-    if metrics is not None:
-        run.metrics_file.write_text(metrics)
+    make(run.metrics_file)
     with pytest.raises(CheckpointError) as caught:
         read_history(run, "step")
     assert str(caught.value) == (

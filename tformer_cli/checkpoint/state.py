@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from tformer_cli.checkpoint.layout import FORMAT_VERSION, STATE_FILE
 from tformer_cli.errors import CheckpointError, NewerFormatError
-from tformer_cli.json_text import parse_json
+from tformer_cli.json_text import read_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,7 +174,7 @@ def load_state(directory: Path) -> TrainingState:
     """
     file = directory / STATE_FILE
     try:
-        content = parse_json(file.read_text(encoding="utf-8"))
+        content = read_json(file)
         version = content.get("format_version", 0)
         if _is_count(version) and version > FORMAT_VERSION:
             raise NewerFormatError(

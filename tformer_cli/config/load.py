@@ -126,7 +126,8 @@ def check_data_files(data: DataConfig, written: Mapping[str, str] | None = None)
     for key, path in data_files(data):
         if not path.is_file():
             where = f"{written[key]}: {key}" if written and key in written else key
-            what = "is a folder" if path.is_dir() else "no such file"
+            other = "must be a regular file" if path.exists() else "no such file"
+            what = "is a folder" if path.is_dir() else other
             missing.append(Problem(where, what, str(path), _remedy_for_missing(path)))
     if missing:
         raise ConfigError(missing)
@@ -208,6 +209,10 @@ def _tree(path: Path) -> yaml.Node:
 
 def _read(path: Path) -> str:
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            # A pipe or a device may never end.
+            remedy = "write it to a file first"
+            raise ConfigError([Problem(str(path), "must be a regular file", remedy=remedy)])
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:

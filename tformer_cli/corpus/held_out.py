@@ -14,7 +14,7 @@ from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.corpus.overlap import BLANK, line_key, overlaps
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.errors import DataError, UsageError
-from tformer_cli.json_text import parse_json
+from tformer_cli.json_text import read_json
 from tformer_cli.run_directory import whole_directory, write_json
 
 MAX_HELD_OUT = 1000
@@ -291,7 +291,7 @@ def _check_replaceable(
 def _origin_of(folder: Path) -> dict[str, object] | None:
     """Return what a folder says of its origin, or None if it is not one that we wrote."""
     try:
-        origin = parse_json((folder / _ORIGIN).read_text(encoding="utf-8"))
+        origin = read_json(folder / _ORIGIN)
         names = {path.name for path in folder.iterdir()}
     except (OSError, ValueError):
         return None

@@ -32,7 +32,7 @@ from tformer_cli.corpus.store_folder import (
 from tformer_cli.corpus.text_digests import TextDigests
 from tformer_cli.errors import DataError
 from tformer_cli.file_lock import alone
-from tformer_cli.json_text import parse_json
+from tformer_cli.json_text import read_json
 from tformer_cli.run_directory import (
     make_directory,
     sync_directory,
@@ -221,7 +221,7 @@ class Building:
     def _go_on(self) -> None:
         """Take up the journal, if the files hold what it says; otherwise begin."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            journal = parse_json(self._journal_file.read_text(encoding="utf-8"))
+            journal = read_json(self._journal_file)
             reports = [FilterReport(**counts) for counts in journal["texts"]]
             known = [(file, *journal["files"][name]) for name, file in self._files.items()]
             if all(file.go_on(int(size), checksum) for file, size, checksum in known):

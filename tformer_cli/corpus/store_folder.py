@@ -14,7 +14,7 @@ import numpy as np
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.weights import Weights
-from tformer_cli.json_text import parse_json
+from tformer_cli.json_text import read_json
 from tformer_cli.run_directory import write_json
 
 # Part of every store's key: raise it when the files or their meaning change.
@@ -110,7 +110,7 @@ class StoreFolder:
         Raises:
             ValueError: it is not as it was written.
         """
-        index: dict[str, Any] = parse_json(self._index_file.read_text(encoding="utf-8"))
+        index: dict[str, Any] = read_json(self._index_file)
         if index.pop("checksum") != _checksum_of(index):
             raise ValueError(self._index_file)
         return index

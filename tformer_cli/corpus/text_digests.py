@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tformer_cli.errors import DataError
-from tformer_cli.json_text import parse_json
+from tformer_cli.json_text import read_json
 from tformer_cli.run_directory import write_text
 
 # A file changed this recently may change again without a trace in its times.
@@ -51,7 +51,7 @@ class TextDigests:
     def _known(self) -> dict[str, list[int | str]]:
         """Return what the file holds; nothing where it is not as it was written."""
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-            known = parse_json(self.path.read_text(encoding="utf-8"))
+            known = read_json(self.path)
             return {
                 name: [size, changed_ns, digest]
                 for name, (size, changed_ns, digest) in known.items()

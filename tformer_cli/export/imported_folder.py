@@ -13,7 +13,7 @@ from tformer_cli.checkpoint.layout import MODEL_FILE
 from tformer_cli.checkpoint.tensors import check_dtypes, check_finite, read_tensors
 from tformer_cli.config.schema.model import ModelConfig
 from tformer_cli.errors import CheckpointError
-from tformer_cli.json_text import parse_json
+from tformer_cli.json_text import read_json
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 
@@ -161,7 +161,7 @@ def json_object(file: Path) -> dict[str, Any]:
         CheckpointError: it holds something else.
     """
     try:
-        found = parse_json(file.read_text(encoding="utf-8"))
+        found = read_json(file)
     except (OSError, ValueError) as error:
         raise CheckpointError(str(file), "is not JSON", got=str(error), remedy=RESTORE) from None
     if not isinstance(found, dict):

@@ -10,7 +10,7 @@ import yaml
 from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.load import as_plain
 from tformer_cli.errors import CheckpointError
-from tformer_cli.json_text import parse_json
+from tformer_cli.json_text import read_json
 from tformer_cli.run_directory import RunDirectory
 from tformer_cli.version import __version__
 
@@ -71,7 +71,7 @@ def known_scores(run: RunDirectory) -> list[SetScore]:
     found = []
     for file in sorted(run.eval.glob("*.json")):
         try:
-            evaluation = parse_json(file.read_text(encoding="utf-8"))
+            evaluation = read_json(file)
             if evaluation.get("num_models", 1) > 1:
                 continue
             found += [

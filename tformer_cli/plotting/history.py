@@ -74,7 +74,7 @@ def _reports(file: Path) -> list[tuple[int, dict[str, Any]]]:
     Raises:
         CheckpointError: another line is not JSON.
     """
-    if not file.exists():
+    if not file.is_file():
         return []
     text = file.read_text(encoding="utf-8", errors="replace")
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line]

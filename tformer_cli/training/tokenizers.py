@@ -10,7 +10,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.pipeline import training_pairs
 from tformer_cli.corpus.text_digests import TextDigests
 from tformer_cli.distributed import ALONE, World
-from tformer_cli.json_text import parse_json
+from tformer_cli.json_text import read_json
 from tformer_cli.run_directory import RunDirectory, write_json
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.checkpoints import Say
@@ -115,6 +115,6 @@ def save_tokenizers(tokenizers: Tokenizers, origin: dict[str, Any], run: RunDire
 def _known_origin(run: RunDirectory) -> object:
     """Return what the tokenizers of a run were made from; None where nothing says so."""
     try:
-        return parse_json(run.origin_file.read_text(encoding="utf-8"))
+        return read_json(run.origin_file)
     except (OSError, ValueError):
         return None
