@@ -127,6 +127,8 @@ class Worker:
 
 def serve(name: str, precision: str, threads: str, folder: str, warm_up: str) -> None:
     """Be the end of the pipe that answers."""
+    # Beforehand, for a heap with room enough answers like one that keeps what is freed.
+    surroundings = report()
     torch.set_num_threads(int(threads))
     run = RunDirectory(Path(folder))
     config, tokenizers = load_config(run.config_file), load_tokenizers(run.tokenizer)
@@ -135,7 +137,7 @@ def serve(name: str, precision: str, threads: str, folder: str, warm_up: str) ->
     contestant = CONTESTANTS[name](task)
     taken = contestant.steps(contestant.batches())
     measure(taken, steps=int(warm_up))
-    print(json.dumps(report()), flush=True)
+    print(json.dumps(surroundings), flush=True)
     for line in sys.stdin:
         match json.loads(line):
             case {"learn": steps}:
