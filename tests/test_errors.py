@@ -13,6 +13,7 @@ from tformer_cli.errors import (
     StorageError,
     TformerError,
     TrainingError,
+    printable,
 )
 
 
@@ -20,6 +21,11 @@ def test_message_has_place_rule_value_and_remedy() -> None:
     error = TformerError("a.yaml:3", "must be even", got="7", remedy="write 8")
     assert str(error) == "a.yaml:3: must be even; got 7; write 8"
     assert str(TformerError("a", "is missing")) == "a: is missing"
+
+
+def test_spaces_stay_and_ends_of_lines_are_escaped() -> None:
+    spaces = " \xa0\u2009\u202f\u3000"
+    assert printable(f"10{spaces}%\u2028\x85\t") == f"10{spaces}%\\u2028\\x85\\t"
 
 
 def test_config_error_has_a_line_for_each_problem() -> None:

@@ -18,6 +18,7 @@ ValueError instead, and a broken invariant is an assert.
 """
 
 import errno
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -141,6 +142,9 @@ _REMEDIES: dict[int | None, str] = {
 
 def printable(text: str) -> str:
     """Escape what could move the cursor of a terminal, or be no character at all."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
+
+    def is_shown(character: str) -> bool:
+        # Python calls no space printable but that of ASCII.
+        return character.isprintable() or unicodedata.category(character) == "Zs"
+
+    return "".join(c if is_shown(c) else c.encode("unicode_escape").decode("ascii") for c in text)
