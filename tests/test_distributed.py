@@ -273,7 +273,12 @@ def assert_equal_but_for_rounding(run: RunDirectory, other: RunDirectory) -> Non
 
 
 def test_two_processes_train_what_one_trains(alone, toy, tmp_path):
-    run = torchrun_train(2, toy, tmp_path / "run", *EXACT, "training.accumulate=2")
+    config, run = (
+        load_config(toy, (*EXACT, "training.accumulate=2")),
+        RunDirectory(tmp_path / "run"),
+    )
+    ended = together(2, lambda rank: train(config, run, device=torch.device("cpu")), tmp_path)
+    assert [process.code for process in ended] == [0, 0], ended
     assert_equal_but_for_rounding(run, alone)
     # Each of the two has translated and scored its share of the validation text.
     config, last = load_config(run.config_file), load_trained_model(run, "last")

@@ -2,7 +2,7 @@
 
 import torch
 from family import masked_encoders, translating
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -13,8 +13,6 @@ from tformer_cli.model.network import Network, Seq2Seq
 
 B, S, T, V = 3, 5, 7, 23
 LENGTHS = torch.tensor([5, 3, 4])
-
-many = settings(max_examples=60)
 
 
 def source() -> tuple[Tensor, Tensor]:
@@ -41,7 +39,6 @@ def all_logits(model: Seq2Seq, ids: Tensor, mask: Tensor, target: Tensor) -> Ten
     return model.output(model.states(ids, mask, target))
 
 
-@many
 @given(translating, st.integers(0, T - 2))
 def test_future_target_tokens_never_change_the_past(config, place):
     model, (ids, mask) = member(config), source()
@@ -52,7 +49,6 @@ def test_future_target_tokens_never_change_the_past(config, place):
     torch.testing.assert_close(before[:, : place + 1], after[:, : place + 1])
 
 
-@many
 @given(translating)
 def test_padding_content_changes_nothing(config):
     model, (ids, mask) = member(config), source()
@@ -63,7 +59,6 @@ def test_padding_content_changes_nothing(config):
     )
 
 
-@many
 @given(translating, st.permutations(range(B)))
 def test_order_and_company_in_a_batch_change_nothing(config, order):
     model, (ids, mask) = member(config), source()
@@ -79,7 +74,6 @@ def test_order_and_company_in_a_batch_change_nothing(config, order):
         torch.testing.assert_close(together[row : row + 1], alone)
 
 
-@many
 @given(translating, st.booleans())
 def test_cached_decoding_equals_uncached_step_by_step(config, is_fused):
     model, (ids, mask) = member(config), source()

@@ -941,6 +941,7 @@ for precision in ("float32", "bfloat16"):
 """
 
 
+@pytest.mark.slow
 def test_two_threads_go_on_to_the_bit_in_float32_and_in_bfloat16(tmp_path):
     config_file = write_toy(tmp_path / "data", pairs=500)
     script = tmp_path / "two_threads.py"
