@@ -142,7 +142,7 @@ def message(problem: Problem) -> str:
 
 
 def in_options(text: str) -> str:
-    """Return a text with options in place of the Python arguments that it has in backticks.
+    """Return a text whose Python arguments in backticks are written as options.
 
     `workers=1` becomes --workers 1, and `fresh=True` becomes --fresh.
     """
