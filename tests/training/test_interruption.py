@@ -7,43 +7,30 @@ from tformer_cli.errors import Interrupted
 from tformer_cli.training.interruption import Interruption
 
 
-@pytest.mark.parametrize("number", Interruption.SIGNALS)
-def test_the_first_signal_is_a_request(number):
-    # Whoever runs the tests may have it ignored.
-    before = signal.signal(number, signal.SIG_DFL)
-    try:
-        with Interruption("runs/x") as interruption:
-            assert interruption.signal is None
-            signal.raise_signal(number)
-            interruption.look()
-            assert interruption.signal == number
-        assert signal.getsignal(number) == signal.SIG_DFL
-    finally:
-        signal.signal(number, before)
-
-
 def test_a_closed_terminal_is_a_request():
     assert signal.SIGHUP in Interruption.SIGNALS
 
 
 @pytest.mark.parametrize(
-    ("number", "heard"),
+    ("handler", "number", "heard"),
     [
+        *((signal.SIG_DFL, number, number) for number in Interruption.SIGNALS),
         # `nohup` ignores it, so that a training outlives its terminal.
-        (signal.SIGHUP, None),
+        (signal.SIG_IGN, signal.SIGHUP, None),
         # A shell ignores it for what it begins with `&`; `kill -INT` is to reach that too.
-        (signal.SIGINT, signal.SIGINT),
-        (signal.SIGTERM, signal.SIGTERM),
+        (signal.SIG_IGN, signal.SIGINT, signal.SIGINT),
+        (signal.SIG_IGN, signal.SIGTERM, signal.SIGTERM),
     ],
 )
-def test_of_ignored_signals_sighup_alone_stays_so(number, heard):
-    before = signal.signal(number, signal.SIG_IGN)
+def test_the_first_signal_is_a_request_but_sighup_where_it_is_ignored(handler, number, heard):
+    before = signal.signal(number, handler)
     try:
         with Interruption("runs/x") as interruption:
+            assert interruption.signal is None
             signal.raise_signal(number)
             interruption.look()
             assert interruption.signal == heard
-        assert signal.getsignal(number) == signal.SIG_IGN
+        assert signal.getsignal(number) == handler
     finally:
         signal.signal(number, before)
 

@@ -98,7 +98,7 @@ def overlap_warnings(
 
 
 def normalized(line: str) -> str:
-    """Return what equal lines have in common; of a blank line nothing."""
+    """Return what equal lines have in common; nothing is left of a line without words."""
     is_normal = line.isascii() or unicodedata.is_normalized("NFKC", line)
     folded = (line if is_normal else unicodedata.normalize("NFKC", line)).casefold()
     return " ".join(folded.split())
