@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from tformer_cli import (
     load_config,
     train,
 )
+from tformer_cli.errors import Problem
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 # What the package is built on takes a type checker minutes, and none of it is ours.
@@ -95,6 +97,18 @@ def test_evaluate_says_what_the_command_says(toy_run, tformer):
     )
     assert list(found) == ["valid"]
     assert str(found["valid"].scores["ter"]) in printed.splitlines()
+
+
+def test_evaluate_warns_of_a_text_seen_in_training_as_the_command_does(toy_run, tformer, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
+    config = (run / "config.yaml").read_text()
+    seen = config.replace("test.src", "train.src").replace("test.tgt", "train.tgt")
+    (run / "config.yaml").write_text(seen)
+    warnings: list[Problem] = []
+    evaluate(run, split="toy", decoding=GreedyConfig(max_length=20), on_warning=warnings.append)
+    printed = tformer("eval", run, "--split", "toy", "--beam", 1).stderr.splitlines()
+    assert [str(one) in printed for one in warnings] == [True]
 
 
 @pytest.mark.parametrize(
