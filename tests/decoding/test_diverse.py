@@ -130,7 +130,7 @@ def test_groups_that_need_not_differ_find_what_a_beam_of_their_size_finds(
 @given(seeds, shapes, st.integers(1, 4))
 def test_the_first_group_is_a_beam_of_its_own(seed, shape, num_places):
     groups, size = shape
-    tables = random_tables(seed, sentences=4, vocab_size=7)
+    tables = ascending_tables(seed, sentences=4, vocab_size=7)
     plain = BeamConfig(size=size, max_length=8)
     config = replace(plain, size=groups * size, groups=groups, diversity=1.0)
     found = search(tables, config, groups * size, num_places)
