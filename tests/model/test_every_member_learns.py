@@ -1,4 +1,4 @@
-"""Members of the family learn to copy and to reverse what they read: to a BLEU above 98."""
+"""Members of the family learn to copy and to reverse what they read: to a BLEU above 95."""
 
 import itertools
 import random
@@ -163,4 +163,4 @@ def test_member_learns_the_task(member, task):
     found = engine.translate(requests, GreedyConfig(max_length=LONGEST + 3))
     written = [words(best.token_ids) for (best,) in found]
     expected = [words(TASKS[task](sentence)) for sentence in unseen]
-    assert sacrebleu.corpus_bleu(written, [expected], tokenize="none", force=True).score > 98
+    assert sacrebleu.corpus_bleu(written, [expected], tokenize="none", force=True).score > 95
