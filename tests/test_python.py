@@ -16,13 +16,13 @@ from tformer_cli import (
     BeamConfig,
     Config,
     GreedyConfig,
+    Problem,
     TformerError,
     Translator,
     evaluate,
     load_config,
     train,
 )
-from tformer_cli.errors import Problem
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 # What the package is built on takes a type checker minutes, and none of it is ours.
@@ -106,7 +106,8 @@ def test_evaluate_warns_of_a_text_seen_in_training_as_the_command_does(toy_run, 
     seen = config.replace("test.src", "train.src").replace("test.tgt", "train.tgt")
     (run / "config.yaml").write_text(seen)
     warnings: list[Problem] = []
-    evaluate(run, split="toy", decoding=GreedyConfig(max_length=20), on_warning=warnings.append)
+    search = GreedyConfig(max_length=20)
+    evaluate(run, split="toy", decoding=search, device="cpu", on_warning=warnings.append)
     printed = tformer("eval", run, "--split", "toy", "--beam", 1).stderr.splitlines()
     assert [str(one) in printed for one in warnings] == [True]
 

@@ -1,4 +1,4 @@
-"""Members of the family learn to copy and to reverse what they read: to a BLEU above 95."""
+"""Members of the family learn to copy and to reverse what they read: to a BLEU above 98."""
 
 import itertools
 import random
@@ -118,6 +118,9 @@ def groups(task: str, start_id: int) -> Iterator[Group]:
 # Weights drawn as small as GPT-2's want larger steps.
 RATES = {"one stack as GPT-2": 4e-3}
 RATE = 2e-3
+# Where the causal mask alone tells places apart, runs of one token get too long or too short.
+BOUNDS = {"one stack, no positions": 95}
+BOUND = 98
 
 
 def trained(config: ModelConfig, task: str, learning_rate: float) -> Seq2Seq:
@@ -163,4 +166,5 @@ def test_member_learns_the_task(member, task):
     found = engine.translate(requests, GreedyConfig(max_length=LONGEST + 3))
     written = [words(best.token_ids) for (best,) in found]
     expected = [words(TASKS[task](sentence)) for sentence in unseen]
-    assert sacrebleu.corpus_bleu(written, [expected], tokenize="none", force=True).score > 95
+    bleu = sacrebleu.corpus_bleu(written, [expected], tokenize="none", force=True)
+    assert bleu.score > BOUNDS.get(member, BOUND)
