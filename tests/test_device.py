@@ -17,6 +17,7 @@ from tformer_cli.device import (
     prefers_onednn,
     resolve_device,
     resolve_precision,
+    seed_draws,
 )
 from tformer_cli.errors import DeviceError
 
@@ -152,6 +153,13 @@ def test_eight_bits_are_for_a_cpu():
     assert str(raised.value) == (
         '`precision`: int8 is for translation on a CPU; got cuda; use auto, or `device="cpu"`'
     )
+
+
+def test_the_draws_of_a_device_are_those_that_torch_makes_of_the_seed():
+    seed_draws(torch.device("cpu"), 5)
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(3))
 
 
 def test_derived_seeds_depend_on_every_part():

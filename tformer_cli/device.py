@@ -65,6 +65,16 @@ def _best_device() -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
+def seed_draws(device: torch.device, seed: int) -> None:
+    """Seed what is drawn on a device."""
+    # torch.manual_seed also notes the stack for each kind of GPU that this process has not used,
+    # which takes milliseconds: too long for each step of a training on the CPU.
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
 PRECISIONS = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,

@@ -18,7 +18,13 @@ from torch.nn.utils import get_total_norm
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.bucketing import Position
-from tformer_cli.device import autocast, derive_seed, give_back_memory, is_out_of_memory
+from tformer_cli.device import (
+    autocast,
+    derive_seed,
+    give_back_memory,
+    is_out_of_memory,
+    seed_draws,
+)
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.model.network import Network
 from tformer_cli.training.loss import smoothed_nll_sum
@@ -310,7 +316,8 @@ def _sum_gradients(
 ) -> Tensor:
     model = learner.model.train()
     # Dropout is a function of the step alone, so a resumed run draws what an unbroken one did.
-    torch.manual_seed(derive_seed(learner.seed, "dropout", step) + learner.world.rank)
+    dropout_seed = derive_seed(learner.seed, "dropout", step) + learner.world.rank
+    seed_draws(learner.device, dropout_seed)
     totals = torch.zeros(3, device=learner.device)
     for batch in (batch.to(learner.device) for batch in batches):
         targets = batch.target_out[batch.target_mask]
