@@ -187,7 +187,9 @@ def test_lines_too_long_to_validate_are_counted(toy, tmp_path, capsys):
     short = trained(toy, tmp_path / "short", *SHORT)
     valid.write_text(valid.read_text() + 2 * f"{'a' * 4096}\n")
     long = trained(toy, tmp_path / "long", *SHORT)
-    assert reports(long, "valid") == reports(short, "valid")
+    for one, other in zip(reports(long, "valid"), reports(short, "valid"), strict=True):
+        # Sentences of equal length lie in another order then, so their losses round otherwise.
+        assert one == other | {key: pytest.approx(other[key]) for key in ("loss", "perplexity")}
     what = "lines of 4096 tokens or more are left out of the loss; got 2 of 14"
     assert capsys.readouterr().err.count(f"{valid}: {what}\n") == 1
     valid.write_text(f"{'a' * 4096}\n")
