@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.errors import DataError, Interrupted, TformerError
-from tformer_cli.run_directory import whole_file, writing
+from tformer_cli.storage.run_directory import whole_file, writing
 
 COMMIT = "a3d2e0d26b56f3846f66a952536ffed4e401d05a"
 REPOSITORY = f"https://raw.githubusercontent.com/multi30k/dataset/{COMMIT}"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 
 CONFIG = """\
 seed: 3

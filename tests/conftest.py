@@ -19,8 +19,8 @@ from tformer_cli.cli.entry import refusal
 from tformer_cli.cli.options import message
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import TformerError
-from tformer_cli.run_directory import RunDirectory
-from tformer_cli.training.run import train
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.training.trainer import train
 
 Tformer = Callable[..., Result]
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 
-from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.decoding import BeamConfig
@@ -22,6 +21,7 @@ from tformer_cli.config.schema.positions import (
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
+from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import END_ID
 

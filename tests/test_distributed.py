@@ -19,17 +19,17 @@ from safetensors.torch import load_file
 from together import Ended, together
 from toy import write_toy
 
-from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import training_groups
 from tformer_cli.distributed import ALONE, GPU_PATIENCE, PATIENCE, World, joined, own_device
 from tformer_cli.errors import DeviceError
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.training import preparation
-from tformer_cli.training import run as run_module
-from tformer_cli.training.loop import Learner, train_steps
-from tformer_cli.training.run import train
+from tformer_cli.training import trainer as run_module
+from tformer_cli.training.step import Learner, train_steps
+from tformer_cli.training.trainer import train
 from tformer_cli.training.validation import validate
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -318,8 +318,8 @@ from pathlib import Path
 import torch
 from tformer_cli.config.load import load_config
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.run_directory import RunDirectory
-from tformer_cli.training.run import train
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.training.trainer import train
 
 wanted_states = Seq2Seq.wanted_states
 
@@ -371,11 +371,11 @@ from pathlib import Path
 import torch
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import Interrupted
-from tformer_cli.run_directory import RunDirectory
-from tformer_cli.training import run as run_module
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.training import trainer as run_module
 from tformer_cli.training.checkpoints import Checkpoints
-from tformer_cli.training.loop import train_steps
-from tformer_cli.training.run import train
+from tformer_cli.training.step import train_steps
+from tformer_cli.training.trainer import train
 
 save = Checkpoints.save
 

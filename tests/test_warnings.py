@@ -12,7 +12,7 @@ def warn(category: type[Warning], module: str) -> None:
 @pytest.mark.parametrize("category", [DeprecationWarning, PendingDeprecationWarning, FutureWarning])
 def test_deprecations_are_errors_in_our_own_modules_alone(category):
     with pytest.raises(category):
-        warn(category, "tformer_cli.training.loop")
+        warn(category, "tformer_cli.training.step")
     with warnings.catch_warnings(record=True) as shown:
         warn(category, "click.core")
     assert [warning.category for warning in shown] == [category]

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from tformer_cli.config.load import load_config
     from tformer_cli.config.schema.config import Config
     from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
-    from tformer_cli.decoding.consensus import Consensus
-    from tformer_cli.decoding.scored_pair import ScoredPair
-    from tformer_cli.decoding.translation import Translation
-    from tformer_cli.decoding.translator import Translator
     from tformer_cli.errors import Problem, TformerError
     from tformer_cli.evaluation.evaluate import Evaluation
     from tformer_cli.evaluation.metrics import Score
     from tformer_cli.text.terminology import Terminology
+    from tformer_cli.translate.mbr import Consensus
+    from tformer_cli.translate.postprocess import Translation
+    from tformer_cli.translate.score import ScoredPair
+    from tformer_cli.translate.translator import Translator
 
 __all__ = [
     "BeamConfig",
@@ -51,17 +51,17 @@ __all__ = [
 _HOMES = {
     "BeamConfig": "tformer_cli.config.schema.decoding",
     "Config": "tformer_cli.config.schema.config",
-    "Consensus": "tformer_cli.decoding.consensus",
+    "Consensus": "tformer_cli.translate.mbr",
     "Evaluation": "tformer_cli.evaluation.evaluate",
     "GreedyConfig": "tformer_cli.config.schema.decoding",
     "Problem": "tformer_cli.errors",
     "SampleConfig": "tformer_cli.config.schema.decoding",
     "Score": "tformer_cli.evaluation.metrics",
-    "ScoredPair": "tformer_cli.decoding.scored_pair",
+    "ScoredPair": "tformer_cli.translate.score",
     "Terminology": "tformer_cli.text.terminology",
     "TformerError": "tformer_cli.errors",
-    "Translation": "tformer_cli.decoding.translation",
-    "Translator": "tformer_cli.decoding.translator",
+    "Translation": "tformer_cli.translate.postprocess",
+    "Translator": "tformer_cli.translate.translator",
     "evaluate": "tformer_cli.api",
     "load_config": "tformer_cli.config.load",
     "train": "tformer_cli.api",

@@ -10,15 +10,15 @@ from pathlib import Path
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.decoding.consensus import Consensus
-from tformer_cli.decoding.translator import refuse_text_alone
 from tformer_cli.device import resolve_device
 from tformer_cli.errors import Problem, UsageError
 from tformer_cli.evaluation.evaluate import Evaluation
 from tformer_cli.evaluation.evaluator import Evaluator, texts_of_split, warn_of_overlap
 from tformer_cli.evaluation.metrics import MetricName
-from tformer_cli.run_directory import RunDirectory, run_of_config
-from tformer_cli.training import run as training
+from tformer_cli.storage.run_directory import RunDirectory, run_of_config
+from tformer_cli.training import trainer as training
+from tformer_cli.translate.mbr import Consensus
+from tformer_cli.translate.translator import refuse_text_alone
 
 
 def train(

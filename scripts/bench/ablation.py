@@ -28,7 +28,7 @@ from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import hardware_name
 from tformer_cli.errors import Interrupted
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "multi30k.yaml"

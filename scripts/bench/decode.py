@@ -36,13 +36,13 @@ from decoders.worker import Worker, speeds_by_setting
 from train import DEFAULT_FOLDER, in_turn
 from trainers.contestants import CPU
 
-from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.schema.config import Config
 from tformer_cli.device import hardware_name, has_vnni
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.export.ctranslate2.format import write_ctranslate2
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers
 
 DEFAULT_MODELS = Path(__file__).resolve().parents[2] / "runs" / "decode"

@@ -22,7 +22,7 @@ from decoders.worker import watched
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import TrainingError
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 
 
 def measure(folder: Path, counts: Sequence[int], beam: int) -> Iterator[dict[str, Any]]:

@@ -40,20 +40,20 @@ from peers.marian import (
 )
 from peers.marian_training import OPTIMIZERS, train_marian, with_optimizer
 
-from tformer_cli.checkpoint.state import TrainingState, load_state
-from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.cli.options import chosen_decoding
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store, training_store
-from tformer_cli.decoding.translator import Translator
 from tformer_cli.device import keep_freed_memory, resolve_device
 from tformer_cli.errors import CheckpointError, TformerError, UsageError
 from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS, evaluate
 from tformer_cli.evaluation.likelihood import reference_likelihood
 from tformer_cli.evaluation.metrics import Score, build_metric
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import TrainingState, load_state
+from tformer_cli.storage.trained_model import load_trained_model
+from tformer_cli.translate.translator import Translator
 
 
 def compare(

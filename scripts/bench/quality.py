@@ -24,8 +24,8 @@ from tformer_cli.config.load import check_data_files, load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import Interrupted, UsageError
 from tformer_cli.plotting.curves import FORMATS, save
-from tformer_cli.run_directory import RunDirectory
-from tformer_cli.training.run import is_finished
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.training.trainer import is_finished
 
 DEFAULT_CONFIG = Path(__file__).resolve().parents[2] / "configs" / "multi30k-tiny.yaml"
 

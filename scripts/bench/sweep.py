@@ -24,7 +24,7 @@ from tformer_cli.config.load import check_data_files, load_config
 from tformer_cli.config.schema.check import checked
 from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import Interrupted, TrainingError, UsageError
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 import yaml
-from checkpoint.saving import forget_origin
+from storage.saving import forget_origin
 
 from tformer_cli.config.load import load_config
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 

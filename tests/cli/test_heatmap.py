@@ -9,8 +9,8 @@ import torch
 from toy import CONFIG, write_toy
 
 from tformer_cli.config.load import load_config
-from tformer_cli.run_directory import RunDirectory
-from tformer_cli.training.run import train
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.training.trainer import train
 
 MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".html": b"<!DOCTYPE html>"}
 
@@ -185,7 +185,7 @@ def test_a_decoder_alone_has_no_other_part(tformer, tmp_path):
 
 
 def test_a_network_without_positions_has_no_such_part(toy_run, tformer, monkeypatch):
-    nothing = "tformer_cli.decoding.attention_maps.position_tables"
+    nothing = "tformer_cli.translate.attention_maps.position_tables"
     monkeypatch.setattr(nothing, lambda stack, num_places: [])
     result = tformer("heatmap", toy_run, "ab", "--part", "positions")
     assert (result.exit_code, result.stderr) == (

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tformer_cli.checkpoint.trained_model import TrainedModel, load_trained_model
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.export.marian.format import write_marian
 from tformer_cli.model.build import build_model
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import TrainedModel, load_trained_model
 from tformer_cli.text.tokenizer import build_tokenizers
 
 PAIRS = [("the old dog sleeps", "der alte Hund schläft"), ("a cat", "eine Katze")] * 20

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from tformer_cli import Translator
-from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.cli.score import _tabbed_line
-from tformer_cli.decoding import scored_pair as scored_pair_room
-from tformer_cli.decoding import scoring as scoring_room
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.search import scoring as scoring_room
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.vocabulary import END_ID, START_ID
+from tformer_cli.translate import score as scored_pair_room
 
 PAIRS = [
     ("ab cd", "DC BA"),

@@ -11,9 +11,8 @@ import pytest
 from torch import nn
 from toy import CONFIG, write_toy
 
-from tformer_cli.rehearsal import batch_search
-from tformer_cli.training import checkpoints
-from tformer_cli.training import run as training
+from tformer_cli.training import checkpoints, find_batch_size
+from tformer_cli.training import trainer as training
 
 
 def test_train_names_every_mistake_of_a_config_and_writes_nothing(tformer, tmp_path):
@@ -393,7 +392,7 @@ def test_the_largest_batch_is_printed_with_its_setting(tformer, tmp_path, tempor
     monkeypatch.chdir(tmp_path)
     before = files(tmp_path)
     # A token takes a MiB: 512 of them fit.
-    monkeypatch.setattr(batch_search, "_trial_apart", lambda run, tokens, limit: tokens << 20)
+    monkeypatch.setattr(find_batch_size, "_trial_apart", lambda run, tokens, limit: tokens << 20)
     words = ("train", file, "--find-batch", "--memory-limit", "0.5", "--device", "cpu")
     result = tformer(*words)
     assert result.exit_code == 0

@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from checkpoint.saving import forget_origin
 from forked import PIPES, forked_tformer
 from sacrebleu.metrics.chrf import CHRF
+from storage.saving import forget_origin
 
 from tformer_cli import Translator
-from tformer_cli.checkpoint.integrity import save_sums
 from tformer_cli.cli.translate import _json_line, _text_lines
 from tformer_cli.config.schema.decoding import GreedyConfig
-from tformer_cli.decoding import translator as translator_room
-from tformer_cli.decoding.translation import Translation
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.integrity import save_sums
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.translate import translator as translator_room
+from tformer_cli.translate.postprocess import Translation
 
 LINES = ["ab cd", "", "feg", "   ", "a", "bcd ef ag", "ab cd"]
 

@@ -17,9 +17,9 @@ import torch
 from killing import killed
 from tqdm import tqdm
 
-from tformer_cli.decoding import translator as translator_room
 from tformer_cli.distributed import num_processes
 from tformer_cli.model.encoder_decoder import EncoderDecoder
+from tformer_cli.translate import translator as translator_room
 
 CHOOSER = random.Random(5)
 LINES = [" ".join(CHOOSER.choices(["ab", "cde", "f", "g", ""], k=3)) for _ in range(14)]
@@ -190,7 +190,7 @@ def test_memory_does_not_grow_with_the_file(toy_run, tformer, tmp_path, monkeypa
         on_done(len(requests))
         return [[translator_room.Hypothesis((), 0.0, 0.0, True)] * nbest for _ in requests]
 
-    monkeypatch.setattr("tformer_cli.decoding.engine.NativeEngine.translate", translated)
+    monkeypatch.setattr("tformer_cli.search.engine.NativeEngine.translate", translated)
     monkeypatch.setattr(translator_room, "WINDOW_LINES", 100)
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     peaks = []
@@ -265,8 +265,8 @@ def test_what_processes_cannot_share_is_refused(toy_run, tformer, monkeypatch, w
 IN_SMALL_WINDOWS = """
 import sys
 from tformer_cli.cli.app import main
-from tformer_cli.decoding import translator
-from tformer_cli.partial_file import PartialFile
+from tformer_cli.translate import translator
+from tformer_cli.storage.partial_file import PartialFile
 
 add = PartialFile.add
 

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from tformer_cli.cli.app import app
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import ConfigError, TrainingError, UsageError
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
 from tformer_cli.training.lock import locked
-from tformer_cli.training.reporting import Silence
+from tformer_cli.training.logging import Silence
 from tformer_cli.training.tokenizers import run_tokenizers
 
 CONFIG = """\

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
-from tformer_cli.decoding.hypothesis import Hypothesis
-from tformer_cli.decoding.request import Request
 from tformer_cli.export.check import Difference, compare, searches
+from tformer_cli.search.hypothesis import Hypothesis
+from tformer_cli.search.request import Request
 
 SENTENCE = Request(source=(7, 8, 3))
 ONE = Hypothesis((20, 21, 22), log_prob=-4.0, score=-1.0, finished=True)

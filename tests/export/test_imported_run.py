@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import StorageError, TformerError
 from tformer_cli.export.imported_run import import_run
 from tformer_cli.export.plain_folder import PlainFormat
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import load_trained_model
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from exportable import BASE, lively
 
 from tformer_cli.errors import CheckpointError
 from tformer_cli.export.model_card import Card, SetScore, known_scores, model_card
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 
 CARD = Card(
     name="toy-en-de",

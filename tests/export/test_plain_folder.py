@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tformer_cli.checkpoint.trained_model import TrainedModel, load_trained_model
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
@@ -22,13 +21,14 @@ from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.config.schema.model import DecoderOnlyConfig, LatentConfig
 from tformer_cli.config.schema.positions import AlibiPositions, RotaryPositions
 from tformer_cli.config.schema.tokenizer import CharConfig
-from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import CheckpointError, ConfigError, ExportError, TformerError
 from tformer_cli.export.check import BEAM_SIZE
 from tformer_cli.export.format import CheckText, check, exported
 from tformer_cli.export.plain_folder import PlainFormat, read_plain_folder, without_places
 from tformer_cli.model.build import build_model
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import TrainedModel, load_trained_model
+from tformer_cli.translate.translator import Translator
 
 EXACT = PlainFormat()
 STREAM = DecoderOnlyConfig(dim=24, num_heads=3, feedforward_dim=17, num_layers=2)

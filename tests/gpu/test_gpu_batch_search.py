@@ -7,9 +7,9 @@ from accelerator import DEVICE, on_cuda, on_gpu
 from toy import CONFIG, write_toy
 
 from tformer_cli.config.load import load_config
-from tformer_cli.rehearsal.batch_search import FoundBatch, find_batch
-from tformer_cli.rehearsal.dry_run import dry_run
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.training.dry_run import dry_run
+from tformer_cli.training.find_batch_size import FoundBatch, find_batch
 
 pytestmark = [*on_gpu, on_cuda]
 

@@ -9,9 +9,9 @@ from test_gpu_model import VARIANTS, V, network
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.config.schema.model import LatentConfig
-from tformer_cli.decoding.engine import NativeEngine
-from tformer_cli.decoding.processors import TokenRoles
-from tformer_cli.decoding.request import Request
+from tformer_cli.search.engine import NativeEngine
+from tformer_cli.search.logits_processors import TokenRoles
+from tformer_cli.search.request import Request
 
 pytestmark = on_gpu
 

@@ -12,8 +12,8 @@ from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch, Example, collate
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.model.build import build_model
-from tformer_cli.training.loop import Group, Learner, train_steps
 from tformer_cli.training.optim import build_optimizer
+from tformer_cli.training.step import Group, Learner, train_steps
 
 pytestmark = [*on_gpu, on_cuda]
 

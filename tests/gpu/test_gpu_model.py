@@ -26,9 +26,9 @@ from tformer_cli.corpus.bucketing import Position
 from tformer_cli.device import autocast
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.training.loop import Group, Learner, train_steps
 from tformer_cli.training.loss import smoothed_nll_sum
 from tformer_cli.training.optim import build_optimizer
+from tformer_cli.training.step import Group, Learner, train_steps
 
 pytestmark = on_gpu
 

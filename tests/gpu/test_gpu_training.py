@@ -13,19 +13,19 @@ from accelerator import CPU, DEVICE, on_gpu
 from safetensors.torch import load_file
 from toy import CONFIG, sentence, write_toy
 
-from tformer_cli.checkpoint.checkpoint import load_optimizer
-from tformer_cli.checkpoint.state import load_state
-from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
-from tformer_cli.decoding.translation import Translation
-from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import Interrupted
-from tformer_cli.run_directory import RunDirectory
-from tformer_cli.training import run as run_module
-from tformer_cli.training.loop import train_steps
+from tformer_cli.storage.checkpoint import load_optimizer
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import load_state
+from tformer_cli.storage.trained_model import load_trained_model
+from tformer_cli.training import trainer as run_module
 from tformer_cli.training.optim import build_optimizer
-from tformer_cli.training.run import train
+from tformer_cli.training.step import train_steps
+from tformer_cli.training.trainer import train
+from tformer_cli.translate.postprocess import Translation
+from tformer_cli.translate.translator import Translator
 
 pytestmark = on_gpu
 

@@ -29,13 +29,13 @@ from tformer_cli.config.schema.schedule import CosineSchedule
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Example, collate
 from tformer_cli.corpus.bucketing import Position
-from tformer_cli.decoding.engine import NativeEngine
-from tformer_cli.decoding.processors import TokenRoles
-from tformer_cli.decoding.request import Request
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
+from tformer_cli.search.engine import NativeEngine
+from tformer_cli.search.logits_processors import TokenRoles
+from tformer_cli.search.request import Request
 from tformer_cli.text.vocabulary import END_ID, START_IDS
-from tformer_cli.training.loop import Group, Learner, StepReport, train_steps
+from tformer_cli.training.step import Group, Learner, StepReport, train_steps
 
 FIRST, V, LONGEST, STEPS = 6, 16, 9, 1800
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tformer_cli.device import autocast
+from tformer_cli.inference.fuse import fused
 from tformer_cli.model.build import build_model, build_network
-from tformer_cli.model.fusion import fused
 from tformer_cli.model.network import Network, Seq2Seq
 
 B, S, T, V = 3, 5, 7, 23

@@ -13,7 +13,7 @@ from reports import training, validation, written
 
 from tformer_cli.errors import CheckpointError
 from tformer_cli.plotting.history import read_history
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 
 TIMINGS = st.lists(st.tuples(st.integers(1, 10**9), st.floats(1e-4, 1e4)), min_size=1, max_size=8)
 

@@ -38,16 +38,16 @@ from decoders.worker import (
 from toy import CONFIG, sentence, translation, write_toy
 from typer.testing import CliRunner
 
-from tformer_cli.checkpoint.state import load_state
-from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.decoding import GreedyConfig
-from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import TrainingError, UsageError
 from tformer_cli.export.ctranslate2.format import write_ctranslate2
 from tformer_cli.model.encoder_decoder import EncoderDecoder
-from tformer_cli.run_directory import RunDirectory
-from tformer_cli.training.run import train
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import load_state
+from tformer_cli.storage.trained_model import load_trained_model
+from tformer_cli.training.trainer import train
+from tformer_cli.translate.translator import Translator
 
 LINES = ["abc de", "", "g", "fa b c", "dd ee ff", "a b", "efg"]
 Make = Callable[..., Contestant]

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import TrainingError
-from tformer_cli.run_directory import RunDirectory
-from tformer_cli.training.run import train
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.training.trainer import train
 
 
 @pytest.fixture(scope="module")

@@ -15,18 +15,18 @@ from torch import nn
 from toy import write_toy
 from transformers import MarianMTModel
 
-from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.config.schema.optimizer import AdamConfig, MuonConfig
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store, training_store
 from tformer_cli.errors import CheckpointError, TrainingError, UsageError
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import TrainingState, load_state
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import END_ID
 from tformer_cli.training.loss import smoothed_nll_sum
-from tformer_cli.training.run import train
+from tformer_cli.training.trainer import train
 
 CPU = torch.device("cpu")
 STEPS = 3

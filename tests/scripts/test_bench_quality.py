@@ -23,13 +23,13 @@ from safetensors.torch import load_file
 from toy import write_toy
 from typer.testing import CliRunner
 
-from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.cli.eval import evaluate as tformer_eval
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import Interrupted, TformerError, TrainingError, UsageError
 from tformer_cli.plotting.curves import save
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import TrainingState, load_state
 
 NAMES = ("ours", "hf")
 SHORT = (

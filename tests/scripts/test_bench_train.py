@@ -31,7 +31,7 @@ from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.pipeline import training_pairs, training_store
 from tformer_cli.errors import TrainingError, UsageError
 from tformer_cli.model.build import build_model
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import build_tokenizers
 from tformer_cli.text.vocabulary import PAD_ID
 

@@ -12,8 +12,8 @@ from tformer_cli import Translator
 from tformer_cli.cli.heatmap import heatmap
 from tformer_cli.cli.translate import translate
 from tformer_cli.config.load import load_config
-from tformer_cli.run_directory import RunDirectory
-from tformer_cli.training.run import train
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.training.trainer import train
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -4,10 +4,10 @@ import shutil
 import make_score_table
 import pytest
 
-from tformer_cli.checkpoint.state import load_state
-from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.errors import CheckpointError
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import load_state
+from tformer_cli.storage.trained_model import load_trained_model
 
 EMPTY = "a\n<!-- scores -->\n<!-- end of scores -->\nb\n"
 

@@ -5,7 +5,7 @@ import pytest
 import torture
 from safetensors.torch import load_file, save_file
 
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 
 
 def test_what_differs_between_two_runs_is_named(toy_run, tmp_path):

@@ -11,8 +11,8 @@ from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch, Example, collate
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.model.build import build_model
-from tformer_cli.training.loop import Group, Learner
 from tformer_cli.training.optim import build_optimizer
+from tformer_cli.training.step import Group, Learner
 
 V = 29
 

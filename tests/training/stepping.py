@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tformer_cli.training import run as run_module
-from tformer_cli.training.loop import train_steps
+from tformer_cli.training import trainer as run_module
+from tformer_cli.training.step import train_steps
 
 
 def on_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], object]) -> None:

@@ -6,12 +6,12 @@ import torch
 from safetensors.torch import load_file
 from toy import write_toy
 
-from tformer_cli.checkpoint.state import load_state
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import CheckpointError
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import load_state
 from tformer_cli.training.averaging import average
-from tformer_cli.training.run import train
+from tformer_cli.training.trainer import train
 
 CPU = torch.device("cpu")
 

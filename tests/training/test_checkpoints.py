@@ -10,14 +10,14 @@ import torch
 from learners import learner
 from toy import write_toy
 
-from tformer_cli.checkpoint.checkpoint import save_average
-from tformer_cli.checkpoint.integrity import save_sums
-from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.run_directory import RunDirectory, write_text
+from tformer_cli.storage.checkpoint import save_average
+from tformer_cli.storage.integrity import save_sums
+from tformer_cli.storage.run_directory import RunDirectory, write_text
+from tformer_cli.storage.state import TrainingState
 from tformer_cli.training.checkpoints import Checkpoints, checkpoint_before, last_checkpoint
-from tformer_cli.training.moving_average import MovingAverage
+from tformer_cli.training.ema import MovingAverage
 
 STATE = TrainingState.beginning("abc", {})
 EACH_STEP = TrainingConfig(save_every=1)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tformer_cli.errors import StorageError, TrainingError
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.training.lock import locked
 
 

@@ -13,21 +13,21 @@ from stepping import on_step
 from torch.nn import functional
 from toy import MASKED, write_toy
 
-from tformer_cli.checkpoint.layout import MODEL_FILE
-from tformer_cli.checkpoint.trained_model import load_trained_model, load_trained_network
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.batch import Example, collate
 from tformer_cli.corpus.masking import Masking
 from tformer_cli.errors import CheckpointError, DataError, Interrupted
 from tformer_cli.plotting.history import read_history
-from tformer_cli.rehearsal.dry_run import dry_run
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.layout import MODEL_FILE
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import load_trained_model, load_trained_network
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.training.averaging import average
-from tformer_cli.training.loop import train_steps
+from tformer_cli.training.dry_run import dry_run
 from tformer_cli.training.preparation import Preparation, prepare
-from tformer_cli.training.run import train
+from tformer_cli.training.step import train_steps
+from tformer_cli.training.trainer import train
 from tformer_cli.training.validation import validate
 
 CPU = torch.device("cpu")

@@ -5,8 +5,8 @@ import torch
 from learners import batch, learner
 from torch import nn
 
-from tformer_cli.training.loop import leave_gradient
 from tformer_cli.training.parts import PartsWatch, part_of
+from tformer_cli.training.step import leave_gradient
 
 
 def test_parts_are_layers_and_what_stands_around_them():

@@ -14,10 +14,10 @@ from tformer_cli.config.schema.model import (
 )
 from tformer_cli.config.schema.positions import RotaryPositions
 from tformer_cli.model.recompute import kept, recomputed
-from tformer_cli.rehearsal.rehearsal import rehearsal
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.training.preparation import slow_attention
-from tformer_cli.training.run import train
+from tformer_cli.training.rehearsal import rehearsal
+from tformer_cli.training.trainer import train
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")

@@ -7,16 +7,16 @@ import torch
 from safetensors.torch import load_file
 from toy import CONFIG, MASKED, write_toy
 
-from tformer_cli.checkpoint.layout import MODEL_FILE
-from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import CheckpointError, ConfigError
 from tformer_cli.model.encoder_decoder import EncoderDecoder
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.layout import MODEL_FILE
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
-from tformer_cli.training.predecessor import Predecessor
 from tformer_cli.training.preparation import first_model
-from tformer_cli.training.run import train
+from tformer_cli.training.pretrained import Predecessor
+from tformer_cli.training.trainer import train
 
 SHORT = ("training.max_steps=8", "training.validate_every=8")
 

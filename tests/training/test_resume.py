@@ -9,7 +9,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.training.resume import accepted_changes, lasting_settings
 
 RUN = RunDirectory(Path("runs/x"))

@@ -12,9 +12,9 @@ from toy import write_toy
 
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import Interrupted, UsageError
-from tformer_cli.run_directory import RunDirectory
-from tformer_cli.training.run import train
+from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.training.tensorboard import TensorBoard
+from tformer_cli.training.trainer import train
 
 
 def test_its_curves_are_those_of_the_metrics_also_after_a_break(tmp_path, monkeypatch):

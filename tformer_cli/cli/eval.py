@@ -30,7 +30,7 @@ from tformer_cli.cli.output import refuse_overwriting
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.errors import UsageError
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 
 
 def evaluate(

@@ -20,12 +20,12 @@ from tformer_cli.cli.options import (
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.errors import DataError, UsageError
-from tformer_cli.run_directory import RunDirectory, write_text
+from tformer_cli.storage.run_directory import RunDirectory, write_text
 
 if TYPE_CHECKING:
-    from tformer_cli.checkpoint.trained_model import TrainedModel
     from tformer_cli.export.check import Comparison
     from tformer_cli.export.format import CheckText, Format
+    from tformer_cli.storage.trained_model import TrainedModel
 
 FormatName = Literal["ctranslate2", "marian", "onnx", "safetensors"]
 
@@ -78,9 +78,9 @@ def export(
 
     from tqdm import tqdm
 
-    from tformer_cli.checkpoint.trained_model import load_trained_model
     from tformer_cli.export.format import exported
     from tformer_cli.export.model_card import CARD_FILE, Card, known_scores, model_card
+    from tformer_cli.storage.trained_model import load_trained_model
 
     trained = load_trained_model(run_directory, checkpoint)
     form = FORMATS[format_name](quantization)

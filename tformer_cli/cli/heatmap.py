@@ -20,7 +20,7 @@ from tformer_cli.plotting.sentence import Maps, Sentence, Table
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tformer_cli.decoding.attention_maps import SentenceMaps
+    from tformer_cli.translate.attention_maps import SentenceMaps
 
 # A page needs no extra.
 DEFAULT_OUTPUT = Path("heatmap.html")
@@ -82,8 +82,8 @@ def heatmap(
     if output is not None and output.suffix.lower() not in FORMATS:
         raise UsageError("--output", "must end in .png, .svg or .html", got=str(output))
 
-    from tformer_cli.checkpoint.trained_model import load_trained_network
-    from tformer_cli.decoding.attention_maps import sentence_maps
+    from tformer_cli.storage.trained_model import load_trained_network
+    from tformer_cli.translate.attention_maps import sentence_maps
 
     trained = load_trained_network(run, checkpoint)
     found = sentence_maps(trained.model, trained.tokenizers, trained.config, sentence, target)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tformer_cli.cli.messages import tell
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 
 
 def import_(

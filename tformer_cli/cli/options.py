@@ -18,10 +18,10 @@ from tformer_cli.config.schema.decoding import (
     SearchConfig,
 )
 from tformer_cli.errors import Problem, UsageError
-from tformer_cli.run_directory import RUNS, RunDirectory, newest_run, step_of
+from tformer_cli.storage.run_directory import RUNS, RunDirectory, newest_run, step_of
 
 if TYPE_CHECKING:
-    from tformer_cli.decoding.consensus import Consensus
+    from tformer_cli.translate.mbr import Consensus
 
 RunArgument = Annotated[
     Path | None,
@@ -284,7 +284,7 @@ def chosen_consensus(
     Raises:
         UsageError: a number of candidates was asked of no choice.
     """
-    from tformer_cli.decoding.consensus import Consensus
+    from tformer_cli.translate.mbr import Consensus
 
     if utility is not None:
         return Consensus(utility, num_candidates)

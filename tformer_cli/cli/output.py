@@ -10,7 +10,7 @@ from typing import TextIO
 
 from tformer_cli.cli.entry import ReaderGone
 from tformer_cli.errors import UsageError
-from tformer_cli.run_directory import whole_file
+from tformer_cli.storage.run_directory import whole_file
 
 # Behind `> FILE` it is that file, which holds what others have written and must not be replaced.
 STDOUT = Path("/dev/stdout")

@@ -21,10 +21,10 @@ from tformer_cli.cli.options import (
 )
 from tformer_cli.cli.output import opened, refuse_gzip_names, refuse_overwriting
 from tformer_cli.errors import UsageError
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from tformer_cli.decoding.scored_pair import ScoredPair
+    from tformer_cli.translate.score import ScoredPair
 
 
 def score(
@@ -67,12 +67,12 @@ def score(
 
     from tqdm import tqdm
 
-    from tformer_cli.checkpoint.trained_model import load_ensemble
     from tformer_cli.corpus.reader import read_pairs
-    from tformer_cli.decoding.engine import NativeEngine
-    from tformer_cli.decoding.scored_pair import score_pairs
-    from tformer_cli.decoding.translator import token_roles
     from tformer_cli.device import keep_freed_memory, resolve_device, resolve_precision
+    from tformer_cli.search.engine import NativeEngine
+    from tformer_cli.storage.trained_model import load_ensemble
+    from tformer_cli.translate.score import score_pairs
+    from tformer_cli.translate.translator import token_roles
 
     refuse_torchrun("score")
     # Bytes that are no text, and files of unequal length, are found before the first pair is

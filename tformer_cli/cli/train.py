@@ -14,7 +14,7 @@ from tformer_cli.cli.options import DeviceOption, SetOption
 from tformer_cli.config.load import check_data_files, load_config, places_of_keys
 from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.errors import UsageError
-from tformer_cli.run_directory import RunDirectory, run_of_config
+from tformer_cli.storage.run_directory import RunDirectory, run_of_config
 
 
 def train(
@@ -103,12 +103,12 @@ def train(
 
     place = resolve_device(device)
     if dry_run:
-        from tformer_cli.rehearsal.dry_run import dry_run as rehearse
+        from tformer_cli.training.dry_run import dry_run as rehearse
 
         taken = rehearse(parsed, run_directory, device=place)
         typer.echo(json.dumps(taken.as_json(), indent=2) if as_json else str(taken))
     elif find_batch:
-        from tformer_cli.rehearsal.batch_search import find_batch as search
+        from tformer_cli.training.find_batch_size import find_batch as search
 
         found = search(parsed, run_directory, device=place, memory_limit=memory_limit)
         use = f"use it: --set {found.setting}"

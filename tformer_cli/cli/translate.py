@@ -51,14 +51,14 @@ from tformer_cli.cli.output import (
 )
 from tformer_cli.cli.resumption import made_from
 from tformer_cli.errors import UsageError
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     import torch
 
-    from tformer_cli.decoding.translation import Translation
-    from tformer_cli.partial_file import PartialFile
+    from tformer_cli.storage.partial_file import PartialFile
     from tformer_cli.text.terminology import Terminology
+    from tformer_cli.translate.postprocess import Translation
 
 # Behind them stands mostly rounding, which is a matter of the batch.
 SCORE_DECIMALS = 4
@@ -189,8 +189,6 @@ def translate(
 
     from tqdm import tqdm
 
-    from tformer_cli.checkpoint.trained_model import load_ensemble
-    from tformer_cli.decoding.translator import Translator
     from tformer_cli.device import (
         default_workers,
         keep_freed_memory,
@@ -198,7 +196,9 @@ def translate(
         resolve_precision,
     )
     from tformer_cli.distributed import joined, num_processes, own_device
+    from tformer_cli.storage.trained_model import load_ensemble
     from tformer_cli.text.words import pharaoh
+    from tformer_cli.translate.translator import Translator
 
     beside = Beside(prefix_file, constraints_file)
     outputs = {"--output": output_file, "--alignments": alignments_file}
@@ -424,7 +424,7 @@ def _destination(
     output_file: Path | None, made: Callable[[], Mapping[str, object]] | None
 ) -> "contextlib.AbstractContextManager[PartialFile | Stream]":
     """Open what the translations are added to; a file goes on where it is known what it is of."""
-    from tformer_cli.partial_file import partial_file
+    from tformer_cli.storage.partial_file import partial_file
 
     if made is None or output_file is None:
         return streamed(output_file)
@@ -436,8 +436,8 @@ def _windows(
 ) -> Iterator[list[AskedLine]]:
     """Yield the lines that are still to be translated, as many at a time as are read together."""
     from tformer_cli.corpus.chunks import chunks
-    from tformer_cli.corpus.read_ahead import arriving
-    from tformer_cli.decoding.translator import WINDOW_LINES
+    from tformer_cli.corpus.prefetch import arriving
+    from tformer_cli.translate.translator import WINDOW_LINES
 
     if input_file is None:
         return (

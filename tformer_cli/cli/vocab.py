@@ -11,7 +11,7 @@ from tformer_cli.cli.messages import suggest
 from tformer_cli.cli.options import SetOption
 from tformer_cli.config.load import check_data_files, dump_config, load_config, places_of_keys
 from tformer_cli.errors import UsageError
-from tformer_cli.run_directory import (
+from tformer_cli.storage.run_directory import (
     RunDirectory,
     make_directory,
     run_of_config,
@@ -55,7 +55,7 @@ def vocab(
     # torch takes a second to import: only those who build wait for it.
     from tformer_cli.corpus.vocabulary_report import report_sides
     from tformer_cli.training.lock import locked
-    from tformer_cli.training.predecessor import Predecessor
+    from tformer_cli.training.pretrained import Predecessor
     from tformer_cli.training.tokenizers import new_tokenizers, origin_of, save_tokenizers
 
     predecessor = Predecessor.of(parsed, run_directory)

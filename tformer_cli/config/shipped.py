@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from tformer_cli.errors import UsageError
-from tformer_cli.run_directory import whole_file
+from tformer_cli.storage.run_directory import whole_file
 
 _SHIPPED = Path(__file__).parents[1] / "shipped"
 _FOLDERS = ("configs", "data/demo")

@@ -15,7 +15,7 @@ from tformer_cli.corpus.overlap import BLANK, line_key, overlaps
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.json_text import read_json
-from tformer_cli.run_directory import whole_directory, write_json
+from tformer_cli.storage.run_directory import whole_directory, write_json
 
 MAX_HELD_OUT = 1000
 """Largest number of pairs in each held-out part."""

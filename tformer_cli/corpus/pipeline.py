@@ -16,7 +16,7 @@ from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.lengths import max_sentences
 from tformer_cli.corpus.reader import read_lines, read_rows, read_texts
 from tformer_cli.corpus.store import TokenStore, build_store
-from tformer_cli.corpus.store_building import Pace, stored
+from tformer_cli.corpus.store_builder import Pace, stored
 from tformer_cli.errors import DataError
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import START_ID

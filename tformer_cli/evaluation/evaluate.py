@@ -14,15 +14,15 @@ from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.corpus.store import TokenStore
-from tformer_cli.decoding.consensus import Consensus
-from tformer_cli.decoding.translator import Translator
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import DataError, Problem
 from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
 from tformer_cli.evaluation.metrics import Metric, MetricName, Score
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.run_directory import write_json, write_text
+from tformer_cli.storage.run_directory import write_json, write_text
 from tformer_cli.text.vocabulary import START_ID
+from tformer_cli.translate.mbr import Consensus
+from tformer_cli.translate.translator import Translator
 
 LIKELIHOOD_BATCH_TOKENS = 4096
 

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 import torch
 
-from tformer_cli.checkpoint.trained_model import TrainedModel, load_ensemble
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, Text
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.overlap import overlap_warnings
 from tformer_cli.corpus.reader import read_texts
-from tformer_cli.decoding.consensus import Consensus
-from tformer_cli.decoding.translator import Translator
 from tformer_cli.device import keep_freed_memory, resolve_device, resolve_precision
 from tformer_cli.errors import DataError, Problem, UsageError
 from tformer_cli.evaluation.evaluate import Evaluation, evaluate, save_evaluation
 from tformer_cli.evaluation.metrics import MetricName, build_metric
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import TrainedModel, load_ensemble
+from tformer_cli.translate.mbr import Consensus
+from tformer_cli.translate.translator import Translator
 
 # Pairs of the training text that a text is compared with: they take two seconds.
 MAX_COMPARED = 200_000

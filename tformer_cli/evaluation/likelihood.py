@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional
 
 from tformer_cli.corpus.batch import Batch
-from tformer_cli.decoding.batches import each_in_memory
-from tformer_cli.decoding.ensemble import log_mean_probabilities
 from tformer_cli.device import autocast
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.model.network import Network
+from tformer_cli.search.batches import each_in_memory
+from tformer_cli.search.ensemble import log_mean_probabilities
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
-from tformer_cli.decoding.engine import Engine
-from tformer_cli.decoding.hypothesis import Hypothesis
-from tformer_cli.decoding.request import Request
+from tformer_cli.search.engine import Engine
+from tformer_cli.search.hypothesis import Hypothesis
+from tformer_cli.search.request import Request
 
 # How far apart the scores of two engines may be: log probabilities a token.
 TOLERANCE = 1e-4

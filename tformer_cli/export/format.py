@@ -9,17 +9,17 @@ from typing import ClassVar
 
 import torch
 
-from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.decoding.engine import Engine, NativeEngine
-from tformer_cli.decoding.hypothesis import Hypothesis
-from tformer_cli.decoding.request import Request
-from tformer_cli.decoding.translator import token_roles
 from tformer_cli.errors import ConfigError, DataError, ExportError, Problem
 from tformer_cli.export.check import Comparison, Difference, compare, score, searches
-from tformer_cli.run_directory import new_directory
+from tformer_cli.search.engine import Engine, NativeEngine
+from tformer_cli.search.hypothesis import Hypothesis
+from tformer_cli.search.request import Request
+from tformer_cli.storage.run_directory import new_directory
+from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID
+from tformer_cli.translate.translator import token_roles
 
 
 class Format(ABC):

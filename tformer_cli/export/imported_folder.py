@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tformer_cli.checkpoint.layout import MODEL_FILE
-from tformer_cli.checkpoint.tensors import check_dtypes, check_finite, read_tensors
 from tformer_cli.config.schema.model import ModelConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.json_text import read_json
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
+from tformer_cli.storage.layout import MODEL_FILE
+from tformer_cli.storage.tensors import check_dtypes, check_finite, read_tensors
 
 # As transformers names what says in which shard a weight is.
 INDEX_FILE = f"{MODEL_FILE}.index.json"

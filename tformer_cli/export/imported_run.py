@@ -5,15 +5,15 @@ from pathlib import Path
 
 import torch
 
-from tformer_cli.checkpoint.checkpoint import save_checkpoint
-from tformer_cli.checkpoint.origin import model_settings
-from tformer_cli.checkpoint.state import TrainingState
-from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.load import dump_config
 from tformer_cli.errors import CheckpointError
 from tformer_cli.export.marian.folder import SETTINGS_FILE, read_marian
 from tformer_cli.export.plain_folder import read_plain_folder
-from tformer_cli.run_directory import RunDirectory, check_absent, new_directory, write_text
+from tformer_cli.storage.checkpoint import save_checkpoint
+from tformer_cli.storage.origin import model_settings
+from tformer_cli.storage.run_directory import RunDirectory, check_absent, new_directory, write_text
+from tformer_cli.storage.state import TrainingState
+from tformer_cli.storage.trained_model import TrainedModel
 
 
 def import_run(

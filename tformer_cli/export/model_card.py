@@ -7,11 +7,11 @@ from typing import Any
 import torch
 import yaml
 
-from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.load import as_plain
 from tformer_cli.errors import CheckpointError
 from tformer_cli.json_text import read_json
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.version import __version__
 
 CARD_FILE = "README.md"

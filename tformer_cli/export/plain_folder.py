@@ -15,23 +15,10 @@ import safetensors
 import torch
 from torch import Tensor
 
-from tformer_cli.checkpoint.layout import MODEL_FILE
-from tformer_cli.checkpoint.origin import (
-    SENTENCES_NOTE,
-    TOKENIZERS_NOTE,
-    check_settings,
-    check_tokenizers,
-    model_settings,
-    noted_sentences,
-)
-from tformer_cli.checkpoint.tensors import metadata_of, read_notes, save_tensors
-from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.load import data_files, dump_config, load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import Text
 from tformer_cli.config.schema.model import MaskedEncoderConfig
-from tformer_cli.decoding.engine import NativeEngine
-from tformer_cli.decoding.translator import token_roles
 from tformer_cli.errors import CheckpointError, Problem
 from tformer_cli.export.check import BEAM_SIZE
 from tformer_cli.export.format import Format
@@ -43,8 +30,21 @@ from tformer_cli.export.imported_folder import (
     shapes,
 )
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.run_directory import RunDirectory, whole_file, write_text
+from tformer_cli.search.engine import NativeEngine
+from tformer_cli.storage.layout import MODEL_FILE
+from tformer_cli.storage.origin import (
+    SENTENCES_NOTE,
+    TOKENIZERS_NOTE,
+    check_settings,
+    check_tokenizers,
+    model_settings,
+    noted_sentences,
+)
+from tformer_cli.storage.run_directory import RunDirectory, whole_file, write_text
+from tformer_cli.storage.tensors import metadata_of, read_notes, save_tensors
+from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
+from tformer_cli.translate.translator import token_roles
 
 Quantization = Literal["float16", "bfloat16", "float32"]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -4,7 +4,7 @@ import torch
 
 from tformer_cli.config.schema.model import DecoderOnlyConfig, EncoderDecoderConfig, ModelConfig
 from tformer_cli.device import seed_draws
-from tformer_cli.model.decoder_only import DecoderOnly
+from tformer_cli.model.causal_lm import DecoderOnly
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.masked_encoder import MaskedEncoder
 from tformer_cli.model.network import Network, Seq2Seq

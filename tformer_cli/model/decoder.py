@@ -7,8 +7,8 @@ from tformer_cli.config.schema.model import TransformerConfig
 from tformer_cli.model.blocks import masks
 from tformer_cli.model.blocks.attention import KeyValue, View
 from tformer_cli.model.blocks.residual import Depth
-from tformer_cli.model.cache import Cache
 from tformer_cli.model.encoder import Memory
+from tformer_cli.model.kv_cache import Cache
 from tformer_cli.model.layers import DecoderLayer
 from tformer_cli.model.stack import Stack
 

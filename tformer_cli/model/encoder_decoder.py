@@ -5,10 +5,10 @@ from torch import Tensor, nn
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.model.blocks.attention import KeyValue
 from tformer_cli.model.blocks.residual import encoder_and_decoder
-from tformer_cli.model.cache import Cache
 from tformer_cli.model.decoder import Decoder
 from tformer_cli.model.encoder import Encoder, Memory
 from tformer_cli.model.init import initialise
+from tformer_cli.model.kv_cache import Cache
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.model.stack import Stack
 

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 
 from tformer_cli.model.blocks.attention import KeyValue
-from tformer_cli.model.cache import Cache, DecoderCache, new_cache
+from tformer_cli.model.kv_cache import Cache, DecoderCache, new_cache
 from tformer_cli.model.recompute import recomputed
 from tformer_cli.model.stack import Stack
 

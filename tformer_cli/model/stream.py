@@ -9,7 +9,7 @@ from tformer_cli.config.schema.model import DecoderOnlyConfig
 from tformer_cli.model.blocks import masks
 from tformer_cli.model.blocks.attention import KeyValue, View
 from tformer_cli.model.blocks.residual import alone
-from tformer_cli.model.cache import Cache
+from tformer_cli.model.kv_cache import Cache
 from tformer_cli.model.layers import EncoderLayer
 from tformer_cli.model.stack import Stack
 

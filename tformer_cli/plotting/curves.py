@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tformer_cli.errors import UsageError
 from tformer_cli.plotting.history import Axis, History
-from tformer_cli.run_directory import whole_file
+from tformer_cli.storage.run_directory import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,7 +24,7 @@ from tformer_cli.plotting.sentence import (
     shown,
     table_title,
 )
-from tformer_cli.run_directory import whole_file
+from tformer_cli.storage.run_directory import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

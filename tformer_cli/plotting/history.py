@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from tformer_cli.errors import CheckpointError
 from tformer_cli.json_text import parse_json
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 
 Axis = Literal["step", "tokens", "hours"]
 Point = tuple[float, float]

@@ -18,7 +18,7 @@ from tformer_cli.config.schema.tokenizer import (
 )
 from tformer_cli.errors import CheckpointError, DataError
 from tformer_cli.json_text import parse_json
-from tformer_cli.run_directory import whole_directory
+from tformer_cli.storage.run_directory import whole_directory
 from tformer_cli.text.char import CharTokenizer, learn_characters
 from tformer_cli.text.marian import MarianTokenizer
 from tformer_cli.text.normalizer import Normalizer

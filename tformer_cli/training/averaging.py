@@ -6,13 +6,13 @@ from typing import Literal
 
 import torch
 
-from tformer_cli.checkpoint.checkpoint import load_average, save_average
-from tformer_cli.checkpoint.state import best_checkpoints, load_state
-from tformer_cli.checkpoint.trained_model import load_trained_network
 from tformer_cli.device import resolve_precision
 from tformer_cli.errors import CheckpointError
-from tformer_cli.run_directory import RunDirectory, step_of
-from tformer_cli.training.run import is_finished
+from tformer_cli.storage.checkpoint import load_average, save_average
+from tformer_cli.storage.run_directory import RunDirectory, step_of
+from tformer_cli.storage.state import best_checkpoints, load_state
+from tformer_cli.storage.trained_model import load_trained_network
+from tformer_cli.training.trainer import is_finished
 from tformer_cli.training.validation import (
     Validation,
     check_validation,

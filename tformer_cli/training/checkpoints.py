@@ -6,17 +6,17 @@ from pathlib import Path
 
 import torch
 
-from tformer_cli.checkpoint.checkpoint import load_optimizer, load_weights, save_checkpoint
-from tformer_cli.checkpoint.integrity import damage
-from tformer_cli.checkpoint.layout import STATE_FILE, TRAINED_FILE
-from tformer_cli.checkpoint.state import TrainingState, best_checkpoints, load_state
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import CheckpointError, Problem
 from tformer_cli.model.network import Network
-from tformer_cli.run_directory import RunDirectory, put_back, remove_directory, step_of
-from tformer_cli.training.moving_average import MovingAverage
+from tformer_cli.storage.checkpoint import load_optimizer, load_weights, save_checkpoint
+from tformer_cli.storage.integrity import damage
+from tformer_cli.storage.layout import STATE_FILE, TRAINED_FILE
+from tformer_cli.storage.run_directory import RunDirectory, put_back, remove_directory, step_of
+from tformer_cli.storage.state import TrainingState, best_checkpoints, load_state
+from tformer_cli.training.ema import MovingAverage
 from tformer_cli.training.resume import lasting_settings
 
 Say = Callable[[str], object]

@@ -7,7 +7,7 @@ from itertools import chain
 from torch import Tensor, nn
 
 from tformer_cli.corpus.batch import Batch
-from tformer_cli.training.loop import Learner, leave_gradient
+from tformer_cli.training.step import Learner, leave_gradient
 
 
 def first_not_finite(learner: Learner, batches: Sequence[Batch], step: int) -> str:

@@ -5,8 +5,8 @@ import os
 from collections.abc import Iterator
 
 from tformer_cli.errors import TrainingError, UsageError
-from tformer_cli.file_lock import open_lock, take_lock
-from tformer_cli.run_directory import RunDirectory, writing
+from tformer_cli.storage.lock import open_lock, take_lock
+from tformer_cli.storage.run_directory import RunDirectory, writing
 
 
 def check_ours(run: RunDirectory) -> None:

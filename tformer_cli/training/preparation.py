@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.model import MaskedEncoderConfig, ModelConfig
 from tformer_cli.corpus.bucketing import EpochPlans, Position
@@ -16,18 +15,19 @@ from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.lengths import report_lengths
 from tformer_cli.corpus.masking import Masking
 from tformer_cli.corpus.pipeline import epoch_plans, training_groups, training_store
-from tformer_cli.corpus.read_ahead import ahead
+from tformer_cli.corpus.prefetch import ahead
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import resolve_precision
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import Problem
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Network
+from tformer_cli.storage.state import TrainingState
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import START_IDS
-from tformer_cli.training.loop import Group, Learner
-from tformer_cli.training.moving_average import MovingAverage
+from tformer_cli.training.ema import MovingAverage
 from tformer_cli.training.resume import environment_of
+from tformer_cli.training.step import Group, Learner
 
 GROUPS_AHEAD = 2
 # What a kernel of a GPU loads at once.

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from tformer_cli.checkpoint.checkpoint import load_weights
 from tformer_cli.config.load import as_plain
 from tformer_cli.config.schema.model import (
     EncoderDecoderConfig,
@@ -16,6 +15,7 @@ from tformer_cli.errors import ConfigError, Problem
 from tformer_cli.model.build import build_network
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.masked_encoder import MaskedEncoder
+from tformer_cli.storage.checkpoint import load_weights
 
 DROPOUTS = ("dropout", "embedding_dropout", "attention_dropout", "feedforward_dropout")
 # Two encoders that differ in nothing else are the same function of the same weights.

@@ -7,13 +7,13 @@ from dataclasses import asdict
 
 import torch
 
-from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.schema.config import Config, leaves
 from tformer_cli.distributed import World
 from tformer_cli.errors import TrainingError
 from tformer_cli.model.network import Network
-from tformer_cli.training.loop import Learner
-from tformer_cli.training.moving_average import MovingAverage
+from tformer_cli.storage.state import TrainingState
+from tformer_cli.training.ema import MovingAverage
+from tformer_cli.training.step import Learner
 
 # Of a hash, for messages.
 HASH_DIGITS = 16

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from tformer_cli.checkpoint.state import TrainingState
 from tformer_cli.config.schema.config import Config, leaves
 from tformer_cli.device import hardware_name
 from tformer_cli.errors import CheckpointError
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import TrainingState
 
 # Keys that do not change what the training steps compute, but for the masks of dropout, which each
 # piece of `accumulate` has of its own. The training text is not compared by its path: the examples

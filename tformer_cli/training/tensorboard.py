@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tformer_cli.errors import UsageError
 from tformer_cli.json_text import parse_json
-from tformer_cli.run_directory import RunDirectory, writing
+from tformer_cli.storage.run_directory import RunDirectory, writing
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

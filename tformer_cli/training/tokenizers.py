@@ -11,11 +11,11 @@ from tformer_cli.corpus.pipeline import training_pairs
 from tformer_cli.corpus.text_digests import TextDigests
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.json_text import read_json
-from tformer_cli.run_directory import RunDirectory, write_json
+from tformer_cli.storage.run_directory import RunDirectory, write_json
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.checkpoints import Say
-from tformer_cli.training.predecessor import Predecessor
-from tformer_cli.training.reporting import Reporter
+from tformer_cli.training.logging import Reporter
+from tformer_cli.training.pretrained import Predecessor
 
 
 def run_tokenizers(

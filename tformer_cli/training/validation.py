@@ -15,7 +15,6 @@ from tformer_cli.corpus.masking import Masking
 from tformer_cli.corpus.pipeline import evaluation_store
 from tformer_cli.corpus.reader import read_pairs, read_rows
 from tformer_cli.corpus.store import TokenStore
-from tformer_cli.decoding.translator import Translator
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import DataError
 from tformer_cli.evaluation.evaluate import evaluate, left_out_of_loss, short_batches
@@ -23,6 +22,7 @@ from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
 from tformer_cli.evaluation.metrics import Score, build_metric
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.translate.translator import Translator
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,20 +26,20 @@ from peers.marian import (
 )
 from peers.marian_training import POINTER, train_marian
 
-from tformer_cli.checkpoint.checkpoint import load_weights
-from tformer_cli.checkpoint.layout import MODEL_FILE, SUMS_FILE
-from tformer_cli.checkpoint.state import TrainingState, load_state
-from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.pipeline import evaluation_store, training_pairs
 from tformer_cli.corpus.reader import read_pairs
-from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import CheckpointError
 from tformer_cli.evaluation.metrics import Score, build_metric
-from tformer_cli.run_directory import RunDirectory, write_text
+from tformer_cli.storage.checkpoint import load_weights
+from tformer_cli.storage.layout import MODEL_FILE, SUMS_FILE
+from tformer_cli.storage.run_directory import RunDirectory, write_text
+from tformer_cli.storage.state import TrainingState, load_state
+from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.preparation import first_model, prepare
-from tformer_cli.training.run import is_finished, train
+from tformer_cli.training.trainer import is_finished, train
+from tformer_cli.translate.translator import Translator
 
 if TYPE_CHECKING:
     from transformers import MarianMTModel

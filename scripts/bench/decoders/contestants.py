@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import END_ID
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from conditions import Condition
     from torch import nn
 
-    from tformer_cli.decoding.translator import Translator
+    from tformer_cli.translate.translator import Translator
 
 
 class Setting(NamedTuple):
@@ -121,7 +121,7 @@ class Ours(Contestant):
         self.translator = self.loaded()
 
     def loaded(self) -> "Translator":
-        from tformer_cli.decoding.translator import Translator
+        from tformer_cli.translate.translator import Translator
 
         return Translator.load(
             self.task.run, device="cpu", precision=self.precision, workers=self.setting.workers
@@ -249,7 +249,7 @@ class Marian(InBatches):
         super().__init__(task)
         from peers.marian import build_marian, copy_weights
 
-        from tformer_cli.checkpoint.trained_model import load_trained_model
+        from tformer_cli.storage.trained_model import load_trained_model
 
         trained = load_trained_model(RunDirectory(Path(task.run)))
         # As many positions as MarianConfig has by default.
@@ -286,7 +286,7 @@ class Textbook(InBatches):
         super().__init__(task)
         from decoders.textbook import TextbookTranslator
 
-        from tformer_cli.checkpoint.trained_model import load_trained_model
+        from tformer_cli.storage.trained_model import load_trained_model
 
         trained = load_trained_model(RunDirectory(Path(task.run)))
         self.model = TextbookTranslator(trained, task.max_length).eval()
@@ -307,8 +307,8 @@ class Uncached(InBatches):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        from tformer_cli.checkpoint.trained_model import load_trained_model
-        from tformer_cli.model.fusion import fused
+        from tformer_cli.inference.fuse import fused
+        from tformer_cli.storage.trained_model import load_trained_model
 
         self.model = fused(load_trained_model(RunDirectory(Path(task.run))).model)
 
@@ -386,9 +386,9 @@ class CTranslate2Backend(Ours):
     def loaded(self) -> "Translator":
         import torch
 
-        from tformer_cli.checkpoint.trained_model import load_trained_model
-        from tformer_cli.decoding.translator import Translator
         from tformer_cli.export.ctranslate2.format import ctranslate2_engine
+        from tformer_cli.storage.trained_model import load_trained_model
+        from tformer_cli.translate.translator import Translator
 
         trained = load_trained_model(RunDirectory(Path(self.task.run)))
         translator = Translator.of_model(

@@ -9,9 +9,6 @@ from train import NETWORK, TRAINING, benchmark_config
 from train import SIZES as TRAINING_SIZES
 from trainers.contestants import CPU
 
-from tformer_cli.checkpoint.checkpoint import save_average
-from tformer_cli.checkpoint.state import TrainingState
-from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import dump_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
@@ -23,10 +20,13 @@ from tformer_cli.corpus.pipeline import training_pairs
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.errors import UsageError
 from tformer_cli.model.build import build_model
-from tformer_cli.run_directory import RunDirectory, write_text
+from tformer_cli.storage.checkpoint import save_average
+from tformer_cli.storage.run_directory import RunDirectory, write_text
+from tformer_cli.storage.state import TrainingState
+from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import END_ID
-from tformer_cli.training.run import train
+from tformer_cli.training.trainer import train
 
 TEST_SET = "test_2016_flickr"
 SIZES = TRAINING_SIZES | {

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from trainers.contestants import TextbookModel
 
-from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.model.blocks.attention import Attention
 from tformer_cli.model.layers import DecoderLayer, EncoderLayer
 from tformer_cli.padding import pad_rows
+from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.vocabulary import END_ID, PAD_ID, START_ID
 
 # Longest source sentence, in tokens.

@@ -5,14 +5,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.config.load import load_config
-from tformer_cli.decoding.translator import Translator
 from tformer_cli.device import peak_memory, resolve_device
 from tformer_cli.evaluation.evaluate import evaluate
 from tformer_cli.evaluation.metrics import build_metric
-from tformer_cli.run_directory import RunDirectory
-from tformer_cli.training.run import train
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import load_trained_model
+from tformer_cli.training.trainer import train
+from tformer_cli.translate.translator import Translator
 
 DEMO = Path(__file__).resolve().parents[3] / "configs" / "demo.yaml"
 

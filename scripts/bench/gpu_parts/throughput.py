@@ -25,15 +25,15 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.bucketing import Position
 from tformer_cli.corpus.pipeline import epoch_plans, training_groups
-from tformer_cli.corpus.read_ahead import ahead
+from tformer_cli.corpus.prefetch import ahead
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.weights import Weights
 from tformer_cli.device import peak_memory, resolve_device, resolve_precision
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.training.loop import Fault, Group, Learner, train_steps
 from tformer_cli.training.optim import build_optimizer
 from tformer_cli.training.preparation import GROUPS_AHEAD
+from tformer_cli.training.step import Fault, Group, Learner, train_steps
 
 NETWORKS = {
     # The big model of Vaswani et al. 2017, table 3.

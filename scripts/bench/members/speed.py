@@ -10,13 +10,13 @@ import torch
 from apart import printed
 from trainers.worker import Worker
 
-from tformer_cli.checkpoint.trained_model import load_trained_model
 from tformer_cli.cli.app import ENVIRONMENT
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.corpus.reader import read_pairs
-from tformer_cli.decoding.translator import Translator
 from tformer_cli.device import keep_freed_memory
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import load_trained_model
+from tformer_cli.translate.translator import Translator
 
 CPU = torch.device("cpu")
 FLOAT_BYTES = 4

@@ -16,13 +16,13 @@ from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.corpus.store import TokenStore
-from tformer_cli.decoding.batches import length_batches
 from tformer_cli.errors import UsageError
 from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS
 from tformer_cli.evaluation.metrics import Metric, Score
 from tformer_cli.model.blocks.feedforward import PLAIN
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
+from tformer_cli.search.batches import length_batches
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID, PAD_ID, START_ID
 

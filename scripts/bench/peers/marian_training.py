@@ -12,8 +12,6 @@ import torch
 from peers.marian import loss_sum
 from torch.nn.utils import clip_grad_norm_
 
-from tformer_cli.checkpoint.checkpoint import load_optimizer, load_weights, save_checkpoint
-from tformer_cli.checkpoint.state import TrainingState, load_state
 from tformer_cli.config.load import as_plain
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.optimizer import AdamConfig, AdamWConfig, MuonConfig
@@ -23,12 +21,14 @@ from tformer_cli.corpus.pipeline import epoch_plans, training_groups
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import autocast, derive_seed
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
-from tformer_cli.run_directory import RunDirectory, remove_directory, write_text, writing
-from tformer_cli.training.interruption import Interruption
+from tformer_cli.storage.checkpoint import load_optimizer, load_weights, save_checkpoint
+from tformer_cli.storage.run_directory import RunDirectory, remove_directory, write_text, writing
+from tformer_cli.storage.state import TrainingState, load_state
 from tformer_cli.training.lock import locked
-from tformer_cli.training.loop import Learner
 from tformer_cli.training.optim import set_learning_rate
-from tformer_cli.training.run import is_finished
+from tformer_cli.training.shutdown import Interruption
+from tformer_cli.training.step import Learner
+from tformer_cli.training.trainer import is_finished
 
 if TYPE_CHECKING:
     from transformers import MarianMTModel

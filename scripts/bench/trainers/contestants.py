@@ -38,7 +38,7 @@ from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import PAD_ID
-from tformer_cli.training.loop import Group, Learner, StepReport, train_steps
+from tformer_cli.training.step import Group, Learner, StepReport, train_steps
 
 CPU = torch.device("cpu")
 

@@ -25,7 +25,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.corpus.pipeline import training_store
 from tformer_cli.device import peak_memory, resolve_precision
 from tformer_cli.errors import TrainingError
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
 
 

@@ -11,10 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
-from tformer_cli.decoding.engine import NativeEngine
-from tformer_cli.decoding.hypothesis import EMPTY
-from tformer_cli.decoding.request import Request
-from tformer_cli.decoding.translator import token_roles
 from tformer_cli.errors import UsageError
 from tformer_cli.export.ctranslate2 import engine as ctranslate2_engine
 from tformer_cli.export.ctranslate2.engine import (
@@ -24,7 +20,11 @@ from tformer_cli.export.ctranslate2.engine import (
     shrinking_batches,
 )
 from tformer_cli.export.ctranslate2.format import CTranslate2Format
+from tformer_cli.search.engine import NativeEngine
+from tformer_cli.search.hypothesis import EMPTY
+from tformer_cli.search.request import Request
 from tformer_cli.text.vocabulary import END_ID, UNK_ID
+from tformer_cli.translate.translator import token_roles
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 

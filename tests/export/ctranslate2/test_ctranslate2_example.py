@@ -11,13 +11,13 @@ from exportable import BASE, trained
 
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
-from tformer_cli.decoding.translator import Translator
 from tformer_cli.export.ctranslate2.format import CTranslate2Format
 from tformer_cli.model.build import build_model
 from tformer_cli.text.marian import MarianTokenizer, marian_file
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import NUM_SPECIAL
+from tformer_cli.translate.translator import Translator
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 

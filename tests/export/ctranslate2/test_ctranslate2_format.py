@@ -32,8 +32,6 @@ from tformer_cli.config.schema.positions import (
     RotaryPositions,
     YarnScaling,
 )
-from tformer_cli.decoding.translation import Translation
-from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import ConfigError, UsageError
 from tformer_cli.export.ctranslate2 import format as format_room
 from tformer_cli.export.ctranslate2.format import (
@@ -44,12 +42,14 @@ from tformer_cli.export.ctranslate2.format import (
 )
 from tformer_cli.export.ctranslate2.specification import quantize_weights, specification
 from tformer_cli.export.format import CheckText, check
-from tformer_cli.file_lock import alone
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.lock import alone
+from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID, START_ID
+from tformer_cli.translate.postprocess import Translation
+from tformer_cli.translate.translator import Translator
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 

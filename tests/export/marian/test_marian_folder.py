@@ -22,15 +22,15 @@ from opus import (
 from safetensors.torch import load_file, save_file
 from transformers import MarianMTModel, MarianTokenizer
 
-from tformer_cli.checkpoint.trained_model import TrainedModel, load_trained_model
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
-from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import ConfigError, TformerError
 from tformer_cli.export.imported_run import import_run
 from tformer_cli.export.marian.folder import read_marian
-from tformer_cli.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import TrainedModel, load_trained_model
 from tformer_cli.text.tokenizer import Tokenizer
 from tformer_cli.text.vocabulary import END_ID, START_ID, UNK_ID
+from tformer_cli.translate.translator import Translator
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended")
 

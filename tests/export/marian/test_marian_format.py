@@ -19,20 +19,20 @@ from opus import (
 from safetensors import safe_open
 from transformers import MarianMTModel
 
-from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.config.schema.model import DecoderOnlyConfig, EncoderDecoderConfig, LatentConfig
 from tformer_cli.config.schema.positions import RotaryPositions
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
-from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import ConfigError, UsageError
 from tformer_cli.export.marian.folder import read_marian
 from tformer_cli.export.marian.format import MarianFormat, write_marian
 from tformer_cli.model.build import build_model
+from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import build_tokenizers
 from tformer_cli.text.vocabulary import END_ID
+from tformer_cli.translate.translator import Translator
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended")
 

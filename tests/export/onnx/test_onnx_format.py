@@ -15,13 +15,13 @@ from exportable import BASE, LINES, MEMBERS, ROTARY, lively
 
 from tformer_cli.config.schema.model import DecoderOnlyConfig, LatentConfig
 from tformer_cli.config.schema.positions import AlibiPositions, RelativePositions
-from tformer_cli.decoding.request import Request
-from tformer_cli.decoding.translator import Translator
 from tformer_cli.errors import ExportError, UsageError
 from tformer_cli.export.format import CheckText, check, exported
 from tformer_cli.export.onnx import format as onnx_format
 from tformer_cli.export.onnx.format import OnnxFormat
+from tformer_cli.search.request import Request
 from tformer_cli.text.vocabulary import END_ID, SPECIAL_TOKENS, START_ID, UNK_ID
+from tformer_cli.translate.translator import Translator
 
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -151,8 +151,8 @@ def test_translations_do_not_depend_on_their_company(small):
 
 @pytest.mark.slow
 def test_scores_of_pairs_are_those_of_the_model(small):
-    from tformer_cli.decoding.engine import NativeEngine
-    from tformer_cli.decoding.translator import token_roles
+    from tformer_cli.search.engine import NativeEngine
+    from tformer_cli.translate.translator import token_roles
 
     engine = FORM.engine(small.trained, small.folder)
     roles = token_roles(small.trained.tokenizers.target, small.trained.config.model)

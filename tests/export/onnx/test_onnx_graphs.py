@@ -8,10 +8,10 @@ from exportable import MEMBERS
 from family import translating
 from hypothesis import given
 
-from tformer_cli.decoding.processors import TokenRoles
 from tformer_cli.export.onnx.graphs import SourceGraph, StepGraph, formal
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
+from tformer_cli.search.logits_processors import TokenRoles
 
 B, S, T, V = 3, 6, 7, 23
 LENGTHS = torch.tensor([6, 1, 4])

@@ -11,9 +11,9 @@ from model.test_family import V, lively
 
 from tformer_cli.config.schema.model import DecoderOnlyConfig, EncoderDecoderConfig
 from tformer_cli.config.schema.positions import LearnedPositions, RelativePositions
+from tformer_cli.inference.fuse import fused
 from tformer_cli.model.blocks.bias import FAR
 from tformer_cli.model.build import build_network
-from tformer_cli.model.fusion import fused
 from tformer_cli.model.inspection.position_tables import PositionTable, position_tables
 from tformer_cli.model.stack import Stack
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.inference.fuse import fused
 from tformer_cli.model.blocks import attention as attention_room
 from tformer_cli.model.blocks.attention import Attention, multiplied
 from tformer_cli.model.blocks.latent import LatentAttention
 from tformer_cli.model.build import build_model, build_network
 from tformer_cli.model.encoder_decoder import EncoderDecoder
-from tformer_cli.model.fusion import fused
 from tformer_cli.model.inspection.record import LayerMaps, attention_maps, source_attention
 from tformer_cli.model.network import Network, Seq2Seq
 

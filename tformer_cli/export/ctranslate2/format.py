@@ -11,7 +11,6 @@ from typing import ClassVar, Literal
 
 import torch
 
-from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.schema.model import EncoderDecoderConfig, ModelConfig
 from tformer_cli.config.schema.positions import (
     LearnedPositions,
@@ -30,10 +29,11 @@ from tformer_cli.export.ctranslate2.specification import (
 from tformer_cli.export.extra import package
 from tformer_cli.export.format import Format
 from tformer_cli.export.token_example import TOKEN_PACKAGES, sentencepiece_models
-from tformer_cli.file_lock import alone
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.run_directory import RunDirectory, make_directory, new_directory, writing
+from tformer_cli.storage.lock import alone
+from tformer_cli.storage.run_directory import RunDirectory, make_directory, new_directory, writing
+from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import END_ID, SPECIAL_TOKENS, START_ID, UNK_ID
 

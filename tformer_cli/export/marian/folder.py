@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.model import EncoderDecoderConfig
@@ -42,6 +41,7 @@ from tformer_cli.export.marian.weights import (
     twins,
 )
 from tformer_cli.model.network import Seq2Seq
+from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.marian import MarianTokenizer, marian_file
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.tokenizer import Tokenizers

@@ -12,13 +12,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tformer_cli.checkpoint.tensors import save_tensors
-from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.decoding.engine import NativeEngine
-from tformer_cli.decoding.translator import token_roles
 from tformer_cli.errors import ConfigError, Problem
 from tformer_cli.export.format import Format
 from tformer_cli.export.marian.folder import read_marian
@@ -30,10 +26,14 @@ from tformer_cli.export.marian.weights import (
     Tables,
     to_theirs,
 )
-from tformer_cli.run_directory import new_directory, whole_file, write_json
+from tformer_cli.search.engine import NativeEngine
+from tformer_cli.storage.run_directory import new_directory, whole_file, write_json
+from tformer_cli.storage.tensors import save_tensors
+from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.marian import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizer
 from tformer_cli.text.vocabulary import NUM_SPECIAL
+from tformer_cli.translate.translator import token_roles
 
 # Marian's ids of its special tokens.
 SPECIAL_IDS = {token: i for i, token in enumerate(OUR_IDS)}

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.decoding.engine import build_search, longest_first
-from tformer_cli.decoding.hypothesis import EMPTY, Hypothesis
-from tformer_cli.decoding.processors import TokenRoles
-from tformer_cli.decoding.request import Request
-from tformer_cli.decoding.rolling import search_all
-from tformer_cli.decoding.scoring import Pair, of_an_empty_source
-from tformer_cli.decoding.stepper import Sentence, Stepper
 from tformer_cli.errors import Problem
 from tformer_cli.export.extra import package
 from tformer_cli.padding import pad_rows
+from tformer_cli.search.continuous_batching import search_all
+from tformer_cli.search.engine import build_search, longest_first
+from tformer_cli.search.hypothesis import EMPTY, Hypothesis
+from tformer_cli.search.logits_processors import TokenRoles
+from tformer_cli.search.request import Request
+from tformer_cli.search.scoring import Pair, of_an_empty_source
+from tformer_cli.search.stepper import Sentence, Stepper
 
 SOURCE_FILE, STEP_FILE = "encoder.onnx", "decoder_step.onnx"
 CPU = torch.device("cpu")

@@ -14,9 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from tformer_cli.checkpoint.trained_model import TrainedModel
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.decoding.translator import token_roles
 from tformer_cli.errors import Problem, UsageError
 from tformer_cli.export.check import searches
 from tformer_cli.export.extra import package
@@ -25,9 +23,11 @@ from tformer_cli.export.onnx.engine import SOURCE_FILE, STEP_FILE, OnnxEngine
 from tformer_cli.export.onnx.example import example
 from tformer_cli.export.onnx.graphs import SourceGraph, StepGraph, formal
 from tformer_cli.export.token_example import TOKEN_PACKAGES, sentencepiece_models
-from tformer_cli.run_directory import write_json
+from tformer_cli.storage.run_directory import write_json
+from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import END_ID, START_IDS, UNK_ID
+from tformer_cli.translate.translator import token_roles
 
 # What torch writes the graphs with, and what runs them.
 PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime")

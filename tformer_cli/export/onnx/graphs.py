@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tformer_cli.decoding.processors import TokenRoles, forbid
+from tformer_cli.inference.fuse import twin_of
 from tformer_cli.model.blocks.attention import KeyValue, View, attention_logits, multiplied
-from tformer_cli.model.cache import unseen
-from tformer_cli.model.fusion import twin_of
+from tformer_cli.model.kv_cache import unseen
 from tformer_cli.model.network import Seq2Seq
+from tformer_cli.search.logits_processors import TokenRoles, forbid
 
 
 def attend_by_formula(

@@ -1,0 +1,512 @@
+"""A store on disk holds what a list in memory would, however it is built."""
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tformer_cli.config.schema.data import FilterConfig, PlainTrainingText, TrainingText
+from tformer_cli.config.schema.tokenizer import CharConfig
+from tformer_cli.corpus import store_builder
+from tformer_cli.corpus.filters import FilterReport
+from tformer_cli.corpus.store import TokenStore, build_store
+from tformer_cli.corpus.store_builder import Pace, stored
+from tformer_cli.errors import DataError, StorageError
+from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
+
+Lines = list[tuple[str, str]]
+
+TOKENIZERS = build_tokenizers(CharConfig(), lambda: [("abc", "abc")], 1)
+FILTERS = FilterConfig(max_length=4, max_ratio=2.0, drop_duplicates=True)
+PACE = Pace(num_processes=1, chunk_lines=3, saved_lines=6)
+
+line = st.text("ab", max_size=5)
+corpus = st.lists(st.tuples(line, line), max_size=20)
+corpora = st.tuples(corpus, st.lists(st.tuples(line, line), min_size=1, max_size=9)).filter(
+    lambda both: any(len(s) == len(t) in range(1, 5) for text in both for s, t in text)
+)
+paces = st.builds(
+    Pace,
+    num_processes=st.just(1),
+    chunk_lines=st.integers(1, 9),
+    saved_lines=st.integers(1, 30),
+)
+
+
+class Spy:
+    """A tokenizer that counts the chunks it encodes, and does something before each."""
+
+    def __init__(self, tokenizer: Any, before: Callable[[int], None]) -> None:
+        self._tokenizer = tokenizer
+        self._before = before
+        self.num_chunks = 0
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        self.num_chunks += 1
+        self._before(self.num_chunks)
+        return self._tokenizer.encode_batch(lines)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
+def spied(before: Callable[[int], None] = lambda _: None) -> tuple[Tokenizers, Spy]:
+    spy = Spy(TOKENIZERS.source, before)
+    return replace(TOKENIZERS, source=spy), spy
+
+
+def write(folder: Path, corpora: Sequence[Lines], weights: Sequence[float] = (1.0, 2.5)):
+    texts = []
+    for number, (pairs, weight) in enumerate(zip(corpora, weights, strict=False)):
+        files = folder / f"{number}.src", folder / f"{number}.tgt"
+        for side, file in enumerate(files):
+            file.write_text("".join(f"{pair[side]}\n" for pair in pairs))
+        texts.append(TrainingText(source=files[0], target=files[1], weight=weight))
+    return texts
+
+
+def expected(
+    corpora: Sequence[Lines], filters: FilterConfig, weights: Sequence[float] = (1.0, 2.5)
+) -> tuple[TokenStore, FilterReport]:
+    """Encode pair by pair, and remember every pair that was seen."""
+    triples, report, seen = [], FilterReport(), set()
+    for pairs, weight in zip(corpora, weights, strict=False):
+        for pair in pairs:
+            source, target = (TOKENIZERS.source.encode(text) for text in pair)
+            shorter, longer = sorted((len(source), len(target)))
+            if shorter == 0:
+                report.empty += 1
+            elif longer > filters.max_length:
+                report.too_long += 1
+            elif filters.max_ratio is not None and longer > filters.max_ratio * shorter:
+                report.ratio += 1
+            elif filters.drop_duplicates and pair in seen:
+                report.duplicate += 1
+            else:
+                report.kept += 1
+                triples.append((source, target, weight))
+                seen.add(pair)
+    return build_store(triples), report
+
+
+def assert_same(found, wanted) -> None:
+    (store, report), (wanted_store, wanted_report) = found, wanted
+    assert report == wanted_report
+    assert len(store) == len(wanted_store)
+    for name in ("source_ids", "source_offsets", "target_ids", "target_offsets"):
+        np.testing.assert_array_equal(getattr(store, name), getattr(wanted_store, name))
+    assert store.weights[:].tolist() == wanted_store.weights[:].tolist()
+    assert store.fingerprint() == wanted_store.fingerprint()
+    assert replace(store, known_fingerprint=None).fingerprint() == wanted_store.fingerprint()
+
+
+def names(stores: Path) -> list[str]:
+    """What lies in a folder of stores, but for what is remembered and the locks."""
+    return sorted(
+        path.name
+        for path in stores.iterdir()
+        if path.name != "texts.json" and path.suffix != ".lock"
+    )
+
+
+MANY = [[("a" * (i % 5), "ab"[: i % 3]) for i in range(42)], [("a", "b"), ("aa", "ab")] * 3]
+
+
+@settings(max_examples=8)
+@given(corpora, paces, st.booleans())
+def test_a_store_is_what_a_list_in_memory_would_be(both, pace, drop_duplicates):
+    filters = replace(FILTERS, drop_duplicates=drop_duplicates)
+    with TemporaryDirectory() as folder:
+        texts = write(Path(folder), both)
+        found = stored(texts, TOKENIZERS, filters, stores=Path(folder) / "stores", pace=pace)
+        assert_same(found, expected(both, filters))
+
+
+@pytest.mark.parametrize("num_processes", [2, 3])
+def test_several_processes_build_the_same(tmp_path, num_processes):
+    pace = Pace(num_processes=num_processes, chunk_lines=2, saved_lines=7)
+    texts = write(tmp_path, MANY)
+    found = stored(texts, TOKENIZERS, FILTERS, stores=tmp_path / "stores", pace=pace)
+    assert_same(found, expected(MANY, FILTERS))
+
+
+def test_a_second_start_encodes_nothing(tmp_path):
+    texts = write(tmp_path, MANY)
+    first = stored(texts, TOKENIZERS, FILTERS, stores=tmp_path / "stores", pace=PACE)
+    tokenizers, spy = spied()
+    again = stored(texts, tokenizers, FILTERS, stores=tmp_path / "stores", pace=PACE)
+    assert spy.num_chunks == 0
+    assert_same(again, first)
+    assert again[0].known_fingerprint is not None
+    assert len(names(tmp_path / "stores")) == 1
+
+
+def test_the_sentences_of_a_text_alone_are_their_own_targets(tmp_path):
+    """A store of one side: half the files, and the filters look at that side alone."""
+    lines = ["ab", "", "a" * 9, "ab", "b"]
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines))
+    texts = [PlainTrainingText(text=tmp_path / "text", weight=2.5)]
+    stores = tmp_path / "stores"
+    store, report = stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    encode = TOKENIZERS.source.encode
+    wanted = build_store((encode(line), encode(line), 2.5) for line in ("ab", "b"))
+    assert_same((store, report), (wanted, FilterReport(2, empty=1, too_long=1, duplicate=1)))
+    assert store.target_ids is store.source_ids
+    (folder,) = (path for path in stores.iterdir() if path.is_dir())
+    assert {file.name for file in folder.iterdir()} == {
+        "index.json",
+        "source.ids",
+        "source.offsets",
+    }
+    # A text and its translation of the same lines is another store.
+    shutil.copy(tmp_path / "text", tmp_path / "translation")
+    pairs = [TrainingText(source=tmp_path / "text", target=tmp_path / "translation")]
+    stored(pairs, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    assert len(names(stores)) == 2
+
+
+def test_two_texts_alone_are_no_pair(tmp_path):
+    for name in "ab":
+        (tmp_path / name).write_text(f"{name}\n")
+    files = tmp_path / "a", tmp_path / "b"
+    for texts, num_examples in (
+        ([PlainTrainingText(text=file) for file in files], 2),
+        ([TrainingText(source=files[0], target=files[1])], 1),
+    ):
+        store, _ = stored(texts, TOKENIZERS, FILTERS, stores=tmp_path / "stores", pace=PACE)
+        assert len(store) == num_examples
+
+
+def test_the_weights_belong_to_the_run_and_not_to_the_store(tmp_path):
+    stored(write(tmp_path, MANY), TOKENIZERS, FILTERS, stores=tmp_path / "stores", pace=PACE)
+    tokenizers, spy = spied()
+    texts = write(tmp_path, MANY, (0.5, 3.0))
+    for _ in range(2):
+        found = stored(texts, tokenizers, FILTERS, stores=tmp_path / "stores", pace=PACE)
+        assert_same(found, expected(MANY, FILTERS, (0.5, 3.0)))
+    assert spy.num_chunks == 0
+
+
+def test_text_filters_and_tokenizer_make_another_store(tmp_path):
+    other = [MANY[0], [*MANY[1], ("b", "b")]]
+    loose = replace(FILTERS, max_length=5)
+    letters = build_tokenizers(CharConfig(), lambda: [("abcd", "abc")], 1)
+    for corpora, filters, tokenizers in (
+        (MANY, FILTERS, TOKENIZERS),
+        (other, FILTERS, TOKENIZERS),
+        (MANY, loose, TOKENIZERS),
+        (MANY, FILTERS, letters),
+    ):
+        texts = write(tmp_path, corpora)
+        found = stored(texts, tokenizers, filters, stores=tmp_path / "stores", pace=PACE)
+        assert found[1] == expected(corpora, filters)[1]
+    assert len(names(tmp_path / "stores")) == 4
+
+
+@pytest.mark.parametrize("last", range(1, 17))
+def test_a_build_that_is_killed_goes_on_from_what_was_saved(tmp_path, last):
+    """A kill may leave files longer than what the journal counts."""
+
+    def kill(chunk: int) -> None:
+        if chunk == last:
+            raise KeyboardInterrupt
+
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+    with pytest.raises(KeyboardInterrupt):
+        stored(texts, spied(kill)[0], FILTERS, stores=stores, pace=PACE)
+    (building,) = stores.glob("*.building")
+    for file in building.iterdir():
+        if file.suffix != ".json":
+            with file.open("ab") as growing:
+                growing.write(b"half")
+    tokenizers, spy = spied()
+    found = stored(texts, tokenizers, FILTERS, stores=stores, pace=PACE)
+    assert_same(found, expected(MANY, FILTERS))
+    # 42 and 6 lines in chunks of 3, saved after every other chunk.
+    assert spy.num_chunks == 16 - (last - 1) // 2 * 2
+    assert len(names(stores)) == 1
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+BUILDING = ["source.ids", "source.offsets", "target.ids", "target.offsets", "pairs.digests"]
+
+
+@pytest.mark.parametrize("damage", ["truncated file", "journal", "deep journal", *BUILDING])
+def test_a_damaged_build_begins_again(tmp_path, damage):
+    def kill(chunk: int) -> None:
+        if chunk == 9:
+            raise KeyboardInterrupt
+
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+    with pytest.raises(KeyboardInterrupt):
+        stored(texts, spied(kill)[0], FILTERS, stores=stores, pace=PACE)
+    (building,) = stores.glob("*.building")
+    if damage in BUILDING:
+        flip_a_bit(building / damage)
+    elif damage == "journal":
+        (building / "journal.json").write_text("{")
+    elif damage == "deep journal":
+        (building / "journal.json").write_text("[" * 100_000)
+    else:
+        (building / "target.ids").write_bytes(b"")
+    tokenizers, spy = spied()
+    found = stored(texts, tokenizers, FILTERS, stores=stores, pace=PACE)
+    assert_same(found, expected(MANY, FILTERS))
+    assert spy.num_chunks == 16
+
+
+def test_a_store_whose_index_is_nested_without_end_is_built_again(tmp_path):
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+    before = stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    (index,) = stores.glob("*/index.json")
+    index.write_text("[" * 100_000, encoding="utf-8")
+    assert_same(stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE), before)
+
+
+@pytest.mark.parametrize("name", ["source.ids", "target.offsets", "index.json"])
+def test_a_store_that_is_not_whole_is_built_again(tmp_path, name):
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+    stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    (store,) = (path for path in stores.iterdir() if path.is_dir())
+    content = (store / name).read_bytes()
+    (store / name).write_bytes(content[: len(content) // 2 // 8 * 8])
+    found = stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    assert_same(found, expected(MANY, FILTERS))
+    assert (store / name).stat().st_size == len(content)
+
+
+def change_index(store: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    index = json.loads((store / "index.json").read_text())
+    change(index)
+    (store / "index.json").write_text(json.dumps(index))
+
+
+def swap_tokens(store: Path) -> None:
+    ids = np.fromfile(store / "target.ids", dtype="<u2")
+    place = next(i for i in range(len(ids) - 1) if ids[i] != ids[i + 1])
+    ids[[place, place + 1]] = ids[[place + 1, place]]
+    ids.tofile(store / "target.ids")
+
+
+def move_a_pair(index: dict[str, Any]) -> None:
+    index["texts"][0]["kept"] -= 1
+    index["texts"][1]["kept"] += 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        swap_tokens,
+        lambda store: flip_a_bit(store / "source.ids"),
+        lambda store: flip_a_bit(store / "source.offsets"),
+        lambda store: flip_a_bit(store / "target.ids"),
+        lambda store: flip_a_bit(store / "target.offsets"),
+        lambda store: change_index(store, move_a_pair),
+        lambda store: change_index(store, lambda index: index.update(id_dtypes=["<i2", "<u2"])),
+        lambda store: change_index(store, lambda index: index["fingerprints"].update(x="y")),
+        lambda store: change_index(store, lambda index: index.pop("checksum")),
+        lambda store: change_index(store, lambda index: index.update(sha256={})),
+        lambda store: (store / "index.json").write_text("[" * 100_000),
+        lambda store: (store / "index.json").write_text("[]"),
+    ],
+)
+def test_a_store_of_the_same_size_that_was_changed_is_built_again(tmp_path, damage):
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+    stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    (store,) = (path for path in stores.iterdir() if path.is_dir())
+    before = {file.name: file.read_bytes() for file in store.iterdir()}
+    damage(store)
+    tokenizers, spy = spied()
+    found = stored(texts, tokenizers, FILTERS, stores=stores, pace=PACE)
+    assert_same(found, expected(MANY, FILTERS))
+    assert spy.num_chunks == 16
+    assert {file.name: file.read_bytes() for file in store.iterdir()} == before
+
+
+def test_a_store_of_another_format_is_another_store(tmp_path, monkeypatch):
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+    stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    monkeypatch.setattr(store_builder, "FORMAT_VERSION", store_builder.FORMAT_VERSION + 1)
+    tokenizers, spy = spied()
+    found = stored(texts, tokenizers, FILTERS, stores=stores, pace=PACE)
+    assert_same(found, expected(MANY, FILTERS))
+    assert spy.num_chunks == 16
+    assert len(names(stores)) == 2
+
+
+def test_what_a_kill_left_of_a_finished_build_goes_with_the_next_start(tmp_path, monkeypatch):
+    def killed(folder: Path, **_: object) -> None:
+        raise KeyboardInterrupt
+
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    assert len(names(stores)) == 2
+    tokenizers, spy = spied()
+    found = stored(texts, tokenizers, FILTERS, stores=stores, pace=PACE)
+    assert_same(found, expected(MANY, FILTERS))
+    assert spy.num_chunks == 0
+    assert len(names(stores)) == 1
+
+
+def test_two_that_build_the_same_at_once_build_it_once(tmp_path):
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+    has_begun, other_begins = threading.Event(), threading.Event()
+
+    def wait_for_the_other(chunk: int) -> None:
+        has_begun.set()
+        other_begins.wait()
+
+    first, first_spy = spied(wait_for_the_other)
+    second, second_spy = spied()
+    found = {}
+
+    def build(name: str, tokenizers: Tokenizers) -> None:
+        found[name] = stored(texts, tokenizers, FILTERS, stores=stores, pace=PACE)
+
+    threads = [
+        threading.Thread(target=build, args=("first", first)),
+        threading.Thread(target=build, args=("second", second)),
+    ]
+    threads[0].start()
+    has_begun.wait()
+    threads[1].start()
+    other_begins.set()
+    for thread in threads:
+        thread.join()
+    assert (first_spy.num_chunks, second_spy.num_chunks) == (16, 0)
+    assert_same(found["first"], expected(MANY, FILTERS))
+    assert_same(found["second"], expected(MANY, FILTERS))
+
+
+def test_a_full_disk_is_said_and_leaves_nothing_that_counts_as_whole(tmp_path, small_files):
+    many = [[("ab", "ba")] * 3000, [("a", "b")]]
+    texts, stores = write(tmp_path, many), tmp_path / "stores"
+    filters, pace = FilterConfig(), Pace(num_processes=1, chunk_lines=100, saved_lines=500)
+    with small_files(5000), pytest.raises(StorageError) as caught:
+        stored(texts, TOKENIZERS, filters, stores=stores, pace=pace)
+    (building,) = stores.glob("*.building")
+    assert str(caught.value) == (
+        f"{building}: cannot be written; got File too large; "
+        "raise the limit on the size of a file; what was saved before is intact"
+    )
+    assert names(stores) == [building.name]
+    tokenizers, spy = spied()
+    found = stored(texts, tokenizers, filters, stores=stores, pace=pace)
+    assert_same(found, expected(many, filters))
+    assert spy.num_chunks == 31 - 5
+
+
+def test_a_disk_that_fills_up_at_the_very_end_leaves_no_store(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(StorageError) as caught:
+        stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    key = names(stores)[0].removesuffix(".building")
+    assert str(caught.value) == (
+        f"{stores / key}: cannot be written; got No space left on device; "
+        "free space and run the same command again; what was saved before is intact"
+    )
+    assert names(stores) == [f"{key}.building"]
+    monkeypatch.undo()
+    tokenizers, spy = spied()
+    assert_same(
+        stored(texts, tokenizers, FILTERS, stores=stores, pace=PACE), expected(MANY, FILTERS)
+    )
+    assert spy.num_chunks == 0
+
+
+def test_a_fault_found_late_leaves_no_store(tmp_path):
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+    with texts[1].target.open("a") as longer:
+        longer.write("one line more\n")
+    with pytest.raises(DataError) as caught:
+        stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    assert str(caught.value) == (
+        f"{texts[1].target}:7: has no counterpart in {texts[1].source}; got 7 and 6 lines; "
+        "line n of one file must translate line n of the other"
+    )
+    assert names(stores) == []
+
+
+def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path):
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+
+    def grow(chunk: int) -> None:
+        if chunk == 16:
+            for file in (texts[0].source, texts[0].target):
+                with file.open("a") as longer:
+                    longer.write("a\n")
+
+    with pytest.raises(DataError) as caught:
+        stored(texts, spied(grow)[0], FILTERS, stores=stores, pace=PACE)
+    assert str(caught.value) == (
+        "data.train: the text changed while it was read; run the same command again"
+    )
+    assert names(stores) == []
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([], "no lines; got {source}; name files with text"),
+        (
+            [("", "a"), ("a" * 9, "a" * 9)],
+            "nothing is left after the filters; "
+            "got 2 pairs: 0 kept; dropped 1 empty, 1 too long; loosen data.filters",
+        ),
+    ],
+)
+def test_a_text_of_which_nothing_is_left_is_refused(tmp_path, pairs, message):
+    texts, stores = write(tmp_path, [pairs]), tmp_path / "stores"
+    with pytest.raises(DataError) as caught:
+        stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    assert str(caught.value) == f"data.train: {message.format(source=texts[0].source)}"
+    assert names(stores) == []
+
+
+def test_ids_lie_in_16_bits_where_every_one_fits(tmp_path):
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+    store, _ = stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    assert store.source_ids.dtype == store.target_ids.dtype == np.uint16
+    wide = build_tokenizers(
+        CharConfig(), lambda: ((chr(0x10000 + i), "a") for i in range(70_000)), 1
+    )
+    wide_store, _ = stored(
+        write(tmp_path, [[(chr(0x10000 + 69_999), "a")]]),
+        wide,
+        FilterConfig(),
+        stores=stores,
+        pace=PACE,
+    )
+    assert wide_store.source_ids.dtype == np.uint32
+    assert wide_store.source_ids.max() > 1 << 16
+
+
+def test_the_index_is_plain_json(tmp_path):
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+    _, report = stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    (file,) = stores.glob("*/index.json")
+    index = json.loads(file.read_text())
+    assert sum(text["kept"] for text in index["texts"]) == report.kept
+    assert index["id_dtypes"] == ["<u2", "<u2"]
+    assert list(index["fingerprints"]) == ["1.0 2.5"]

@@ -1,0 +1,71 @@
+"""A fused model is the same function, and leaves the model it came from alone."""
+
+import pytest
+import torch
+from family import translating
+from hypothesis import given
+from model.test_encoder_decoder import small_model
+from model.test_family import all_logits, member, source
+
+from tformer_cli.device import autocast
+from tformer_cli.inference.fuse import fused
+
+V = 23
+CPU = torch.device("cpu")
+
+
+@given(translating)
+@torch.inference_mode()
+def test_a_fused_model_gives_the_same_logits(config):
+    model, (ids, mask) = member(config), source()
+    target = torch.randint(6, V, (len(ids), 7))
+    expected = all_logits(model, ids, mask, target)
+    torch.testing.assert_close(all_logits(fused(model), ids, mask, target), expected)
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+@given(config=translating)
+@torch.inference_mode()
+def test_weights_are_rounded_once_as_autocast_rounds_them_in_each_call(precision, config):
+    model, (ids, mask) = member(config).float(), source()
+    target = torch.randint(6, V, (len(ids), 7))
+    with autocast(CPU, precision):
+        expected = all_logits(fused(model), ids, mask, target)
+        rounded = all_logits(fused(model, precision), ids, mask, target)
+    # Weights that lie otherwise are summed in another order.
+    torch.testing.assert_close(rounded, expected, rtol=0.02, atol=0.02)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    twin = fused(model, precision)
+    with autocast(CPU, precision):
+        assert twin.output(torch.zeros(2, config.dim)).dtype == precision
+    assert twin.stacks()[0].embeddings.tokens.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("tie", ["none", "all"])
+def test_weights_that_are_not_fused_are_shared(tie):
+    model = small_model(tie=tie).train()
+    twin = fused(model)
+    assert twin.encoder.embeddings.tokens.weight is model.encoder.embeddings.tokens.weight
+    ours, theirs = twin.decoder.layers[0], model.decoder.layers[0]
+    assert ours.feedforward.outer.weight is theirs.feedforward.outer.weight
+    assert not any(module.training for module in twin.modules())
+    assert all(module.training for module in model.modules())
+    assert set(dict(model.named_parameters())) == set(dict(small_model(tie=tie).named_parameters()))
+
+
+def test_weights_of_wide_outputs_lie_in_long_rows():
+    model = small_model()
+    twin = fused(model)
+    layer = twin.decoder.layers[0]
+    for wide in (twin.output, layer.self_attention.projection):
+        assert wide.weight.t().is_contiguous()
+    assert layer.self_attention.output.weight.is_contiguous()
+    assert torch.equal(twin.output.weight, model.output.weight)
+    assert model.output.weight.is_contiguous()
+
+
+def test_fused_modules_of_a_kind_have_one_class():
+    """torch.compile compiles code again for each class that it has not seen."""
+    first, second = (fused(small_model()).decoder.layers[0] for _ in range(2))
+    for name, module in first.named_modules():
+        assert type(module) is type(dict(second.named_modules())[name])

@@ -1,0 +1,94 @@
+"""What a model looks at, all at once and token by token."""
+
+import torch
+from family import translating
+from hypothesis import given
+from model.test_family import lively
+from search.test_engine import END, ROLES, START, V, native_engine, requests
+
+from tformer_cli.model.build import build_model
+from tformer_cli.model.inspection.record import source_attention
+from tformer_cli.model.network import Seq2Seq
+from tformer_cli.search import alignment as alignment_room
+from tformer_cli.search.alignment import ModelAligner
+
+CPU = torch.device("cpu")
+SENTENCES = [
+    (one.source, [[9, 7, 30, 8][: number % 5], [6 + number, END]])
+    for number, one in enumerate(requests(7))
+] + [([11, 12, END], [])]
+
+
+def aligner(*models: Seq2Seq) -> ModelAligner:
+    return ModelAligner(models, ROLES.start_id, device=CPU)
+
+
+def models(count: int) -> list[Seq2Seq]:
+    return [model for seed in range(count) for model in native_engine(seed).models]
+
+
+@torch.no_grad()
+def token_by_token(model: Seq2Seq, source: list[int], row: list[int]) -> torch.Tensor:
+    """The last row of the map, for a target that grows."""
+    read = torch.tensor([source]), torch.ones(1, len(source), dtype=torch.bool)
+    rows = [torch.empty(0, len(source), dtype=torch.float64)]
+    for length in range(1, len(row) + 1):
+        target = torch.tensor([[START, *row][:length]])
+        heads = source_attention(model, *read, target)[0, :, -1:]
+        rows.append(sum(heads) / len(heads))
+    return torch.cat(rows)
+
+
+def test_maps_are_what_each_step_sees_whatever_the_company(monkeypatch):
+    (model,) = models(1)
+    expected = {
+        number: [token_by_token(model, source, row) for row in rows]
+        for number, (source, rows) in enumerate(SENTENCES)
+        if source and rows
+    }
+    assert len(expected) < len(SENTENCES)
+    for batch_tokens in (1, 20, 4096):
+        monkeypatch.setattr(alignment_room, "BATCH_TOKENS", batch_tokens)
+        found = dict(aligner(model).attention(SENTENCES))
+        assert sorted(found) == sorted(expected)
+        for number, maps in found.items():
+            torch.testing.assert_close(maps, expected[number])
+
+
+@given(translating)
+def test_any_network_that_translates_can_be_asked(config):
+    """A decoder alone too, of whose looks those at its source count."""
+    model = lively(build_model(config, source_size=V, target_size=V, seed=7))
+    some = SENTENCES[1:4]
+    assert all(source for source, _ in some)
+    for number, maps in aligner(model).attention(some):
+        source, rows = some[number]
+        expected = [token_by_token(model, source, row) for row in rows]
+        torch.testing.assert_close(maps, expected)
+
+
+def test_the_maps_of_an_ensemble_are_the_mean_of_those_of_its_models():
+    first, second = models(2)
+    alone = [dict(aligner(model).attention(SENTENCES)) for model in (first, second)]
+    for number, maps in aligner(first, second).attention(SENTENCES):
+        for both, one, other in zip(maps, alone[0][number], alone[1][number], strict=True):
+            torch.testing.assert_close(both, (one + other) / 2)
+    assert not torch.allclose(alone[0][number][0], alone[1][number][0])
+
+
+def test_a_link_is_the_place_that_is_looked_at_most_but_never_the_end_token():
+    both = aligner(*models(1))
+    links = both.align(SENTENCES)
+    maps = dict(both.attention(SENTENCES))
+    ends = 0
+    for number, (source, rows) in enumerate(SENTENCES):
+        assert len(links[number]) == len(rows)
+        for place, row in enumerate(rows):
+            if not source:
+                assert links[number][place] == ()
+                continue
+            assert len(links[number][place]) == len(row)
+            for link, looks in zip(links[number][place], maps[number][place].tolist(), strict=True):
+                assert looks[link] == max(looks[:-1])
+                ends += max(looks) > looks[link]
+    assert ends > 0, "an end token that nobody looks at shows little"

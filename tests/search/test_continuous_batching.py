@@ -1,0 +1,180 @@
+"""Places of sentences that are done: who takes them, and how far they are read on."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from search.tables import CPU, END, ROLES, TableStepper, random_tables
+from torch import Tensor
+
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
+from tformer_cli.search.beam import BeamSearch
+from tformer_cli.search.continuous_batching import search_all
+from tformer_cli.search.engine import build_search
+from tformer_cli.search.greedy import GreedySearch
+from tformer_cli.search.request import Request
+
+MOST = 9
+TOKENS = 40
+SEARCHES = [
+    lambda: GreedySearch(GreedyConfig(max_length=MOST), ROLES, CPU),
+    lambda: BeamSearch(BeamConfig(size=2, max_length=MOST), ROLES, CPU),
+]
+
+
+def assert_each_is_as_alone(found, tables, search, asked):
+    for number, request in enumerate(asked):
+        ((_, alone),) = search_all(TableStepper(tables), search(), [request], lambda _: 1, CPU)
+        for one, other in zip(found[number], alone, strict=True):
+            assert (one.token_ids, one.finished) == (other.token_ids, other.finished)
+            # A vector of a processor rounds a power unlike what is left over beside vectors.
+            assert (one.log_prob, one.score) == pytest.approx((other.log_prob, other.score))
+
+
+class LearnedPositions(TableStepper):
+    """Counts the tokens of each place; there is no position beyond the last of a translation."""
+
+    def start(self, sentences, num_rows):
+        super().start(sentences, num_rows)
+        self.lengths = torch.zeros(len(sentences), dtype=torch.long)
+
+    def admit(self, places, sentences, coming):
+        super().admit(places, sentences, coming)
+        self.lengths[places] = 0
+
+    def step(self, ids: Tensor) -> Tensor:
+        self.lengths += 1
+        assert self.lengths.max() <= MOST
+        return super().step(ids)
+
+    def keep(self, places):
+        super().keep(places)
+        self.lengths = self.lengths[places]
+
+
+@settings(max_examples=12)
+@given(st.integers(0, 10_000), st.integers(1, 60), st.sampled_from(SEARCHES))
+def test_no_place_is_read_beyond_the_longest_translation(seed, num_places, search):
+    tables = random_tables(seed, sentences=70, vocab_size=5)
+    # Some sentences end at once, and some at the limit alone.
+    tables[::3, :, END] += 4
+    tables[1::7, :, END] = -torch.inf
+    asked = [Request((number, END)) for number in range(len(tables))]
+    found = search_all(LearnedPositions(tables), search(), asked, lambda _: num_places, CPU)
+    assert sorted(number for number, _ in found) == list(range(len(tables)))
+
+
+class Budgeted(TableStepper):
+    """Adds up the source tokens at work, padding included, and notes how many places there were."""
+
+    def start(self, sentences, num_rows):
+        self.widths = [len(sentence) for sentence in sentences]
+        self.counts = []
+        super().start(sentences, num_rows)
+
+    def admit(self, places, sentences, coming):
+        for place, sentence in zip(places.tolist(), sentences, strict=True):
+            self.widths[place] = len(sentence)
+        super().admit(places, sentences, coming)
+
+    def step(self, ids: Tensor) -> Tensor:
+        assert len(self.widths) * max(self.widths) <= TOKENS or len(self.widths) == 1
+        self.counts.append(len(self.widths))
+        return super().step(ids)
+
+    def keep(self, places):
+        self.widths = [self.widths[place] for place in places.tolist()]
+        super().keep(places)
+
+
+@settings(max_examples=12)
+@given(st.integers(0, 10_000), st.lists(st.integers(2, 50), max_size=40), st.sampled_from(SEARCHES))
+def test_no_more_tokens_are_at_work_than_there_is_room_for(seed, widths, search):
+    widths.sort(reverse=True)
+    tables = random_tables(seed, sentences=len(widths), vocab_size=5)
+    asked = [Request((number, *[END] * (width - 1))) for number, width in enumerate(widths)]
+    stepper = Budgeted(tables)
+    found = dict(search_all(stepper, search(), asked, lambda longest: TOKENS // longest or 1, CPU))
+    assert_each_is_as_alone(found, tables, search, asked)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_shorter_sources_have_more_places(search):
+    tables = random_tables(2, sentences=60, vocab_size=5)
+    widths = sorted(range(2, 32), reverse=True)
+    asked = [Request((number, *[END] * (width - 1))) for number, width in enumerate(widths)]
+    stepper = Budgeted(tables)
+    list(search_all(stepper, search(), asked, lambda longest: TOKENS // longest, CPU))
+    assert stepper.counts[0] == 1
+    assert max(stepper.counts) > 3
+
+
+class Counting(TableStepper):
+    """Counts how often a sentence begins."""
+
+    def start(self, sentences, num_rows):
+        super().start(sentences, num_rows)
+        self.num_begun = len(sentences)
+
+    def admit(self, places, sentences, coming):
+        super().admit(places, sentences, coming)
+        self.num_begun += len(sentences)
+
+
+@pytest.mark.parametrize("search", [GreedyConfig, BeamConfig])
+def test_translations_of_short_sources_are_not_late_before_twice_sixteen_tokens(search):
+    tables = random_tables(4, sentences=60, vocab_size=5)
+    # Most end soon, so that little is usual; every seventh ends at the limit.
+    tables[:, :, END] += 4
+    tables[::7, :, END] = -torch.inf
+    asked = [Request((number, END)) for number in range(len(tables))]
+    config = search(max_length=2 * 16)
+    subject = build_search(config, ROLES, CPU, [], nbest=1, scored=True)
+    stepper = Counting(tables)
+    found = dict(search_all(stepper, subject, asked, lambda _: 8, CPU))
+    assert {len(found[number][0].token_ids) for number in range(0, 60, 7)} == {32}
+    assert stepper.num_begun == 60
+
+
+class Aging(TableStepper):
+    """Notes how many places there were, and how long the oldest sentence had been there."""
+
+    def start(self, sentences, num_rows):
+        super().start(sentences, num_rows)
+        self.ages, self.seen = [0] * len(sentences), []
+
+    def admit(self, places, sentences, coming):
+        super().admit(places, sentences, coming)
+        for place in places.tolist():
+            self.ages[place] = 0
+
+    def step(self, ids: Tensor) -> Tensor:
+        self.ages = [age + 1 for age in self.ages]
+        self.seen.append((len(self.ages), max(self.ages)))
+        return super().step(ids)
+
+    def keep(self, places):
+        super().keep(places)
+        self.ages = [self.ages[place] for place in places.tolist()]
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        lambda: GreedySearch(GreedyConfig(max_length=99), ROLES, CPU),
+        lambda: BeamSearch(BeamConfig(size=2, max_length=99), ROLES, CPU),
+    ],
+)
+def test_a_translation_that_does_not_end_begins_anew_behind_the_others(search):
+    tables = random_tables(4, sentences=400, vocab_size=5)
+    tables[:, :, END] += 4
+    endless = [7, 250]
+    tables[endless, :, END] = -torch.inf
+    asked = [Request((number, END)) for number in range(len(tables))]
+    stepper = Aging(tables)
+    found = dict(search_all(stepper, search(), asked, lambda _: 40, CPU))
+    assert_each_is_as_alone(found, tables, search, asked)
+    assert all(len(found[number][0].token_ids) == 99 for number in endless)
+    # While others wait for a place nobody is much older than twice sixteen tokens.
+    assert max(age for num_places, age in stepper.seen if num_places == 40) < 2 * 16 + 10
+    assert max(age for _, age in stepper.seen) == 99

@@ -1,0 +1,197 @@
+"""The native engine with a small random model, in float64 where nothing else is said."""
+
+import pytest
+import torch
+
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.errors import DeviceError
+from tformer_cli.model.build import build_model
+from tformer_cli.model.encoder_decoder import EncoderDecoder
+from tformer_cli.model.network import Seq2Seq
+from tformer_cli.search.engine import NativeEngine
+from tformer_cli.search.hypothesis import EMPTY
+from tformer_cli.search.logits_processors import TokenRoles
+from tformer_cli.search.request import Request
+from tformer_cli.search.workers import WorkersEngine
+
+V, START, END, SUPPRESSED = 31, 2, 3, (0, 1, 2, 4, 5)
+ROLES = TokenRoles(START, END, SUPPRESSED)
+SEARCHES = [GreedyConfig(max_length=12), BeamConfig(size=3, max_length=12)]
+
+
+def small_model(seed: int = 11, dtype: torch.dtype = torch.float64) -> Seq2Seq:
+    config = EncoderDecoderConfig(
+        dim=12,
+        num_heads=3,
+        feedforward_dim=16,
+        num_encoder_layers=1,
+        num_decoder_layers=2,
+        tie="none",
+    )
+    model = build_model(config, source_size=V, target_size=V, seed=seed).to(dtype)
+    # Large matrices let sentences differ, and a long vector lets some end before the limit.
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            torch.nn.init.normal_(parameter)
+    model.output.weight.data[END] *= 2
+    return model.eval()
+
+
+def native_engine(seed: int = 11, dtype: torch.dtype = torch.float64) -> NativeEngine:
+    model, cpu = small_model(seed, dtype), torch.device("cpu")
+    return NativeEngine(model, ROLES, device=cpu, precision=torch.float32)
+
+
+@pytest.mark.parametrize("part", ["model", "others"])
+def test_a_model_that_memory_has_no_room_for_is_refused(part):
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+
+    model, other, cpu = small_model(), small_model(), torch.device("cpu")
+    (model if part == "model" else other).to = full
+    with pytest.raises(DeviceError) as caught:
+        NativeEngine(model, ROLES, device=cpu, precision=torch.float32, others=[other])
+    assert str(caught.value) == (
+        "cpu: memory has no room for the model; got CUDA out of memory.; "
+        "end what else fills it, or use another `device`"
+    )
+
+
+def requests(count: int = 9) -> list[Request]:
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.randint(0, 9, (count,), generator=generator).tolist()
+    return [
+        Request(
+            [*torch.randint(6, V, (length,), generator=generator).tolist(), END] if length else []
+        )
+        for length in lengths
+    ]
+
+
+def asked(*sources: list[int]) -> list[Request]:
+    return [Request(source) for source in sources]
+
+
+def greedy_without_cache(engine: NativeEngine, sentence: list[int], max_length: int) -> list[int]:
+    """Run the whole decoder again for every token."""
+    (model,), source = engine.models, torch.tensor([sentence])
+    memory = model.encode(source, torch.ones_like(source, dtype=torch.bool))
+    row = [START]
+    while len(row) <= max_length and row[-1] != END:
+        logits = model.output(model.decoder(torch.tensor([row]), memory))[0, -1]
+        logits[list(SUPPRESSED)] = -torch.inf
+        if len(row) == 1:
+            logits[END] = -torch.inf
+        row.append(int(logits.argmax()))
+    return row[1:-1] if row[-1] == END else row[1:]
+
+
+def test_greedy_with_cache_equals_greedy_without():
+    engine, inputs = native_engine(), [one for one in requests(80) if one.source]
+    with torch.inference_mode():
+        expected = [greedy_without_cache(engine, one.source, 12) for one in inputs]
+    found = engine.translate(inputs, GreedyConfig(max_length=12))
+    assert [list(best.token_ids) for (best,) in found] == expected
+    assert len({len(row) for row in expected}) > 2, "a test in which no row ends early says little"
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])
+def test_the_size_of_batches_changes_nothing(search):
+    engine, inputs = native_engine(), requests(30)
+    expected = engine.translate(inputs, search)
+    for most_places in (1, 2, 7):
+        engine.most_places = most_places
+        found = engine.translate(inputs, search)
+        assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])
+def test_in_float32_batches_and_workers_change_no_translation_but_near_ties(search):
+    engine, inputs = native_engine(dtype=torch.float32), requests(60)
+    expected = [best for (best,) in engine.translate(inputs, search)]
+    others = [WorkersEngine(engine, 3).translate(inputs, search)]
+    for most_places in (1, 7, 50):
+        engine.most_places = most_places
+        others.append(engine.translate(inputs, search))
+    # Another order of the lines.
+    others.append(engine.translate(inputs[::-1], search)[::-1])
+    pairs = [(one, two) for found in others for (one,), two in zip(found, expected, strict=True)]
+    assert len(pairs) == 300
+    num_near_ties = 0
+    for one, two in pairs:
+        assert one.score == pytest.approx(two.score, abs=1e-3)
+        num_near_ties += one.token_ids != two.token_ids
+    assert num_near_ties <= 3
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])
+def test_nor_does_how_many_tokens_of_sources_are_at_work(search, monkeypatch):
+    engine, inputs = native_engine(), requests(30)
+    expected = engine.translate(inputs, search)
+    for most in (1, 100, 400):
+        monkeypatch.setattr("tformer_cli.search.engine.MOST_TOKENS", most)
+        found = engine.translate(inputs, search)
+        assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])
+def test_an_empty_sentence_gives_an_empty_hypothesis_in_its_place(search):
+    found = native_engine().translate(asked([7, END], [], [8, 9, END], []), search)
+    assert found[1] == found[3] == [EMPTY]
+    assert found[0][0].token_ids
+    assert found[2][0].token_ids
+
+
+def test_groups_of_a_beam_translate_an_empty_sentence_once():
+    search = BeamConfig(size=4, groups=2, max_length=9)
+    inputs = asked([7, END], [], [8, 9, END])
+    found = native_engine().translate(inputs, search, nbest=4)
+    assert found[1] == [EMPTY]
+    assert all(len({one.token_ids for one in every}) == len(every) for every in found)
+
+
+def test_progress_counts_every_sentence_once():
+    counts: list[int] = []
+    inputs = requests(25)
+    native_engine().translate(inputs, SEARCHES[0], on_done=counts.append)
+    assert sum(counts) == len(inputs)
+
+
+def test_nbest_is_sorted_and_has_no_suppressed_token():
+    found = native_engine().translate(requests(), BeamConfig(size=4, max_length=9), nbest=4)
+    for hypotheses in found:
+        scores = [hypothesis.score for hypothesis in hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        assert len(hypotheses) == 4
+        for hypothesis in hypotheses:
+            assert not set(hypothesis.token_ids) & {*SUPPRESSED, END}
+
+
+def test_a_large_vocabulary_lets_fewer_sentences_work_together(monkeypatch):
+    engine, inputs = native_engine(), requests(20)
+    expected = engine.translate(inputs, BeamConfig(size=2, max_length=9))
+    monkeypatch.setattr("tformer_cli.search.engine.MOST_LOGITS", 2 * 2 * V)
+    widths = []
+    step = EncoderDecoder.step
+
+    def watched(model, target, cache):
+        widths.append(len(target))
+        return step(model, target, cache)
+
+    monkeypatch.setattr(EncoderDecoder, "step", watched)
+    found = engine.translate(inputs, BeamConfig(size=2, max_length=9))
+    assert max(widths) == 2
+    assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])
+def test_with_eight_bits_the_size_of_batches_changes_nothing_either(search, monkeypatch):
+    monkeypatch.setattr("tformer_cli.inference.int8.SMALLEST", 1)
+    model, inputs = small_model(), requests(20)
+    engine = NativeEngine(model, ROLES, device=torch.device("cpu"), precision=torch.int8)
+    assert engine.models[0].output.weight.dtype == torch.int8
+    expected = engine.translate(inputs, search)
+    engine.most_places = 3
+    found = engine.translate(inputs, search)
+    assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]

@@ -1,0 +1,147 @@
+"""Ensembles on tables and small models, against means of probabilities in float64."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from search.tables import (
+    CPU,
+    END,
+    ROLES,
+    START,
+    TableStepper,
+    ascending_tables,
+    next_log_probs,
+)
+from search.test_engine import ROLES as MODEL_ROLES
+from search.test_engine import SEARCHES, requests, small_model
+
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
+from tformer_cli.model.network import Seq2Seq
+from tformer_cli.search.beam import BeamSearch
+from tformer_cli.search.continuous_batching import search_all
+from tformer_cli.search.diverse import DiverseBeamSearch
+from tformer_cli.search.engine import NativeEngine
+from tformer_cli.search.ensemble import EnsembleStepper, joined
+from tformer_cli.search.greedy import GreedySearch
+from tformer_cli.search.request import Request
+from tformer_cli.search.sample import SampleSearch
+from tformer_cli.search.workers import WorkersEngine
+
+V = 7
+SEARCHES_OF_TABLES = {
+    "greedy": lambda: GreedySearch(GreedyConfig(max_length=9), ROLES, CPU),
+    "beam": lambda: BeamSearch(BeamConfig(size=3, max_length=9), ROLES, CPU, nbest=3),
+    "groups": lambda: DiverseBeamSearch(
+        BeamConfig(size=4, groups=2, max_length=9), ROLES, CPU, nbest=4
+    ),
+    "sample": lambda: SampleSearch(SampleConfig(max_length=9), ROLES, CPU, nbest=2),
+}
+
+
+def search(stepper, kind, count, num_places=None):
+    asked = [Request((number, END), number=number) for number in range(count)]
+    room = num_places or count
+    found = search_all(stepper, SEARCHES_OF_TABLES[kind](), asked, lambda _: room, CPU)
+    return [hypotheses for _, hypotheses in sorted(found, key=lambda one: one[0])]
+
+
+def mean_table(tables):
+    """The table of the ensemble, which START and END at the start of a row need not be part of."""
+    result = torch.full_like(tables[0], -torch.inf)
+    for sentence, last in itertools.product(range(len(result)), range(V)):
+        log_probs = [
+            next_log_probs(table[sentence], last, is_first=last == START) for table in tables
+        ]
+        mean = torch.tensor(log_probs, dtype=torch.float64).exp().mean(dim=0)
+        result[sentence, last] = mean.log()
+    return result
+
+
+@settings(max_examples=12)
+@given(st.sampled_from(sorted(SEARCHES_OF_TABLES)), st.integers(0, 1000), st.integers(1, 4))
+def test_every_search_sees_the_mean_of_the_probabilities(kind, seed, num_places):
+    tables = [ascending_tables(seed + n, sentences=4, vocab_size=V) for n in range(3)]
+    ensemble = EnsembleStepper([TableStepper(table) for table in tables], ROLES, CPU)
+    found = search(ensemble, kind, 4, num_places)
+    expected = search(TableStepper(mean_table(tables)), kind, 4)
+    for one, two in zip(found, expected, strict=True):
+        assert [h.token_ids for h in one] == [h.token_ids for h in two]
+        assert [h.log_prob for h in one] == pytest.approx([h.log_prob for h in two], rel=1e-5)
+
+
+@given(st.sampled_from(sorted(SEARCHES_OF_TABLES)), st.integers(0, 1000))
+def test_a_table_with_itself_is_the_table(kind, seed):
+    table = ascending_tables(seed, sentences=3, vocab_size=V)
+    twins = EnsembleStepper([TableStepper(table), TableStepper(table)], ROLES, CPU)
+    for one, two in zip(search(twins, kind, 3), search(TableStepper(table), kind, 3), strict=True):
+        assert [h.token_ids for h in one] == [h.token_ids for h in two]
+        assert [h.log_prob for h in one] == pytest.approx([h.log_prob for h in two], rel=1e-5)
+
+
+def test_one_alone_needs_no_ensemble():
+    stepper = TableStepper(ascending_tables(1, sentences=1, vocab_size=V))
+    assert joined([stepper], ROLES, CPU) is stepper
+
+
+def drawn_model(seed: int) -> Seq2Seq:
+    torch.manual_seed(seed)
+    return small_model(seed)
+
+
+def ensemble_engine(*seeds: int) -> NativeEngine:
+    first, *others = map(drawn_model, seeds)
+    return NativeEngine(first, MODEL_ROLES, device=CPU, others=others)
+
+
+@pytest.mark.parametrize("config", SEARCHES, ids=["greedy", "beam"])
+def test_a_model_with_itself_translates_as_it_does_alone(config):
+    found = ensemble_engine(11, 11).translate(requests(12), config)
+    expected = ensemble_engine(11).translate(requests(12), config)
+    assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
+    for (one,), (two,) in zip(found, expected, strict=True):
+        assert one.log_prob == pytest.approx(two.log_prob, rel=1e-6)
+
+
+def greedy_by_hand(models, source, max_length):
+    """Run whole decoders again for every token, and take the mean of their probabilities."""
+    mask = torch.ones((1, len(source)), dtype=torch.bool)
+    memories = [model.encode(torch.tensor([source]), mask) for model in models]
+    row, log_prob = [MODEL_ROLES.start_id], 0.0
+    while len(row) <= max_length and row[-1] != MODEL_ROLES.end_id:
+        probabilities = []
+        for model, memory in zip(models, memories, strict=True):
+            logits = model.output(model.decoder(torch.tensor([row]), memory))[0, -1]
+            possible = torch.ones_like(logits, dtype=torch.bool)
+            possible[list(MODEL_ROLES.suppressed_ids)] = False
+            possible[MODEL_ROLES.end_id] = len(row) > 1
+            weights = (logits - logits.max()).exp() * possible
+            probabilities.append(weights / weights.sum())
+        mean = sum(probabilities) / len(probabilities)
+        log_prob += float(mean.max().log())
+        row.append(int(mean.argmax()))
+    return row[1:-1] if row[-1] == MODEL_ROLES.end_id else row[1:], log_prob
+
+
+def test_several_models_translate_by_the_mean_of_their_probabilities():
+    models, inputs = [drawn_model(seed) for seed in (11, 12, 13)], requests(15)
+    found = ensemble_engine(11, 12, 13).translate(inputs, GreedyConfig(max_length=8))
+    alone = ensemble_engine(11).translate(inputs, GreedyConfig(max_length=8))
+    assert found != alone
+    with torch.inference_mode():
+        for request, (best,) in zip(inputs, found, strict=True):
+            if request.source:
+                ids, log_prob = greedy_by_hand(models, request.source, 8)
+                assert list(best.token_ids) == ids
+                assert best.log_prob == pytest.approx(log_prob, rel=1e-6)
+
+
+def test_ensembles_translate_in_several_processes():
+    engine, inputs = ensemble_engine(11, 12), requests(10)
+    config = BeamConfig(size=3, max_length=9)
+    found = WorkersEngine(engine, 2).translate(inputs, config, nbest=2)
+    assert [[one.token_ids for one in many] for many in found] == [
+        [one.token_ids for one in many] for many in engine.translate(inputs, config, nbest=2)
+    ]

@@ -1,0 +1,193 @@
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from saving import STATE, message, model, stepped_optimizer
+
+from tformer_cli.config.schema.optimizer import AdamConfig, AdamWConfig, MuonConfig
+from tformer_cli.errors import CheckpointError, StorageError
+from tformer_cli.storage.checkpoint import (
+    load_average,
+    load_optimizer,
+    load_weights,
+    save_checkpoint,
+)
+from tformer_cli.storage.layout import (
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    STATE_FILE,
+)
+from tformer_cli.storage.state import load_state
+from tformer_cli.training.optim import build_optimizer
+
+
+def stored(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file, in memory: load_file maps it, and the file is about to be replaced."""
+    return {name: tensor.clone() for name, tensor in load_file(file).items()}
+
+
+def test_the_optimizer_of_another_model_is_refused(saved):
+    network = model(1, num_decoder_layers=1)
+    with pytest.raises(CheckpointError) as caught:
+        load_optimizer(saved, network, build_optimizer(AdamWConfig(), network))
+    file, what, got, remedy = re.fullmatch(
+        r"(.*): (.*); got (.*); (.*)", str(caught.value)
+    ).groups()
+    assert file == str(saved / "optimizer.safetensors")
+    assert what == "belongs to another model than config.yaml describes"
+    assert got.startswith("decoder.layers.1.")
+    assert remedy == "restore the config.yaml that the run was trained with"
+
+
+@pytest.mark.parametrize("tie", ["none", "output", "all"])
+def test_what_is_saved_comes_back_to_the_bit(tmp_path, tie):
+    network = model(1, tie=tie)
+    optimizer = stepped_optimizer(network)
+    folder = tmp_path / "checkpoints" / "step-000007"
+    save_checkpoint(folder, network, optimizer, STATE)
+    other = model(2, tie=tie)
+    other_optimizer = build_optimizer(AdamWConfig(), other)
+    load_weights(folder, other)
+    load_optimizer(folder, other, other_optimizer)
+    assert load_state(folder) == STATE
+    for one, two in zip(network.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+        for key, moment in optimizer.state[one].items():
+            assert torch.equal(moment, other_optimizer.state[two][key])
+
+
+@pytest.mark.parametrize("room", [0, 100, 1000, 20_000], ids="{} bytes".format)
+def test_a_checkpoint_is_there_as_a_whole_or_not_at_all(tmp_path, small_files, room):
+    network = model(1)
+    optimizer = stepped_optimizer(network)
+    folder = tmp_path / "step-000007"
+    with small_files(room), pytest.raises(StorageError) as caught:
+        save_checkpoint(folder, network, optimizer, STATE)
+    assert str(caught.value) == (
+        f"{folder}: cannot be written; got File too large; "
+        "raise the limit on the size of a file; what was saved before is intact"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_the_older_checkpoint_whole(saved, monkeypatch):
+    def full_disk(*arguments: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    before = {file.name: file.read_bytes() for file in saved.iterdir()}
+    network = model(2)
+    monkeypatch.setattr("tformer_cli.storage.tensors.save_file", full_disk)
+    for folder in (saved, saved.with_name("step-000008")):
+        with pytest.raises(StorageError) as caught:
+            save_checkpoint(folder, network, stepped_optimizer(network), STATE)
+        assert str(caught.value) == (
+            f"{folder}: cannot be written; got No space left on device; "
+            "free space and run the same command again; what was saved before is intact"
+        )
+    assert {file.name: file.read_bytes() for file in saved.iterdir()} == before
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_weights_of_another_shape_are_refused(saved):
+    assert message(load_weights, saved, model(1, num_encoder_layers=2)) == (
+        f"{saved / MODEL_FILE}: holds another model than config.yaml describes "
+        "(16 weights differ); got encoder.layers.1.feedforward.inner.bias; "
+        "restore the config.yaml that the run was trained with"
+    )
+    # Four decoder layers and one of the encoder, each with an inner and an outer weight and a bias.
+    assert "(15 weights differ)" in message(load_weights, saved, model(1, feedforward_dim=17))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_weights_in_another_number_format_are_refused(saved, dtype):
+    weights = stored(saved / MODEL_FILE)
+    name = "decoder.layers.0.self_attention.query.weight"
+    save_file(weights | {name: weights[name].to(dtype)}, saved / MODEL_FILE)
+    assert message(load_weights, saved, model(1)) == (
+        f"{saved / MODEL_FILE}: holds weights in another number format (1 weights); "
+        f"got {str(dtype)[6:]} for {name}; use another checkpoint"
+    )
+
+
+NAME = "decoder.layers.0.self_attention.query.weight/exp_avg"
+
+
+@pytest.mark.parametrize(
+    ("changed", "got"),
+    [
+        (lambda moments: {key: x for key, x in moments.items() if key != NAME}, "nothing"),
+        (lambda moments: moments | {NAME: moments[NAME].int()}, "int32 (12, 12)"),
+        (lambda moments: moments | {NAME: moments[NAME][:1].clone()}, "float32 (1, 12)"),
+    ],
+    ids=["missing", "int", "shape"],
+)
+def test_moments_of_another_kind_are_refused_by_name(saved, changed, got):
+    save_file(changed(stored(saved / OPTIMIZER_FILE)), saved / OPTIMIZER_FILE)
+    network = model(1)
+    optimizer = build_optimizer(AdamWConfig(), network)
+    assert message(load_optimizer, saved, network, optimizer) == (
+        f"{saved / OPTIMIZER_FILE}: must hold float32 numbers of shape (12, 12) for {NAME}; "
+        f"got {got}; use an earlier checkpoint"
+    )
+
+
+@pytest.mark.parametrize("config", [AdamConfig(), AdamWConfig(), MuonConfig()])
+def test_an_optimizer_has_all_its_moments_or_is_refused(saved, config):
+    network = model(1)
+    save_checkpoint(saved, network, stepped_optimizer(network, config), STATE)
+    other = build_optimizer(config, network)
+    moments = stored(saved / OPTIMIZER_FILE)
+    for name in list(moments)[::17]:
+        save_file({key: x for key, x in moments.items() if key != name}, saved / OPTIMIZER_FILE)
+        assert f" for {name}; got nothing" in message(load_optimizer, saved, network, other)
+    save_file({}, saved / OPTIMIZER_FILE)
+    assert "; got nothing; " in message(load_optimizer, saved, network, other)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused(saved, number):
+    network = model(1)
+    weight = network.get_parameter("decoder.layers.0.self_attention.query.weight")
+    with torch.no_grad():
+        weight[3, 2] = number
+    save_checkpoint(saved, network, stepped_optimizer(model(1)), STATE)
+    with pytest.raises(CheckpointError) as caught:
+        load_weights(saved, model(1))
+    assert str(caught.value) == (
+        f"{saved / MODEL_FILE}: holds numbers that are not finite (1 weights have some); "
+        "got decoder.layers.0.self_attention.query.weight; use another checkpoint"
+    )
+
+
+def test_a_cut_file_is_refused(saved):
+    file = saved / MODEL_FILE
+    file.write_bytes(file.read_bytes()[:-10])
+    assert message(load_weights, saved, model(1)) == (
+        f"{file}: is damaged or cut short; got Error while deserializing header: "
+        "incomplete metadata, file not fully covered; use another checkpoint"
+    )
+
+
+def test_a_missing_file_is_refused(saved):
+    (saved / MODEL_FILE).unlink()
+    assert message(load_weights, saved, model(1)) == (
+        f"{saved / MODEL_FILE}: no such file; name another checkpoint"
+    )
+    (saved / STATE_FILE).unlink()
+    assert message(load_state, saved) == (
+        f"{saved / STATE_FILE}: no such file; name another checkpoint, or train with `fresh=True`"
+    )
+
+
+def test_no_average_is_made_of_a_damaged_checkpoint(saved):
+    file = saved / MODEL_FILE
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert message(load_average, [saved], model(1)) == (
+        f"{saved}: is damaged: {MODEL_FILE} is not what was saved; "
+        "train on for another one, or average fewer"
+    )

@@ -1,0 +1,77 @@
+import dataclasses
+import json
+import math
+
+import pytest
+from saving import STATE, message
+
+from tformer_cli.storage.integrity import damage, save_sums
+from tformer_cli.storage.layout import (
+    STATE_FILE,
+)
+from tformer_cli.storage.state import TrainingState, load_state
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"step": 3}'])
+def test_a_damaged_state_is_refused(saved, content):
+    (saved / STATE_FILE).write_text(content)
+    found = message(load_state, saved)
+    assert found.startswith(f"{saved / STATE_FILE}: is damaged; got ")
+    assert found.endswith("; use an earlier checkpoint")
+
+
+ODD = ["x", "1", -3, 1.5, True, [], {}, ["x"], {"x": 1}, [[0, -1]], math.nan, math.inf, 10**400]
+# Of those, what a field may have.
+POSSIBLE = {
+    "best_score": [-3, 1.5],
+    "score": [-3, 1.5],
+    "seconds": [1.5],
+    "loss_scale": [1.5],
+    "data_fingerprint": ["x", "1"],
+    "tokenizer_fingerprint": ["x", "1"],
+    "judged_by": ["x", "1"],
+    "environment": [{}],
+    "settings": [{}],
+    "left_out": [[]],
+    "is_due": [True],
+}
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(TrainingState)])
+def test_a_value_that_no_training_writes_is_refused(saved, field):
+    file = saved / STATE_FILE
+    content = json.loads(file.read_text())
+    refused = []
+    for value in ODD:
+        file.write_text(json.dumps(content | {field: value}))
+        save_sums(saved)
+        problem = damage(saved, (STATE_FILE,))
+        if problem is not None:
+            assert str(problem) == message(load_state, saved)
+            assert str(problem).startswith(f"{file}: is damaged; got {field} ")
+            refused.append(value)
+    possible = [value for value in ODD if value not in refused]
+    assert [str(value) for value in possible] == [str(x) for x in POSSIBLE.get(field, [])]
+
+
+def test_a_state_of_an_older_program_is_read(saved):
+    file = saved / STATE_FILE
+    content = json.loads(file.read_text())
+    for name in ("tokenizer_fingerprint", "settings", "judged_by", "score", "loss_scale"):
+        del content[name]
+    file.write_text(json.dumps(content | {"format_version": 2}))
+    assert load_state(saved) == dataclasses.replace(STATE, format_version=2)
+
+
+def test_nesting_without_end_is_refused(saved):
+    (saved / STATE_FILE).write_text("[" * 100_000)
+    assert "is damaged; got nested too deeply; " in message(load_state, saved)
+
+
+def test_a_newer_format_is_refused(saved):
+    file = saved / STATE_FILE
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format_version": 99}))
+    assert message(load_state, saved) == (
+        f"{file}: was written by a newer tformer; this one reads format 3; got format 99; "
+        "upgrade tformer"
+    )

@@ -1,0 +1,58 @@
+import pytest
+import torch
+
+from tformer_cli.corpus.batch import Batch, Example, collate
+from tformer_cli.corpus.masking import Masking
+from tformer_cli.errors import TrainingError
+from tformer_cli.training.out_of_memory import in_halves, memory_sufficing
+
+ROWS = [
+    Example(0, [7, 8, 9], [9, 10, 11]),
+    Example(1, [12], [13]),
+    Example(2, [5, 6], [7, 8, 9, 10, 11]),
+    Example(3, [14], [15]),
+    Example(4, [16, 17], [18]),
+]
+
+
+def assert_equal(one: Batch, two: Batch) -> None:
+    for name in ("source", "source_mask", "target_in", "target_out", "target_mask", "indices"):
+        assert torch.equal(getattr(one, name), getattr(two, name)), name
+    assert one.num_target_tokens == two.num_target_tokens
+
+
+def test_halves_are_the_batches_of_their_rows():
+    halves = in_halves([collate(ROWS), collate(ROWS[:1]), collate(ROWS[3:])], where="step 3")
+    expected = [ROWS[:3], ROWS[3:], ROWS[:1], ROWS[3:4], ROWS[4:]]
+    for half, rows in zip(halves, expected, strict=True):
+        assert_equal(half, collate(rows))
+
+
+def test_halves_of_a_masked_batch_are_the_masked_batches_of_their_rows():
+    texts = [[20 + length] * length for length in (9, 4, 2)]
+    rows = [Example(place, text, text) for place, text in enumerate(texts)]
+    masking = Masking(share=0.15, vocabulary_size=50, seed=1)
+    halves = in_halves([masking.masked(collate(rows), epoch=0)], where="step 3")
+    for half, part in zip(halves, (rows[:2], rows[2:]), strict=True):
+        assert_equal(half, masking.masked(collate(part), epoch=0))
+
+
+def test_a_single_row_cannot_be_halved():
+    with pytest.raises(TrainingError) as caught:
+        in_halves([collate(ROWS[1:2]), collate(ROWS[2:3])], where="step 3")
+    assert str(caught.value) == (
+        "step 3: memory ran out on a single pair of sentences; got 3 and 6 tokens; "
+        "lower data.filters.max_length, or train a smaller model"
+    )
+
+
+def test_memory_that_runs_out_elsewhere_is_said_of_the_run():
+    with pytest.raises(TrainingError) as caught, memory_sufficing("runs/x"):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB.\nMore words.")
+    assert str(caught.value) == (
+        "runs/x: memory ran out; what was saved before is intact; "
+        "got CUDA out of memory. Tried 2 GiB.; "
+        "lower training.batch_tokens, or train a smaller model"
+    )
+    with pytest.raises(RuntimeError, match="shapes"), memory_sufficing("runs/x"):
+        raise RuntimeError("shapes")

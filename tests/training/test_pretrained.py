@@ -1,0 +1,157 @@
+"""Going on from another run: its weights and its words, another schedule."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from stepping import on_step
+from toy import write_toy
+
+from tformer_cli.config.load import load_config
+from tformer_cli.errors import CheckpointError, ConfigError, Interrupted
+from tformer_cli.storage.layout import MODEL_FILE, TRAINED_FILE
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import load_state
+from tformer_cli.text.tokenizer import load_tokenizers
+from tformer_cli.training.trainer import train
+
+# Steps so small that the weights stay what they are in float32.
+STILL = ("training.optimizer.learning_rate=1e-12", "training.optimizer.weight_decay=0")
+SHORT = ("training.max_steps=6", "training.validate_every=6", "training.schedule.warmup_steps=2")
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    return write_toy(tmp_path / "data")
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    folder = tmp_path_factory.mktemp("first")
+    return trained(write_toy(folder / "data"), folder / "run", *SHORT, "training.ema_decay=0.9")
+
+
+def trained(config_file: Path, folder: Path, *overrides: str) -> RunDirectory:
+    run = RunDirectory(folder)
+    train(load_config(config_file, overrides), run, device=torch.device("cpu"))
+    return run
+
+
+def after(first: RunDirectory) -> str:
+    return f"training.initialize_from={first.path}"
+
+
+def test_the_weights_and_the_tokenizers_are_those_of_the_run_before(first, toy, tmp_path, capsys):
+    run = trained(toy, tmp_path / "run", *SHORT, *STILL, after(first))
+    # What the optimiser moved, not its average, is what goes on.
+    old = load_file(first.pointed("last") / TRAINED_FILE)
+    new = load_file(run.pointed("last") / MODEL_FILE)
+    for name in old:
+        torch.testing.assert_close(new[name], old[name], rtol=0, atol=1e-9)
+    assert (
+        load_tokenizers(run.tokenizer).fingerprint == load_tokenizers(first.tokenizer).fingerprint
+    )
+    assert load_state(run.pointed("last")).step == 6
+    assert f"beginning with the weights of {first.pointed('last')}\n" in capsys.readouterr().err
+
+
+def test_other_text_and_another_schedule_are_welcome(first, tmp_path):
+    more = write_toy(tmp_path / "more", pairs=200)
+    run = trained(more, tmp_path / "run", *SHORT, after(first), "training.max_steps=8")
+    assert load_state(run.pointed("last")).step == 8
+
+
+def test_once_begun_a_run_needs_no_run_before_it(first, toy, tmp_path, monkeypatch):
+    before = RunDirectory(tmp_path / "before")
+    shutil.copytree(first.path, before.path)
+    unbroken = trained(toy, tmp_path / "unbroken", *SHORT, after(before))
+
+    with monkeypatch.context() as patch:
+        on_step(patch, 3, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Interrupted):
+            trained(toy, tmp_path / "run", *SHORT, after(before))
+    shutil.rmtree(before.path)
+    run = trained(toy, tmp_path / "run", *SHORT, after(before))
+    one, two = (load_file(r.pointed("last") / MODEL_FILE) for r in (unbroken, run))
+    for name in one:
+        assert torch.equal(one[name], two[name])
+
+
+def refusal(*arguments: object) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        trained(*arguments)
+    return str(caught.value)
+
+
+def test_a_run_cannot_go_on_from_itself(toy, tmp_path):
+    assert refusal(toy, tmp_path / "a", f"training.initialize_from={tmp_path}/x/../a") == (
+        f"{tmp_path}/a: a new training cannot go on from the folder that it is to write; "
+        "name another folder with `run`"
+    )
+
+
+def test_a_run_that_has_no_run_before_it_leaves_no_folder(toy, tmp_path):
+    said = refusal(toy, tmp_path / "run", f"training.initialize_from={tmp_path}/none")
+    assert said == f"{tmp_path}/none: no such run folder; name the folder of a run"
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_cannot_be_gone_on_from_is_named(first, toy, tmp_path):
+    run = tmp_path / "run"
+    assert refusal(toy, run, after(first), "tokenizer={kind: char, min_frequency: 2}") == (
+        f"{first.path}: was trained with another tokenizer than the config asks for; "
+        f"take over `tokenizer` from {first.config_file}"
+    )
+    bare = RunDirectory(tmp_path / "bare")
+    bare.path.mkdir()
+    shutil.copy(first.config_file, bare.config_file)
+    shutil.copytree(first.tokenizer, bare.tokenizer)
+    assert refusal(toy, run, after(bare)) == f"{bare.path}: has no checkpoint yet; train it first"
+    assert not (run / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (("model.feedforward_dim=32",), "model.feedforward_dim: must be 64, as in RUN; got 32"),
+        # The same weights, and another function of them.
+        (("model.num_heads=4",), "model.num_heads: must be 2, as in RUN; got 4"),
+        (
+            ("model.positions={kind: alibi}",),
+            'model.positions: must be {"kind": "sinusoidal"}, as in RUN; got {"kind": "alibi"}',
+        ),
+        (
+            ("model={kind: decoder_only, dim: 32}",),
+            "model.kind: must be encoder_decoder, as in RUN; got decoder_only",
+        ),
+    ],
+)
+def test_another_function_of_the_weights_is_named(first, toy, tmp_path, overrides, complaint):
+    with pytest.raises(ConfigError) as caught:
+        trained(toy, tmp_path / "run", after(first), *overrides)
+    assert str(caught.value) == complaint.replace("RUN", str(first.path))
+
+
+def test_dropout_and_how_far_a_model_sees_may_change(first, toy, tmp_path):
+    changed = ("model.dropout=0.3", "model.window=4", "model.initialization=normal")
+    run = trained(toy, tmp_path / "run", *SHORT, *STILL, after(first), *changed)
+    old, new = (load_file(first.pointed("last") / TRAINED_FILE), run.pointed("last") / MODEL_FILE)
+    for name, weight in load_file(new).items():
+        torch.testing.assert_close(weight, old[name], rtol=0, atol=1e-9)
+
+
+def test_other_tokenizers_beside_the_weights_are_refused(first, toy, tmp_path):
+    """Of the same size and settings, and each id is another token."""
+    changed = RunDirectory(tmp_path / "changed")
+    shutil.copytree(first.path, changed.path)
+    (file,) = changed.tokenizer.glob("shared.*")
+    *tokens, last_but_one, last = json.loads(file.read_text())
+    file.write_text(json.dumps([*tokens, last, last_but_one]))
+    assert refusal(toy, tmp_path / "run", after(changed)) == (
+        f"{changed.tokenizer}: does not hold the tokenizers that the model was trained with; "
+        "restore the folder, or train again"
+    )

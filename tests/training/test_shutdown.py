@@ -1,0 +1,69 @@
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from tformer_cli.errors import Interrupted
+from tformer_cli.training.shutdown import Interruption
+
+
+def test_a_closed_terminal_is_a_request():
+    assert signal.SIGHUP in Interruption.SIGNALS
+
+
+@pytest.mark.parametrize(
+    ("handler", "number", "heard"),
+    [
+        *((signal.SIG_DFL, number, number) for number in Interruption.SIGNALS),
+        # `nohup` ignores it, so that a training outlives its terminal.
+        (signal.SIG_IGN, signal.SIGHUP, None),
+        # A shell ignores it for what it begins with `&`; `kill -INT` is to reach that too.
+        (signal.SIG_IGN, signal.SIGINT, signal.SIGINT),
+        (signal.SIG_IGN, signal.SIGTERM, signal.SIGTERM),
+    ],
+)
+def test_the_first_signal_is_a_request_but_sighup_where_it_is_ignored(handler, number, heard):
+    before = signal.signal(number, handler)
+    try:
+        with Interruption("runs/x") as interruption:
+            assert interruption.signal is None
+            signal.raise_signal(number)
+            interruption.look()
+            assert interruption.signal == heard
+        assert signal.getsignal(number) == handler
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_ctrl_c_after_it_leaves_at_once(first):
+    with pytest.raises(Interrupted) as caught, Interruption("runs/x"):  # noqa: PT012
+        signal.raise_signal(first)
+        signal.raise_signal(signal.SIGINT)
+    assert caught.value.exit_code == 130
+    assert str(caught.value) == (
+        "runs/x: interrupted again; left at once, without saving; "
+        "the same command goes on from the last checkpoint"
+    )
+
+
+def test_a_sigterm_that_comes_twice_is_one_request():
+    with Interruption("runs/x") as interruption:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        interruption.look()
+        assert interruption.signal == signal.SIGTERM
+
+
+def test_the_first_ctrl_c_is_acknowledged_at_once(capfd):
+    with Interruption("runs/x"):
+        signal.raise_signal(signal.SIGINT)
+        assert capfd.readouterr().err == (
+            "\nstopping after this step; Ctrl-C again leaves without saving\n"
+        )
+
+
+def test_of_several_processes_the_first_alone_acknowledges_it(capfd):
+    with Interruption("runs/x", SimpleNamespace(is_first=False)):
+        signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err == ""

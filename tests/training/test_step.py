@@ -1,0 +1,248 @@
+"""The loop on random batches."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+from learners import batch, groups, learner
+
+from tformer_cli.corpus.batch import Example, collate
+from tformer_cli.corpus.bucketing import Position
+from tformer_cli.distributed import ALONE, World
+from tformer_cli.errors import TrainingError
+from tformer_cli.training import step
+from tformer_cli.training.amp import LossScale
+from tformer_cli.training.step import Fault, Group, leave_gradient, train_steps
+
+
+def test_reported_loss_is_the_mean_over_target_tokens():
+    subject = learner(label_smoothing=0.0)
+    subject.model.eval()
+    one = batch()
+    with torch.no_grad():
+        logits = subject.model(one.source, one.source_mask, one.target_in, one.target_mask)
+    targets = one.target_out[one.target_mask]
+    expected = torch.nn.functional.cross_entropy(logits, targets)
+    for module in subject.model.modules():
+        if hasattr(module, "share"):
+            module.share = 0.0
+        if hasattr(module, "dropout") and isinstance(module.dropout, float):
+            module.dropout = 0.0
+    (report,) = islice(train_steps(subject, groups(one), 1), 1)
+    assert report.loss == pytest.approx(expected.item(), rel=1e-5)
+    assert report.nll == pytest.approx(expected.item(), rel=1e-5)
+    assert report.num_tokens == 6
+
+
+def test_the_loss_falls_on_a_batch_that_comes_again():
+    reports = list(islice(train_steps(learner(), groups(batch()), 1), 60))
+    assert [report.step for report in reports] == list(range(1, 61))
+    assert reports[-1].nll < reports[0].nll / 2
+    assert reports[-1].accuracy == 1.0
+
+
+def test_clipping_limits_the_step_and_reports_the_norm_before_it():
+    norms = {}
+    for clip_norm in (None, 1e-3):
+        subject = learner(clip_norm=clip_norm)
+        (report,) = islice(train_steps(subject, groups(batch()), 1), 1)
+        norms[clip_norm] = report.grad_norm
+        moments = [state["exp_avg"] for state in subject.optimizer.state.values()]
+        norm = torch.stack([moment.norm() for moment in moments]).norm().item() / (1 - 0.9)
+        expected = report.grad_norm if clip_norm is None else clip_norm
+        assert norm == pytest.approx(expected, rel=1e-3)
+    assert norms[None] == pytest.approx(norms[1e-3])
+
+
+def test_a_step_takes_the_time_that_its_batch_takes_to_come(monkeypatch):
+    now = 0.0
+
+    def slow() -> Iterator[Group]:
+        nonlocal now
+        for group in groups(batch()):
+            now += 7.0
+            yield group
+
+    monkeypatch.setattr(step.time, "perf_counter", lambda: now)
+    taken = train_steps(learner(), slow(), 1)
+    assert next(taken).seconds == 7.0
+    # What is done between two steps is none of their time.
+    now += 100.0
+    assert next(taken).seconds == 7.0
+
+
+def test_dropout_is_a_function_of_the_step():
+    def losses(first_step: int, count: int) -> list[float]:
+        # A learning rate of zero, so that only dropout tells the steps apart.
+        steps = train_steps(learner(rate=0.0), groups(batch()), first_step)
+        return [report.loss for report in islice(steps, count)]
+
+    assert losses(1, 5)[3:] == losses(4, 2)
+    assert len(set(losses(1, 5))) == 5
+
+
+def test_each_process_draws_dropout_of_its_own():
+    def loss(world: World) -> float:
+        subject = replace(learner(), world=world)
+        totals, _ = leave_gradient(subject, [batch()], step=3, num_tokens=6)
+        return totals[0].item()
+
+    losses = [loss(World(rank, 4)) for rank in range(4)]
+    assert len(set(losses)) == 4
+    assert losses == [loss(World(rank, 4)) for rank in range(4)]
+    # The first of several draws what a process alone does.
+    assert losses[0] == loss(ALONE)
+
+
+def weights(subject) -> dict[str, torch.Tensor]:
+    return {name: x.detach().clone() for name, x in subject.model.named_parameters()}
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing_and_the_step_is_taken_with_the_next_batch():
+    bad = replace(batch(), num_target_tokens=0)  # Its mean is a division by zero.
+    good = collate([Example(0, [5], [6, 7])])
+    course = [
+        Group([bad], Position(0, 3), Position(0, 4)),
+        Group([good], Position(0, 4), Position(0, 5)),
+    ]
+    subject, unharmed = learner(), learner()
+    steps = train_steps(subject, iter(course), 7)
+    before = weights(subject)
+    fault = next(steps)
+    assert isinstance(fault, Fault)
+    assert (fault.step, fault.group) == (7, course[0])
+    assert not math.isfinite(fault.loss + fault.grad_norm)
+    for name, weight in weights(subject).items():
+        assert torch.equal(weight, before[name])
+    assert not subject.optimizer.state
+    report = next(steps)
+    (expected,) = train_steps(unharmed, course[1:], 7)
+    assert replace(report, seconds=0.0) == replace(expected, seconds=0.0)
+    for name, weight in weights(subject).items():
+        assert torch.equal(weight, weights(unharmed)[name])
+
+
+def test_the_learning_rate_is_that_of_the_schedule_times_a_factor():
+    steps = train_steps(learner(rate=0.25), groups(batch()), 1, learning_rate_factor=0.5)
+    assert next(steps).learning_rate == 0.125
+
+
+def running_out(subject, monkeypatch, most_rows: int) -> list[int]:
+    """Let memory run out for batches of more rows; return the rows of each attempt."""
+    attempts = []
+    wanted_states = subject.model.wanted_states
+
+    def limited(source, *rest):
+        attempts.append(len(source))
+        if len(source) > most_rows:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return wanted_states(source, *rest)
+
+    monkeypatch.setattr(subject.model, "wanted_states", limited)
+    return attempts
+
+
+FIVE = [Example(i, [7] * (i + 1), [9] * (6 - i)) for i in range(5)]
+
+
+def test_where_memory_runs_out_the_step_is_redone_in_halves(monkeypatch):
+    subject, roomy = (learner(dropout=0.0, clip_norm=None) for _ in range(2))
+    attempts = running_out(subject, monkeypatch, most_rows=2)
+    parts = collate(FIVE[:1]), collate(FIVE[1:])
+    (report,) = islice(train_steps(subject, groups(*parts), 1), 1)
+    (expected,) = islice(train_steps(roomy, groups(collate(FIVE)), 1), 1)
+    assert attempts == [1, 4, 1, 2, 2]
+    assert (report.num_pieces, expected.num_pieces) == (3, 0)
+    assert report.num_tokens == expected.num_tokens
+    assert report.nll == pytest.approx(expected.nll, rel=1e-5)
+    assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
+    for parameter, other in zip(subject.model.parameters(), roomy.model.parameters(), strict=True):
+        moments = (subject.optimizer.state[parameter], roomy.optimizer.state[other])
+        torch.testing.assert_close(*(x["exp_avg"] for x in moments), rtol=1e-4, atol=1e-7)
+
+
+def test_memory_that_ran_out_once_leaves_the_same_random_numbers(monkeypatch):
+    """The second attempt is what a config with as many pieces would have done at once."""
+    subject, planned = learner(), learner()
+    running_out(subject, monkeypatch, most_rows=3)
+    (report,) = islice(train_steps(subject, groups(collate(FIVE)), 1), 1)
+    halves = collate(FIVE[:3]), collate(FIVE[3:])
+    (expected,) = islice(train_steps(planned, groups(*halves), 1), 1)
+    assert report.loss == expected.loss
+    for name, weight in weights(subject).items():
+        assert torch.equal(weight, weights(planned)[name])
+
+
+def test_a_pair_that_does_not_fit_ends_the_training(monkeypatch):
+    subject = learner()
+    running_out(subject, monkeypatch, most_rows=0)
+    with pytest.raises(TrainingError) as caught:
+        next(train_steps(subject, groups(batch()), 7))
+    assert str(caught.value) == (
+        "step 7: memory ran out on a single pair of sentences; got 3 and 4 tokens; "
+        "lower data.filters.max_length, or train a smaller model"
+    )
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch):
+    subject = learner()
+
+    def failing(*arguments):
+        raise RuntimeError("shapes cannot be multiplied")
+
+    monkeypatch.setattr(subject.model, "wanted_states", failing)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        next(train_steps(subject, groups(batch()), 7))
+
+
+def test_a_loss_scale_changes_no_digit_of_a_step():
+    reports, ends = [], []
+    for factor in (1.0, 2.0**20):
+        subject = learner()
+        steps = train_steps(subject, groups(batch()), 1, loss_scale=LossScale(factor))
+        reports.append([replace(r, seconds=0.0, loss_scale=None) for r in islice(steps, 3)])
+        ends.append(weights(subject))
+    assert reports[0] == reports[1]
+    for name in ends[0]:
+        assert torch.equal(ends[0][name], ends[1][name])
+
+
+def test_a_gradient_that_overflows_is_redone_with_a_lower_loss_scale():
+    subject, plain = learner(), learner()
+    huge = LossScale(2.0**140)  # More than float32 can hold.
+    report = next(train_steps(subject, groups(batch()), 1, loss_scale=huge))
+    expected = next(train_steps(plain, groups(batch()), 1))
+    assert 1.0 < report.loss_scale.factor < huge.factor
+    assert (report.step, report.loss, report.grad_norm) == (1, expected.loss, expected.grad_norm)
+    for name, weight in weights(subject).items():
+        assert torch.equal(weight, weights(plain)[name])
+
+
+def test_a_loss_that_is_not_finite_is_not_the_fault_of_its_scale():
+    bad = replace(batch(), num_target_tokens=0)
+    fault = next(train_steps(learner(), groups(bad), 1, loss_scale=LossScale(2.0**16)))
+    assert isinstance(fault, Fault)
+
+
+def test_float16_gives_the_gradient_of_float32_but_for_rounding():
+    norms = {}
+    for precision in (torch.float32, torch.float16):
+        subject = replace(learner(dropout=0.0), precision=precision)
+        report = next(train_steps(subject, groups(batch()), 1))
+        norms[precision] = report.grad_norm
+    assert norms[torch.float16] == pytest.approx(norms[torch.float32], rel=2e-3)
+    assert norms[torch.float16] != norms[torch.float32]
+
+
+def test_parts_are_watched_on_request_when_a_report_is_due():
+    for is_watched in (False, True):
+        subject = learner(watch_parts=is_watched, report_every=2)
+        reports = list(islice(train_steps(subject, groups(batch()), 1), 4))
+        watched = [report.step for report in reports if report.parts]
+        assert watched == ([2, 4] if is_watched else [])
+        for report in reports[1::2] if is_watched else []:
+            norms = [part.grad_norm for part in report.parts.values()]
+            assert math.hypot(*norms) == pytest.approx(report.grad_norm, rel=1e-5)

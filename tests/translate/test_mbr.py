@@ -1,0 +1,120 @@
+"""Minimum-Bayes-risk decoding against sacrebleu's own scores in a double loop."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
+from tformer_cli.errors import UsageError
+from tformer_cli.search.hypothesis import Hypothesis
+from tformer_cli.translate.mbr import Consensus
+
+WORDS = ["ein", "Hund", "rennt", "schnell.", "über", "a,b", "3.5", "die", "die", "Wiese", "犬が"]
+SENTENCES = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
+UTILITIES = st.sampled_from(["chrf", "bleu"])
+
+
+def hypotheses(count: int) -> list[Hypothesis]:
+    return [Hypothesis((number,), -number, -number, True) for number in range(count)]
+
+
+def sacrebleu_score(utility: str, has_blanks: bool, text: str, reference: str) -> float:
+    tokenize = "13a" if has_blanks else "char"
+    metric = CHRF() if utility == "chrf" else BLEU(effective_order=True, tokenize=tokenize)
+    return metric.sentence_score(text, [reference]).score
+
+
+@settings(max_examples=20)
+@given(UTILITIES, st.lists(SENTENCES, min_size=1, max_size=5), st.booleans())
+def test_utilities_are_the_means_of_what_sacrebleu_says(utility, texts, has_blanks):
+    found = Consensus(utility).ranked(hypotheses(len(texts)), texts, has_blanks=has_blanks)
+    means = {
+        text: sum(sacrebleu_score(utility, has_blanks, text, other) for other in texts) / len(texts)
+        for text in texts
+    }
+    chosen = [texts[one.token_ids[0]] for one in found]
+    assert sorted(chosen) == sorted(means), "each text comes once"
+    assert [one.score for one in found] == pytest.approx([means[text] for text in chosen])
+    assert [one.score for one in found] == pytest.approx(sorted(means.values(), reverse=True))
+
+
+@given(UTILITIES, st.lists(SENTENCES, min_size=1, max_size=4), st.integers(2, 3))
+def test_finding_everything_more_often_changes_nothing(utility, texts, times):
+    once = Consensus(utility).ranked(hypotheses(len(texts)), texts, has_blanks=True)
+    more = texts * times
+    often = Consensus(utility).ranked(hypotheses(len(more)), more, has_blanks=True)
+    assert [one.token_ids for one in often] == [one.token_ids for one in once]
+
+
+@given(UTILITIES, st.lists(SENTENCES, min_size=1, max_size=4))
+def test_what_nearly_all_say_wins(utility, texts):
+    more = [*texts, *[texts[-1]] * 50]
+    best = Consensus(utility).ranked(hypotheses(len(more)), more, has_blanks=True)[0]
+    if texts[-1]:
+        assert more[best.token_ids[0]] == texts[-1]
+
+
+@pytest.mark.parametrize("utility", ["chrf", "bleu"])
+def test_of_equal_utilities_the_score_of_the_search_decides(utility):
+    # Anagrams of whole words of one length: each is as like the other as the other way round.
+    texts = ["ab cd", "cd ab"]
+    first, second = Consensus(utility).ranked(hypotheses(2), texts, has_blanks=True)
+    assert first.score == pytest.approx(second.score)
+    assert (first.token_ids, second.token_ids) == ((0,), (1,))
+
+
+@pytest.mark.parametrize("utility", ["chrf", "bleu"])
+@pytest.mark.parametrize("count", [1, 5])
+def test_what_all_agree_on_has_full_utility(utility, count):
+    found = Consensus(utility).ranked(hypotheses(count), ["a b c d e f"] * count, has_blanks=True)
+    (only,) = found
+    assert only.score == pytest.approx(100)
+    assert (only.token_ids, only.log_prob) == ((0,), 0)
+
+
+def test_the_middle_one_wins_over_the_most_probable():
+    texts = ["one two three", "ein Hund rennt", "ein Hund rannte", "ein Huhn rannte"]
+    for utility in ("chrf", "bleu"):
+        best = Consensus(utility).ranked(hypotheses(4), texts, has_blanks=True)[0]
+        assert texts[best.token_ids[0]] == "ein Hund rannte"
+        assert math.isfinite(best.score)
+
+
+def test_the_search_says_how_many_candidates_there_are():
+    assert Consensus().num_wanted(SampleConfig()) == 32
+    assert Consensus(num_candidates=7).num_wanted(SampleConfig()) == 7
+    assert Consensus().num_wanted(BeamConfig(size=6)) == 6
+    assert Consensus(num_candidates=4).num_wanted(BeamConfig(size=6)) == 4
+
+
+def test_a_search_that_keeps_fewer_candidates_is_refused():
+    with pytest.raises(UsageError) as raised:
+        Consensus(num_candidates=32).num_wanted(BeamConfig(size=5))
+    assert str(raised.value) == (
+        "`num_candidates`: must be at most the beam size (5); got 32; "
+        "use `BeamConfig(size=32)`, or decoding.kind=sample"
+    )
+    with pytest.raises(UsageError) as raised:
+        Consensus().num_wanted(GreedyConfig())
+    assert str(raised.value) == (
+        "`consensus`: has no effect on greedy search; use `BeamConfig(size=8)`, or "
+        "decoding.kind=sample"
+    )
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (("foo",), "`utility`: must be one of chrf, bleu; got foo"),
+        (("bleu", 0), "`num_candidates`: must be at least 1; got 0"),
+        (("bleu", -3), "`num_candidates`: must be at least 1; got -3"),
+    ],
+)
+def test_a_choice_that_is_none_is_refused(choice, message):
+    with pytest.raises(UsageError) as caught:
+        Consensus(*choice)
+    assert str(caught.value) == message

@@ -1,0 +1,153 @@
+"""What lines become: pieces with their language code, phrases in all their spellings, limits."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from tformer_cli.config.schema.tokenizer import SubwordConfig
+from tformer_cli.errors import DataError
+from tformer_cli.text.marian import MarianTokenizer, marian_file
+from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.subword import sentencepiece_processor
+from tformer_cli.text.terminology import Terminology
+from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
+from tformer_cli.text.words import unit_numbers
+from tformer_cli.translate.preprocess import LineRequests
+
+JAPANESE = ["東京都に住む。", "私は東京に行く。", "京都は東京ではない。"]
+CODE = ">>fr<<"
+
+
+def line_requests(tokenizers: Tokenizers, **options: object) -> LineRequests:
+    settings = {
+        "max_source_length": 9,
+        "max_source_sentences": None,
+        "max_target_length": None,
+        "long_lines": "split",
+        "has_blanks": True,
+        "banned": (),
+        "terminology": None,
+        "on_warning": lambda problem: None,
+        "on_sentences": lambda problem: None,
+    }
+    return LineRequests(tokenizers, **settings | options)
+
+
+def learnt(lines: Sequence[str]) -> Tokenizers:
+    pairs = [(line, line) for line in lines] * 9
+    return build_tokenizers(SubwordConfig(vocab_size=300), lambda: pairs, seed=1)
+
+
+@pytest.fixture(scope="module")
+def japanese() -> Tokenizers:
+    return learnt(JAPANESE)
+
+
+@pytest.fixture(scope="module")
+def marian() -> Tokenizers:
+    """The pieces of a model of ours, with a language code."""
+    model = learnt(["an old dog sleeps.", "a cat sat, and so on."]).source.content
+    processor = sentencepiece_processor(model, "x", "")
+    pieces = [processor.id_to_piece(i) for i in range(16, processor.get_piece_size())]
+    content = marian_file(model, [*pieces, CODE])
+    both = [MarianTokenizer(content, Normalizer(), name="x.json") for _ in range(2)]
+    return Tokenizers(*both, shared=True)
+
+
+def said(tokenizers: Tokenizers, line: str) -> list[str]:
+    """The text of each piece of a line; none is longer than it may be."""
+    sources = [
+        one.source[:-1] for one in line_requests(tokenizers).of(line, "", (), number=1, where="x")
+    ]
+    assert all(len(ids) <= 9 for ids in sources)
+    return ["".join(tokenizers.source.tokens(ids)).replace("▁", " ") for ids in sources]
+
+
+def test_each_piece_of_a_long_line_has_its_language_code(marian):
+    text = "an old dog sleeps. a cat sat, and so on. a dog sat."
+    pieces = said(marian, f"{CODE} {text}")
+    assert len(pieces) > 2
+    assert all(piece.startswith(CODE) for piece in pieces)
+    assert "".join(piece.removeprefix(CODE) for piece in pieces) == f" {text}"
+
+
+def test_a_language_code_that_is_repeated_is_no_further_word_of_the_line(marian):
+    line = f"{CODE} an old dog sleeps. a cat sat, and so on. a dog sat."
+    found = line_requests(marian).of(line, "", (), number=1, where="x")
+    sources = [one.source[:-1] for one in found]
+    numbers = unit_numbers(marian.source, sources, [one.first_word for one in found], " ")
+    tokens = [token for ids in sources for token in marian.source.tokens(ids)]
+    of_words = [
+        number
+        for number, token in zip(numbers, tokens, strict=True)
+        if token != CODE and number is not None
+    ]
+    assert list(dict.fromkeys(of_words)) == [*range(1, len(line.split()))]
+    assert tokens.count(CODE) > 2
+
+
+def test_what_is_no_language_code_of_the_model_stands_in_the_first_piece_alone(marian):
+    pieces = said(marian, ">>an old dog<< sleeps. a cat sat, and so on. a dog sat.")
+    assert [piece.startswith("<unk>") for piece in pieces] == [True, *[False] * (len(pieces) - 1)]
+    assert len(pieces) > 1
+
+
+@pytest.mark.parametrize("gap", [" ", "    "])
+def test_a_line_that_is_cut_short_has_the_terms_of_what_is_left(gap):
+    tokenizers = learnt(["an old dog sleeps.", "a cat sat, and so on."])
+    line = gap + gap.join(["an", "old", "dog", "sat.", "a", "cat", "and", "a", "dog", "sleeps."])
+    most = len(tokenizers.source.encode("an old dog sat. a cat"))
+    asked = line_requests(
+        tokenizers,
+        max_source_length=most,
+        long_lines="truncate",
+        terminology=Terminology(["cat\tdog", "sleeps\tsat"], "terms", source_language="en"),
+    )
+    (request,) = asked.of(line, "", (), number=1, where="x")
+    assert [tokenizers.target.decode(ids) for ids in request.required] == ["dog"]
+
+
+def test_in_a_language_without_blanks_a_word_is_banned_at_the_beginning_and_within(japanese):
+    asked = line_requests(japanese, has_blanks=False, banned=["東京", "東京"])
+    (request,) = asked.of("私", "", (), number=1, where="x")
+    spelled = ["".join(japanese.target.tokens(ids)) for ids in request.banned]
+    assert spelled == ["▁東京", "東京"]
+    with pytest.raises(DataError) as caught:
+        asked.of("私", "", ["東京"], number=1, where="x.ja:1")
+    assert str(caught.value) == ("a required phrase of x.ja:1: contains a banned word; got '東京'")
+
+
+def test_a_prefix_that_contains_a_banned_word_is_refused(marian):
+    asked = line_requests(marian, banned=["old dog"])
+    asked.of("a", "an old cat", (), number=1, where="x.en:1")
+    for prefix in ("old dog", "an old dog sat"):
+        with pytest.raises(DataError) as caught:
+            asked.of("a", prefix, (), number=1, where="x.en:1")
+        assert str(caught.value) == (
+            f"the prefix of x.en:1: contains a banned word; got {prefix!r}"
+        )
+
+
+def test_between_blanks_a_word_has_one_spelling(marian):
+    (request,) = line_requests(marian, banned=["dog"]).of("a", "", (), number=1, where="x")
+    assert request.banned == (tuple(marian.target.encode("dog")),)
+
+
+@pytest.mark.parametrize("has_blanks", [True, False])
+@pytest.mark.parametrize("phrase", ["", " "])
+def test_a_banned_phrase_without_tokens_is_refused(japanese, has_blanks, phrase):
+    with pytest.raises(DataError) as caught:
+        line_requests(japanese, has_blanks=has_blanks, banned=[phrase])
+    assert str(caught.value) == f"`banned`: has no token; got {phrase!r}"
+
+
+def test_prefix_and_phrases_together_stay_within_what_the_model_can_write(marian):
+    needed = len(marian.target.encode("dog cat sat")) + 1
+    asked = line_requests(marian, max_target_length=needed)
+    asked.of("a", "dog", ["cat", "sat"], number=1, where="x.en:1")
+    with pytest.raises(DataError) as caught:
+        asked.of("a", "dog", ["cat", "sat sat"], number=1, where="x.en:1")
+    assert str(caught.value).startswith(
+        f"x.en:1: demands a translation beyond the positions that the model has learnt ({needed}); "
+    )
+    assert str(caught.value).endswith(" tokens; shorten its prefix or its required phrases")

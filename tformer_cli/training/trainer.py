@@ -1,0 +1,396 @@
+"""A training run, from its config to its best checkpoint: begin or go on, step, validate, save.
+
+Of several processes the first alone reads and writes the run folder; it gives the others the
+state, the tokenizers and the weights.
+"""
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from tformer_cli.config.load import check_data_files, dump_config, load_config
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.training import TrainingConfig
+from tformer_cli.corpus.pipeline import source_sentences
+from tformer_cli.device import keep_freed_memory
+from tformer_cli.distributed import World, joined, own_device
+from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
+from tformer_cli.storage.layout import STATE_FILE
+from tformer_cli.storage.run_directory import (
+    RunDirectory,
+    empty_directory,
+    put_back,
+    write_text,
+    writing,
+)
+from tformer_cli.storage.state import TrainingState, load_state
+from tformer_cli.training.amp import LossScale
+from tformer_cli.training.checkpoints import Checkpoints, checkpoint_before, last_checkpoint
+from tformer_cli.training.diagnosis import first_not_finite
+from tformer_cli.training.lock import check_ours, locked
+from tformer_cli.training.logging import Reporter, Silence
+from tformer_cli.training.nonfinite import MOST_ROLLBACKS, failed, rolled_back, verdict
+from tformer_cli.training.out_of_memory import memory_sufficing
+from tformer_cli.training.preparation import first_model, prepare
+from tformer_cli.training.pretrained import Predecessor, check_predecessor
+from tformer_cli.training.replicas import Replicas, check_alike
+from tformer_cli.training.resume import (
+    ELSEWHERE,
+    accepted_changes,
+    environment_changes,
+    lasting_settings,
+    taken_up,
+)
+from tformer_cli.training.shutdown import Interruption, SignalCame
+from tformer_cli.training.step import Fault, StepReport, train_steps
+from tformer_cli.training.tokenizers import origin_of, run_tokenizers, save_tokenizers
+from tformer_cli.training.validation import (
+    check_metric,
+    check_validation,
+    judgement,
+    sample_translations,
+    selection_score,
+    validate,
+)
+
+
+def train(
+    config: Config, run: RunDirectory, *, device: torch.device, fresh: bool = False
+) -> TrainingState:
+    """Train to the end, in a new run folder or from the last checkpoint of a begun one.
+
+    The end is `max_steps`, or `patience` validations without a better one. Where the last
+    checkpoint is damaged, the one before it is gone on from. Where torchrun has started several
+    processes they share the work; the first one has the run folder, and speaks.
+
+    Args:
+        config: everything that decides the run.
+        run: its folder.
+        device: where to train.
+        fresh: forget what the folder holds and begin again.
+
+    Returns:
+        Where the run stands at the end.
+
+    Raises:
+        TformerError: a file cannot be used, the config changed since the run began, another
+            process trains there, processes disagree, the training diverged, or memory ran out.
+        Interrupted: SIGINT, SIGTERM or SIGHUP came; the run is saved and can go on.
+    """
+    device = own_device(device)
+    keep_freed_memory()
+    with contextlib.ExitStack() as stack:
+        world = stack.enter_context(joined(device))
+        check_data_files(config.data)
+        check_metric(config)
+        if world.is_first:
+            check_ours(run)
+            check_predecessor(config, run)
+        told = Reporter if world.is_first else Silence
+        reporter = stack.enter_context(told(run, config.training))
+        stack.enter_context(memory_sufficing(str(run.path)))
+        if world.is_first:
+            stack.enter_context(locked(run))
+            put_back(run.checkpoints)
+        sitting = _Sitting(config, run, device, reporter, world, fresh=fresh)
+        if sitting.is_over:
+            reporter.say(f"{run.path}: finished at step {sitting.state.step}")
+        else:
+            with Interruption(str(run.path), world) as interruption:
+                sitting.train(interruption)
+        return sitting.state
+
+
+def is_finished(state: TrainingState, training: TrainingConfig) -> bool:
+    """Return whether a run has taken all its steps, or stopped getting better."""
+    out_of_patience = training.patience is not None and state.num_stale >= training.patience
+    return state.step >= training.max_steps or out_of_patience
+
+
+def clear(run: RunDirectory) -> None:
+    """Remove what a training wrote into a run folder but for its log and its config.
+
+    Raises:
+        StorageError: something cannot be removed.
+    """
+    with writing(run.path):
+        for file in (*run.pointers, run.metrics_file):
+            file.unlink(missing_ok=True)
+    for folder in run.folders:
+        empty_directory(folder)
+
+
+class _Sitting:
+    """One sitting of a run: from where it stands to its end or to an interruption."""
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunDirectory,
+        device: torch.device,
+        reporter: Reporter,
+        world: World,
+        *,
+        fresh: bool,
+    ) -> None:
+        self.config = config
+        self.run = run
+        self.reporter = reporter
+        self.world = world
+        checkpoint = None
+        if world.is_first:
+            checkpoint = None if fresh else last_checkpoint(run, reporter.say)
+            if checkpoint is not None:
+                for change in accepted_changes(run, load_config(run.config_file), config):
+                    reporter.say(f"{run.path}: {change}")
+        tokenizers = run_tokenizers(
+            config,
+            run,
+            reporter,
+            stores=run.stores,
+            has_begun=checkpoint is not None,
+            fresh=fresh,
+            world=world,
+        )
+        self.prepared = prepare(
+            config, tokenizers, stores=run.stores, device=device, say=reporter.say, world=world
+        )
+        self.learner = self.prepared.learner
+        self.replicas = Replicas(self.learner, self.prepared.average)
+        self.checkpoints = Checkpoints(
+            run,
+            config.training,
+            self.prepared.model,
+            self.learner.optimizer,
+            self.prepared.average,
+            world,
+        )
+        check_validation(self.prepared.model, tokenizers, config, reporter.say)
+        sentences = None
+        if checkpoint is not None:
+            sentences = load_state(checkpoint).max_source_sentences  # Stays in force.
+        elif world.is_first:
+            sentences = source_sentences(config.data)
+        self.beginning = replace(
+            self.prepared.beginning(),
+            settings=lasting_settings(config),
+            judged_by=judgement(config),
+            max_source_sentences=sentences,
+        )
+        self.state = self.beginning
+        check_alike(world, config, self.beginning)
+        if world.is_first:
+            if checkpoint is None and config.training.initialize_from is not None:
+                self._begin()
+            # Everything that can be wrong with config and text has shown by now.
+            if checkpoint is not None:
+                self._go_on(checkpoint)
+            else:
+                clear(run)
+                origin = origin_of(config, Predecessor.of(config, run), run.stores)
+                save_tokenizers(tokenizers, origin, run)
+            write_text(run.config_file, dump_config(config))
+        self.state = self.replicas.share(self.state)
+        self.replicas.check(self.state)
+        reporter.say(self.prepared.describe(self.state.epoch))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to do."""
+        return is_finished(self.state, self.config.training) and not self._is_validation_missing
+
+    def train(self, interruption: Interruption) -> None:
+        """Take steps, validate and save when it is time, until the end or a signal."""
+        self.reporter.begin(self.state.step)
+        if self._is_validation_missing:
+            self._validate(interruption)
+            interruption.look()
+            self._save(interruption)
+        while not is_finished(self.state, self.config.training):
+            self._take_steps(interruption)
+        self.reporter.finished(self.state, self.learner.device)
+
+    def _take_steps(self, interruption: Interruption) -> None:
+        """Take steps from where the run stands until the end, or until one cannot be taken."""
+        with contextlib.closing(self.prepared.groups(self.state)) as groups:
+            for taken in train_steps(
+                self.learner,
+                groups,
+                self.state.step + 1,
+                learning_rate_factor=self.state.learning_rate_factor,
+                loss_scale=self._loss_scale,
+            ):
+                if isinstance(taken, Fault):
+                    self._leave_out(taken)
+                    return
+                self._follow(taken, interruption)
+                if is_finished(self.state, self.config.training):
+                    return
+
+    def _follow(self, report: StepReport, interruption: Interruption) -> None:
+        """Do what is due after a step.
+
+        Raises:
+            Interrupted: a signal came; the run is saved.
+        """
+        self._count(report)
+        if self.prepared.average is not None:
+            self.prepared.average.update(self.prepared.model, report.step)
+        self.reporter.stepped(report)
+        is_validation = self.config.training.validates_at(report.step)
+        is_save = self.config.training.saves_at(report.step)
+        interruption.look()
+        if interruption.signal is not None or is_validation or is_save:
+            self.replicas.check(self.state)
+        if interruption.signal is None and is_validation:
+            self.reporter.flush()
+            self._validate(interruption)
+            interruption.look()
+        if interruption.signal is not None or is_save:
+            self._save(interruption)
+
+    def _save(self, interruption: Interruption) -> None:
+        """Take a checkpoint, and leave if a signal came.
+
+        Raises:
+            Interrupted: a signal came.
+        """
+        self.reporter.flush()
+        self.checkpoints.save(self.state)
+        if interruption.signal is not None:
+            # When one process leaves, torchrun soon ends the others, whatever they write.
+            self.world.wait()
+            raise Interrupted(
+                str(self.run.path),
+                f"interrupted; saved at step {self.state.step}",
+                signal=interruption.signal,
+                remedy="the same command goes on from there",
+            )
+
+    def _leave_out(self, fault: Fault) -> None:
+        """Do what the guard says about a batch that was not finite.
+
+        Raises:
+            TrainingError: going back has not helped.
+        """
+        self.reporter.left_out(fault)
+        self.state = failed(self.state, fault.group.place, fault.group.following)
+        match verdict(self.state):
+            case "roll back":
+                self._roll_back()
+            case "give up":
+                source = first_not_finite(self.learner, fault.group.batches, fault.step)
+                raise TrainingError(
+                    f"step {fault.step}",
+                    f"the training diverged, and going back {MOST_ROLLBACKS} times did not help",
+                    got=f"loss {fault.loss}, gradient norm {fault.grad_norm}, first in {source}",
+                    remedy="lower training.optimizer.learning_rate or lengthen the warm-up",
+                )
+
+    def _roll_back(self) -> None:
+        """Begin again from a checkpoint, or from the beginning where there is none."""
+        was, saved = self.state, self.beginning
+        if self.world.is_first:
+            checkpoint = checkpoint_before(
+                self.run, was.step, self.config.training, self.reporter.say
+            )
+            if checkpoint is None:
+                self._begin()
+            else:
+                saved = taken_up(self.checkpoints.go_back(checkpoint), self.beginning)
+        saved = self.replicas.share(saved)
+        self.reporter.cut_back(replace(saved, num_rollbacks=was.num_rollbacks))
+        self.state = rolled_back(was, saved)
+        self.reporter.rolled_back(self.state, was.step + 1)
+
+    @property
+    def _is_validation_missing(self) -> bool:
+        """Whether a signal came before the validation that was due where the run stands."""
+        state, training = self.state, self.config.training
+        return state.step > 0 and state.score is None and training.validates_at(state.step)
+
+    def _begin(self) -> None:
+        """Let the model be what it is before the first step."""
+        model = first_model(self.config, self.prepared.tokenizers)
+        predecessor = Predecessor.of(self.config, self.run)
+        if predecessor is not None:
+            predecessor.load_into(model, self.config, self.reporter.say)
+        self.checkpoints.begin_again(model)
+
+    def _go_on(self, checkpoint: Path) -> None:
+        """Take up the weights, the optimiser and the position of a checkpoint."""
+        saved = load_state(checkpoint)
+        if saved.data_fingerprint != self.beginning.data_fingerprint:
+            raise CheckpointError(
+                str(self.run.path),
+                "the training text or its tokenizer has changed since this run began",
+                remedy=f"restore it, {ELSEWHERE}",
+            )
+        num_batches = len(self.prepared.plans[saved.epoch])
+        # Where weights are small there may be none at all.
+        if saved.batch >= max(1, num_batches):
+            raise CheckpointError(
+                str(checkpoint / STATE_FILE),
+                "is damaged",
+                got=f"batch {saved.batch} of an epoch of {num_batches}",
+                remedy="use an earlier checkpoint",
+            )
+        for change in environment_changes(saved.environment, self.beginning.environment):
+            self.reporter.say(f"{self.run.path}: {change}")
+        self.checkpoints.go_back(checkpoint)
+        self.reporter.cut_back(saved)
+        self.state = taken_up(saved, self.beginning)
+        if saved.judged_by != self.beginning.judged_by:
+            self.reporter.say(
+                f"{self.run.path}: validations so far do not compare with those to come, among "
+                "which the best checkpoint is sought"
+            )
+        self.reporter.say(f"{self.run.path}: going on after step {saved.step}")
+
+    @property
+    def _loss_scale(self) -> LossScale | None:
+        factor = self.state.loss_scale
+        return None if factor is None else LossScale(factor, self.state.num_scaled)
+
+    def _count(self, report: StepReport) -> None:
+        self.state = replace(
+            self.state,
+            score=None,
+            num_failed=0,
+            step=report.step,
+            epoch=report.position.epoch,
+            batch=report.position.batch,
+            num_tokens=self.state.num_tokens + report.num_tokens,
+            seconds=self.state.seconds + report.seconds,
+            loss_scale=report.loss_scale.factor,
+            num_scaled=report.loss_scale.num_steps,
+        )
+
+    def _validate(self, interruption: Interruption) -> None:
+        """Look at the validation text; where a signal comes meanwhile, the next sitting does it."""
+        try:
+            validation = validate(
+                self.prepared.translating_model,
+                self.prepared.tokenizers,
+                self.config,
+                self.learner.device,
+                self.learner.precision,
+                max_source_sentences=self.state.max_source_sentences,
+                world=self.world,
+                on_done=interruption.leave_if_signalled,
+            )
+        except SignalCame:
+            return
+        score = selection_score(validation, self.config)
+        is_best = self.state.best_score is None or score >= self.state.best_score
+        if is_best:
+            self.state = replace(
+                self.state, score=score, best_step=self.state.step, best_score=score, num_stale=0
+            )
+        else:
+            self.state = replace(self.state, score=score, num_stale=self.state.num_stale + 1)
+        self.reporter.validated(
+            self.state.step, validation, sample_translations(validation, self.config), best=is_best
+        )

@@ -1,0 +1,238 @@
+"""A sentence in, what a network looks at out: attention maps with the tokens of their rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.corpus.pipeline import too_long
+from tformer_cli.errors import UsageError
+from tformer_cli.model.inspection.position_tables import PositionTable, position_tables
+from tformer_cli.model.inspection.record import LayerMaps, attention_maps
+from tformer_cli.model.network import Network, Seq2Seq
+from tformer_cli.search.engine import NativeEngine
+from tformer_cli.search.logits_processors import TokenRoles
+from tformer_cli.search.request import Request
+from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
+from tformer_cli.text.vocabulary import END_ID
+from tformer_cli.translate.translator import token_roles
+
+# Places that a table of positions shows at least, where the network knows so many.
+FEWEST_PLACES = 64
+
+Part = Literal["encoder", "decoder", "cross"]
+
+
+@dataclass(frozen=True, slots=True)
+class Maps:
+    """Where the tokens of one kind of attention look.
+
+    Attributes:
+        part: `encoder` and `decoder` look at themselves, `cross` from the decoder at the source.
+        rows: the tokens that look: of a decoder that looks at itself, each token that it reads; of
+            one that looks at the source, each token that it writes.
+        columns: the tokens that are looked at.
+        layers: numbers of the layers, counted from 1.
+        heads: numbers of the heads, counted from 1.
+        weights: (layers, heads, rows, columns); each row sums to 1.
+    """
+
+    part: Part
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    weights: Tensor
+
+    def of_layer(self, number: int) -> "Maps":
+        """Return the maps of one layer, which there has to be."""
+        place = self.layers.index(number)
+        return replace(self, layers=(number,), weights=self.weights[place : place + 1])
+
+    def of_head(self, number: int) -> "Maps":
+        """Return the maps of one head, which there has to be."""
+        place = self.heads.index(number)
+        return replace(self, heads=(number,), weights=self.weights[:, place : place + 1])
+
+
+class StackTable(NamedTuple):
+    """A table of positions.
+
+    Attributes:
+        stacks: that have it: encoder, decoder or both.
+        table: what they know.
+    """
+
+    stacks: tuple[str, ...]
+    table: PositionTable
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceMaps:
+    """All that a network looks at over one sentence.
+
+    Attributes:
+        source: the sentence.
+        target: its translation; None where the network does not translate.
+        maps: of each kind of attention that the network has.
+        positions: what it knows of places.
+    """
+
+    source: str
+    target: str | None
+    maps: tuple[Maps, ...]
+    positions: tuple[StackTable, ...]
+
+
+@torch.inference_mode()
+def sentence_maps(
+    network: Network,
+    tokenizers: Tokenizers,
+    config: Config,
+    sentence: str,
+    target: str | None = None,
+) -> SentenceMaps:
+    """Return what a network on the CPU looks at while it reads a sentence and translates it.
+
+    Args:
+        network: in evaluation mode; is left as it is.
+        tokenizers: of the network.
+        config: of its run, which says how it translates.
+        sentence: in the source language.
+        target: a translation to write; where it is None the run's own search finds one.
+
+    Raises:
+        UsageError: the sentence is empty or no text, or there is a target for a network that does
+            not translate.
+        DataError: the sentence or the translation is longer than the positions that it has learnt.
+    """
+    source_ids = [*_ids(tokenizers.source, "`sentence`", sentence), END_ID]
+    if len(source_ids) == 1:
+        raise UsageError("`sentence`", "has no token in it", got=repr(sentence))
+    _check_length(network, "`sentence`", len(source_ids))
+    if isinstance(network, Seq2Seq):
+        roles = token_roles(tokenizers.target, config.model)
+        if target is None:
+            target_ids = _translation(network, roles, config.decoding, source_ids)
+        else:
+            target_ids = _ids(tokenizers.target, "`target`", target)
+        _check_length(network, "the translation", len(target_ids) + 1)
+        return _of_pair(network, tokenizers, roles, sentence, (source_ids, target_ids))
+    if target is not None:
+        what = "has no effect on a network that does not translate"
+        raise UsageError("`target`", what, remedy="leave it out")
+    return _of_text(network, tokenizers.source, sentence, source_ids)
+
+
+def _of_text(
+    network: Network, tokenizer: Tokenizer, sentence: str, ids: Sequence[int]
+) -> SentenceMaps:
+    """Return what a network that reads one text alone looks at."""
+    (layers,) = _layers(network, ids, ids)
+    tokens = tokenizer.tokens(ids)
+    maps = _maps("encoder", [layer.self_attention for layer in layers], tokens, tokens)
+    return SentenceMaps(sentence, None, (maps,), _positions(network, ["encoder"], len(ids)))
+
+
+def _of_pair(
+    network: Seq2Seq,
+    tokenizers: Tokenizers,
+    roles: TokenRoles,
+    sentence: str,
+    pair: tuple[Sequence[int], Sequence[int]],
+) -> SentenceMaps:
+    """Return what a network looks at while it reads a source and writes a target.
+
+    Args:
+        network: that translates.
+        tokenizers: of the network.
+        roles: of their ids.
+        sentence: the source.
+        pair: its ids with the end token, and those of the target without it.
+    """
+    source_ids, target_ids = pair
+    read_ids = [roles.start_id, *target_ids]
+    source = tokenizers.source.tokens(source_ids)
+    read = tokenizers.target.tokens(read_ids)
+    stacks = _layers(network, source_ids, read_ids)
+    own = [[layer.self_attention for layer in layers] for layers in stacks]
+    across = [layer.cross_attention for layer in stacks[-1] if layer.cross_attention is not None]
+    if across:
+        written = tokenizers.target.tokens([*target_ids, roles.end_id])
+        maps = [
+            _maps("encoder", own[0], source, source),
+            _maps("decoder", own[1], read, read),
+            _maps("cross", across, written, source),
+        ]
+        names, length = ["encoder", "decoder"], max(len(source), len(read))
+    else:
+        stream = [*source, *read]
+        maps = [_maps("decoder", own[0], stream, stream)]
+        names, length = ["decoder"], len(stream)
+    text = tokenizers.target.decode(target_ids)
+    return SentenceMaps(sentence, text, tuple(maps), _positions(network, names, length))
+
+
+def _ids(tokenizer: Tokenizer, where: str, text: str) -> list[int]:
+    """Return the ids of a text from a command line, which may be any bytes.
+
+    Raises:
+        UsageError: it is no text.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(where, "is not UTF-8", got=ascii(text)) from None
+    return tokenizer.encode(text)
+
+
+def _check_length(network: Network, where: str, length: int) -> None:
+    if network.max_length is not None and length > network.max_length:
+        raise too_long(where, length, network.max_length)
+
+
+def _translation(
+    model: Seq2Seq, roles: TokenRoles, decoding: DecodingConfig, source_ids: Sequence[int]
+) -> Sequence[int]:
+    """Return the ids of the translation that a search finds best."""
+    engine = NativeEngine(model, roles, device=torch.device("cpu"))
+    ((best,),) = engine.translate([Request(source_ids)], decoding)
+    return best.token_ids
+
+
+def _layers(
+    network: Network, source_ids: Sequence[int], target_ids: Sequence[int]
+) -> list[list[LayerMaps]]:
+    """Return where each layer of each stack looks over one sentence."""
+    source, target = torch.tensor([source_ids]), torch.tensor([target_ids])
+    return attention_maps(network, source, torch.ones_like(source, dtype=torch.bool), target)
+
+
+def _maps(
+    part: Part, layers: Sequence[Tensor], rows: Sequence[str], columns: Sequence[str]
+) -> Maps:
+    weights = torch.cat(list(layers))  # of one sentence each, so (layers, H, T, S)
+    numbers = [tuple(range(1, count + 1)) for count in weights.shape[:2]]
+    return Maps(part, tuple(rows), tuple(columns), numbers[0], numbers[1], weights)
+
+
+def _positions(network: Network, names: Sequence[str], length: int) -> tuple[StackTable, ...]:
+    """Return the tables of all stacks; what several have comes once."""
+    found: list[StackTable] = []
+    for name, stack in zip(names, network.stacks(), strict=True):
+        for table in position_tables(stack, max(length, FEWEST_PLACES)):
+            same = [_are_equal(one.table, table) for one in found]
+            if any(same):
+                place = same.index(True)
+                found[place] = StackTable((*found[place].stacks, name), table)
+            else:
+                found.append(StackTable((name,), table))
+    return tuple(found)
+
+
+def _are_equal(one: PositionTable, other: PositionTable) -> bool:
+    return one[:-1] == other[:-1] and torch.equal(one.values, other.values)
