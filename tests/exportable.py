@@ -23,7 +23,7 @@ from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
-from tformer_cli.text.vocabulary import END_ID
+from tformer_cli.text.vocabulary import EOS_ID
 
 LINES = ["abc de", "g", "a b c d e f g", "gfedcba abcdefg gfedcba", "", "ccc", "b", "de", "fa ce"]
 CHARACTERS = [("abcdefg ", "ABCDEFGHIJ ")]
@@ -78,7 +78,7 @@ def lively(config: ModelConfig) -> TrainedModel:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
-        model.output.weight[END_ID] *= 3
+        model.output.weight[EOS_ID] *= 3
     return trained(model.eval(), tokenizers, config)
 
 

@@ -20,8 +20,8 @@ from together import Ended, together
 from toy import write_toy
 
 from tformer_cli.config.load import load_config
-from tformer_cli.corpus.bucketing import Position
-from tformer_cli.corpus.pipeline import training_groups
+from tformer_cli.corpus.bucketing import DataPosition
+from tformer_cli.corpus.pipeline import training_micro_batches
 from tformer_cli.distributed import ALONE, GPU_PATIENCE, PATIENCE, World, joined, own_device
 from tformer_cli.errors import DeviceError
 from tformer_cli.storage.run_directory import RunDirectory
@@ -488,15 +488,17 @@ def test_two_machines_go_on_from_what_one_process_saved(alone, toy, tmp_path):
 def test_two_machines_go_back_to_the_checkpoint_of_the_first(toy, tmp_path, monkeypatch):
     """Batches that cannot be learnt from end in a roll back, alone as in company."""
 
-    def poisoned(*arguments: Any, position: Position, **options: Any):
-        place = position
-        for batches, following in training_groups(*arguments, position=position, **options):
+    def poisoned(*arguments: Any, data_position: DataPosition, **options: Any):
+        place = data_position
+        for batches, following in training_micro_batches(
+            *arguments, data_position=data_position, **options
+        ):
             if place.epoch == 1 and place.batch in (1, 2, 3):
                 batches = [replace(batch, num_target_tokens=0) for batch in batches]
             yield batches, following
             place = following
 
-    monkeypatch.setattr(preparation, "training_groups", poisoned)
+    monkeypatch.setattr(preparation, "training_micro_batches", poisoned)
     run = RunDirectory(tmp_path / "alone" / "run")
     train(load_config(toy, EXACT), run, device=torch.device("cpu"))
     ended = on_two_machines(toy, tmp_path, *EXACT)

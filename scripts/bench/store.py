@@ -22,11 +22,11 @@ import numpy as np
 
 from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import SubwordConfig
-from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.corpus.pipeline import (
     epoch_plans,
     evaluation_store,
-    training_groups,
+    training_micro_batches,
     training_store,
 )
 from tformer_cli.corpus.reader import read_pairs
@@ -101,7 +101,7 @@ def measure_start(folder: Path, batch_tokens: int, num_batches: int) -> dict[str
 
     def batches(store: TokenStore) -> Iterator[object]:
         plans = epoch_plans(store, batch_tokens=batch_tokens, seed=1)
-        return training_groups(store, plans, accumulate=1, position=Position())
+        return training_micro_batches(store, plans, accumulate=1, data_position=DataPosition())
 
     short = batches(evaluation_store(data.valid, tokenizers))
     for _ in range(num_batches):

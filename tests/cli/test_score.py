@@ -12,7 +12,7 @@ from tformer_cli.cli.score import _tabbed_line
 from tformer_cli.search import scoring as scoring_room
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
-from tformer_cli.text.vocabulary import END_ID, START_ID
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID
 from tformer_cli.translate import score as scored_pair_room
 
 PAIRS = [
@@ -44,11 +44,11 @@ def by_hand(run: Path, source: str, target: str) -> float:
     """The log probability over what may come next, in float64, with no batch around it."""
     trained = load_trained_model(RunDirectory(run))
     model, tokenizers = trained.model.double(), trained.tokenizers
-    ids = torch.tensor([[*tokenizers.source.encode(source), END_ID]])
-    row = [START_ID, *tokenizers.target.encode(target), END_ID]
+    ids = torch.tensor([[*tokenizers.source.encode(source), EOS_ID]])
+    row = [BOS_ID, *tokenizers.target.encode(target), EOS_ID]
     logits = model.output(model.decoder(torch.tensor([row[:-1]]), model.encode(ids, ids >= 0)))[0]
     logits[:, list(tokenizers.target.suppressed_ids)] = -math.inf
-    logits[0, END_ID] = -math.inf
+    logits[0, EOS_ID] = -math.inf
     return logits.log_softmax(-1)[range(len(row) - 1), row[1:]].sum().item()
 
 

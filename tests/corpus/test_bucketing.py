@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer_cli.corpus import store
-from tformer_cli.corpus.bucketing import POOL_BATCHES, Bucketing, EpochPlans, Position
-from tformer_cli.corpus.weights import Weights
+from tformer_cli.corpus.bucketing import POOL_BATCHES, Bucketing, DataPosition, EpochPlans
+from tformer_cli.corpus.weights import PairWeights
 
 pair_lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=200)
 budgets = st.integers(1, 120)
@@ -20,7 +20,7 @@ seeds = st.integers(0, 2**31)
 
 def bucketing(pairs, budget, seed=1, weights=None) -> Bucketing:
     source, target = np.array(pairs).T
-    if not isinstance(weights, Weights):
+    if not isinstance(weights, PairWeights):
         weights = np.ones(len(pairs)) if weights is None else np.array(weights)
     return Bucketing(source, target, weights, budget, seed)
 
@@ -47,8 +47,8 @@ def test_the_plan_is_a_function_of_seed_and_epoch(pairs, budget, seed, epoch):
 @given(pair_lengths, budgets, st.integers(0, 40))
 def test_going_on_from_a_position_continues_the_same_sequence(pairs, budget, done):
     buckets = bucketing(pairs, budget)
-    unbroken = list(islice(EpochPlans(buckets).batches_from(Position()), done + 10))
-    position = unbroken[done - 1][1] if done else Position()
+    unbroken = list(islice(EpochPlans(buckets).batches_from(DataPosition()), done + 10))
+    position = unbroken[done - 1][1] if done else DataPosition()
     resumed = list(islice(EpochPlans(buckets).batches_from(position), 10))
     for (batch, following), (expected, expected_following) in zip(
         resumed, unbroken[done:], strict=True
@@ -70,17 +70,17 @@ def test_each_plan_is_made_once_and_before_its_epoch_begins(monkeypatch):
     plans = EpochPlans(bucketing([(3, 3)] * 40, 6))
     num_batches = len(plans[0])
     assert num_batches == 20
-    unbroken = list(islice(plans.batches_from(Position()), 10))
+    unbroken = list(islice(plans.batches_from(DataPosition()), 10))
     # Begun anew, as after a batch that is left out.
     batches = plans.batches_from(unbroken[-1][1])
     next(batches)
     assert list(made) == [0]
     *_, (_, last) = islice(batches, 8)
-    assert last == Position(0, 19)
+    assert last == DataPosition(0, 19)
     # One batch is left of the epoch.
     assert made[1].wait(timeout=10)
-    assert next(batches)[1] == Position(1, 0)
-    assert next(batches)[1] == Position(1, 1)
+    assert next(batches)[1] == DataPosition(1, 0)
+    assert next(batches)[1] == DataPosition(1, 1)
     assert list(made) == [0, 1]
 
 
@@ -159,7 +159,7 @@ def test_the_plan_is_the_one_of_a_walk_example_by_example(
     expected = planned_one_by_one(bucketing(pairs, budget, seed, weights), epoch)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(store, "SLICE", slice_size)
-        plan = bucketing(pairs, budget, seed, Weights.of_pairs(weights)).plan(epoch)
+        plan = bucketing(pairs, budget, seed, PairWeights.of_pairs(weights)).plan(epoch)
     assert [batch.tolist() for batch in plan] == expected
     assert plan.examples.dtype == np.int32
 

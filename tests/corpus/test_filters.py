@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from tformer_cli.config.schema.data import FilterConfig
 from tformer_cli.corpus import filters
-from tformer_cli.corpus.filters import FilterReport, find_repeats, judge, pair_digests
+from tformer_cli.corpus.filters import FilterReport, filter_lengths, find_repeats, pair_digests
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)))
 
 
 def judged(config: FilterConfig, *lengths: tuple[int, int]) -> tuple[list[bool], FilterReport]:
     source, target = np.array(lengths, dtype=np.int64).reshape(-1, 2).T
-    kept, report = judge(config, source, target)
+    kept, report = filter_lengths(config, source, target)
     return kept.tolist(), report
 
 
@@ -115,5 +115,5 @@ def test_report_reads_as_a_sentence(report: FilterReport, text: str) -> None:
 
 
 def test_report_on_a_text_alone_counts_lines() -> None:
-    assert FilterReport(kept=1).told("line") == "1 line: 1 kept"
-    assert FilterReport(kept=1, empty=1).told("line") == "2 lines: 1 kept; dropped 1 empty"
+    assert FilterReport(kept=1).describe("line") == "1 line: 1 kept"
+    assert FilterReport(kept=1, empty=1).describe("line") == "2 lines: 1 kept; dropped 1 empty"

@@ -11,7 +11,7 @@ from tformer_cli.corpus.masking import Masking
 from tformer_cli.text.vocabulary import MASK_ID, NUM_SPECIAL, PAD_ID, UNK_ID
 
 VOCABULARY = NUM_SPECIAL + 1000
-MASKING = Masking(share=0.15, vocabulary_size=VOCABULARY, seed=5)
+MASKING = Masking(mask_prob=0.15, vocabulary_size=VOCABULARY, seed=5)
 
 
 def examples(lengths: list[int], first: int = 0) -> list[Example]:
@@ -31,7 +31,7 @@ def equal(one: Batch, two: Batch) -> bool:
 def test_shares_are_those_of_the_paper():
     """50,000 tokens: 7,500 are chosen; a deviation of four sigma would be chance once in 15,000."""
     plain = batch([7, 13, 20, 60] * 500)
-    masked = MASKING.masked(plain, epoch=2)
+    masked = MASKING.apply(plain, epoch=2)
     chosen = masked.target_mask
     num_tokens, num_chosen = 50_000, int(chosen.sum())
     # Of each sentence, the share is rounded: far less by chance than token by token.
@@ -53,14 +53,14 @@ def test_every_ordinary_id_replaces_others():
     few = range(NUM_SPECIAL, NUM_SPECIAL + 7)
     rows = [[few[place % 7] for place in range(40)] for _ in range(100)]
     plain = collate([Example(place, row, row) for place, row in enumerate(rows)])
-    masked = Masking(share=0.5, vocabulary_size=few.stop, seed=5).masked(plain, epoch=0)
+    masked = Masking(mask_prob=0.5, vocabulary_size=few.stop, seed=5).apply(plain, epoch=0)
     replaced = masked.source[(masked.source != plain.source) & (masked.source != MASK_ID)]
     # Of some 170 draws from 7 ids, one is missing once in ten billion times.
     assert sorted(set(replaced.tolist())) == list(few)
 
 
 def test_every_place_of_a_sentence_is_as_likely():
-    chosen = MASKING.masked(batch([10] * 4000), epoch=0).target_mask.float().mean(dim=0)
+    chosen = MASKING.apply(batch([10] * 4000), epoch=0).target_mask.float().mean(dim=0)
     sigma = (0.15 * 0.85 / 4000) ** 0.5
     torch.testing.assert_close(chosen[:10], torch.full((10,), 0.15), rtol=0, atol=4 * sigma)
 
@@ -69,7 +69,7 @@ def test_special_tokens_and_padding_are_never_chosen():
     rows = [[UNK_ID, 20, UNK_ID], [UNK_ID] * 5, [30, 31, 32, 33, 34, 35, 36]]
     plain = collate([Example(place, row, row) for place, row in enumerate(rows)])
     for epoch in range(50):
-        masked = MASKING.masked(plain, epoch)
+        masked = MASKING.apply(plain, epoch)
         assert bool((plain.source[masked.target_mask] >= NUM_SPECIAL).all())
         assert masked.target_mask.sum(dim=1).tolist() in ([1, 0, 1], [1, 0, 2])
         assert masked.num_target_tokens == int(masked.target_mask.sum())
@@ -77,7 +77,7 @@ def test_special_tokens_and_padding_are_never_chosen():
 
 def test_what_is_asked_for_is_what_stood_there():
     plain = batch([3, 9, 40])
-    masked = MASKING.masked(plain, epoch=1)
+    masked = MASKING.apply(plain, epoch=1)
     assert torch.equal(masked.target_out, plain.source)
     assert torch.equal(masked.source_mask, plain.source_mask)
     hidden = masked.source != plain.source
@@ -88,21 +88,21 @@ def test_what_is_asked_for_is_what_stood_there():
 
 def test_masks_are_a_function_of_seed_epoch_and_sentence():
     plain = batch([20] * 8)
-    masked = MASKING.masked(plain, epoch=3)
-    assert equal(masked, MASKING.masked(plain, epoch=3))
-    assert not equal(masked, MASKING.masked(plain, epoch=4))
-    assert not equal(masked, dataclasses.replace(MASKING, seed=6).masked(plain, epoch=3))
+    masked = MASKING.apply(plain, epoch=3)
+    assert equal(masked, MASKING.apply(plain, epoch=3))
+    assert not equal(masked, MASKING.apply(plain, epoch=4))
+    assert not equal(masked, dataclasses.replace(MASKING, seed=6).apply(plain, epoch=3))
     same = [Example(place, [50] * 20, [50] * 20) for place in range(8)]
-    chosen = MASKING.masked(collate(same), epoch=3).target_mask
+    chosen = MASKING.apply(collate(same), epoch=3).target_mask
     assert len({tuple(row) for row in chosen.tolist()}) > 1
 
 
 def test_masks_do_not_depend_on_who_shares_a_batch():
     """However a batch is cut, and however wide its pieces are padded."""
     rows = examples([4, 11, 30, 7, 18], first=9)
-    whole = MASKING.masked(collate(rows), epoch=1)
+    whole = MASKING.apply(collate(rows), epoch=1)
     for row in range(5):
-        alone = MASKING.masked(collate(rows[row : row + 1]), epoch=1)
+        alone = MASKING.apply(collate(rows[row : row + 1]), epoch=1)
         width = alone.source.shape[1]
         assert torch.equal(alone.source[0], whole.source[row, :width])
         assert torch.equal(alone.target_mask[0], whole.target_mask[row, :width])

@@ -13,12 +13,12 @@ from tformer_cli.config.schema.data import (
     TrainingText,
 )
 from tformer_cli.config.schema.tokenizer import CharConfig
-from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.corpus.pipeline import (
     batches_in_order,
     epoch_plans,
     evaluation_store,
-    training_groups,
+    training_micro_batches,
     training_pairs,
     training_store,
 )
@@ -94,9 +94,11 @@ def test_an_empty_evaluation_text_is_refused(tokenizers, tmp_path):
 def test_accumulation_cuts_a_batch_and_changes_nothing_in_it(data, tokenizers, accumulate):
     store, _ = training_store(data, tokenizers)
 
-    def steps(pieces: int) -> list[tuple[list[int], Position]]:
+    def steps(pieces: int) -> list[tuple[list[int], DataPosition]]:
         plans = epoch_plans(store, batch_tokens=12, seed=1)
-        groups = training_groups(store, plans, accumulate=pieces, position=Position())
+        groups = training_micro_batches(
+            store, plans, accumulate=pieces, data_position=DataPosition()
+        )
         return [
             ([i for batch in group for i in batch.indices.tolist()], position)
             for group, position in islice(groups, 7)

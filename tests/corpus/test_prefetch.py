@@ -3,12 +3,12 @@ import threading
 
 import pytest
 
-from tformer_cli.corpus.prefetch import ahead, arriving
+from tformer_cli.corpus.prefetch import available_lines, prefetch
 
 
-def test_arriving_keeps_every_line_in_order():
+def test_available_lines_keeps_every_line_in_order():
     lines = [str(number) for number in range(1000)]
-    windows = list(arriving(iter(lines), 64))
+    windows = list(available_lines(iter(lines), 64))
     assert [line for window in windows for line in window] == lines
     assert max(map(len, windows)) <= 64
 
@@ -21,7 +21,7 @@ def test_a_line_comes_before_the_next_one_is_written():
         assert may_go_on.wait(timeout=10)
         yield "second"
 
-    windows = arriving(slow_writer(), 64)
+    windows = available_lines(slow_writer(), 64)
     assert next(windows) == ["first"]
     may_go_on.set()
     assert list(windows) == [["second"]]
@@ -32,18 +32,18 @@ def test_an_error_of_the_reader_comes_after_the_lines_before_it():
         yield "good"
         raise ValueError("line 2 is broken")
 
-    windows = arriving(broken(), 64)
+    windows = available_lines(broken(), 64)
     assert next(windows) == ["good"]
     with pytest.raises(ValueError, match="line 2 is broken"):
         next(windows)
 
 
-def test_ahead_keeps_every_item_in_order():
-    assert list(ahead(iter(range(1000)), 3)) == list(range(1000))
-    assert list(ahead([None, None], 1)) == [None, None]
+def test_prefetch_keeps_every_item_in_order():
+    assert list(prefetch(iter(range(1000)), 3)) == list(range(1000))
+    assert list(prefetch([None, None], 1)) == [None, None]
 
 
-def test_ahead_makes_what_comes_next_while_the_last_one_is_in_use():
+def test_prefetch_makes_what_comes_next_while_the_last_one_is_in_use():
     made: list[int] = []
     has_made = threading.Semaphore(0)
 
@@ -53,7 +53,7 @@ def test_ahead_makes_what_comes_next_while_the_last_one_is_in_use():
             yield number
             has_made.release()
 
-    coming = ahead(items(), 2)
+    coming = prefetch(items(), 2)
     assert next(coming) == 0
     # Two wait to be asked for, the next one is made and waits for room.
     for _ in range(3):
@@ -63,12 +63,12 @@ def test_ahead_makes_what_comes_next_while_the_last_one_is_in_use():
     assert list(coming) == list(range(1, 10))
 
 
-def test_an_error_of_what_is_made_ahead_comes_in_its_place():
+def test_an_error_of_what_is_prefetched_comes_in_its_place():
     def broken():
         yield 1
         raise ValueError("no second")
 
-    coming = ahead(broken(), 4)
+    coming = prefetch(broken(), 4)
     assert next(coming) == 1
     with pytest.raises(ValueError, match="no second"):
         next(coming)
@@ -83,7 +83,7 @@ def test_nobody_makes_more_when_nobody_wants_more():
         finally:
             has_ended.set()
 
-    coming = ahead(items(), 2)
+    coming = prefetch(items(), 2)
     assert next(coming) == 0
     coming.close()
     assert has_ended.wait(timeout=10)

@@ -10,7 +10,7 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.optimizer import AdamConfig
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch, Example, collate
-from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.model.build import build_model
 from tformer_cli.training.optim import build_optimizer
 from tformer_cli.training.step import Group, Learner, train_steps
@@ -51,7 +51,7 @@ def batch() -> Batch:
 
 
 def steps(subject: Learner, count: int):
-    groups = [Group([batch()], Position(0, i), Position(0, i + 1)) for i in range(count)]
+    groups = [Group([batch()], DataPosition(0, i), DataPosition(0, i + 1)) for i in range(count)]
     return list(islice(train_steps(subject, groups, 1), count))
 
 

@@ -22,7 +22,7 @@ from tformer_cli.config.schema.positions import (
 )
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch, Example, collate
-from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.device import autocast
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
@@ -196,7 +196,7 @@ def test_steps_are_those_of_the_cpu():
             precision=torch.float32,
             seed=1,
         )
-        course = 5 * [Group([batch()], Position(0, 0), Position(0, 1))]
+        course = 5 * [Group([batch()], DataPosition(0, 0), DataPosition(0, 1))]
         return [taken.loss for taken in train_steps(learner, course, 1)]
 
     found, expected = losses(DEVICE), losses(CPU)

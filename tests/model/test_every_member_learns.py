@@ -28,13 +28,13 @@ from tformer_cli.config.schema.positions import (
 from tformer_cli.config.schema.schedule import CosineSchedule
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Example, collate
-from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.engine import NativeEngine
 from tformer_cli.search.logits_processors import TokenRoles
 from tformer_cli.search.request import Request
-from tformer_cli.text.vocabulary import END_ID, START_IDS
+from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID
 from tformer_cli.training.step import Group, Learner, StepReport, train_steps
 
 FIRST, V, LONGEST, STEPS = 6, 16, 9, 1800
@@ -112,7 +112,7 @@ def groups(task: str, start_id: int) -> Iterator[Group]:
             Example(number, sentence, TASKS[task](sentence))
             for number, sentence in enumerate(sentences(chooser, 64))
         ]
-        yield Group([collate(examples, start_id)], Position(0, 0), Position(0, 1))
+        yield Group([collate(examples, start_id)], DataPosition(0, 0), DataPosition(0, 1))
 
 
 # Weights drawn as small as GPT-2's want larger steps.
@@ -136,7 +136,7 @@ def trained(config: ModelConfig, task: str, learning_rate: float) -> Seq2Seq:
         max_steps=STEPS,
     )
     learner = Learner.of(model, training, device=CPU, precision=torch.float32, seed=1)
-    for report in train_steps(learner, groups(task, START_IDS[config.kind]), 1):
+    for report in train_steps(learner, groups(task, DECODER_START_IDS[config.kind]), 1):
         assert isinstance(report, StepReport)
     return model.eval()
 
@@ -158,11 +158,11 @@ EXAMPLES = (("sinusoidal", "reverse"), ("one stack as Llama", "reverse"))
 )
 def test_member_learns_the_task(member, task):
     config = MEMBERS[member]
-    roles = TokenRoles(START_IDS[config.kind], END_ID, (0, 1, 2, 4, 5))
+    roles = TokenRoles(DECODER_START_IDS[config.kind], EOS_ID, (0, 1, 2, 4, 5))
     model = trained(config, task, RATES.get(member, RATE))
     engine = NativeEngine(model, roles, device=CPU)
     unseen = sentences(random.Random(2), 300)
-    requests = [Request([*sentence, END_ID]) for sentence in unseen]
+    requests = [Request([*sentence, EOS_ID]) for sentence in unseen]
     found = engine.translate(requests, GreedyConfig(max_length=LONGEST + 3))
     written = [words(best.token_ids) for (best,) in found]
     expected = [words(TASKS[task](sentence)) for sentence in unseen]

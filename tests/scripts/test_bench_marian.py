@@ -24,7 +24,7 @@ from tformer_cli.errors import CheckpointError, TrainingError, UsageError
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingState, load_state
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
-from tformer_cli.text.vocabulary import END_ID
+from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.training.loss import smoothed_nll_sum
 from tformer_cli.training.trainer import train
 
@@ -137,12 +137,12 @@ def test_search_never_writes_reserved_ids(search, config, tokenizers):
     suppressed = list(tokenizers.target.suppressed_ids)
     # Without suppression nothing else would be written.
     model.final_logits_bias[:, suppressed] = 50.0
-    sentences = [[*tokenizers.source.encode(line), END_ID] for line in ("abc de", "g", "a b c")]
+    sentences = [[*tokenizers.source.encode(line), EOS_ID] for line in ("abc de", "g", "a b c")]
     found = marian_model.generate(model, [*sentences, []], search, suppressed, CPU)
     assert found[3] == []
     for translation in found[:3]:
         assert 1 <= len(translation) <= 9
-        assert not {*suppressed, END_ID} & set(translation)
+        assert not {*suppressed, EOS_ID} & set(translation)
 
 
 def test_loss_equals_ours_on_the_same_logits(config, tokenizers):

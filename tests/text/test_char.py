@@ -8,7 +8,7 @@ from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import DataError
 from tformer_cli.text.char import CharTokenizer, learn_characters
 from tformer_cli.text.normalizer import Normalizer
-from tformer_cli.text.vocabulary import END_ID, NUM_SPECIAL, UNK_ID, Vocabulary
+from tformer_cli.text.vocabulary import EOS_ID, NUM_SPECIAL, UNK_ID, Vocabulary
 
 
 def learnt(lines: list[str], min_frequency: int = 1) -> CharTokenizer:
@@ -18,7 +18,7 @@ def learnt(lines: list[str], min_frequency: int = 1) -> CharTokenizer:
 
 def test_characters_are_learnt_by_frequency_then_code_point() -> None:
     content = learn_characters(["banana", "bd"], CharConfig())
-    assert Vocabulary.from_bytes(content, "characters").tokens[NUM_SPECIAL:] == (
+    assert Vocabulary.from_json(content, "characters").tokens[NUM_SPECIAL:] == (
         *("a", "b", "n"),
         "d",
     )
@@ -28,7 +28,7 @@ def test_characters_below_the_frequency_are_unknown() -> None:
     characters = learnt(["banana", "bd"], min_frequency=2)
     assert characters.encode("bad") == [17, 16, UNK_ID]
     assert characters.decode([17, 16, UNK_ID]) == "ba"
-    assert characters.tokens([17, 16, UNK_ID, END_ID]) == ["b", "a", "<unk>", "</s>"]
+    assert characters.tokens([17, 16, UNK_ID, EOS_ID]) == ["b", "a", "<unk>", "</s>"]
 
 
 @given(st.lists(st.text(min_size=1), min_size=1))
@@ -49,7 +49,7 @@ def test_characters_are_normalized_first() -> None:
 
 
 def test_characters_suppress_all_special_ids_but_the_end() -> None:
-    assert set(learnt(["a"]).suppressed_ids) == set(range(NUM_SPECIAL)) - {END_ID}
+    assert set(learnt(["a"]).suppressed_ids) == set(range(NUM_SPECIAL)) - {EOS_ID}
 
 
 def test_characters_that_are_all_rare_are_refused() -> None:

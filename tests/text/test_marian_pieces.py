@@ -15,7 +15,7 @@ from tformer_cli.errors import CheckpointError, DataError
 from tformer_cli.text.marian import MarianTokenizer, marian_file
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
-from tformer_cli.text.vocabulary import NUM_SPECIAL, UNEMITTED_IDS, UNK_ID
+from tformer_cli.text.vocabulary import NUM_SPECIAL, SUPPRESSED_IDS, UNK_ID
 
 LINES = ["the old dog sleeps", "a cat sat on the mat", "dogs and cats"]
 
@@ -74,7 +74,7 @@ def test_text_comes_back(words):
     ids = ours.encode(line)
     assert ours.encode_batch([line, "dogs"]) == [ids, ours.encode("dogs")]
     assert ours.decode(ids) == line
-    assert b"".join(ours.spelled(ids)).decode().strip() == line
+    assert b"".join(ours.to_bytes(ids)).decode().strip() == line
 
 
 def test_special_tokens_are_no_text():
@@ -82,7 +82,7 @@ def test_special_tokens_are_no_text():
     ids = ours.encode("the </s> dog <pad>")
     assert not set(ids) & (set(range(NUM_SPECIAL)) - {UNK_ID})
     assert ours.decode([2, *ours.encode("the dog"), 3, 0]) == "the dog"
-    assert ours.suppressed_ids == UNEMITTED_IDS
+    assert ours.suppressed_ids == SUPPRESSED_IDS
 
 
 def test_bytes_are_spelled_and_line_breaks_never_come():
@@ -92,10 +92,10 @@ def test_bytes_are_spelled_and_line_breaks_never_come():
     ours = tokenizer(pieces, model)
     ids = ours.encode("ü")
     assert ours.tokens(ids)[-2:] == ["<0xC3>", "<0xBC>"]
-    assert b"".join(ours.spelled(ids)) == " ü".encode()
+    assert b"".join(ours.to_bytes(ids)) == " ü".encode()
     assert ours.decode(ids) == "ü"
     breaks = [NUM_SPECIAL + pieces.index(piece) for piece in ("<0x0A>", "<0x0D>")]
-    assert ours.suppressed_ids == (*UNEMITTED_IDS, *breaks)
+    assert ours.suppressed_ids == (*SUPPRESSED_IDS, *breaks)
     assert ours.decode([*ours.encode("a"), *breaks, *ours.encode("b")]) == "a   b"
 
 

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.text.segments import beginning, blank_between, segments, sentence_ends
+from tformer_cli.text.segments import segment_text, sentence_ends, truncate_text, word_separator
 
 TEXTS = st.text(alphabet="aB .,;:!?\"')\u201d。，；？」\u0301\u200d\u3000\U0001f469", max_size=60)
 
 
 @given(TEXTS, st.integers(1, 20))
 def test_pieces_in_a_row_are_the_text_and_none_is_too_long(text, max_tokens):
-    pieces = segments(text, max_tokens, len)
+    pieces = segment_text(text, max_tokens, len)
     assert "".join(pieces) == text
     assert all(1 <= len(piece) <= max_tokens for piece in pieces)
 
@@ -23,7 +23,7 @@ def test_tokens_that_span_characters_are_counted_as_they_are(text, max_tokens):
         pairs = sum(stretch[i] == stretch[i - 1] for i in range(1, len(stretch)))
         return 3 * len(stretch) - 2 * pairs
 
-    pieces = segments(text, max_tokens, count_tokens)
+    pieces = segment_text(text, max_tokens, count_tokens)
     assert "".join(pieces) == text
     assert all(len(piece) == 1 or count_tokens(piece) <= max_tokens for piece in pieces)
 
@@ -38,7 +38,7 @@ def test_as_many_sentences_as_fit_make_a_piece(sentences, max_tokens):
         if len(packed[-1]) + len(sentence) > max_tokens:
             packed.append("")
         packed[-1] += sentence
-    assert segments("".join(sentences), max_tokens, len) == packed
+    assert segment_text("".join(sentences), max_tokens, len) == packed
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_as_many_sentences_as_fit_make_a_piece(sentences, max_tokens):
     ],
 )
 def test_the_best_pause_within_reach_ends_a_piece(text, pieces):
-    assert segments(text, 12, len) == pieces
+    assert segment_text(text, 12, len) == pieces
 
 
 @pytest.mark.parametrize(
@@ -67,21 +67,21 @@ def test_the_best_pause_within_reach_ends_a_piece(text, pieces):
     [("e\u0301", 5), ("\U0001f469\u200d\U0001f467\u200d\U0001f466", 8), ("\u0915\u093f", 3)],
 )
 def test_a_character_keeps_its_marks(character, max_tokens):
-    pieces = segments(20 * character, max_tokens, len)
+    pieces = segment_text(20 * character, max_tokens, len)
     assert {len(piece) % len(character) for piece in pieces} == {0}
 
 
 @given(TEXTS.filter(bool), st.integers(1, 20))
 def test_a_beginning_is_as_long_as_may_be(text, max_tokens):
-    assert beginning(text, max_tokens, len) == text[:max_tokens]
+    assert truncate_text(text, max_tokens, len) == text[:max_tokens]
     # Blanks are no tokens here.
-    found = beginning(text, max_tokens, lambda stretch: len("".join(stretch.split())))
+    found = truncate_text(text, max_tokens, lambda stretch: len("".join(stretch.split())))
     assert text.startswith(found)
     assert len("".join(found.split())) == min(max_tokens, len("".join(text.split())))
 
 
 def test_a_character_of_more_tokens_than_allowed_stands_alone():
-    assert segments("ab", 3, lambda stretch: 5 * len(stretch)) == ["a", "b"]
+    assert segment_text("ab", 3, lambda stretch: 5 * len(stretch)) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_no_text_is_counted_more_often_than_its_length_allows(text):
         counted += len(stretch)
         return len(stretch)
 
-    assert len(segments(text, 50, count_tokens)) <= 2 * len(text) / 50
+    assert len(segment_text(text, 50, count_tokens)) <= 2 * len(text) / 50
     assert counted <= 20 * len(text)
 
 
@@ -106,7 +106,7 @@ def test_no_text_is_counted_more_often_than_its_length_allows(text):
     [("de", " "), ("zh", ""), ("zh-Hant", ""), ("ja_JP", ""), ("TH", ""), ("target", " ")],
 )
 def test_sentences_are_joined_as_the_language_does(language, blank):
-    assert blank_between(language) == blank
+    assert word_separator(language) == blank
 
 
 def sentences(text: str) -> list[str]:
@@ -136,7 +136,7 @@ def test_a_sentence_ends_behind_its_mark_and_not_behind_an_abbreviation(expected
 
 @given(TEXTS, st.integers(1, 20), st.integers(1, 3))
 def test_no_piece_has_more_sentences_than_it_may(text, max_tokens, max_sentences):
-    pieces = segments(text, max_tokens, len, max_sentences=max_sentences)
+    pieces = segment_text(text, max_tokens, len, max_sentences=max_sentences)
     assert "".join(pieces) == text
     ends = sentence_ends(text)
     start = 0
@@ -151,4 +151,4 @@ def test_no_piece_has_more_sentences_than_it_may(text, max_tokens, max_sentences
 def test_where_tokens_allow_pieces_are_whole_sentences(text, max_sentences):
     whole = sentences(text)
     groups = ["".join(whole[i : i + max_sentences]) for i in range(0, len(whole), max_sentences)]
-    assert segments(text, len(text), len, max_sentences=max_sentences) == groups
+    assert segment_text(text, len(text), len, max_sentences=max_sentences) == groups

@@ -14,7 +14,7 @@ from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.errors import CheckpointError, DataError
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import SubwordTokenizer, learn_subwords, reservoir_sample
-from tformer_cli.text.vocabulary import END_ID, NUM_SPECIAL, SPECIAL_TOKENS, UNK_ID
+from tformer_cli.text.vocabulary import EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS, UNK_ID
 
 WORDS = ["the", "a", "big", "green", "dog", "cat", "house", "über", "Straße", ".", ",", "!"]
 LINES = [" ".join(random.Random(i).choices(WORDS, k=7)) for i in range(300)]
@@ -93,7 +93,7 @@ def test_subwords_are_normalized_first() -> None:
 
 def test_subwords_decode_skips_special_ids(tokenizer: SubwordTokenizer) -> None:
     ids = tokenizer.encode("the dog")
-    assert tokenizer.decode([*range(NUM_SPECIAL), *ids, END_ID]) == "the dog"
+    assert tokenizer.decode([*range(NUM_SPECIAL), *ids, EOS_ID]) == "the dog"
 
 
 def test_subwords_decode_never_breaks_a_line(tokenizer: SubwordTokenizer) -> None:
@@ -115,7 +115,7 @@ def test_subwords_suppress_what_no_translation_contains(tokenizer: SubwordTokeni
 def test_subwords_tokens_joined_are_the_line(tokenizer: SubwordTokenizer) -> None:
     tokens = tokenizer.tokens(tokenizer.encode("the big house"))
     assert "".join(tokens) == "▁the▁big▁house"
-    assert tokenizer.tokens([END_ID]) == ["</s>"]
+    assert tokenizer.tokens([EOS_ID]) == ["</s>"]
 
 
 def test_subwords_take_linear_time(tokenizer: SubwordTokenizer) -> None:

@@ -28,23 +28,23 @@ def terminology(*terms: str, language: str = "en") -> Terminology:
 )
 def test_terms_are_whole_words_and_the_longest_counts(line, wanted):
     terms = terminology("dog\tHund", "old dog and\tKatze", "cat\tKatze", "an old dog\tHund")
-    assert terms.wanted(line) == wanted
+    assert terms.target_terms(line) == wanted
 
 
 def test_a_term_may_begin_or_end_with_a_mark():
     terms = terminology("C++\tCpp", ".NET\tNet")
-    assert terms.wanted("C++ and .NET, C++11") == ["Cpp", "Net"]
-    assert terminology("C\tC").wanted("C++ C_x") == ["C"]
+    assert terms.target_terms("C++ and .NET, C++11") == ["Cpp", "Net"]
+    assert terminology("C\tC").target_terms("C++ C_x") == ["C"]
 
 
 def test_a_mark_of_a_script_belongs_to_its_word():
-    assert terminology("क\tka").wanted("कि") == []
+    assert terminology("क\tka").target_terms("कि") == []
 
 
 def test_a_language_without_blanks_has_terms_anywhere():
     terms = terminology("東京\tTokio", "京都\tKyoto", "東京都\tPräfektur Tokio", language="ja")
-    assert terms.wanted("私は東京へ") == ["Tokio"]
-    assert terms.wanted("東京都と京都") == ["Präfektur Tokio", "Kyoto"]
+    assert terms.target_terms("私は東京へ") == ["Tokio"]
+    assert terms.target_terms("東京都と京都") == ["Präfektur Tokio", "Kyoto"]
 
 
 @given(
@@ -61,7 +61,7 @@ def test_terms_are_found_as_one_by_one_from_the_longest(terms, line):
     if len({len(term) for term in terms}) == len(terms):
         expected = list(dict.fromkeys(found[place] for place in sorted(found)))
         rows = [f"{term}\t{target}" for term, target in terms.items()]
-        assert terminology(*rows, language="zh").wanted(line) == expected
+        assert terminology(*rows, language="zh").target_terms(line) == expected
 
 
 def test_blank_lines_and_repeated_ones_say_nothing_new():

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from tformer_cli.errors import CheckpointError
 from tformer_cli.text.vocabulary import (
-    END_ID,
+    BOS_ID,
+    EOS_ID,
     MASK_ID,
     NUM_SPECIAL,
     PAD_ID,
-    SEPARATOR_ID,
+    SEP_ID,
     SPECIAL_TOKENS,
-    START_ID,
-    UNEMITTED_IDS,
+    SUPPRESSED_IDS,
     UNK_ID,
     Vocabulary,
 )
@@ -29,10 +29,10 @@ def test_special_ids_are_the_ones_of_every_tokenizer() -> None:
     spelled = {
         PAD_ID: "<pad>",
         UNK_ID: "<unk>",
-        START_ID: "<s>",
-        END_ID: "</s>",
+        BOS_ID: "<s>",
+        EOS_ID: "</s>",
         MASK_ID: "<mask>",
-        SEPARATOR_ID: "<sep>",
+        SEP_ID: "<sep>",
         6: "<tag_6>",
         15: "<tag_15>",
     }
@@ -42,8 +42,8 @@ def test_special_ids_are_the_ones_of_every_tokenizer() -> None:
 
 
 def test_unemitted_ids_are_the_special_ones_but_the_end() -> None:
-    assert sorted({*UNEMITTED_IDS, END_ID}) == list(range(NUM_SPECIAL))
-    assert END_ID not in UNEMITTED_IDS
+    assert sorted({*SUPPRESSED_IDS, EOS_ID}) == list(range(NUM_SPECIAL))
+    assert EOS_ID not in SUPPRESSED_IDS
 
 
 @given(WORDS)
@@ -68,11 +68,11 @@ def test_vocabulary_of_words_leaves_out_what_looks_special() -> None:
 @given(WORDS)
 def test_vocabulary_file_brings_back_any_words(words: list[str]) -> None:
     vocabulary = Vocabulary.of(words)
-    assert Vocabulary.from_bytes(vocabulary.to_bytes(), "words.json") == vocabulary
+    assert Vocabulary.from_json(vocabulary.to_json(), "words.json") == vocabulary
 
 
 def test_vocabulary_file_has_one_readable_token_a_line() -> None:
-    lines = Vocabulary.of(["weiß", "a b", "\n"]).to_bytes().decode().split("\n")
+    lines = Vocabulary.of(["weiß", "a b", "\n"]).to_json().decode().split("\n")
     assert lines[0] == "["
     assert lines[1] == '"<pad>",'
     assert lines[17:] == ['"weiß",', '"a b",', '"\\n"', "]", ""]
@@ -92,7 +92,7 @@ DAMAGED = {
 @pytest.mark.parametrize("content", DAMAGED)
 def test_vocabulary_file_that_is_damaged_is_refused(content: bytes) -> None:
     with pytest.raises(CheckpointError) as caught:
-        Vocabulary.from_bytes(content, "run/source.json")
+        Vocabulary.from_json(content, "run/source.json")
     assert str(caught.value) == (
         f"run/source.json: is not a vocabulary; got {DAMAGED[content]}; "
         "restore the file, or train again"

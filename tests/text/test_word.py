@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tformer_cli.config.schema.tokenizer import WordConfig
 from tformer_cli.errors import DataError
 from tformer_cli.text.normalizer import Normalizer
-from tformer_cli.text.vocabulary import END_ID, NUM_SPECIAL, SPECIAL_TOKENS, UNK_ID, Vocabulary
+from tformer_cli.text.vocabulary import EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS, UNK_ID, Vocabulary
 from tformer_cli.text.word import WordTokenizer, learn_words
 
 LINES = ["The dog sees a cat.", "A cat; the dog's cat!", "b b b c c"]
 
 
 def learnt(config: WordConfig) -> tuple[str, ...]:
-    return Vocabulary.from_bytes(learn_words(LINES, config), "words").tokens[NUM_SPECIAL:]
+    return Vocabulary.from_json(learn_words(LINES, config), "words").tokens[NUM_SPECIAL:]
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def test_words_below_the_frequency_are_left_out() -> None:
 def test_words_beyond_the_size_are_left_out() -> None:
     lines = [f"w{i:03}" for i in range(100)]
     content = learn_words(lines, WordConfig(min_frequency=1, max_size=32))
-    assert Vocabulary.from_bytes(content, "words").tokens == (*SPECIAL_TOKENS, *lines[:16])
+    assert Vocabulary.from_json(content, "words").tokens == (*SPECIAL_TOKENS, *lines[:16])
 
 
 def test_words_are_split_as_basic_english_does() -> None:
@@ -61,7 +61,7 @@ def test_words_of_text_are_never_special_but_unknown() -> None:
 
 def test_words_that_look_special_are_not_learnt() -> None:
     content = learn_words(["</s> </s> cat cat"], WordConfig())
-    assert Vocabulary.from_bytes(content, "words").tokens == (*SPECIAL_TOKENS, "cat")
+    assert Vocabulary.from_json(content, "words").tokens == (*SPECIAL_TOKENS, "cat")
 
 
 @given(st.text())
@@ -74,7 +74,7 @@ def test_words_of_any_text_are_ids_and_one_line(line: str) -> None:
 
 
 def test_words_suppress_all_special_ids_but_the_end() -> None:
-    assert set(tokenizer().suppressed_ids) == set(range(NUM_SPECIAL)) - {END_ID}
+    assert set(tokenizer().suppressed_ids) == set(range(NUM_SPECIAL)) - {EOS_ID}
 
 
 def test_words_that_are_all_rare_are_refused() -> None:

@@ -5,7 +5,13 @@ from text.test_char import learnt as learnt_characters
 from text.test_subword import PLAIN
 from text.test_word import tokenizer as word_tokenizer
 
-from tformer_cli.text.words import first_words, linked_units, pharaoh, unit_numbers, word_numbers
+from tformer_cli.text.words import (
+    aligned_units,
+    first_word_indices,
+    pharaoh,
+    unit_indices,
+    word_indices,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,14 +27,14 @@ from tformer_cli.text.words import first_words, linked_units, pharaoh, unit_numb
     ],
 )
 def test_word_numbers_count_what_stands_between_blanks(spelled, numbers):
-    assert word_numbers(spelled) == numbers
+    assert word_indices(spelled) == numbers
 
 
 @given(st.lists(st.text("ab \t\u00a0\u3000é", min_size=1, max_size=3).map(str.encode), max_size=8))
 def test_the_first_letter_of_a_token_is_in_the_word_of_its_number(spelled):
     text = b"".join(spelled)
     end = 0
-    for token, number in zip(spelled, word_numbers(spelled), strict=True):
+    for token, number in zip(spelled, word_indices(spelled), strict=True):
         first = end + len(token) - len(token.lstrip())
         end += len(token)
         if token.strip():
@@ -42,24 +48,24 @@ def test_the_first_letter_of_a_token_is_in_the_word_of_its_number(spelled):
 def test_subwords_spell_the_text_that_they_decode_to(line):
     tokenizer = PLAIN["bpe"]
     ids = tokenizer.encode(line)
-    spelled = tokenizer.spelled(ids)
+    spelled = tokenizer.to_bytes(ids)
     assert b"".join(spelled).decode().removeprefix(" ") == tokenizer.decode(ids)
     words = tokenizer.decode(ids).encode().split()
-    assert {*word_numbers(spelled)} - {None} == {*range(len(words))}
+    assert {*word_indices(spelled)} - {None} == {*range(len(words))}
 
 
 def test_pieces_go_on_counting_and_without_blanks_each_token_counts():
     characters = learnt_characters(["ab cd"])
     pieces = [characters.encode(text) for text in ("ab c", "", "d a")]
     numbers = [0, 0, None, 1, 2, None, 3]
-    assert unit_numbers(characters, pieces, [0, 0, 2], " ") == numbers
-    assert unit_numbers(characters, pieces, [0, 0, 1], " ") == [0, 0, None, 1, 1, None, 2]
-    assert unit_numbers(characters, pieces, [0, 0, 2], "") == [*range(7)]
+    assert unit_indices(characters, pieces, [0, 0, 2], " ") == numbers
+    assert unit_indices(characters, pieces, [0, 0, 1], " ") == [0, 0, None, 1, 1, None, 2]
+    assert unit_indices(characters, pieces, [0, 0, 2], "") == [*range(7)]
 
 
 @given(st.lists(st.text("ab \t\u00a0é", min_size=1, max_size=4), max_size=8))
 def test_a_piece_begins_in_the_word_of_its_first_letter(pieces):
-    for place, (piece, number) in enumerate(zip(pieces, first_words(pieces), strict=True)):
+    for place, (piece, number) in enumerate(zip(pieces, first_word_indices(pieces), strict=True)):
         if letters := piece.encode().split():
             before = "".join(pieces[:place]).encode() + piece.encode().partition(letters[0])[0]
             assert number == len((before + b"x").split()) - 1
@@ -75,7 +81,7 @@ def test_a_piece_begins_in_the_word_of_its_first_letter(pieces):
     ],
 )
 def test_linked_units_are_the_pairs_of_linked_tokens(links, source, target, pairs):
-    assert linked_units(links, source, target) == pairs
+    assert aligned_units(links, source, target) == pairs
 
 
 def test_pharaoh_writes_the_source_first():
@@ -86,6 +92,6 @@ def test_pharaoh_writes_the_source_first():
 def test_characters_are_words_together_and_words_alone():
     characters = learnt_characters(["ab cd"])
     ids = characters.encode("ab c")
-    assert characters.spelled(ids) == [b"a", b"b", b" ", b"c"]
+    assert characters.to_bytes(ids) == [b"a", b"b", b" ", b"c"]
     words = word_tokenizer()
-    assert word_numbers(words.spelled(words.encode("the dog . the"))) == [0, 1, 2, 3]
+    assert word_indices(words.to_bytes(words.encode("the dog . the"))) == [0, 1, 2, 3]

@@ -9,7 +9,7 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.optimizer import AdamConfig
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch, Example, collate
-from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.model.build import build_model
 from tformer_cli.training.optim import build_optimizer
 from tformer_cli.training.step import Group, Learner
@@ -43,4 +43,4 @@ def batch() -> Batch:
 
 
 def groups(*micro_batches: Batch) -> Iterator[Group]:
-    return repeat(Group(micro_batches, Position(0, 0), Position(0, 1)))
+    return repeat(Group(micro_batches, DataPosition(0, 0), DataPosition(0, 1)))

@@ -3,7 +3,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.storage.state import TrainingState
 from tformer_cli.training.nonfinite import failed, rolled_back, verdict
 
@@ -12,7 +12,7 @@ BEGINNING = TrainingState.beginning("abc", {})
 
 def after(state: TrainingState, *batches: int) -> TrainingState:
     for batch in batches:
-        state = failed(state, Position(0, batch), Position(0, batch + 1))
+        state = failed(state, DataPosition(0, batch), DataPosition(0, batch + 1))
     return state
 
 
@@ -65,7 +65,7 @@ def test_every_course_ends_and_keeps_its_books(outcomes):
             state = replace(state, step=state.step + 1, num_failed=0, batch=place + 1)
             place += 1
             continue
-        state = failed(state, Position(0, place), Position(0, place + 1))
+        state = failed(state, DataPosition(0, place), DataPosition(0, place + 1))
         place += 1
         if verdict(state) == "give up":
             break

@@ -31,10 +31,10 @@ def test_halves_are_the_batches_of_their_rows():
 def test_halves_of_a_masked_batch_are_the_masked_batches_of_their_rows():
     texts = [[20 + length] * length for length in (9, 4, 2)]
     rows = [Example(place, text, text) for place, text in enumerate(texts)]
-    masking = Masking(share=0.15, vocabulary_size=50, seed=1)
-    halves = in_halves([masking.masked(collate(rows), epoch=0)], where="step 3")
+    masking = Masking(mask_prob=0.15, vocabulary_size=50, seed=1)
+    halves = in_halves([masking.apply(collate(rows), epoch=0)], where="step 3")
     for half, part in zip(halves, (rows[:2], rows[2:]), strict=True):
-        assert_equal(half, masking.masked(collate(part), epoch=0))
+        assert_equal(half, masking.apply(collate(part), epoch=0))
 
 
 def test_a_single_row_cannot_be_halved():

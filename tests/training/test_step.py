@@ -10,7 +10,7 @@ import torch
 from learners import batch, groups, learner
 
 from tformer_cli.corpus.batch import Example, collate
-from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import TrainingError
 from tformer_cli.training import step
@@ -105,8 +105,8 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_the_step_is_taken_with_
     bad = replace(batch(), num_target_tokens=0)  # Its mean is a division by zero.
     good = collate([Example(0, [5], [6, 7])])
     course = [
-        Group([bad], Position(0, 3), Position(0, 4)),
-        Group([good], Position(0, 4), Position(0, 5)),
+        Group([bad], DataPosition(0, 3), DataPosition(0, 4)),
+        Group([good], DataPosition(0, 4), DataPosition(0, 5)),
     ]
     subject, unharmed = learner(), learner()
     steps = train_steps(subject, iter(course), 7)

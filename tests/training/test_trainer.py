@@ -22,8 +22,8 @@ from stepping import on_step
 from toy import CONFIG, write_toy
 
 from tformer_cli.config.load import load_config
-from tformer_cli.corpus.bucketing import Position
-from tformer_cli.corpus.pipeline import training_groups
+from tformer_cli.corpus.bucketing import DataPosition
+from tformer_cli.corpus.pipeline import training_micro_batches
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Seq2Seq
@@ -536,22 +536,24 @@ def test_every_optimizer_goes_on_to_the_bit(toy, tmp_path, monkeypatch, kind):
 # ------------------------------------------------ gradients that are not finite
 
 
-def poison(patch: pytest.MonkeyPatch, is_bad: Callable[[Position], bool]) -> None:
+def poison(patch: pytest.MonkeyPatch, is_bad: Callable[[DataPosition], bool]) -> None:
     """Let the loss be a division by zero where a place in the data is bad."""
 
-    def poisoned(*text: Any, position: Position, **options: Any):
-        place = position
-        for batches, following in training_groups(*text, position=position, **options):
+    def poisoned(*text: Any, data_position: DataPosition, **options: Any):
+        place = data_position
+        for batches, following in training_micro_batches(
+            *text, data_position=data_position, **options
+        ):
             if is_bad(place):
                 yield [replace(batch, num_target_tokens=0) for batch in batches], following
             else:
                 yield batches, following
             place = following
 
-    patch.setattr(preparation, "training_groups", poisoned)
+    patch.setattr(preparation, "training_micro_batches", poisoned)
 
 
-def in_second_epoch(*places: int) -> Callable[[Position], bool]:
+def in_second_epoch(*places: int) -> Callable[[DataPosition], bool]:
     return lambda place: place.epoch == 1 and place.batch in places
 
 
@@ -599,9 +601,9 @@ def test_a_rollback_brings_back_no_score_of_another_validation(toy, tmp_path, mo
         on_step(patch, 14, lambda: signal.raise_signal(signal.SIGTERM))
         with pytest.raises(Interrupted):
             trained(toy, tmp_path / "run")
-    bad: list[Position] = []
+    bad: list[DataPosition] = []
 
-    def is_bad(place: Position) -> bool:
+    def is_bad(place: DataPosition) -> bool:
         if len(bad) < 3 and place not in bad:
             bad.append(place)
         return place in bad
@@ -671,13 +673,13 @@ def test_before_the_first_checkpoint_the_training_goes_back_to_its_beginning(
     monkeypatch.undo()
 
     def without(*text: Any, **options: Any):
-        place = Position()
-        for batches, following in training_groups(*text, **options):
+        place = DataPosition()
+        for batches, following in training_micro_batches(*text, **options):
             if not (place.epoch == 0 and place.batch in (2, 3, 4)):
                 yield batches, following
             place = following
 
-    monkeypatch.setattr(preparation, "training_groups", without)
+    monkeypatch.setattr(preparation, "training_micro_batches", without)
     half = "training.optimizer.learning_rate=2.5e-3"
     other = trained(toy, tmp_path / "other", *settings, half)
     for name in ("model", "trained"):
@@ -722,7 +724,7 @@ def test_a_checkpoint_that_no_step_leads_on_from_is_not_gone_back_to(
     finished, toy, tmp_path, monkeypatch
 ):
     ends = load_state(finished.checkpoint(12))
-    bad = [Position(ends.epoch, ends.batch + i) for i in range(3)]
+    bad = [DataPosition(ends.epoch, ends.batch + i) for i in range(3)]
     poison(monkeypatch, lambda place: place in bad)
     run = trained(toy, tmp_path / "run")
     assert [line["step"] for line in kinds(run, "rollback")] == [6]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch
-from tformer_cli.corpus.bucketing import Position
-from tformer_cli.corpus.pipeline import epoch_plans, training_groups
+from tformer_cli.corpus.bucketing import DataPosition
+from tformer_cli.corpus.pipeline import epoch_plans, training_micro_batches
 from tformer_cli.corpus.store import TokenStore, build_store
 from tformer_cli.text.tokenizer import build_tokenizers
 from tformer_cli.text.vocabulary import NUM_SPECIAL
@@ -22,11 +22,11 @@ from tformer_cli.training.worst_batch import Shape, worst_shapes, worst_text
 def groups(store: TokenStore, training: TrainingConfig, seed: int = 1):
     return (
         batches
-        for batches, _ in training_groups(
+        for batches, _ in training_micro_batches(
             store,
             epoch_plans(store, batch_tokens=training.batch_tokens, seed=seed),
             accumulate=training.accumulate,
-            position=Position(),
+            data_position=DataPosition(),
         )
     )
 

@@ -21,7 +21,7 @@ from tformer_cli.model.build import build_network
 from tformer_cli.model.inspection.record import attention_maps
 from tformer_cli.model.network import Network
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
-from tformer_cli.text.vocabulary import END_ID, SEPARATOR_ID, START_ID
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SEP_ID
 from tformer_cli.translate.attention_maps import SentenceMaps, sentence_maps
 
 SHAPE = {"dim": 12, "num_heads": 3, "feedforward_dim": 16}
@@ -70,11 +70,11 @@ def test_an_encoder_decoder_has_three_kinds_of_maps(tokenizers):
         ("decoder", ("<s>", *target), ("<s>", *target)),
         ("cross", (*target, "</s>"), source),
     ]
-    source_ids = [*tokenizers.source.encode("bad"), END_ID]
+    source_ids = [*tokenizers.source.encode("bad"), EOS_ID]
     encoder, decoder = recorded(
         network_of(TRANSLATES, tokenizers),
         source_ids,
-        [START_ID, *tokenizers.target.encode("CAB")],
+        [BOS_ID, *tokenizers.target.encode("CAB")],
     )
     expected = [
         [layer.self_attention for layer in encoder],
@@ -93,8 +93,8 @@ def test_a_decoder_alone_has_one_stream(tokenizers):
     assert one.rows == one.columns == ("b", "a", "d", "</s>", "<sep>", "A", "B")
     (layers,) = recorded(
         network_of(STREAM, tokenizers),
-        [*tokenizers.source.encode("bad"), END_ID],
-        [SEPARATOR_ID, *tokenizers.target.encode("AB")],
+        [*tokenizers.source.encode("bad"), EOS_ID],
+        [SEP_ID, *tokenizers.target.encode("AB")],
     )
     expected = torch.cat([layer.self_attention for layer in layers])
     torch.testing.assert_close(one.weights, expected)

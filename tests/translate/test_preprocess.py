@@ -11,7 +11,7 @@ from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import sentencepiece_processor
 from tformer_cli.text.terminology import Terminology
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
-from tformer_cli.text.words import unit_numbers
+from tformer_cli.text.words import unit_indices
 from tformer_cli.translate.preprocess import LineRequests
 
 JAPANESE = ["東京都に住む。", "私は東京に行く。", "京都は東京ではない。"]
@@ -75,7 +75,7 @@ def test_a_language_code_that_is_repeated_is_no_further_word_of_the_line(marian)
     line = f"{CODE} an old dog sleeps. a cat sat, and so on. a dog sat."
     found = line_requests(marian).of(line, "", (), number=1, where="x")
     sources = [one.source[:-1] for one in found]
-    numbers = unit_numbers(marian.source, sources, [one.first_word for one in found], " ")
+    numbers = unit_indices(marian.source, sources, [one.first_word for one in found], " ")
     tokens = [token for ids in sources for token in marian.source.tokens(ids)]
     of_words = [
         number

@@ -9,7 +9,7 @@ import pytest
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import DataError
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
-from tformer_cli.text.vocabulary import END_ID, UNK_ID
+from tformer_cli.text.vocabulary import EOS_ID, UNK_ID
 from tformer_cli.translate import score as scored_pair_room
 from tformer_cli.translate.score import ScoredPair, score_pairs
 
@@ -46,8 +46,8 @@ def test_each_pair_comes_with_its_tokens_and_the_end(tokenizers):
     encode = tokenizers.source.encode, tokenizers.target.encode
     assert scorer.calls == [
         [
-            ([*encode[0]("ab"), END_ID], encode[1]("B A")),
-            ([*encode[0]("abc"), END_ID], encode[1]("C")),
+            ([*encode[0]("ab"), EOS_ID], encode[1]("B A")),
+            ([*encode[0]("abc"), EOS_ID], encode[1]("C")),
         ]
     ]
 

@@ -30,7 +30,7 @@ from tformer_cli.search.hypothesis import EMPTY, Hypothesis
 from tformer_cli.search.request import Request
 from tformer_cli.text.terminology import Terminology
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
-from tformer_cli.text.vocabulary import END_ID
+from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.translate import translator as translator_room
 from tformer_cli.translate.mbr import Consensus
 from tformer_cli.translate.postprocess import best_combinations
@@ -85,7 +85,7 @@ def translator(tokenizers) -> Translator:
 
 def said(translator: Translator) -> list[str]:
     """The sentences that the engine was given, as text."""
-    assert all(not ids or ids[-1] == END_ID for ids in translator.engine.sentences)
+    assert all(not ids or ids[-1] == EOS_ID for ids in translator.engine.sentences)
     return [translator.tokenizers.source.decode(ids) for ids in translator.engine.sentences]
 
 
@@ -187,7 +187,7 @@ def test_blanks_at_the_beginning_make_no_piece(translator):
 
 def test_scores_of_pieces_make_those_of_the_line(translator):
     first, second, third = next(translator.nbest(["abc. defg."], 3))
-    best = [hypothesis([*range(4), END_ID], 0), hypothesis([*range(5), END_ID], 0)]
+    best = [hypothesis([*range(4), EOS_ID], 0), hypothesis([*range(5), EOS_ID], 0)]
     assert first.text == ".cba .gfed"
     assert first.tokens == tuple(".cba.gfed")
     assert first.log_prob == pytest.approx(sum(piece.log_prob for piece in best))

@@ -435,13 +435,13 @@ def _windows(
     input_file: Path | None, beside: Beside, num_done: int, num_processes: int
 ) -> Iterator[list[AskedLine]]:
     """Yield the lines that are still to be translated, as many at a time as are read together."""
-    from tformer_cli.corpus.chunks import chunks
-    from tformer_cli.corpus.prefetch import arriving
+    from tformer_cli.corpus.prefetch import available_lines, chunks
     from tformer_cli.translate.translator import WINDOW_LINES
 
     if input_file is None:
         return (
-            [AskedLine(line) for line in lines] for lines in arriving(stdin_lines(), WINDOW_LINES)
+            [AskedLine(line) for line in lines]
+            for lines in available_lines(stdin_lines(), WINDOW_LINES)
         )
     rest = itertools.islice(asked_lines(input_file, beside), num_done, None)
     return chunks(rest, WINDOW_LINES * num_processes)

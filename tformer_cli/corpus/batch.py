@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tformer_cli.padding import pad_rows
-from tformer_cli.text.vocabulary import END_ID, START_ID
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID
 
 # What of a batch the model sees.
 TENSORS = ("source", "source_mask", "target_in", "target_out", "target_mask")
@@ -64,19 +64,19 @@ class Batch:
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in TENSORS}
         return dataclasses.replace(self, **moved)
 
-    def pinned(self) -> "Batch":
+    def pin_memory(self) -> "Batch":
         """Return the batch in memory that a GPU copies from while it computes."""
         pinned = {name: getattr(self, name).pin_memory() for name in TENSORS}
         return dataclasses.replace(self, **pinned)
 
 
-def collate(examples: Sequence[Example], start_id: int = START_ID) -> Batch:
+def collate(examples: Sequence[Example], start_id: int = BOS_ID) -> Batch:
     """Pad examples into a batch, in the order given; targets go in behind `start_id`."""
     sources = [example.source for example in examples]
     targets = [example.target for example in examples]
-    source, source_mask = pad_rows(sources, last=END_ID)
+    source, source_mask = pad_rows(sources, last=EOS_ID)
     target_in, target_mask = pad_rows(targets, first=start_id)
-    target_out, _ = pad_rows(targets, last=END_ID)
+    target_out, _ = pad_rows(targets, last=EOS_ID)
     return Batch(
         source=source,
         source_mask=source_mask,

@@ -1,7 +1,7 @@
 """Which examples share a batch, and in which order the batches come.
 
 A plan of one epoch is a function of (seed, epoch) and of the corpus alone, so a position in
-the data is two integers (`Position`), and going on from there repeats nothing and skips nothing.
+the data is two integers (`DataPosition`), and resuming there repeats and skips nothing.
 """
 
 from array import array
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tformer_cli.corpus.store import slices
-from tformer_cli.corpus.weights import Weights
+from tformer_cli.corpus.weights import PairWeights
 
 # A pool this many batches deep holds enough sentences of each length to pad little, and few
 # enough that who meets whom in a batch changes from epoch to epoch.
@@ -23,7 +23,7 @@ PREFETCH_FROM = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class DataPosition:
     """The next batch to train on: its epoch, and its place in that epoch's plan."""
 
     epoch: int = 0
@@ -31,7 +31,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EpochPlan:
     """The batches of one epoch, each an array of example indices.
 
     They lie in flat arrays: four bytes an example and a few a batch, whatever the corpus.
@@ -72,11 +72,11 @@ class Bucketing:
 
     source_lengths: np.ndarray
     target_lengths: np.ndarray
-    weights: np.ndarray | Weights
+    weights: np.ndarray | PairWeights
     batch_tokens: int
     seed: int
 
-    def plan(self, epoch: int) -> Plan:
+    def plan(self, epoch: int) -> EpochPlan:
         """Return the batches of one epoch."""
         random = np.random.default_rng((self.seed, epoch))
         examples = self._drawn(random)
@@ -91,7 +91,7 @@ class Bucketing:
         for start in range(0, len(examples), pool_size):
             longest = self._sort(examples[start : start + pool_size])
             stops.extend(start + stop for stop in _cuts(longest, self.batch_tokens))
-        return Plan(examples, np.asarray(stops), random.permutation(len(stops) - 1))
+        return EpochPlan(examples, np.asarray(stops), random.permutation(len(stops) - 1))
 
     def _drawn(self, random: np.random.Generator) -> np.ndarray:
         """Return example indices, each floor(weight) or ceil(weight) times."""
@@ -133,9 +133,9 @@ class EpochPlans:
         """Make plans in a thread, when they are asked for."""
         self._bucketing = bucketing
         self._maker = ThreadPoolExecutor(1)
-        self._plans: dict[int, Future[Plan]] = {}
+        self._plans: dict[int, Future[EpochPlan]] = {}
 
-    def __getitem__(self, epoch: int) -> Plan:
+    def __getitem__(self, epoch: int) -> EpochPlan:
         self.prefetch(epoch)
         self._plans = {
             kept: self._plans[kept] for kept in self._plans if epoch <= kept <= epoch + 1
@@ -147,7 +147,7 @@ class EpochPlans:
         if epoch not in self._plans:
             self._plans[epoch] = self._maker.submit(self._bucketing.plan, epoch)
 
-    def batches_from(self, position: Position) -> Iterator[tuple[np.ndarray, Position]]:
+    def batches_from(self, position: DataPosition) -> Iterator[tuple[np.ndarray, DataPosition]]:
         """Yield batches for ever from `position` on, each with the position that follows it."""
         epoch, done = position.epoch, position.batch
         while True:
@@ -156,7 +156,9 @@ class EpochPlans:
                 if place + 1 > PREFETCH_FROM * len(plan):
                     self.prefetch(epoch + 1)
                 following = (
-                    Position(epoch, place + 1) if place + 1 < len(plan) else Position(epoch + 1)
+                    DataPosition(epoch, place + 1)
+                    if place + 1 < len(plan)
+                    else DataPosition(epoch + 1)
                 )
                 yield plan[place], following
             epoch, done = epoch + 1, 0

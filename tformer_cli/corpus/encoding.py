@@ -20,7 +20,7 @@ import numpy as np
 
 from tformer_cli.child_process import begin_child
 from tformer_cli.config.schema.data import FilterConfig
-from tformer_cli.corpus.filters import FilterReport, judge, pair_digests
+from tformer_cli.corpus.filters import FilterReport, filter_lengths, pair_digests
 from tformer_cli.errors import TrainingError
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 
@@ -78,7 +78,7 @@ def encode_sides(chunk: Chunk, tokenizers: Tokenizers) -> list[list[list[int]]]:
 def encode_pairs(chunk: Chunk, tokenizers: Tokenizers, filters: FilterConfig) -> EncodedPairs:
     """Encode a chunk, and leave out what the filters drop for its length."""
     sides = encode_sides(chunk, tokenizers)
-    is_kept, report = judge(filters, *map(_lengths, sides))
+    is_kept, report = filter_lengths(filters, *map(_lengths, sides))
     kept = np.flatnonzero(is_kept).tolist()
     dtypes = id_dtypes(tokenizers, len(sides))
     return EncodedPairs(

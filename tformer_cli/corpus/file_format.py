@@ -36,7 +36,7 @@ _MARKUP_NAMES = {".tmx": "TMX", ".xlf": "XLIFF", ".xliff": "XLIFF", ".sgm": "SGM
 _SEPARATORS = {".csv": ("CSV", ",;"), ".tsv": ("TSV", "\t"), ".tab": ("TSV", "\t")}
 
 
-def refuse_archive(first_bytes: bytes, name: str) -> None:
+def reject_archive(first_bytes: bytes, name: str) -> None:
     """Make sure that a stream is no archive.
 
     Args:

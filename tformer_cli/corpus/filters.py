@@ -43,9 +43,9 @@ class FilterReport:
         return FilterReport(**{reason: n + more[reason] for reason, n in asdict(self).items()})
 
     def __str__(self) -> str:
-        return self.told("pair")
+        return self.describe("pair")
 
-    def told(self, noun: str) -> str:
+    def describe(self, noun: str) -> str:
         """Return the counts in words, of pairs or of the lines of a text alone."""
         reasons = {
             "empty": self.empty,
@@ -58,7 +58,7 @@ class FilterReport:
         return f"{kept}; dropped {dropped}" if dropped else kept
 
 
-def judge(config: FilterConfig, *lengths: np.ndarray) -> tuple[np.ndarray, FilterReport]:
+def filter_lengths(config: FilterConfig, *lengths: np.ndarray) -> tuple[np.ndarray, FilterReport]:
     """Judge n pairs by their lengths; duplicates are another matter.
 
     Args:

@@ -28,21 +28,21 @@ class Masking:
     its batch, and however wide that is padded, it is the same.
 
     Attributes:
-        share: of the ordinary tokens of a sentence that the model is asked for; at least one.
+        mask_prob: fraction of the ordinary tokens of a sentence to predict; at least one token.
         vocabulary_size: of the ids that replace others.
         seed: of the noise.
     """
 
-    share: float
+    mask_prob: float
     vocabulary_size: int
     seed: int
 
     @classmethod
-    def of(cls, config: MaskedEncoderConfig, vocabulary_size: int, seed: int) -> Self:
+    def from_config(cls, config: MaskedEncoderConfig, vocabulary_size: int, seed: int) -> Self:
         """Return what a config asks for."""
         return cls(config.mask_share, vocabulary_size, seed)
 
-    def masked(self, batch: Batch, epoch: int) -> Batch:
+    def apply(self, batch: Batch, epoch: int) -> Batch:
         """Return a batch of which the source hides tokens, and the target asks for those alone.
 
         Args:
@@ -74,7 +74,7 @@ class Masking:
             rounding: (B,) numbers in [0, 1).
         """
         is_ordinary = source >= NUM_SPECIAL
-        counts = np.maximum(np.floor(self.share * is_ordinary.sum(axis=1) + rounding), 1)
+        counts = np.maximum(np.floor(self.mask_prob * is_ordinary.sum(axis=1) + rounding), 1)
         places = np.where(is_ordinary, rank, np.inf).argsort(axis=1).argsort(axis=1)
         chosen: np.ndarray = is_ordinary & (places < counts[:, None])
         return chosen

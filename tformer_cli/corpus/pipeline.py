@@ -9,17 +9,17 @@ import numpy as np
 
 from tformer_cli.config.schema.data import DataConfig, ParallelText, Text
 from tformer_cli.corpus.batch import Batch, collate
-from tformer_cli.corpus.bucketing import Bucketing, EpochPlans, Position
-from tformer_cli.corpus.chunks import chunks
+from tformer_cli.corpus.bucketing import Bucketing, DataPosition, EpochPlans
 from tformer_cli.corpus.encoding import encode_sides
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.lengths import max_sentences
+from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.corpus.reader import read_lines, read_rows, read_texts
 from tformer_cli.corpus.store import TokenStore, build_store
 from tformer_cli.corpus.store_builder import Pace, stored
 from tformer_cli.errors import DataError
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import START_ID
+from tformer_cli.text.vocabulary import BOS_ID
 
 # Lines handed to the tokenizers at once.
 CHUNK_LINES = 4096
@@ -83,11 +83,11 @@ def evaluation_store(
         sides = store.source_lengths + 1, store.target_lengths + 1
         for file, lengths in zip(files, sides, strict=False):
             for place in np.flatnonzero(lengths > max_length):
-                raise too_long(f"{file}:{place + 1}", int(lengths[place]), max_length)
+                raise too_long_error(f"{file}:{place + 1}", int(lengths[place]), max_length)
     return store
 
 
-def too_long(where: str, length: int, max_length: int) -> DataError:
+def too_long_error(where: str, length: int, max_length: int) -> DataError:
     """Return the error of a sentence that is longer than the model's positions."""
     return DataError(
         where,
@@ -108,38 +108,38 @@ def epoch_plans(store: TokenStore, *, batch_tokens: int, seed: int) -> EpochPlan
     return EpochPlans(_bucketing(store, batch_tokens, seed))
 
 
-def training_groups(
+def training_micro_batches(
     store: TokenStore,
     plans: EpochPlans,
     *,
     accumulate: int,
-    position: Position,
-    start_id: int = START_ID,
+    data_position: DataPosition,
+    start_id: int = BOS_ID,
     rank: int = 0,
     num_ranks: int = 1,
-) -> Iterator[tuple[list[Batch], Position]]:
+) -> Iterator[tuple[list[Batch], DataPosition]]:
     """Yield the batch of each optimiser step for ever, cut into micro-batches by rows.
 
     Args:
         store: the examples.
         plans: of their batches.
         accumulate: micro-batches a batch is cut into, where it has that many rows.
-        position: the first batch.
+        data_position: the first batch.
         start_id: what targets begin with.
         rank: of those that share each batch, from 0.
         num_ranks: how many they are; whose rank is beyond the rows of a batch gets none of it.
 
     Yields:
-        The micro-batches of a step, and the position that follows it.
+        The micro-batches of a step, and the data_position that follows it.
     """
-    for indices, following in plans.batches_from(position):
+    for indices, following in plans.batches_from(data_position):
         parts = np.array_split(indices, min(accumulate * num_ranks, len(indices)))
         own = parts[rank::num_ranks]
         yield [collate(store.examples(part), start_id) for part in own], following
 
 
 def batches_in_order(
-    store: TokenStore, *, batch_tokens: int, start_id: int = START_ID
+    store: TokenStore, *, batch_tokens: int, start_id: int = BOS_ID
 ) -> Iterator[Batch]:
     """Yield every example once, in batches of similar length; targets begin with `start_id`."""
     for indices in _bucketing(store, batch_tokens, seed=0).plan(epoch=0):

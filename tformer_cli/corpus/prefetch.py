@@ -1,5 +1,6 @@
-"""Threads that fetch what will be wanted next: lines of a pipe, batches of a training."""
+"""Streams in chunks, and prefetching of streams in a thread."""
 
+import itertools
 import queue
 import threading
 from collections.abc import Generator, Iterable, Iterator
@@ -8,71 +9,72 @@ from typing import TypeVar
 _Item = TypeVar("_Item")
 
 
-def arriving(lines: Iterable[str], most: int) -> Iterator[list[str]]:
-    """Yield the lines that are there by now, at least one and at most `most`, in their order.
+def chunks(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
+    """Yield lists of `size` items, the last one shorter (itertools.batched of Python 3.12)."""
+    remaining = iter(items)
+    while chunk := list(itertools.islice(remaining, size)):
+        yield chunk
 
-    Somebody who types a line and waits gets it at once; a fast writer fills large batches.
 
-    Args:
-        lines: read in a thread of its own, `most` ahead; what it raises is raised here.
-        most: longest list.
+def available_lines(lines: Iterable[str], max_lines: int) -> Iterator[list[str]]:
+    """Yield lists of the lines that have arrived: at least one, at most `max_lines`.
+
+    A line typed into a terminal is yielded at once; a fast writer fills large lists. The lines are
+    read in a thread, up to `max_lines` in advance. An error of the reader is raised here, after
+    the lines before it.
     """
-    waiting: queue.Queue[str | BaseException | None] = queue.Queue(maxsize=most)
+    arrived: queue.Queue[str | BaseException | None] = queue.Queue(maxsize=max_lines)
 
     def read() -> None:
         try:
             for line in lines:
-                waiting.put(line)
-            waiting.put(None)
+                arrived.put(line)
+            arrived.put(None)
         except BaseException as error:
-            waiting.put(error)
+            arrived.put(error)
 
     threading.Thread(target=read, daemon=True).start()
     while True:
-        there: list[str] = []
-        item = waiting.get()
+        available: list[str] = []
+        item = arrived.get()
         while isinstance(item, str):
-            there.append(item)
-            if len(there) == most or waiting.empty():
+            available.append(item)
+            if len(available) == max_lines or arrived.empty():
                 break
-            item = waiting.get()
-        if there:
-            yield there
+            item = arrived.get()
+        if available:
+            yield available
         if isinstance(item, BaseException):
             raise item
         if item is None:
             return
 
 
-def ahead(items: Iterable[_Item], most: int) -> Generator[_Item]:
-    """Yield items in their order, each made while the ones before it are in use.
+def prefetch(items: Iterable[_Item], buffer_size: int) -> Generator[_Item]:
+    """Yield items in order, up to `buffer_size` of them produced in advance by a thread.
 
-    Whoever does not want all of them closes the generator.
-
-    Args:
-        items: made in a thread of their own; what it raises is raised here.
-        most: how many may wait to be asked for.
+    A consumer that stops early closes the generator. An error of the producer is raised here.
     """
-    made: queue.Queue[tuple[_Item] | BaseException | None] = queue.Queue()
-    room = threading.Semaphore(most)
-    is_over = threading.Event()
+    produced: queue.Queue[tuple[_Item] | BaseException | None] = queue.Queue()
+    room = threading.Semaphore(buffer_size)
+    is_closed = threading.Event()
 
-    def make() -> None:
+    def produce() -> None:
         try:
             for item in items:
                 room.acquire()
-                if is_over.is_set():
+                if is_closed.is_set():
                     return
-                made.put((item,))
-            made.put(None)
+                produced.put((item,))
+            produced.put(None)
         except BaseException as error:
-            made.put(error)
+            produced.put(error)
 
-    maker = threading.Thread(target=make, daemon=True)
-    maker.start()
+    producer = threading.Thread(target=produce, daemon=True)
+    producer.start()
     try:
         while True:
-            item = made.get()
+            item = produced.get()
             if item is None:
                 return
             if isinstance(item, BaseException):
@@ -80,7 +82,7 @@ def ahead(items: Iterable[_Item], most: int) -> Generator[_Item]:
             room.release()
             yield item[0]
     finally:
-        is_over.set()
+        is_closed.set()
         room.release()
-        # A thread that the end of the program cuts off inside of torch takes the program down.
-        maker.join()
+        # A thread that is killed inside torch when the program exits takes the program down.
+        producer.join()

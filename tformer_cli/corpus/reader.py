@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tformer_cli.config.schema.data import ParallelText, Text
-from tformer_cli.corpus.file_format import GZIP_MARK, plain_text, refuse_archive
+from tformer_cli.corpus.file_format import GZIP_MARK, plain_text, reject_archive
 from tformer_cli.errors import DataError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -56,7 +56,7 @@ def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
     with _reading(name):
         for number, line in enumerate(stream, start=1):
             if number == 1:
-                refuse_archive(line, name)
+                reject_archive(line, name)
             if number == 1 and line.startswith(BYTE_ORDER_MARK):
                 line = line.removeprefix(BYTE_ORDER_MARK)
                 if not line:

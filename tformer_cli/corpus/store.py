@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tformer_cli.corpus.batch import Example
-from tformer_cli.corpus.weights import Weights
+from tformer_cli.corpus.weights import PairWeights
 
 # So many pairs or tokens are looked at together: what that takes does not grow with the corpus.
 SLICE = 1 << 16
@@ -33,7 +33,7 @@ class TokenStore:
     source_offsets: np.ndarray
     target_ids: np.ndarray
     target_offsets: np.ndarray
-    weights: Weights
+    weights: PairWeights
     known_fingerprint: str | None = None
 
     def __len__(self) -> int:
@@ -95,7 +95,7 @@ def build_store(pairs: Iterable[tuple[list[int], list[int], float]]) -> TokenSto
         source_offsets=np.asarray(source_offsets, dtype=np.int64),
         target_ids=np.asarray(target_ids, dtype=np.uint32),
         target_offsets=np.asarray(target_offsets, dtype=np.int64),
-        weights=Weights.of_pairs(weights),
+        weights=PairWeights.of_pairs(weights),
     )
 
 

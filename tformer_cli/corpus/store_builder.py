@@ -18,9 +18,9 @@ from tqdm import tqdm
 from tformer_cli.child_process import num_cores
 from tformer_cli.config.schema.data import AnyTrainingText, FilterConfig
 from tformer_cli.corpus.appended_file import AppendedFile
-from tformer_cli.corpus.chunks import chunks
 from tformer_cli.corpus.encoding import EncodedPairs, Sentences, encoder, id_dtypes
 from tformer_cli.corpus.filters import FilterReport, find_repeats
+from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.corpus.reader import read_rows
 from tformer_cli.corpus.store import TokenStore, slices
 from tformer_cli.corpus.store_folder import (

@@ -13,7 +13,7 @@ import numpy as np
 
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.store import TokenStore
-from tformer_cli.corpus.weights import Weights
+from tformer_cli.corpus.weights import PairWeights
 from tformer_cli.json_text import read_json
 from tformer_cli.storage.run_directory import write_json
 
@@ -72,7 +72,7 @@ class StoreFolder:
             store = TokenStore(
                 *sides[0],
                 *sides[-1],
-                weights=Weights.of_runs((report.kept for report in reports), weights),
+                weights=PairWeights.of_runs((report.kept for report in reports), weights),
             )
             if self._checksums(len(index["id_dtypes"])) == index["sha256"]:
                 return self._identified(store, index, weights), sum(reports, FilterReport())

@@ -8,8 +8,8 @@ from itertools import chain
 import numpy as np
 
 from tformer_cli.config.schema.data import Text
-from tformer_cli.corpus.chunks import chunks
 from tformer_cli.corpus.lengths import LengthReport, report_lengths
+from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.corpus.reader import read_rows
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import UNK_ID

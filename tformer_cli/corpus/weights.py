@@ -9,7 +9,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class PairWeights:
     """The weights of n pairs, in runs of equal ones.
 
     Attributes:

@@ -20,7 +20,7 @@ from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
 from tformer_cli.evaluation.metrics import Metric, MetricName, Score
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.run_directory import write_json, write_text
-from tformer_cli.text.vocabulary import START_ID
+from tformer_cli.text.vocabulary import BOS_ID
 from tformer_cli.translate.mbr import Consensus
 from tformer_cli.translate.translator import Translator
 
@@ -145,7 +145,7 @@ def left_out_of_loss(text: Text, store: TokenStore) -> Problem | None:
     )
 
 
-def short_batches(store: TokenStore, *, start_id: int = START_ID) -> Iterator[Batch]:
+def short_batches(store: TokenStore, *, start_id: int = BOS_ID) -> Iterator[Batch]:
     """Yield every example once, but for those that fill more than a batch.
 
     Attention takes time by the square of a length, so one line of 100,000 tokens takes minutes.

@@ -18,7 +18,7 @@ from tformer_cli.search.request import Request
 from tformer_cli.storage.run_directory import new_directory
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import END_ID
+from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.translate.translator import token_roles
 
 
@@ -118,7 +118,7 @@ class CheckText:
             name,
             tuple(lines[number] for number in kept),
             tuple(number + 1 for number in kept),
-            tuple((*encoded[number], END_ID) for number in kept),
+            tuple((*encoded[number], EOS_ID) for number in kept),
         )
 
 

@@ -27,7 +27,7 @@ from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import load_state
 from tformer_cli.storage.tensors import read_notes
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
-from tformer_cli.text.vocabulary import START_IDS
+from tformer_cli.text.vocabulary import DECODER_START_IDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def load_ensemble(runs: Sequence[RunDirectory], name: str = "best") -> list[Trai
                 remedy="an ensemble has one vocabulary: name runs of the same text, tokenizer "
                 "section and seed, or one that continues from the other",
             )
-        if START_IDS[other.config.model.kind] != START_IDS[first.config.model.kind]:
+        if DECODER_START_IDS[other.config.model.kind] != DECODER_START_IDS[first.config.model.kind]:
             raise CheckpointError(
                 str(run.path),
                 f"is of another kind than {runs[0].path}, and its targets begin differently",

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import DataError
-from tformer_cli.text.units import UnitTokenizer
+from tformer_cli.text.units import SymbolTokenizer
 from tformer_cli.text.vocabulary import Vocabulary
 
 
-class CharTokenizer(UnitTokenizer):
+class CharTokenizer(SymbolTokenizer):
     """One side of a character vocabulary.
 
     `decode(encode(line))` is the normalised line without the characters that are unknown.
@@ -43,4 +43,4 @@ def learn_characters(lines: Iterable[str], config: CharConfig) -> bytes:
             remedy="lower it",
         )
     frequent.sort(key=lambda character: (-counts[character], character))
-    return Vocabulary.of(frequent).to_bytes()
+    return Vocabulary.of(frequent).to_json()

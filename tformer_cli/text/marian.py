@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from tformer_cli.errors import CheckpointError
 from tformer_cli.json_text import parse_json
-from tformer_cli.text.normalizer import LINE_BREAKS_TO_BLANKS, Normalizer
-from tformer_cli.text.subword import BLANK_MARK, sentencepiece_processor
-from tformer_cli.text.vocabulary import NUM_SPECIAL, SPECIAL_TOKENS, UNEMITTED_IDS, UNK_ID
+from tformer_cli.text.normalizer import LINE_BREAKS_TO_SPACES, Normalizer
+from tformer_cli.text.subword import WHITESPACE_MARK, sentencepiece_processor
+from tformer_cli.text.vocabulary import NUM_SPECIAL, SPECIAL_TOKENS, SUPPRESSED_IDS, UNK_ID
 
 REMEDY = "restore the file, or import the model again"
 LINE_BREAKS = ("<0x0A>", "<0x0D>")
@@ -48,7 +48,7 @@ class MarianTokenizer:
         # Bytes stand in no order that all Marian models share.
         self.byte_ids = range(0)
         line_breaks = [self._ids[piece] for piece in LINE_BREAKS if piece in self._ids]
-        self.suppressed_ids: tuple[int, ...] = (*UNEMITTED_IDS, *line_breaks)
+        self.suppressed_ids: tuple[int, ...] = (*SUPPRESSED_IDS, *line_breaks)
 
     def encode(self, line: str) -> list[int]:
         """Return the ids of a line."""
@@ -69,20 +69,20 @@ class MarianTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids without the special ones."""
         text: str = self._processor.decode(self.tokens([i for i in ids if i >= NUM_SPECIAL]))
-        return text.replace(BLANK_MARK, " ").strip().translate(LINE_BREAKS_TO_BLANKS)
+        return text.replace(WHITESPACE_MARK, " ").strip().translate(LINE_BREAKS_TO_SPACES)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Return the pieces of ids, special ones included."""
         return [self._tokens[i] for i in ids]
 
-    def spelled(self, ids: Sequence[int]) -> list[bytes]:
+    def to_bytes(self, ids: Sequence[int]) -> list[bytes]:
         """Return the bytes of each piece; a word has a blank before it."""
         return [self._spelled(piece) for piece in self.tokens(ids)]
 
     def _spelled(self, piece: str) -> bytes:
         if self._processor.is_byte(self._processor.piece_to_id(piece)):
             return bytes([int(piece[1:-1], base=16)])
-        return piece.replace(BLANK_MARK, " ").encode()
+        return piece.replace(WHITESPACE_MARK, " ").encode()
 
     def _ids_of(self, code: str, pieces: Sequence[str]) -> list[int]:
         all_pieces = [code, *pieces] if code else pieces

@@ -6,7 +6,7 @@ from typing import Literal
 
 from tformer_cli.config.schema.tokenizer import LearntTokenizerConfig
 
-LINE_BREAKS_TO_BLANKS = str.maketrans("\r\n", "  ")
+LINE_BREAKS_TO_SPACES = str.maketrans("\r\n", "  ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Normalizer:
         """Return the line in this spelling; doing it again changes nothing."""
         if line.isspace():
             return ""
-        line = line.translate(LINE_BREAKS_TO_BLANKS)
+        line = line.translate(LINE_BREAKS_TO_SPACES)
         if self.nfkc:
             line = unicodedata.normalize("NFKC", line)
         if self.lowercase:

@@ -31,7 +31,7 @@ _JOINER = "\u200d"
 _WITHOUT_BLANKS = frozenset({"zh", "yue", "wuu", "ja", "th", "lo", "km", "my", "bo", "dz"})
 
 
-def segments(
+def segment_text(
     text: str,
     max_tokens: int,
     count_tokens: Callable[[str], int],
@@ -94,7 +94,7 @@ def sentence_ends(text: str) -> list[int]:
     return [*ends, len(text)] if text else []
 
 
-def beginning(text: str, max_tokens: int, count_tokens: Callable[[str], int]) -> str:
+def truncate_text(text: str, max_tokens: int, count_tokens: Callable[[str], int]) -> str:
     """Return as much of a text as has at most `max_tokens` tokens, or its first character.
 
     Args:
@@ -109,7 +109,7 @@ def beginning(text: str, max_tokens: int, count_tokens: Callable[[str], int]) ->
     return text[: _furthest(0, len(text), max_tokens, fits)]
 
 
-def blank_between(language: str) -> str:
+def word_separator(language: str) -> str:
     """Return what stands between two sentences of a language: a blank, or nothing.
 
     Args:

@@ -11,14 +11,14 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tformer_cli.child_process import num_threads
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.errors import CheckpointError, DataError
-from tformer_cli.text.normalizer import LINE_BREAKS_TO_BLANKS, Normalizer
+from tformer_cli.text.normalizer import LINE_BREAKS_TO_SPACES, Normalizer
 from tformer_cli.text.vocabulary import (
-    END_ID,
+    BOS_ID,
+    EOS_ID,
     NUM_SPECIAL,
     PAD_ID,
     SPECIAL_TOKENS,
-    START_ID,
-    UNEMITTED_IDS,
+    SUPPRESSED_IDS,
     UNK_ID,
 )
 
@@ -28,7 +28,7 @@ SENTENCE_CHARACTERS = 1000
 
 # Characters that sentencepiece uses for itself: it writes a blank as the first, and drops every
 # training sentence with the second.
-BLANK_MARK = "\u2581"
+WHITESPACE_MARK = "\u2581"
 UNKNOWN_MARK = "\u2585"
 
 # The number of threads shows in the model, so it is the same on every machine.
@@ -65,7 +65,7 @@ class SubwordTokenizer:
         has_bytes = self.size > NUM_SPECIAL and self._processor.is_byte(NUM_SPECIAL)
         self.byte_ids = range(NUM_SPECIAL, NUM_SPECIAL + 256) if has_bytes else range(0)
         line_breaks = [self.byte_ids[ord(c)] for c in "\n\r"] if has_bytes else []
-        self.suppressed_ids: tuple[int, ...] = (*UNEMITTED_IDS, *line_breaks)
+        self.suppressed_ids: tuple[int, ...] = (*SUPPRESSED_IDS, *line_breaks)
 
     def encode(self, line: str) -> list[int]:
         """Return the ids of a line, in time linear in its length."""
@@ -80,23 +80,23 @@ class SubwordTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids; bytes that are no UTF-8 become U+FFFD."""
         text: str = self._processor.decode([int(i) for i in ids if i >= NUM_SPECIAL])
-        return text.translate(LINE_BREAKS_TO_BLANKS)
+        return text.translate(LINE_BREAKS_TO_SPACES)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Return the pieces of ids, special ones included."""
         return [self._processor.id_to_piece(int(i)) for i in ids]
 
-    def spelled(self, ids: Sequence[int]) -> list[bytes]:
+    def to_bytes(self, ids: Sequence[int]) -> list[bytes]:
         """Return the bytes of each piece; a word has a blank before it."""
         return [
             bytes([self.byte_ids.index(i)])
             if i in self.byte_ids
-            else piece.replace(BLANK_MARK, " ").encode()
+            else piece.replace(WHITESPACE_MARK, " ").encode()
             for i, piece in zip(ids, self.tokens(ids), strict=True)
         ]
 
     def _text(self, line: str) -> str:
-        return self.normalizer(line).replace(BLANK_MARK, " ")
+        return self.normalizer(line).replace(WHITESPACE_MARK, " ")
 
 
 def learn_subwords(lines: Iterable[str], config: SubwordConfig) -> bytes:
@@ -118,13 +118,13 @@ def learn_subwords(lines: Iterable[str], config: SubwordConfig) -> bytes:
             max_sentence_length=4 * SENTENCE_CHARACTERS,  # in bytes
             pad_id=PAD_ID,
             unk_id=UNK_ID,
-            bos_id=START_ID,
-            eos_id=END_ID,
+            bos_id=BOS_ID,
+            eos_id=EOS_ID,
             pad_piece=SPECIAL_TOKENS[PAD_ID],
             unk_piece=SPECIAL_TOKENS[UNK_ID],
-            bos_piece=SPECIAL_TOKENS[START_ID],
-            eos_piece=SPECIAL_TOKENS[END_ID],
-            control_symbols=list(SPECIAL_TOKENS[END_ID + 1 :]),
+            bos_piece=SPECIAL_TOKENS[BOS_ID],
+            eos_piece=SPECIAL_TOKENS[EOS_ID],
+            control_symbols=list(SPECIAL_TOKENS[EOS_ID + 1 :]),
             num_threads=TRAINING_THREADS,
             minloglevel=2,
         )
@@ -150,7 +150,7 @@ def reservoir_sample(items: Iterable[Item], size: int, seed: int) -> list[Item]:
 
 def _sentences(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
-        text = line.replace(BLANK_MARK, " ").replace(UNKNOWN_MARK, " ")
+        text = line.replace(WHITESPACE_MARK, " ").replace(UNKNOWN_MARK, " ")
         for start in range(0, len(text), SENTENCE_CHARACTERS):
             yield text[start : start + SENTENCE_CHARACTERS]
 

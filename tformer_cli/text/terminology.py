@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Iterable
 
 from tformer_cli.errors import DataError
-from tformer_cli.text.segments import blank_between
+from tformer_cli.text.segments import word_separator
 
 
 class Terminology:
@@ -22,7 +22,7 @@ class Terminology:
             DataError: a line is something else, or gives a term a second translation.
         """
         self.targets: dict[str, str] = {}
-        self._whole_words = blank_between(source_language) != ""
+        self._whole_words = word_separator(source_language) != ""
         places: dict[str, int] = {}
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -45,7 +45,7 @@ class Terminology:
             places.setdefault(source, number)
         self._lengths = sorted({len(term) for term in self.targets}, reverse=True)
 
-    def wanted(self, line: str) -> list[str]:
+    def target_terms(self, line: str) -> list[str]:
         """Return the target terms of a line, each once, in the order of their source terms.
 
         Of terms that overlap the longest counts, and of equally long ones the first. Upper and

@@ -80,7 +80,7 @@ class Tokenizer(Protocol):
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Return each id's token as it is shown to people."""
 
-    def spelled(self, ids: Sequence[int]) -> list[bytes]:
+    def to_bytes(self, ids: Sequence[int]) -> list[bytes]:
         """Return the UTF-8 bytes of text that each id stands for, blanks between words included."""
 
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from tformer_cli.text.normalizer import Normalizer
-from tformer_cli.text.vocabulary import NUM_SPECIAL, UNEMITTED_IDS, Vocabulary
+from tformer_cli.text.vocabulary import NUM_SPECIAL, SUPPRESSED_IDS, Vocabulary
 
 
-class UnitTokenizer(ABC):
+class SymbolTokenizer(ABC):
     """One side of a vocabulary of whole units."""
 
     kind: ClassVar[str]
@@ -27,10 +27,10 @@ class UnitTokenizer(ABC):
         """
         self.content = vocabulary
         self.normalizer = normalizer
-        self._vocabulary = Vocabulary.from_bytes(vocabulary, name)
+        self._vocabulary = Vocabulary.from_json(vocabulary, name)
         self.size = len(self._vocabulary)
         self.byte_ids = range(0)
-        self.suppressed_ids = UNEMITTED_IDS
+        self.suppressed_ids = SUPPRESSED_IDS
 
     @abstractmethod
     def split(self, line: str) -> Sequence[str]:
@@ -52,6 +52,6 @@ class UnitTokenizer(ABC):
         """Return the units of ids, special tokens included."""
         return [self._vocabulary.tokens[i] for i in ids]
 
-    def spelled(self, ids: Sequence[int]) -> list[bytes]:
+    def to_bytes(self, ids: Sequence[int]) -> list[bytes]:
         """Return the bytes of each unit, and of the separator after it."""
         return [f"{unit}{self.separator}".encode() for unit in self.tokens(ids)]

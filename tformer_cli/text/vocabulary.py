@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from tformer_cli.errors import CheckpointError
 from tformer_cli.json_text import parse_json
 
-PAD_ID, UNK_ID, START_ID, END_ID, MASK_ID, SEPARATOR_ID = range(6)
+PAD_ID, UNK_ID, BOS_ID, EOS_ID, MASK_ID, SEP_ID = range(6)
 # What a target begins with, by the kind of the network; a masked encoder looks at none.
-START_IDS = {
-    "encoder_decoder": START_ID,
-    "decoder_only": SEPARATOR_ID,
-    "masked_encoder": START_ID,
+DECODER_START_IDS = {
+    "encoder_decoder": BOS_ID,
+    "decoder_only": SEP_ID,
+    "masked_encoder": BOS_ID,
 }
 NUM_SPECIAL = 16
 SPECIAL_TOKENS = (
@@ -24,7 +24,7 @@ SPECIAL_TOKENS = (
     "<sep>",
     *(f"<tag_{i}>" for i in range(6, NUM_SPECIAL)),
 )
-UNEMITTED_IDS = tuple(i for i in range(NUM_SPECIAL) if i != END_ID)
+SUPPRESSED_IDS = tuple(i for i in range(NUM_SPECIAL) if i != EOS_ID)
 """The special ids that no translation contains."""
 
 
@@ -64,17 +64,17 @@ class Vocabulary:
         """Return the id of a word of text, `UNK_ID` if it has none."""
         return self._ids.get(word, UNK_ID)
 
-    def to_bytes(self) -> bytes:
+    def to_json(self) -> bytes:
         """Return the content of a vocabulary file: a JSON list in UTF-8, one token a line."""
         lines = ",\n".join(json.dumps(token, ensure_ascii=False) for token in self.tokens)
         return f"[\n{lines}\n]\n".encode()
 
     @classmethod
-    def from_bytes(cls, content: bytes, name: str) -> "Vocabulary":
+    def from_json(cls, content: bytes, name: str) -> "Vocabulary":
         """Read the content of a vocabulary file.
 
         Args:
-            content: what `to_bytes` returned.
+            content: what `to_json` returned.
             name: of the file, for messages.
 
         Raises:

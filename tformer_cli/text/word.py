@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 
 from tformer_cli.config.schema.tokenizer import WordConfig
 from tformer_cli.errors import DataError
-from tformer_cli.text.units import UnitTokenizer
+from tformer_cli.text.units import SymbolTokenizer
 from tformer_cli.text.vocabulary import NUM_SPECIAL, SPECIAL_TOKENS, Vocabulary
 
 
-class WordTokenizer(UnitTokenizer):
+class WordTokenizer(SymbolTokenizer):
     """One side of a word vocabulary.
 
     Text is lower-cased and punctuation split off or dropped, whatever the language, so `decode`
@@ -53,7 +53,7 @@ def learn_words(lines: Iterable[str], config: WordConfig) -> bytes:
             got=str(config.min_frequency),
             remedy="lower it",
         )
-    return Vocabulary(tuple(vocab.itos)).to_bytes()
+    return Vocabulary(tuple(vocab.itos)).to_json()
 
 
 @functools.cache

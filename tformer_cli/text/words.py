@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tformer_cli.text.tokenizer import Tokenizer
 
 
-def word_numbers(spelled: Sequence[bytes]) -> list[int | None]:
+def word_indices(spelled: Sequence[bytes]) -> list[int | None]:
     """Return the number of each token's word, counted from 0; None of a token of blanks.
 
     A word is what stands between blanks, as programs of a command line count words: ASCII white
@@ -26,16 +26,16 @@ def word_numbers(spelled: Sequence[bytes]) -> list[int | None]:
     return numbers
 
 
-def first_words(pieces: Sequence[str]) -> list[int]:
+def first_word_indices(pieces: Sequence[str]) -> list[int]:
     """Return the number of the word of a text that each piece of it begins in, counted from 0.
 
     Args:
         pieces: in a row the text, none of them empty; what a blank one says means nothing.
     """
-    return [number or 0 for number in word_numbers([piece.encode() for piece in pieces])]
+    return [number or 0 for number in word_indices([piece.encode() for piece in pieces])]
 
 
-def unit_numbers(
+def unit_indices(
     tokenizer: Tokenizer, pieces: Sequence[Sequence[int]], firsts: Sequence[int], blank: str
 ) -> list[int | None]:
     """Return the number of each token's word in a text; of its own, where words have no blanks.
@@ -50,12 +50,12 @@ def unit_numbers(
         return list(range(sum(len(ids) for ids in pieces)))
     numbers: list[int | None] = []
     for ids, first in zip(pieces, firsts, strict=True):
-        own = word_numbers(tokenizer.spelled(ids))
+        own = word_indices(tokenizer.to_bytes(ids))
         numbers += [None if number is None else first + number for number in own]
     return numbers
 
 
-def linked_units(
+def aligned_units(
     links: Sequence[int], source: Sequence[int | None], target: Sequence[int | None]
 ) -> tuple[tuple[int, int], ...]:
     """Return the pairs of a source and a target unit that are linked, in ascending order.

@@ -83,7 +83,7 @@ class DryRun:
 
     def __str__(self) -> str:
         sizes = " and ".join(f"{size:,}" for size in sorted({*self.vocabulary_sizes}))
-        text = self.sample.told(self.unit)
+        text = self.sample.describe(self.unit)
         if self.sample.seen < self.num_pairs:
             text = f"{self.num_pairs:,} {self.unit}s; in a sample of {text}"
         rows, width = self.worst_batch

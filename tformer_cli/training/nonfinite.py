@@ -11,7 +11,7 @@ goes on decides what an unbroken one does.
 from dataclasses import replace
 from typing import Literal
 
-from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.storage.state import TrainingState
 
 MOST_FAILURES = 3
@@ -21,7 +21,7 @@ SLOWER = 0.5
 Verdict = Literal["go on", "roll back", "give up"]
 
 
-def failed(state: TrainingState, place: Position, following: Position) -> TrainingState:
+def failed(state: TrainingState, place: DataPosition, following: DataPosition) -> TrainingState:
     """Return the state behind a batch that was not finite."""
     return replace(
         state,

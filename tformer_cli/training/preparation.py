@@ -10,12 +10,12 @@ import torch
 
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.model import MaskedEncoderConfig, ModelConfig
-from tformer_cli.corpus.bucketing import EpochPlans, Position
+from tformer_cli.corpus.bucketing import DataPosition, EpochPlans
 from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.lengths import report_lengths
 from tformer_cli.corpus.masking import Masking
-from tformer_cli.corpus.pipeline import epoch_plans, training_groups, training_store
-from tformer_cli.corpus.prefetch import ahead
+from tformer_cli.corpus.pipeline import epoch_plans, training_micro_batches, training_store
+from tformer_cli.corpus.prefetch import prefetch
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import resolve_precision
 from tformer_cli.distributed import ALONE, World
@@ -24,7 +24,7 @@ from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Network
 from tformer_cli.storage.state import TrainingState
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import START_IDS
+from tformer_cli.text.vocabulary import DECODER_START_IDS
 from tformer_cli.training.ema import MovingAverage
 from tformer_cli.training.resume import environment_of
 from tformer_cli.training.step import Group, Learner
@@ -86,26 +86,26 @@ class Preparation:
         What comes next is padded while the model computes. It is a function of the place in the
         text alone, whatever was made ready before an interruption.
         """
-        return ahead(self._groups(state), GROUPS_AHEAD)
+        return prefetch(self._groups(state), GROUPS_AHEAD)
 
     def _groups(self, state: TrainingState) -> Iterator[Group]:
         training = self.config.training
-        place = Position(state.epoch, state.batch)
+        place = DataPosition(state.epoch, state.batch)
         left_out = set(state.left_out)
-        for batches, following in training_groups(
+        for batches, following in training_micro_batches(
             self.store,
             self.plans,
             accumulate=training.accumulate,
-            position=place,
-            start_id=START_IDS[self.config.model.kind],
+            data_position=place,
+            start_id=DECODER_START_IDS[self.config.model.kind],
             rank=self.learner.world.rank,
             num_ranks=self.learner.world.size,
         ):
             if (place.epoch, place.batch) not in left_out:
                 if self.masking is not None:
-                    batches = [self.masking.masked(batch, place.epoch) for batch in batches]
+                    batches = [self.masking.apply(batch, place.epoch) for batch in batches]
                 if self.learner.device.type == "cuda":
-                    batches = [batch.pinned() for batch in batches]
+                    batches = [batch.pin_memory() for batch in batches]
                 yield Group(batches, place, following)
             place = following
 
@@ -161,9 +161,9 @@ def prepare(
         store, report = training_store(config.data, tokenizers, stores)
     masking = None
     if isinstance(config.model, MaskedEncoderConfig):
-        masking = Masking.of(config.model, tokenizers.source.size, config.seed)
+        masking = Masking.from_config(config.model, tokenizers.source.size, config.seed)
     if world.is_first:
-        say(f"training text: {report.told(config.data.unit)}")
+        say(f"training text: {report.describe(config.data.unit)}")
         say(f"source: {report_lengths(store.source_lengths)}")
         if masking is None:
             say(f"target: {report_lengths(store.target_lengths)}")

@@ -17,7 +17,7 @@ from torch.nn.utils import get_total_norm
 
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch
-from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.device import (
     autocast,
     derive_seed,
@@ -46,8 +46,8 @@ class Group:
     """
 
     batches: Sequence[Batch]
-    place: Position
-    following: Position
+    place: DataPosition
+    following: DataPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class StepReport:
     """
 
     step: int
-    position: Position
+    position: DataPosition
     loss: float
     nll: float
     accuracy: float

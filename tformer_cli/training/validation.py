@@ -148,9 +148,9 @@ def _masked_batches(
 ) -> Iterator[Batch]:
     """Yield the validation text with the masks that it always has."""
     assert isinstance(config.model, MaskedEncoderConfig), "a text alone is for masks"
-    masking = Masking.of(config.model, tokenizers.source.size, config.seed)
+    masking = Masking.from_config(config.model, tokenizers.source.size, config.seed)
     for batch in short_batches(store):
-        yield masking.masked(batch, epoch=0)
+        yield masking.apply(batch, epoch=0)
         on_done(len(batch.source))
 
 

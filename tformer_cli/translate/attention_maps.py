@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.corpus.pipeline import too_long
+from tformer_cli.corpus.pipeline import too_long_error
 from tformer_cli.errors import UsageError
 from tformer_cli.model.inspection.position_tables import PositionTable, position_tables
 from tformer_cli.model.inspection.record import LayerMaps, attention_maps
@@ -18,7 +18,7 @@ from tformer_cli.search.engine import NativeEngine
 from tformer_cli.search.logits_processors import TokenRoles
 from tformer_cli.search.request import Request
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
-from tformer_cli.text.vocabulary import END_ID
+from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.translate.translator import token_roles
 
 # Places that a table of positions shows at least, where the network knows so many.
@@ -110,7 +110,7 @@ def sentence_maps(
             not translate.
         DataError: the sentence or the translation is longer than the positions that it has learnt.
     """
-    source_ids = [*_ids(tokenizers.source, "`sentence`", sentence), END_ID]
+    source_ids = [*_ids(tokenizers.source, "`sentence`", sentence), EOS_ID]
     if len(source_ids) == 1:
         raise UsageError("`sentence`", "has no token in it", got=repr(sentence))
     _check_length(network, "`sentence`", len(source_ids))
@@ -192,7 +192,7 @@ def _ids(tokenizer: Tokenizer, where: str, text: str) -> list[int]:
 
 def _check_length(network: Network, where: str, length: int) -> None:
     if network.max_length is not None and length > network.max_length:
-        raise too_long(where, length, network.max_length)
+        raise too_long_error(where, length, network.max_length)
 
 
 def _translation(

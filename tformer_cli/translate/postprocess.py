@@ -9,7 +9,7 @@ from tformer_cli.search.alignment import Aligner
 from tformer_cli.search.hypothesis import Hypothesis
 from tformer_cli.search.request import Request
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.words import first_words, linked_units, unit_numbers
+from tformer_cli.text.words import aligned_units, first_word_indices, unit_indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +112,12 @@ class Wording:
         return replace(
             translation,
             source_tokens=tuple(source.tokens([token for ids in sources for token in ids])),
-            alignments=linked_units(
+            alignments=aligned_units(
                 [start + link for start, own in zip(starts, links, strict=False) for link in own],
-                unit_numbers(
+                unit_indices(
                     source, sources, [piece.first_word for piece in pieces], self.source_blank
                 ),
-                unit_numbers(target, written, first_words(texts), self.blank),
+                unit_indices(target, written, first_word_indices(texts), self.blank),
             ),
         )
 

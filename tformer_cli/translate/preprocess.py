@@ -6,11 +6,11 @@ from typing import Literal
 from tformer_cli.errors import DataError, Problem
 from tformer_cli.search.request import Request
 from tformer_cli.text.marian import MarianTokenizer
-from tformer_cli.text.segments import beginning, segments, sentence_ends
+from tformer_cli.text.segments import segment_text, sentence_ends, truncate_text
 from tformer_cli.text.terminology import Terminology
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import END_ID
-from tformer_cli.text.words import first_words
+from tformer_cli.text.vocabulary import EOS_ID
+from tformer_cli.text.words import first_word_indices
 
 # Numbers the pieces of a line, for what is drawn at random.
 MOST_PIECES = 1 << 20
@@ -98,7 +98,7 @@ class LineRequests:
                 got=f"{len(pieces)} pieces",
                 remedy=f"split it and them, or raise `{argument}`",
             )
-        words = first_words([text for text, _ in pieces])
+        words = first_word_indices([text for text, _ in pieces])
         requests = [
             Request(
                 source=source,
@@ -141,12 +141,12 @@ class LineRequests:
             raise DataError(where, what, got=got, remedy='split it, or use `long_lines="split"`')
         if self.long_lines == "truncate":
             pieces = [ids[:most]]
-            texts = [beginning(line, most, lambda text: len(encode(text)))]
+            texts = [truncate_text(line, most, lambda text: len(encode(text)))]
             outcome = f"only the first {most:,} are translated"
         else:
             code, rest = self._split_code(line)
             # No sentence of training begins or ends in blanks; to some tokenizers they are tokens.
-            texts = segments(
+            texts = segment_text(
                 rest.strip(),
                 most,
                 lambda text: len(encode(code + text.strip())),
@@ -178,7 +178,7 @@ class LineRequests:
         self, text: str, phrases: Sequence[str], where: str
     ) -> tuple[tuple[int, ...], ...]:
         """Return the ids of what the translation of a piece of source text must contain."""
-        terms = [] if self.terminology is None else self.terminology.wanted(text)
+        terms = [] if self.terminology is None else self.terminology.target_terms(text)
         required = []
         for phrase in (*phrases, *(term for term in terms if term not in phrases)):
             whose = f"a required phrase of {where}"
@@ -240,7 +240,7 @@ def _contains(ids: Sequence[int], phrase: Sequence[int]) -> bool:
 
 def _ended(ids: Sequence[int]) -> list[int]:
     """Put the end token after the ids of a sentence; an empty one stays empty."""
-    return [*ids, END_ID] if ids else []
+    return [*ids, EOS_ID] if ids else []
 
 
 def _too_many_sentences(where: str, count: int, most: int | None) -> Problem:

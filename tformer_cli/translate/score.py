@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from tformer_cli.corpus.chunks import chunks
-from tformer_cli.corpus.pipeline import too_long
+from tformer_cli.corpus.pipeline import too_long_error
+from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.errors import Problem
 from tformer_cli.search.scoring import Scorer
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import END_ID
+from tformer_cli.text.vocabulary import EOS_ID
 
 # Longest source or target that is scored, in tokens. Attention takes time by the square of that.
 MAX_TOKENS = 4096
@@ -74,7 +74,7 @@ def score_pairs(
             for name, sentences in zip(names, (sources, targets), strict=True):
                 for place, ids in enumerate(sentences, start=number):
                     if len(ids) >= scorer.max_length:
-                        raise too_long(f"{name}:{place}", len(ids) + 1, scorer.max_length)
+                        raise too_long_error(f"{name}:{place}", len(ids) + 1, scorer.max_length)
         long = {
             place: max(len(source), len(target))
             for place, (source, target) in enumerate(zip(sources, targets, strict=True))
@@ -90,13 +90,13 @@ def score_pairs(
             )
         found = scorer.score(
             [
-                ([], []) if place in long else ([*ids, END_ID] if ids else [], target)
+                ([], []) if place in long else ([*ids, EOS_ID] if ids else [], target)
                 for place, (ids, target) in enumerate(zip(sources, targets, strict=True))
             ],
             on_done=on_done,
         )
         for place, ((source, target), ids) in enumerate(zip(window, targets, strict=True)):
-            tokens = tuple(tokenizers.target.tokens([*ids, END_ID]))
+            tokens = tuple(tokenizers.target.tokens([*ids, EOS_ID]))
             log_probs = (math.nan,) * len(tokens) if place in long else found[place]
             yield ScoredPair(source, target, tokens, log_probs)
         number += len(window)

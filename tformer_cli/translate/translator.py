@@ -17,7 +17,7 @@ from tformer_cli.config.schema.decoding import (
     SampleConfig,
 )
 from tformer_cli.config.schema.model import ModelConfig
-from tformer_cli.corpus.chunks import chunks
+from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.device import give_back_memory, resolve_device, resolve_precision
 from tformer_cli.errors import ConfigError, Problem, UsageError
 from tformer_cli.model.network import Seq2Seq
@@ -28,10 +28,10 @@ from tformer_cli.search.logits_processors import TokenRoles
 from tformer_cli.search.workers import WorkersEngine
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_ensemble
-from tformer_cli.text.segments import blank_between
+from tformer_cli.text.segments import word_separator
 from tformer_cli.text.terminology import Terminology
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
-from tformer_cli.text.vocabulary import END_ID, START_ID, START_IDS
+from tformer_cli.text.vocabulary import BOS_ID, DECODER_START_IDS, EOS_ID
 from tformer_cli.translate.mbr import Consensus
 from tformer_cli.translate.postprocess import Translation, Wording, best_combinations
 from tformer_cli.translate.preprocess import LineRequests, LongLines
@@ -71,7 +71,7 @@ class Translator:
         blank: str = " ",
         source_blank: str = " ",
         aligner: Aligner | None = None,
-        start_id: int = START_ID,
+        start_id: int = BOS_ID,
         description: str = "",
     ) -> None:
         """Join an engine and the tokenizers of its model.
@@ -228,8 +228,8 @@ class Translator:
             max_source_length=max_source_length,
             max_source_sentences=max_source_sentences,
             long_lines=long_lines,
-            blank=blank_between(config.data.target_language),
-            source_blank=blank_between(config.data.source_language),
+            blank=word_separator(config.data.target_language),
+            source_blank=word_separator(config.data.source_language),
             # One pass over many translations has matrices large enough for all threads of this
             # process, and the others have nothing to do in the meantime.
             aligner=engine.aligner,
@@ -564,4 +564,4 @@ def _check_keeps_to_phrases(search: DecodingConfig, argument: str) -> None:
 
 def token_roles(target: Tokenizer, model: ModelConfig) -> TokenRoles:
     """Return the ids that mean something to a search in the target language of a model."""
-    return TokenRoles(START_IDS[model.kind], END_ID, target.suppressed_ids)
+    return TokenRoles(DECODER_START_IDS[model.kind], EOS_ID, target.suppressed_ids)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
-from tformer_cli.text.vocabulary import END_ID
+from tformer_cli.text.vocabulary import EOS_ID
 
 if TYPE_CHECKING:
     from multiprocessing.pool import Pool
@@ -155,7 +155,7 @@ class OnIds(Contestant):
         places = [place for place, ids in enumerate(encoded) if ids]
         translations: list[list[int]] = [[] for _ in lines]
         for place, ids in zip(places, self.written([encoded[i] for i in places]), strict=True):
-            translations[place] = list(itertools.takewhile(lambda i: i != END_ID, ids))
+            translations[place] = list(itertools.takewhile(lambda i: i != EOS_ID, ids))
         return [self.tokenizers.target.decode(ids) for ids in translations]
 
     @abstractmethod
@@ -205,7 +205,7 @@ class InBatches(OnIds):
         order = sorted(range(len(sentences)), key=lambda place: -len(sentences[place]))
         size = self.setting.batch
         starts = range(0, len(order), size)
-        batches = [[[*sentences[i], END_ID] for i in order[at : at + size]] for at in starts]
+        batches = [[[*sentences[i], EOS_ID] for i in order[at : at + size]] for at in starts]
         if self.pool is None:
             found = [self.searched(batch) for batch in batches]
         else:

@@ -25,7 +25,7 @@ from tformer_cli.storage.run_directory import RunDirectory, write_text
 from tformer_cli.storage.state import TrainingState
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
-from tformer_cli.text.vocabulary import END_ID
+from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.training.trainer import train
 
 TEST_SET = "test_2016_flickr"
@@ -113,7 +113,7 @@ def write_endless(config: Config, tokenizers: Tokenizers, folder: RunDirectory) 
     )
     with torch.no_grad():
         # So its logit is zero, and of all the others one is above.
-        model.output.weight[END_ID] = 0
+        model.output.weight[EOS_ID] = 0
     tokenizers.save(folder.tokenizer)
     save_average(folder.checkpoint(0), model, TrainingState.beginning("", {}))
     folder.point("last", folder.checkpoint(0))

@@ -10,7 +10,7 @@ from tformer_cli.model.blocks.attention import Attention
 from tformer_cli.model.layers import DecoderLayer, EncoderLayer
 from tformer_cli.padding import pad_rows
 from tformer_cli.storage.trained_model import TrainedModel
-from tformer_cli.text.vocabulary import END_ID, PAD_ID, START_ID
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
 
 # Longest source sentence, in tokens.
 MAX_SOURCE_LENGTH = 1024
@@ -60,7 +60,7 @@ class TextbookTranslator(TextbookModel):
         """Return the translation with the best mean log probability, `</s>` included."""
         source = torch.tensor([sentence])
         memory = self._read(source)
-        rows, totals = torch.full((1, 1), START_ID), torch.zeros(1)
+        rows, totals = torch.full((1, 1), BOS_ID), torch.zeros(1)
         found: list[tuple[float, list[int]]] = []
         for length in range(1, self.max_length + 1):
             count = len(rows)
@@ -69,7 +69,7 @@ class TextbookTranslator(TextbookModel):
             best, places = (totals[:, None] + log_probs).flatten().topk(size - len(found))
             tokens = places % log_probs.shape[1]
             rows = torch.cat((rows[places // log_probs.shape[1]], tokens[:, None]), dim=1)
-            leaving = torch.ones_like(tokens) if length == self.max_length else tokens == END_ID
+            leaving = torch.ones_like(tokens) if length == self.max_length else tokens == EOS_ID
             for place in leaving.nonzero().flatten().tolist():
                 found.append((best[place].item() / length, rows[place, 1:].tolist()))
             rows, totals = rows[leaving == 0], best[leaving == 0]
@@ -114,18 +114,18 @@ def greedy(
     Returns:
         The rows, `</s>` and what follows it included.
     """
-    rows, ended = torch.full((count, 1), START_ID), torch.zeros(count, dtype=torch.bool)
+    rows, ended = torch.full((count, 1), BOS_ID), torch.zeros(count, dtype=torch.bool)
     for length in range(1, max_length + 1):
         best = _allowed(logits_after(rows), suppressed_ids, length).argmax(dim=-1)
         rows = torch.cat((rows, best[:, None]), dim=1)
-        ended |= best == END_ID
+        ended |= best == EOS_ID
         if ended.all():
             break
     return rows[:, 1:].tolist()
 
 
 def _allowed(logits: Tensor, suppressed_ids: Sequence[int], length: int) -> Tensor:
-    impossible = [*suppressed_ids, END_ID] if length == 1 else list(suppressed_ids)
+    impossible = [*suppressed_ids, EOS_ID] if length == 1 else list(suppressed_ids)
     logits[:, impossible] = -torch.inf
     return logits
 

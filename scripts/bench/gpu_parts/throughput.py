@@ -23,11 +23,11 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.corpus.bucketing import Position
-from tformer_cli.corpus.pipeline import epoch_plans, training_groups
-from tformer_cli.corpus.prefetch import ahead
+from tformer_cli.corpus.bucketing import DataPosition
+from tformer_cli.corpus.pipeline import epoch_plans, training_micro_batches
+from tformer_cli.corpus.prefetch import prefetch
 from tformer_cli.corpus.store import TokenStore
-from tformer_cli.corpus.weights import Weights
+from tformer_cli.corpus.weights import PairWeights
 from tformer_cli.device import peak_memory, resolve_device, resolve_precision
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
@@ -118,10 +118,10 @@ class Feed:
 
     def __init__(self, store: TokenStore, task: Task) -> None:
         plans = epoch_plans(store, batch_tokens=task.batch_tokens, seed=SEED)
-        made = training_groups(store, plans, accumulate=1, position=Position())
+        made = training_micro_batches(store, plans, accumulate=1, data_position=DataPosition())
         if task.device.type == "cuda":
-            made = (([batch.pinned() for batch in batches], then) for batches, then in made)
-        self._made = ahead(made, GROUPS_AHEAD)
+            made = (([batch.pin_memory() for batch in batches], then) for batches, then in made)
+        self._made = prefetch(made, GROUPS_AHEAD)
         self.group: Group
         self.seconds = 0.0
 
@@ -136,7 +136,7 @@ class Feed:
         started = time.perf_counter()
         with record_function(LOADING):
             batches, following = next(self._made)
-        self.group = Group(batches, Position(), following)
+        self.group = Group(batches, DataPosition(), following)
         self.seconds += time.perf_counter() - started
         return self.group
 
@@ -157,7 +157,7 @@ def made_up_store(num_pairs: int, vocab_size: int) -> TokenStore:
     lengths = random.lognormal(location, LENGTH_SPREAD, num_pairs)
     source_ids, source_offsets = side(lengths)
     target_ids, target_offsets = side(lengths * random.lognormal(0, RATIO_SPREAD, num_pairs))
-    weights = Weights.of_runs([num_pairs], [1.0])
+    weights = PairWeights.of_runs([num_pairs], [1.0])
     return TokenStore(source_ids, source_offsets, target_ids, target_offsets, weights)
 
 

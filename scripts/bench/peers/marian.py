@@ -24,7 +24,7 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
 from tformer_cli.search.batches import length_batches
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import END_ID, PAD_ID, START_ID
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
 
 if TYPE_CHECKING:
     from transformers import MarianMTModel
@@ -101,9 +101,9 @@ def build_marian(
             share_encoder_decoder_embeddings=model.tie == "all",
             tie_word_embeddings=model.tie != "none",
             pad_token_id=PAD_ID,
-            bos_token_id=START_ID,
-            decoder_start_token_id=START_ID,
-            eos_token_id=END_ID,
+            bos_token_id=BOS_ID,
+            decoder_start_token_id=BOS_ID,
+            eos_token_id=EOS_ID,
             forced_eos_token_id=None,
             attn_implementation="sdpa",
         )
@@ -218,9 +218,9 @@ def generate(
         max_new_tokens=search.max_length,
         min_new_tokens=1,
         suppress_tokens=list(suppressed_ids),
-        decoder_start_token_id=START_ID,
-        bos_token_id=START_ID,
-        eos_token_id=END_ID,
+        decoder_start_token_id=BOS_ID,
+        bos_token_id=BOS_ID,
+        eos_token_id=EOS_ID,
         pad_token_id=PAD_ID,
     )
     translations: list[list[int]] = [[] for _ in sentences]
@@ -233,7 +233,7 @@ def generate(
             generation_config=settings,
         )
         for place, row in zip(places, written.tolist(), strict=True):
-            translations[place] = list(itertools.takewhile(lambda i: i != END_ID, row[1:]))
+            translations[place] = list(itertools.takewhile(lambda i: i != EOS_ID, row[1:]))
     return translations
 
 
@@ -246,7 +246,7 @@ def translate(
 ) -> list[str]:
     """Translate lines of text; a blank one gives an empty one."""
     encoded = tokenizers.source.encode_batch(lines)
-    sentences = [[*ids, END_ID] if ids else [] for ids in encoded]
+    sentences = [[*ids, EOS_ID] if ids else [] for ids in encoded]
     target = tokenizers.target
     written = generate(marian, sentences, search, target.suppressed_ids, device)
     return [target.decode(ids) for ids in written]

@@ -16,8 +16,8 @@ from tformer_cli.config.load import as_plain
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.optimizer import AdamConfig, AdamWConfig, MuonConfig
 from tformer_cli.corpus.batch import Batch
-from tformer_cli.corpus.bucketing import Position
-from tformer_cli.corpus.pipeline import epoch_plans, training_groups
+from tformer_cli.corpus.bucketing import DataPosition
+from tformer_cli.corpus.pipeline import epoch_plans, training_micro_batches
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import autocast, derive_seed
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
@@ -88,11 +88,11 @@ def train_marian(
                 got=str(steps),
                 remedy="name another --folder",
             )
-        groups = training_groups(
+        groups = training_micro_batches(
             store,
             epoch_plans(store, batch_tokens=training.batch_tokens, seed=config.seed),
             accumulate=training.accumulate,
-            position=Position(state.epoch, state.batch),
+            data_position=DataPosition(state.epoch, state.batch),
         )
         while state.step < steps and not (validate is not None and is_finished(state, training)):
             state, loss = _after_step(learner, groups, state, folder)
@@ -185,7 +185,7 @@ def take_step(learner: Learner, group: list[Batch], step: int) -> Taken:
 
 def _after_step(
     learner: Learner,
-    groups: Iterator[tuple[list[Batch], Position]],
+    groups: Iterator[tuple[list[Batch], DataPosition]],
     state: TrainingState,
     folder: RunDirectory,
 ) -> tuple[TrainingState, float]:

@@ -22,12 +22,12 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.schedule import CosineSchedule
 from tformer_cli.corpus.batch import Batch, collate
-from tformer_cli.corpus.bucketing import Position
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.corpus.pipeline import (
     batches_in_order,
     epoch_plans,
     evaluation_store,
-    training_groups,
+    training_micro_batches,
 )
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import derive_seed
@@ -89,7 +89,9 @@ class Task:
         """Yield our batches for ever."""
         batch_tokens = self.config.training.batch_tokens
         plans = epoch_plans(self.store, batch_tokens=batch_tokens, seed=self.config.seed)
-        for (batch,), _ in training_groups(self.store, plans, accumulate=1, position=Position()):
+        for (batch,), _ in training_micro_batches(
+            self.store, plans, accumulate=1, data_position=DataPosition()
+        ):
             yield batch
 
     def random_batches(self) -> Iterator[Batch]:
@@ -121,7 +123,7 @@ class Ours:
 
     def steps(self, batches: Iterator[Batch]) -> Iterator[Step]:
         batches, fed = itertools.tee(batches)
-        groups = (Group([batch], Position(), Position()) for batch in fed)
+        groups = (Group([batch], DataPosition(), DataPosition()) for batch in fed)
         reports = train_steps(self.learner, groups, first_step=1)
         for batch, report in zip(batches, reports, strict=False):
             assert isinstance(report, StepReport)

@@ -23,7 +23,7 @@ from tformer_cli.export.ctranslate2.format import CTranslate2Format
 from tformer_cli.search.engine import NativeEngine
 from tformer_cli.search.hypothesis import EMPTY
 from tformer_cli.search.request import Request
-from tformer_cli.text.vocabulary import END_ID, UNK_ID
+from tformer_cli.text.vocabulary import EOS_ID, UNK_ID
 from tformer_cli.translate.translator import token_roles
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
@@ -51,7 +51,7 @@ def ours(model):
 @pytest.fixture(scope="module")
 def requests(model):
     encoded = [model.tokenizers.source.encode(line) for line in LINES]
-    return [Request([*ids, END_ID] if ids else []) for ids in encoded]
+    return [Request([*ids, EOS_ID] if ids else []) for ids in encoded]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_few_sentences_are_under_way_however_many_there_are(num_threads, theirs,
     late = Late()
     monkeypatch.setattr(theirs, "translator", late)
     monkeypatch.setattr(theirs, "num_threads", num_threads)
-    found = theirs.translate([Request((17, END_ID))] * 5000, GreedyConfig())
+    found = theirs.translate([Request((17, EOS_ID))] * 5000, GreedyConfig())
     assert len(found) == 5000
     assert late.owed == 0
     assert late.most_owed == (BATCHES_AHEAD * num_threads + 1) * BATCH
@@ -221,9 +221,9 @@ def test_more_translations_than_patience_leaves_are_refused(theirs, requests, pa
 @pytest.mark.parametrize(
     ("request_", "where"),
     [
-        (Request((17, END_ID), prefix=(20,)), "`prefixes`"),
-        (Request((17, END_ID), banned=((20,),)), "`banned`"),
-        (Request((17, END_ID), required=((20,),)), "`required` and `terminology`"),
+        (Request((17, EOS_ID), prefix=(20,)), "`prefixes`"),
+        (Request((17, EOS_ID), banned=((20,),)), "`banned`"),
+        (Request((17, EOS_ID), required=((20,),)), "`required` and `terminology`"),
     ],
 )
 def test_demands_that_it_cannot_meet_are_refused(theirs, request_, where):
@@ -242,7 +242,7 @@ def test_what_has_no_position_is_refused_before_it_fails(theirs):
         "got 5000; lower it"
     )
     with pytest.raises(UsageError) as raised:
-        theirs.translate([Request([17] * 4096 + [END_ID])], GreedyConfig())
+        theirs.translate([Request([17] * 4096 + [EOS_ID])], GreedyConfig())
     assert str(raised.value) == (
         "a line: has more tokens than the exported model has positions (4096); got 4097; "
         "lower `max_source_length`"

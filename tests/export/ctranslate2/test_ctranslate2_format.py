@@ -47,7 +47,7 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.lock import alone
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import END_ID, START_ID
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID
 from tformer_cli.translate.postprocess import Translation
 from tformer_cli.translate.translator import Translator
 
@@ -90,7 +90,7 @@ def random_model(config: EncoderDecoderConfig, tokenizers: Tokenizers) -> Seq2Se
             torch.nn.init.normal_(parameter)
         else:
             parameter.data += 0.3 * torch.randn(parameter.shape)
-    model.output.weight.data[END_ID] *= 3
+    model.output.weight.data[EOS_ID] *= 3
     return model.eval()
 
 
@@ -105,9 +105,9 @@ def log_probs(
     model: Seq2Seq, tokenizers: Tokenizers, source: str, target: str
 ) -> tuple[float, ...]:
     """What each token of a given translation has, `</s>` included, by the formula."""
-    read = torch.tensor([[*tokenizers.source.encode(source), END_ID]])
-    written = [*tokenizers.target.encode(target), END_ID]
-    shown = torch.tensor([[START_ID, *written[:-1]]])
+    read = torch.tensor([[*tokenizers.source.encode(source), EOS_ID]])
+    written = [*tokenizers.target.encode(target), EOS_ID]
+    shown = torch.tensor([[BOS_ID, *written[:-1]]])
     real = [torch.ones_like(ids, dtype=torch.bool) for ids in (read, shown)]
     with torch.no_grad():
         logits = model(read, real[0], shown, real[1])

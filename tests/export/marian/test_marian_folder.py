@@ -29,7 +29,7 @@ from tformer_cli.export.marian.folder import read_marian
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model
 from tformer_cli.text.tokenizer import Tokenizer
-from tformer_cli.text.vocabulary import END_ID, START_ID, UNK_ID
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, UNK_ID
 from tformer_cli.translate.translator import Translator
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended")
@@ -86,7 +86,7 @@ def opus(tmp_path: Path) -> Path:
 def our_ids(theirs: dict[str, int], tokenizer: Tokenizer) -> torch.Tensor:
     """Our id of each of theirs: by what the pieces are called."""
     ours = {token: i for i, token in enumerate(tokenizer.tokens(range(tokenizer.size)))}
-    ours |= {"</s>": END_ID, "<unk>": UNK_ID, "<pad>": START_ID}
+    ours |= {"</s>": EOS_ID, "<unk>": UNK_ID, "<pad>": BOS_ID}
     return torch.tensor([ours[token] for token in sorted(theirs, key=theirs.__getitem__)])
 
 

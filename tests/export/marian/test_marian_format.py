@@ -31,7 +31,7 @@ from tformer_cli.export.marian.format import MarianFormat, write_marian
 from tformer_cli.model.build import build_model
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import build_tokenizers
-from tformer_cli.text.vocabulary import END_ID
+from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.translate.translator import Translator
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended")
@@ -75,7 +75,7 @@ def trained(model: EncoderDecoderConfig, tokenizer: SubwordConfig) -> TrainedMod
             parameter.data += 0.2 * torch.randn(parameter.shape)
     for layer in network.decoder.layers:
         layer.cross_attention.output.weight.data *= 3
-    network.output.weight.data[END_ID] *= 2
+    network.output.weight.data[EOS_ID] *= 2
     config = Config(data=DATA, tokenizer=tokenizer, model=model)
     return TrainedModel(config, tokenizers, network.eval(), step=7)
 

@@ -20,7 +20,7 @@ from tformer_cli.export.format import CheckText, check, exported
 from tformer_cli.export.onnx import format as onnx_format
 from tformer_cli.export.onnx.format import OnnxFormat
 from tformer_cli.search.request import Request
-from tformer_cli.text.vocabulary import END_ID, SPECIAL_TOKENS, START_ID, UNK_ID
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SPECIAL_TOKENS, UNK_ID
 from tformer_cli.translate.translator import Translator
 
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
@@ -106,12 +106,12 @@ def test_folder_says_what_goes_round(small):
     tokenizer = small.trained.tokenizers.source
     assert tokens == tokenizer.tokens(range(tokenizer.size))
     assert json.loads((small.folder / "config.json").read_text()) == {
-        "start_id": START_ID,
-        "end_id": END_ID,
+        "start_id": BOS_ID,
+        "end_id": EOS_ID,
         "unk_id": UNK_ID,
         "max_length": 15,
     }
-    assert tokens[START_ID] == SPECIAL_TOKENS[START_ID]
+    assert tokens[BOS_ID] == SPECIAL_TOKENS[BOS_ID]
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_scores_of_pairs_are_those_of_the_model(small):
     engine = FORM.engine(small.trained, small.folder)
     roles = token_roles(small.trained.tokenizers.target, small.trained.config.model)
     ours = NativeEngine(small.trained.model, roles, device=torch.device("cpu"))
-    pairs = [((8, 9, END_ID), (10, 11)), ((8, END_ID), ()), ((), ()), ((), (9,))]
+    pairs = [((8, 9, EOS_ID), (10, 11)), ((8, EOS_ID), ()), ((), ()), ((), (9,))]
     found = engine.scorer.score(pairs)
     for own, other in zip(ours.scorer.score(pairs), found, strict=True):
         assert other == pytest.approx(own, abs=1e-4)

@@ -17,7 +17,7 @@ from tformer_cli.search.hypothesis import EMPTY, Hypothesis
 from tformer_cli.search.request import Request
 from tformer_cli.search.scoring import Pair
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import END_ID
+from tformer_cli.text.vocabulary import EOS_ID
 
 # Most sentences of a batch, which one thread translates, and fewest: alone each takes longer.
 BATCH = 64
@@ -157,7 +157,7 @@ class CTranslate2Engine:
         scores = result.scores or [math.nan] * len(result.hypotheses)
         for tokens, score in zip(result.hypotheses, scores, strict=True):
             ids = [self.target_ids[token] for token in tokens]
-            finished = ids[-1:] == [END_ID]
+            finished = ids[-1:] == [EOS_ID]
             log_prob = score * len(ids) ** length_penalty
             yield Hypothesis(tuple(ids[:-1] if finished else ids), log_prob, score, finished)
 
@@ -195,7 +195,7 @@ class CTranslate2Scorer:
         found = self._log_probs(sources, targets)
         for number, (first, *others), (end,) in zip(numbers, found, ends, strict=True):
             log_probs = (first - math.log1p(-math.exp(min(end, -TINY))), *others)
-            written = (*pairs[number][1], END_ID)
+            written = (*pairs[number][1], EOS_ID)
             results[number] = tuple(
                 -math.inf if token_id in self.impossible else log_prob
                 for token_id, log_prob in zip(written, log_probs, strict=True)

@@ -35,7 +35,7 @@ from tformer_cli.storage.lock import alone
 from tformer_cli.storage.run_directory import RunDirectory, make_directory, new_directory, writing
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
-from tformer_cli.text.vocabulary import END_ID, SPECIAL_TOKENS, START_ID, UNK_ID
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SPECIAL_TOKENS, UNK_ID
 
 Quantization = Literal["int8", "int8_float32", "float16", "bfloat16", "float32"]
 
@@ -101,8 +101,8 @@ def save_specification(
     spec.register_source_vocabulary(_tokens(tokenizers.source))
     spec.register_target_vocabulary(_tokens(tokenizers.target))
     spec.config.unk_token = SPECIAL_TOKENS[UNK_ID]
-    spec.config.bos_token = spec.config.decoder_start_token = SPECIAL_TOKENS[START_ID]
-    spec.config.eos_token = SPECIAL_TOKENS[END_ID]
+    spec.config.bos_token = spec.config.decoder_start_token = SPECIAL_TOKENS[BOS_ID]
+    spec.config.eos_token = SPECIAL_TOKENS[EOS_ID]
     spec.config.add_source_eos = True
     is_int8 = quantization in ("int8", "int8_float32")
     if is_int8:

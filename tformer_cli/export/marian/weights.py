@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.text.vocabulary import END_ID, START_ID, UNK_ID
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, UNK_ID
 
 Weights = dict[str, Tensor]
 
@@ -23,7 +23,7 @@ ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu"}
 NORM_EPSILON = 1e-5
 
 # Our ids of its special tokens. Its targets begin with <pad>, which takes the place of our <s>.
-OUR_IDS = {"</s>": END_ID, "<unk>": UNK_ID, "<pad>": START_ID}
+OUR_IDS = {"</s>": EOS_ID, "<unk>": UNK_ID, "<pad>": BOS_ID}
 
 # Maps from states, by our name and theirs: the columns of their weights are components of states.
 READING = {

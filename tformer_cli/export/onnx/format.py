@@ -26,7 +26,7 @@ from tformer_cli.export.token_example import TOKEN_PACKAGES, sentencepiece_model
 from tformer_cli.storage.run_directory import write_json
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import END_ID, START_IDS, UNK_ID
+from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID, UNK_ID
 from tformer_cli.translate.translator import token_roles
 
 # What torch writes the graphs with, and what runs them.
@@ -60,8 +60,8 @@ class OnnxFormat(Format):
         write_json(
             folder / "config.json",
             {
-                "start_id": START_IDS[trained.config.model.kind],
-                "end_id": END_ID,
+                "start_id": DECODER_START_IDS[trained.config.model.kind],
+                "end_id": EOS_ID,
                 "unk_id": UNK_ID,
                 "max_length": trained.config.decoding.max_length,
             },
@@ -103,7 +103,7 @@ def write_graphs(trained: TrainedModel, folder: Path) -> None:
     model = formal(trained.model)
     roles = token_roles(trained.tokenizers.target, trained.config.model)
     reading, stepping = SourceGraph(model), StepGraph(model, roles)
-    ids = torch.full((BATCH, SOURCE), END_ID)
+    ids = torch.full((BATCH, SOURCE), EOS_ID)
     mask = torch.ones_like(ids, dtype=torch.bool)
     source = [tuple(kept) for kept in reading(ids, mask)]
     widths = model.stacks()[-1].kept()
