@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from tformer_cli.evaluation.evaluate import Evaluation
     from tformer_cli.evaluation.metrics import Score
     from tformer_cli.text.terminology import Terminology
-    from tformer_cli.translate.mbr import Consensus
+    from tformer_cli.translate.mbr import MBR
     from tformer_cli.translate.postprocess import Translation
     from tformer_cli.translate.score import ScoredPair
     from tformer_cli.translate.translator import Translator
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - sorted as Python sorts
     "BeamConfig",
     "Config",
-    "Consensus",
     "Evaluation",
     "GreedyConfig",
+    "MBR",
     "Problem",
     "SampleConfig",
     "Score",
@@ -51,9 +51,9 @@ __all__ = [
 _HOMES = {
     "BeamConfig": "tformer_cli.config.schema.decoding",
     "Config": "tformer_cli.config.schema.config",
-    "Consensus": "tformer_cli.translate.mbr",
     "Evaluation": "tformer_cli.evaluation.evaluate",
     "GreedyConfig": "tformer_cli.config.schema.decoding",
+    "MBR": "tformer_cli.translate.mbr",
     "Problem": "tformer_cli.errors",
     "SampleConfig": "tformer_cli.config.schema.decoding",
     "Score": "tformer_cli.evaluation.metrics",

@@ -17,8 +17,8 @@ from tformer_cli.evaluation.evaluator import Evaluator, texts_of_split, warn_of_
 from tformer_cli.evaluation.metrics import MetricName
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config
 from tformer_cli.training import trainer as training
-from tformer_cli.translate.mbr import Consensus
-from tformer_cli.translate.translator import refuse_text_alone
+from tformer_cli.translate.mbr import MBR
+from tformer_cli.translate.translator import reject_str
 
 
 def train(
@@ -51,7 +51,7 @@ def train(
             SIGINT and SIGTERM raise its subclass Interrupted: the run is saved, and the same call
             resumes it.
     """
-    refuse_text_alone(settings=settings)
+    reject_str(settings=settings)
     if isinstance(config, Config):
         if run is None:
             raise UsageError(
@@ -78,7 +78,7 @@ def evaluate(
     metrics: Sequence[MetricName] = ("bleu",),
     split: str = "test",
     decoding: DecodingConfig | None = None,
-    consensus: Consensus | None = None,
+    mbr: MBR | None = None,
     ensemble: Sequence[str | os.PathLike[str]] = (),
     checkpoint: str = "best",
     device: str = "auto",
@@ -99,7 +99,7 @@ def evaluate(
         metrics: bleu, chrf, ter.
         split: valid, test (all test sets of the config), or the name of one.
         decoding: the search; the run's own where it is None.
-        consensus: how to choose among what the search finds; by its own score where it is None.
+        mbr: how to choose among what the search finds; by its own score where it is None.
         ensemble: further runs of the same tokenizers.
         checkpoint: best, last, or a name such as step-000400.
         device: auto, cpu, cuda, cuda:N or mps.
@@ -114,15 +114,15 @@ def evaluate(
     Raises:
         TformerError: the run or a text cannot be used, or there is no such split, device or search.
     """
-    refuse_text_alone(metrics=metrics, ensemble=ensemble)
+    reject_str(metrics=metrics, ensemble=ensemble)
     runs = [RunDirectory(Path(one)) for one in (run, *ensemble)]
     evaluator = Evaluator.load(runs, checkpoint=checkpoint, device=device, precision=precision)
     texts = texts_of_split(evaluator.config, split)
     warn_of_overlap(evaluator.config.data, texts, on_warning)
-    evaluator.translator.begin_workers(workers)
+    evaluator.translator.start_workers(workers)
     return {
         name: evaluator.evaluate(
-            name, text, metrics, decoding=decoding, consensus=consensus, on_warning=on_warning
+            name, text, metrics, decoding=decoding, mbr=mbr, on_warning=on_warning
         )
         for name, text in texts.items()
     }

@@ -121,7 +121,7 @@ def compare(
         device=device,
         precision=torch.float32,
     )
-    translator = Translator.of_model(ours.model, tokenizers, config, device)
+    translator = Translator.from_model(ours.model, tokenizers, config, device)
 
     def our_score(search: DecodingConfig) -> Score:
         evaluation = evaluate(

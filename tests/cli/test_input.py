@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tformer_cli.cli.input import AskedLine, Beside, asked_lines, stdin_lines
+from tformer_cli.cli.input import InputLine, SideInputs, input_lines, stdin_lines
 from tformer_cli.errors import UsageError
 
 
@@ -23,16 +23,16 @@ def pipe() -> Iterator[Path]:
 
 def test_lines_of_a_pipe_have_the_phrases_beside_them(pipe, tmp_path):
     (tmp_path / "phrases").write_text("A\t \tB C\n\n")
-    assert list(asked_lines(pipe, Beside(None, tmp_path / "phrases"))) == [
-        AskedLine("ab", "", ["A", "B C"]),
-        AskedLine("cd", "", []),
+    assert list(input_lines(pipe, SideInputs(None, tmp_path / "phrases"))) == [
+        InputLine("ab", "", ["A", "B C"]),
+        InputLine("cd", "", []),
     ]
 
 
 def test_lines_of_a_pipe_have_the_prefixes_beside_them(pipe, tmp_path):
     (tmp_path / "prefixes").write_text("A\n\n")
-    found = asked_lines(pipe, Beside(tmp_path / "prefixes", None))
-    assert list(found) == [AskedLine("ab", "A"), AskedLine("cd")]
+    found = input_lines(pipe, SideInputs(tmp_path / "prefixes", None))
+    assert list(found) == [InputLine("ab", "A"), InputLine("cd")]
 
 
 def test_a_closed_stdin_is_a_mistake(monkeypatch):

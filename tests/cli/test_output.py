@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tformer_cli.cli.entry import Stdout
-from tformer_cli.cli.output import refuse_gzip_names, refuse_overwriting, streamed
+from tformer_cli.cli.output import reject_gzip_names, reject_overwriting, streamed
 from tformer_cli.errors import StorageError, UsageError
 
 
@@ -71,10 +71,10 @@ def test_a_file_that_is_written_is_neither_read_nor_written_by_another_option(tm
     link.symlink_to(file)
     for other in (file, link, tmp_path / "folder" / ".." / "file"):
         with pytest.raises(UsageError) as raised:
-            refuse_overwriting({"--output": other}, {"--input": file, "--prefixes": None})
+            reject_overwriting({"--output": other}, {"--input": file, "--prefixes": None})
         assert str(raised.value) == (f"--output: is also --input; got {other}; name another file")
     with pytest.raises(UsageError) as raised:
-        refuse_overwriting({"--output": file, "--alignments": link}, {})
+        reject_overwriting({"--output": file, "--alignments": link}, {})
     assert str(raised.value) == f"--alignments: is also --output; got {link}; name another file"
 
 
@@ -83,15 +83,15 @@ def test_what_replaces_nothing_may_be_named_twice(tmp_path):
     os.mkfifo(pipe)
     file.touch()
     for twice in (pipe, nothing, None):
-        refuse_overwriting({"--output": twice, "--alignments": twice}, {"--input": nothing})
-    refuse_overwriting({"--output": tmp_path / "other"}, {"--source": file, "--target": file})
+        reject_overwriting({"--output": twice, "--alignments": twice}, {"--input": nothing})
+    reject_overwriting({"--output": tmp_path / "other"}, {"--source": file, "--target": file})
     assert file.read_text() == ""
 
 
 def test_plain_text_is_not_named_gzip():
-    refuse_gzip_names({"--output": Path("out.gz.de"), "--alignments": None})
+    reject_gzip_names({"--output": Path("out.gz.de"), "--alignments": None})
     with pytest.raises(UsageError) as raised:
-        refuse_gzip_names({"--output": None, "--alignments": Path("pairs.gz")})
+        reject_gzip_names({"--output": None, "--alignments": Path("pairs.gz")})
     assert str(raised.value) == (
         "--alignments: is written as plain text; got pairs.gz; drop .gz from its name"
     )

@@ -234,7 +234,7 @@ def test_a_plain_folder_is_loaded_as_a_run_is(model, folder):
     loaded, read = load_trained_model(run), read_plain_folder(folder)
     assert loaded.fingerprint == read.fingerprint == model.fingerprint
     assert (loaded.step, loaded.max_source_sentences) == (0, read.max_source_sentences)
-    ours = Translator.of_model(model.model, model.tokenizers, model.config, torch.device("cpu"))
+    ours = Translator.from_model(model.model, model.tokenizers, model.config, torch.device("cpu"))
     found = Translator.load(str(folder), device="cpu").translate(LINES, decoding=search)
     assert found == ours.translate(LINES, decoding=search)
     with pytest.raises(CheckpointError, match="has no such checkpoint; got step-000004"):
@@ -246,7 +246,7 @@ def test_the_example_prints_the_best_of_the_beam(model, folder, monkeypatch, cap
     monkeypatch.chdir(folder)
     exec(EXACT.example(model, line), {})
     search = replace(model.config.decoding, size=BEAM_SIZE)
-    translator = Translator.of_model(
+    translator = Translator.from_model(
         model.model, model.tokenizers, model.config, torch.device("cpu")
     )
     assert capsys.readouterr().out == f"{translator.translate([line], decoding=search)[0]}\n"

@@ -105,7 +105,7 @@ def test_the_command_trains_each_member_once(small, monkeypatch):
 
 def test_all_write_as_many_tokens_where_they_are_timed(toy_run):
     trained = load_trained_model(RunDirectory(toy_run))
-    translator = Translator.of_model(trained.model, trained.tokenizers, trained.config, CPU)
+    translator = Translator.from_model(trained.model, trained.tokenizers, trained.config, CPU)
     found = translator.nbest(["ab cd", "a", "g fg"], 1, decoding=SEARCH)
     # The end of a sentence counts as one, where it is written.
     assert {len(best.tokens) for (best,) in found} <= {NUM_TOKENS - 1, NUM_TOKENS}

@@ -55,7 +55,7 @@ def test_a_small_model_learns_the_task(task, tmp_path: Path):
     trained = load_trained_model(run)
     evaluation = evaluate(
         trained.model,
-        Translator.of_model(trained.model, trained.tokenizers, config, CPU),
+        Translator.from_model(trained.model, trained.tokenizers, config, CPU),
         config.data.valid,
         [build_metric("bleu", config.evaluation, "source")],
         device=CPU,

@@ -11,7 +11,7 @@ from sacrebleu.metrics.chrf import CHRF
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.errors import UsageError
 from tformer_cli.search.hypothesis import Hypothesis
-from tformer_cli.translate.mbr import Consensus
+from tformer_cli.translate.mbr import MBR
 
 WORDS = ["ein", "Hund", "rennt", "schnell.", "über", "a,b", "3.5", "die", "die", "Wiese", "犬が"]
 SENTENCES = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
@@ -31,7 +31,7 @@ def sacrebleu_score(utility: str, has_blanks: bool, text: str, reference: str) -
 @settings(max_examples=20)
 @given(UTILITIES, st.lists(SENTENCES, min_size=1, max_size=5), st.booleans())
 def test_utilities_are_the_means_of_what_sacrebleu_says(utility, texts, has_blanks):
-    found = Consensus(utility).ranked(hypotheses(len(texts)), texts, has_blanks=has_blanks)
+    found = MBR(utility).ranked(hypotheses(len(texts)), texts, has_blanks=has_blanks)
     means = {
         text: sum(sacrebleu_score(utility, has_blanks, text, other) for other in texts) / len(texts)
         for text in texts
@@ -44,16 +44,16 @@ def test_utilities_are_the_means_of_what_sacrebleu_says(utility, texts, has_blan
 
 @given(UTILITIES, st.lists(SENTENCES, min_size=1, max_size=4), st.integers(2, 3))
 def test_finding_everything_more_often_changes_nothing(utility, texts, times):
-    once = Consensus(utility).ranked(hypotheses(len(texts)), texts, has_blanks=True)
+    once = MBR(utility).ranked(hypotheses(len(texts)), texts, has_blanks=True)
     more = texts * times
-    often = Consensus(utility).ranked(hypotheses(len(more)), more, has_blanks=True)
+    often = MBR(utility).ranked(hypotheses(len(more)), more, has_blanks=True)
     assert [one.token_ids for one in often] == [one.token_ids for one in once]
 
 
 @given(UTILITIES, st.lists(SENTENCES, min_size=1, max_size=4))
 def test_what_nearly_all_say_wins(utility, texts):
     more = [*texts, *[texts[-1]] * 50]
-    best = Consensus(utility).ranked(hypotheses(len(more)), more, has_blanks=True)[0]
+    best = MBR(utility).ranked(hypotheses(len(more)), more, has_blanks=True)[0]
     if texts[-1]:
         assert more[best.token_ids[0]] == texts[-1]
 
@@ -62,7 +62,7 @@ def test_what_nearly_all_say_wins(utility, texts):
 def test_of_equal_utilities_the_score_of_the_search_decides(utility):
     # Anagrams of whole words of one length: each is as like the other as the other way round.
     texts = ["ab cd", "cd ab"]
-    first, second = Consensus(utility).ranked(hypotheses(2), texts, has_blanks=True)
+    first, second = MBR(utility).ranked(hypotheses(2), texts, has_blanks=True)
     assert first.score == pytest.approx(second.score)
     assert (first.token_ids, second.token_ids) == ((0,), (1,))
 
@@ -70,7 +70,7 @@ def test_of_equal_utilities_the_score_of_the_search_decides(utility):
 @pytest.mark.parametrize("utility", ["chrf", "bleu"])
 @pytest.mark.parametrize("count", [1, 5])
 def test_what_all_agree_on_has_full_utility(utility, count):
-    found = Consensus(utility).ranked(hypotheses(count), ["a b c d e f"] * count, has_blanks=True)
+    found = MBR(utility).ranked(hypotheses(count), ["a b c d e f"] * count, has_blanks=True)
     (only,) = found
     assert only.score == pytest.approx(100)
     assert (only.token_ids, only.log_prob) == ((0,), 0)
@@ -79,30 +79,29 @@ def test_what_all_agree_on_has_full_utility(utility, count):
 def test_the_middle_one_wins_over_the_most_probable():
     texts = ["one two three", "ein Hund rennt", "ein Hund rannte", "ein Huhn rannte"]
     for utility in ("chrf", "bleu"):
-        best = Consensus(utility).ranked(hypotheses(4), texts, has_blanks=True)[0]
+        best = MBR(utility).ranked(hypotheses(4), texts, has_blanks=True)[0]
         assert texts[best.token_ids[0]] == "ein Hund rannte"
         assert math.isfinite(best.score)
 
 
 def test_the_search_says_how_many_candidates_there_are():
-    assert Consensus().num_wanted(SampleConfig()) == 32
-    assert Consensus(num_candidates=7).num_wanted(SampleConfig()) == 7
-    assert Consensus().num_wanted(BeamConfig(size=6)) == 6
-    assert Consensus(num_candidates=4).num_wanted(BeamConfig(size=6)) == 4
+    assert MBR().num_wanted(SampleConfig()) == 32
+    assert MBR(num_candidates=7).num_wanted(SampleConfig()) == 7
+    assert MBR().num_wanted(BeamConfig(size=6)) == 6
+    assert MBR(num_candidates=4).num_wanted(BeamConfig(size=6)) == 4
 
 
 def test_a_search_that_keeps_fewer_candidates_is_refused():
     with pytest.raises(UsageError) as raised:
-        Consensus(num_candidates=32).num_wanted(BeamConfig(size=5))
+        MBR(num_candidates=32).num_wanted(BeamConfig(size=5))
     assert str(raised.value) == (
         "`num_candidates`: must be at most the beam size (5); got 32; "
         "use `BeamConfig(size=32)`, or decoding.kind=sample"
     )
     with pytest.raises(UsageError) as raised:
-        Consensus().num_wanted(GreedyConfig())
+        MBR().num_wanted(GreedyConfig())
     assert str(raised.value) == (
-        "`consensus`: has no effect on greedy search; use `BeamConfig(size=8)`, or "
-        "decoding.kind=sample"
+        "`mbr`: has no effect on greedy search; use `BeamConfig(size=8)`, or decoding.kind=sample"
     )
 
 
@@ -116,5 +115,5 @@ def test_a_search_that_keeps_fewer_candidates_is_refused():
 )
 def test_a_choice_that_is_none_is_refused(choice, message):
     with pytest.raises(UsageError) as caught:
-        Consensus(*choice)
+        MBR(*choice)
     assert str(caught.value) == message

@@ -12,13 +12,13 @@ from tformer_cli.text.subword import sentencepiece_processor
 from tformer_cli.text.terminology import Terminology
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.words import unit_indices
-from tformer_cli.translate.preprocess import LineRequests
+from tformer_cli.translate.preprocess import Preprocessor
 
 JAPANESE = ["東京都に住む。", "私は東京に行く。", "京都は東京ではない。"]
 CODE = ">>fr<<"
 
 
-def line_requests(tokenizers: Tokenizers, **options: object) -> LineRequests:
+def line_requests(tokenizers: Tokenizers, **options: object) -> Preprocessor:
     settings = {
         "max_source_length": 9,
         "max_source_sentences": None,
@@ -30,7 +30,7 @@ def line_requests(tokenizers: Tokenizers, **options: object) -> LineRequests:
         "on_warning": lambda problem: None,
         "on_sentences": lambda problem: None,
     }
-    return LineRequests(tokenizers, **settings | options)
+    return Preprocessor(tokenizers, **settings | options)
 
 
 def learnt(lines: Sequence[str]) -> Tokenizers:

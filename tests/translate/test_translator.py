@@ -32,9 +32,9 @@ from tformer_cli.text.terminology import Terminology
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.translate import translator as translator_room
-from tformer_cli.translate.mbr import Consensus
+from tformer_cli.translate.mbr import MBR
 from tformer_cli.translate.postprocess import best_combinations
-from tformer_cli.translate.preprocess import MOST_PIECES
+from tformer_cli.translate.preprocess import MAX_PIECES
 from tformer_cli.translate.translator import Translator
 
 BEAM = BeamConfig(size=3)
@@ -253,7 +253,7 @@ def test_lines_of_a_share_have_their_numbers_in_the_whole(translator, monkeypatc
     translate = translator.engine.translate
 
     def numbered(requests, *arguments, **options):
-        numbers.extend(request.number // MOST_PIECES for request in requests)
+        numbers.extend(request.number // MAX_PIECES for request in requests)
         return translate(requests, *arguments, **options)
 
     monkeypatch.setattr(translator.engine, "translate", numbered)
@@ -300,7 +300,7 @@ def learnt_positions(tokenizers: Tokenizers) -> tuple[Seq2Seq, Config]:
 
 def test_a_line_beyond_learnt_positions_is_translated_as_its_pieces(tokenizers):
     model, config = learnt_positions(tokenizers)
-    translator = Translator.of_model(model, tokenizers, config, CPU)
+    translator = Translator.from_model(model, tokenizers, config, CPU)
     line, pieces = "abcdefg abc. def, ga", ["abcdefg", "abc.", "def, ga"]
     alone = translator.translate(pieces)
     assert len(set(alone)) > 1
@@ -309,10 +309,10 @@ def test_a_line_beyond_learnt_positions_is_translated_as_its_pieces(tokenizers):
 
 def test_no_limit_goes_beyond_learnt_positions(tokenizers):
     model, config = learnt_positions(tokenizers)
-    shorter = Translator.of_model(model, tokenizers, config, CPU, max_source_length=3)
+    shorter = Translator.from_model(model, tokenizers, config, CPU, max_source_length=3)
     assert shorter.max_source_length == 3
     with pytest.raises(UsageError) as caught:
-        Translator.of_model(model, tokenizers, config, CPU, max_source_length=10)
+        Translator.from_model(model, tokenizers, config, CPU, max_source_length=10)
     assert str(caught.value) == (
         "`max_source_length`: must be below the positions that the model has learnt (10); got 10; "
         "leave it out, or train with model.positions: {kind: sinusoidal}"
@@ -322,7 +322,7 @@ def test_no_limit_goes_beyond_learnt_positions(tokenizers):
 @pytest.mark.parametrize("kind", [BeamConfig, GreedyConfig, SampleConfig])
 def test_no_search_goes_beyond_learnt_positions(tokenizers, kind):
     model, config = learnt_positions(tokenizers)
-    translator = Translator.of_model(model, tokenizers, config, CPU)
+    translator = Translator.from_model(model, tokenizers, config, CPU)
     assert len(translator.translate(["ab", "c"], decoding=kind(max_length=10))) == 2
     with pytest.raises(ConfigError) as caught:
         translator.translate(["ab", "c"], decoding=kind(max_length=11))
@@ -333,7 +333,7 @@ def test_no_search_goes_beyond_learnt_positions(tokenizers, kind):
 
 def test_a_prefix_may_use_all_learnt_positions_and_no_more(tokenizers):
     model, config = learnt_positions(tokenizers)
-    translator = Translator.of_model(model, tokenizers, config, CPU)
+    translator = Translator.from_model(model, tokenizers, config, CPU)
     lines, prefix = 25 * ["ab"], "abcdefgab"
     for (best,) in translator.nbest(lines, 1, prefixes=[prefix] * 25):
         assert best.text.startswith(prefix)
@@ -347,10 +347,10 @@ def test_a_prefix_may_use_all_learnt_positions_and_no_more(tokenizers):
 
 def test_several_processes_on_a_gpu_are_refused(tokenizers):
     model, config = learnt_positions(tokenizers)
-    translator = Translator.of_model(model, tokenizers, config, CPU)
+    translator = Translator.from_model(model, tokenizers, config, CPU)
     translator.engine.device = torch.device("cuda")
     with pytest.raises(UsageError) as caught:
-        translator.begin_workers(2)
+        translator.start_workers(2)
     assert str(caught.value) == ('`workers`: is for a CPU; got 2; use 1, or `device="cpu"`')
 
 
@@ -359,11 +359,11 @@ def test_processes_begun_anew_take_the_place_of_those_before(translator):
     expected, engine = translator.translate(lines), translator.engine
     begun = []
     for count in (2, 3):
-        translator.begin_workers(count)
+        translator.start_workers(count)
         assert translator.translate(lines) == expected
         begun += translator.engine.processes
     assert [process.is_alive() for process in begun] == [False] * 2 + [True] * 3
-    translator.begin_workers(1)
+    translator.start_workers(1)
     assert translator.engine is engine
 
 
@@ -371,11 +371,11 @@ def test_what_there_must_be_one_of_is_never_none(translator, tokenizers):
     model, config = learnt_positions(tokenizers)
     asked = {
         "count": lambda number: list(translator.nbest(["ab"], number)),
-        "workers": translator.begin_workers,
-        "max_source_sentences": lambda number: Translator.of_model(
+        "workers": translator.start_workers,
+        "max_source_sentences": lambda number: Translator.from_model(
             model, tokenizers, config, CPU, max_source_sentences=number
         ),
-        "max_source_length": lambda number: Translator.of_model(
+        "max_source_length": lambda number: Translator.from_model(
             model, tokenizers, config, CPU, max_source_length=number
         ),
     }
@@ -504,25 +504,24 @@ def utilities(texts: Sequence[str]) -> dict[str, float]:
 
 def test_a_consensus_chooses_among_all_that_the_search_finds(translator):
     expected = utilities(["fedcba", "edcba", "dcba"])
-    (found,) = translator.nbest(["abcdef"], 2, consensus=Consensus("chrf"))
+    (found,) = translator.nbest(["abcdef"], 2, mbr=MBR("chrf"))
     assert [best.text for best in found] == sorted(expected, key=lambda text: -expected[text])[:2]
     assert [best.score for best in found] == pytest.approx([expected[one.text] for one in found])
-    assert translator.translate(["abcdef", ""], consensus=Consensus()) == [found[0].text, ""]
+    assert translator.translate(["abcdef", ""], mbr=MBR()) == [found[0].text, ""]
 
 
 def test_each_piece_of_a_line_has_its_own_consensus(translator):
     first, second = utilities([".cba", "cba", "ba"]), utilities([".gfed", "gfed", "fed"])
-    ((best,),) = translator.nbest(["abc. defg."], 1, consensus=Consensus("chrf"))
+    ((best,),) = translator.nbest(["abc. defg."], 1, mbr=MBR("chrf"))
     assert best.text == " ".join(max(texts, key=texts.get) for texts in (first, second))
     assert best.score == pytest.approx((max(first.values()) + max(second.values())) / 2)
 
 
 def test_more_translations_than_candidates_are_refused(translator):
     with pytest.raises(UsageError) as caught:
-        next(translator.nbest(["ab"], 3, consensus=Consensus("bleu", 2)))
+        next(translator.nbest(["ab"], 3, mbr=MBR("bleu", 2)))
     assert str(caught.value) == (
-        "`count`: must be at most the candidates of `consensus` (2); got 3; "
-        "use `Consensus(num_candidates=3)`"
+        "`count`: must be at most the candidates of `mbr` (2); got 3; use `MBR(num_candidates=3)`"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tformer_cli.cli.entry import new_app
-from tformer_cli.cli.input import refuse_pipes
+from tformer_cli.cli.input import reject_pipes
 from tformer_cli.cli.messages import warn
 from tformer_cli.cli.options import SetOption
 from tformer_cli.config import load, starter
@@ -88,7 +88,7 @@ def new(
 
     Example: tformer config new corpus.en corpus.de --output my.yaml
     """
-    refuse_pipes(
+    reject_pipes(
         {
             "SOURCE": source,
             "TARGET": target,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tformer_cli.cli.entry import refuse_torchrun
-from tformer_cli.cli.input import refuse_pipes
+from tformer_cli.cli.input import reject_pipes
 from tformer_cli.cli.messages import suggest, tell, warn
 from tformer_cli.cli.options import (
     BeamOption,
@@ -22,11 +22,11 @@ from tformer_cli.cli.options import (
     RunArgument,
     SearchSetOption,
     WorkersOption,
-    chosen_consensus,
     chosen_decoding,
+    chosen_mbr,
     chosen_run,
 )
-from tformer_cli.cli.output import refuse_overwriting
+from tformer_cli.cli.output import reject_overwriting
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.errors import UsageError
@@ -82,7 +82,7 @@ def evaluate(
     config = evaluator.config
     texts = _chosen_texts(config, split, source, reference)
     for name, text in texts.items():
-        refuse_overwriting(
+        reject_overwriting(
             {"the translations": evaluation_room.hypothesis_file(run_directory.eval, name)},
             {"--source": text.source, "--reference": text.target},
         )
@@ -92,9 +92,9 @@ def evaluate(
             names.append(name)  # type: ignore[arg-type]
     metrics = [build_metric(name, config.evaluation, config.data.target_language) for name in names]
     decoding = chosen_decoding(config, beam, length_penalty, settings)
-    consensus = chosen_consensus(mbr, candidates)
+    choice = chosen_mbr(mbr, candidates)
     warn_of_overlap(config.data, texts, warn)
-    evaluator.translator.begin_workers(workers or default_workers(evaluator.device))
+    evaluator.translator.start_workers(workers or default_workers(evaluator.device))
     results = {}
     for name, text in texts.items():
         with tqdm(unit="line", disable=not sys.stderr.isatty(), leave=False) as bar:
@@ -103,7 +103,7 @@ def evaluate(
                 text,
                 names,
                 decoding=decoding,
-                consensus=consensus,
+                mbr=choice,
                 on_done=bar.update,
                 on_warning=warn,
             )
@@ -160,7 +160,7 @@ def _chosen_texts(
             raise UsageError(
                 "--split", "contradicts --source", got=split, remedy="leave one of them out"
             )
-        refuse_pipes({"--source": source, "--reference": reference})
+        reject_pipes({"--source": source, "--reference": reference})
         return {source.name: ParallelText(source=source, target=reference)}
     from tformer_cli.evaluation.evaluator import texts_of_split
 

@@ -13,14 +13,14 @@ import typer
 from tformer_cli.errors import UsageError
 
 
-class Beside(NamedTuple):
+class SideInputs(NamedTuple):
     """Files with a line for each line of the input."""
 
     prefixes: Path | None
     constraints: Path | None
 
 
-class AskedLine(NamedTuple):
+class InputLine(NamedTuple):
     """A line to translate.
 
     Attributes:
@@ -34,7 +34,7 @@ class AskedLine(NamedTuple):
     phrases: Sequence[str] = ()
 
 
-def asked_lines(file: Path, beside: Beside) -> Iterator[AskedLine]:
+def input_lines(file: Path, beside: SideInputs) -> Iterator[InputLine]:
     """Yield each line of a file with what the files beside it say of it.
 
     The file itself is read twice where there are two beside it, and otherwise once.
@@ -47,13 +47,13 @@ def asked_lines(file: Path, beside: Beside) -> Iterator[AskedLine]:
     prefixes, constraints = beside
     if prefixes is not None and constraints is not None:
         both = zip(read_beside(file, prefixes), read_beside(file, constraints), strict=True)
-        return (AskedLine(line, prefix, _phrases(row)) for (line, prefix), (_, row) in both)
+        return (InputLine(line, prefix, _phrases(row)) for (line, prefix), (_, row) in both)
     if prefixes is not None:
-        return (AskedLine(line, prefix) for line, prefix in read_beside(file, prefixes))
+        return (InputLine(line, prefix) for line, prefix in read_beside(file, prefixes))
     if constraints is not None:
         pairs = read_beside(file, constraints)
-        return (AskedLine(line, phrases=_phrases(row)) for line, row in pairs)
-    return (AskedLine(line) for line in read_lines(file))
+        return (InputLine(line, phrases=_phrases(row)) for line, row in pairs)
+    return (InputLine(line) for line in read_lines(file))
 
 
 def _phrases(row: str) -> list[str]:
@@ -65,7 +65,7 @@ def has_pipe(*files: Path | None) -> bool:
     return any(file is not None and file.is_fifo() for file in files)
 
 
-def refuse_pipes(files: Mapping[str, Path | None]) -> None:
+def reject_pipes(files: Mapping[str, Path | None]) -> None:
     """Make sure that what is read more than once can be.
 
     Args:

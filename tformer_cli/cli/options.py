@@ -21,7 +21,7 @@ from tformer_cli.errors import Problem, UsageError
 from tformer_cli.storage.run_directory import RUNS, RunDirectory, newest_run, step_of
 
 if TYPE_CHECKING:
-    from tformer_cli.translate.mbr import Consensus
+    from tformer_cli.translate.mbr import MBR
 
 RunArgument = Annotated[
     Path | None,
@@ -99,7 +99,7 @@ QuantizationName = Literal["int8", "int8_float32", "float16", "bfloat16", "float
 OF_ARGUMENTS = {
     "banned": "--ban",
     "checkpoint": "--checkpoint",
-    "consensus": "--mbr",
+    "mbr": "--mbr",
     "count": "--nbest",
     "device": "--device",
     "engine": "--backend",
@@ -276,18 +276,16 @@ def _of_beam(size: int, asked: DecodingConfig, *, before: DecodingConfig) -> Dec
     return found
 
 
-def chosen_consensus(
-    utility: Literal["chrf", "bleu"] | None, num_candidates: int | None
-) -> "Consensus | None":
+def chosen_mbr(utility: Literal["chrf", "bleu"] | None, num_candidates: int | None) -> "MBR | None":
     """Return how --mbr and --candidates choose among translations.
 
     Raises:
         UsageError: a number of candidates was asked of no choice.
     """
-    from tformer_cli.translate.mbr import Consensus
+    from tformer_cli.translate.mbr import MBR
 
     if utility is not None:
-        return Consensus(utility, num_candidates)
+        return MBR(utility, num_candidates)
     if num_candidates is not None:
         raise UsageError(
             "--candidates",

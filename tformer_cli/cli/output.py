@@ -18,7 +18,7 @@ STDOUT = Path("/dev/stdout")
 STDIN = Path("/dev/stdin")
 
 
-def refuse_overwriting(
+def reject_overwriting(
     outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | None]
 ) -> None:
     """Make sure that what is written replaces nothing that is read, nor what else is written.
@@ -41,7 +41,7 @@ def refuse_overwriting(
             raise UsageError(option, f"is also {other}", got=str(file), remedy="name another file")
 
 
-def refuse_gzip_names(outputs: Mapping[str, Path | None]) -> None:
+def reject_gzip_names(outputs: Mapping[str, Path | None]) -> None:
     """Make sure that what is written can be read again by its name.
 
     Args:

@@ -19,7 +19,7 @@ from tformer_cli.cli.options import (
     RunArgument,
     chosen_run,
 )
-from tformer_cli.cli.output import opened, refuse_gzip_names, refuse_overwriting
+from tformer_cli.cli.output import opened, reject_gzip_names, reject_overwriting
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory
 
@@ -61,8 +61,8 @@ def score(
         raise UsageError(
             "--per-token", "has no effect with --json", remedy="leave it out: JSON has the tokens"
         )
-    refuse_gzip_names({"--output": output_file})
-    refuse_overwriting({"--output": output_file}, {"--source": source, "--target": target})
+    reject_gzip_names({"--output": output_file})
+    reject_overwriting({"--output": output_file}, {"--source": source, "--target": target})
     run_directory = chosen_run(run, checkpoint)
 
     from tqdm import tqdm
@@ -72,7 +72,7 @@ def score(
     from tformer_cli.search.engine import NativeEngine
     from tformer_cli.storage.trained_model import load_ensemble
     from tformer_cli.translate.score import score_pairs
-    from tformer_cli.translate.translator import token_roles
+    from tformer_cli.translate.translator import special_tokens
 
     refuse_torchrun("score")
     # Bytes that are no text, and files of unequal length, are found before the first pair is
@@ -86,7 +86,7 @@ def score(
     keep_freed_memory()
     engine = NativeEngine(
         trained.model,
-        token_roles(trained.tokenizers.target, trained.config.model),
+        special_tokens(trained.tokenizers.target, trained.config.model),
         device=place,
         precision=resolve_precision(precision, place),
         others=[other.model for other in others],

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tformer_cli.cli.input import (
-    AskedLine,
-    Beside,
-    asked_lines,
+    InputLine,
+    SideInputs,
     given_lines,
     has_pipe,
+    input_lines,
     is_terminal,
-    refuse_pipes,
+    reject_pipes,
     run_and_sentence,
     stdin_lines,
     typed_lines,
@@ -36,8 +36,8 @@ from tformer_cli.cli.options import (
     QuantizationName,
     SearchSetOption,
     WorkersOption,
-    chosen_consensus,
     chosen_decoding,
+    chosen_mbr,
     chosen_run,
 )
 from tformer_cli.cli.output import (
@@ -45,8 +45,8 @@ from tformer_cli.cli.output import (
     STDOUT,
     Stream,
     discarded,
-    refuse_gzip_names,
-    refuse_overwriting,
+    reject_gzip_names,
+    reject_overwriting,
     streamed,
 )
 from tformer_cli.cli.resumption import made_from
@@ -200,10 +200,10 @@ def translate(
     from tformer_cli.text.words import pharaoh
     from tformer_cli.translate.translator import Translator
 
-    beside = Beside(prefix_file, constraints_file)
+    beside = SideInputs(prefix_file, constraints_file)
     outputs = {"--output": output_file, "--alignments": alignments_file}
-    refuse_gzip_names(outputs)
-    refuse_overwriting(
+    reject_gzip_names(outputs)
+    reject_overwriting(
         outputs,
         {
             "--input": input_file or STDIN,
@@ -226,7 +226,7 @@ def translate(
     # translated; but a pipe can be read only once. Whether a line can have its prefix and phrases
     # is a matter of tokens, and found in its window.
     if input_file is not None and not has_pipe(input_file, *beside):
-        total = sum(1 for _ in asked_lines(input_file, beside))
+        total = sum(1 for _ in input_lines(input_file, beside))
     trained, *others = load_ensemble(runs, checkpoint)
     if backend == "ctranslate2" and device == "auto":
         device = "cpu"
@@ -246,7 +246,7 @@ def translate(
         )
     if workers is None:
         workers = default_workers(place) if num_processes() == 1 else 1
-    translator = Translator.of_model(
+    translator = Translator.from_model(
         trained.model,
         trained.tokenizers,
         trained.config,
@@ -268,7 +268,7 @@ def translate(
         loaded = f"{runs[0].path} (step {trained.step})"
         typer.echo(f"{languages} by {loaded}; type a sentence, Ctrl-D ends", err=True)
     decoding = chosen_decoding(trained.config, beam, length_penalty, settings)
-    consensus = chosen_consensus(mbr, candidates)
+    choice = chosen_mbr(mbr, candidates)
     terminology = None if terminology_file is None else _terms(terminology_file, source_language)
     made = None
     if resume:
@@ -276,7 +276,7 @@ def translate(
         made = partial(made_from, context, fingerprints, decoding)
     # Their weights would stay in the memory of all workers.
     del trained, others
-    translator.begin_workers(workers)
+    translator.start_workers(workers)
     with (
         joined(place) as world,
         _destination(output_file, made) if world.is_first else discarded() as output,
@@ -292,9 +292,9 @@ def translate(
     ):
         num_done = world.largest(output.num_lines)
         if sentence is not None:
-            windows = iter([[AskedLine(line) for line in given_lines(sentence)]])
+            windows = iter([[InputLine(line) for line in given_lines(sentence)]])
         elif is_typed:
-            windows = ([AskedLine(line)] for line in typed_lines(f"{source_language}> "))
+            windows = ([InputLine(line)] for line in typed_lines(f"{source_language}> "))
         else:
             windows = _windows(input_file, beside, num_done, world.size)
         for window in windows:
@@ -303,7 +303,7 @@ def translate(
                 [one.text for one in own],
                 nbest,
                 decoding=decoding,
-                consensus=consensus,
+                mbr=choice,
                 prefixes=[one.prefix for one in own],
                 banned=banned or (),
                 required=[one.phrases for one in own] if constraints_file else None,
@@ -335,7 +335,7 @@ def translate(
 
 def _check_usage(
     input_file: Path | None,
-    beside: Beside,
+    beside: SideInputs,
     terminology_file: Path | None,
     output_file: Path | None,
     alignments_file: Path | None,
@@ -373,9 +373,9 @@ def _check_usage(
             remedy="leave it out",
         )
     if is_shared or resume:
-        refuse_pipes({"--input": input_file, **files_beside, "--terminology": terminology_file})
+        reject_pipes({"--input": input_file, **files_beside, "--terminology": terminology_file})
     elif all(beside):
-        refuse_pipes({"--input": input_file})
+        reject_pipes({"--input": input_file})
 
 
 def _check_backend(
@@ -432,18 +432,18 @@ def _destination(
 
 
 def _windows(
-    input_file: Path | None, beside: Beside, num_done: int, num_processes: int
-) -> Iterator[list[AskedLine]]:
+    input_file: Path | None, beside: SideInputs, num_done: int, num_processes: int
+) -> Iterator[list[InputLine]]:
     """Yield the lines that are still to be translated, as many at a time as are read together."""
     from tformer_cli.corpus.prefetch import available_lines, chunks
     from tformer_cli.translate.translator import WINDOW_LINES
 
     if input_file is None:
         return (
-            [AskedLine(line) for line in lines]
+            [InputLine(line) for line in lines]
             for lines in available_lines(stdin_lines(), WINDOW_LINES)
         )
-    rest = itertools.islice(asked_lines(input_file, beside), num_done, None)
+    rest = itertools.islice(input_lines(input_file, beside), num_done, None)
     return chunks(rest, WINDOW_LINES * num_processes)
 
 

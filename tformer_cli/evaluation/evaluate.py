@@ -21,7 +21,7 @@ from tformer_cli.evaluation.metrics import Metric, MetricName, Score
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.run_directory import write_json, write_text
 from tformer_cli.text.vocabulary import BOS_ID
-from tformer_cli.translate.mbr import Consensus
+from tformer_cli.translate.mbr import MBR
 from tformer_cli.translate.translator import Translator
 
 LIKELIHOOD_BATCH_TOKENS = 4096
@@ -36,7 +36,7 @@ class Evaluation:
         likelihood: of the references.
         hypotheses: the translations, line by line.
         decoding: the search that found them.
-        consensus: how they were chosen; by the score of the search where it is None.
+        mbr: how they were chosen; by the score of the search where it is None.
         num_models: of the ensemble; 1 where there is none.
     """
 
@@ -44,7 +44,7 @@ class Evaluation:
     likelihood: Likelihood
     hypotheses: tuple[str, ...]
     decoding: DecodingConfig
-    consensus: Consensus | None
+    mbr: MBR | None
     num_models: int
 
 
@@ -55,7 +55,7 @@ def evaluate(
     metrics: Sequence[Metric],
     *,
     decoding: DecodingConfig | None = None,
-    consensus: Consensus | None = None,
+    mbr: MBR | None = None,
     others: Sequence[Seq2Seq] = (),
     device: torch.device,
     precision: torch.dtype = torch.float32,
@@ -71,7 +71,7 @@ def evaluate(
         text: source and references.
         metrics: what to score by.
         decoding: the search; the run's own where it is None.
-        consensus: how to choose among what the search finds; by its own score where it is None.
+        mbr: how to choose among what the search finds; by its own score where it is None.
         others: the rest of an ensemble, which the translator has too.
         device: where the model is.
         precision: of the likelihood; the translator has its own.
@@ -91,7 +91,7 @@ def evaluate(
         on_warning(problem)
     likelihood = reference_likelihood(
         model,
-        short_batches(store, start_id=translator.start_id),
+        loss_batches(store, start_id=translator.start_id),
         device=device,
         precision=precision,
         others=others,
@@ -103,7 +103,7 @@ def evaluate(
         world.dealt(sources),
         1,
         decoding=search,
-        consensus=consensus,
+        mbr=mbr,
         scored=False,
         name=str(text.source),
         start=1 + world.rank,
@@ -113,11 +113,11 @@ def evaluate(
     )
     hypotheses = tuple(world.collected([best.text for best, *_ in translations]))
     scores = {metric.name: metric.score(hypotheses, references) for metric in metrics}
-    return Evaluation(scores, likelihood, hypotheses, search, consensus, 1 + len(others))
+    return Evaluation(scores, likelihood, hypotheses, search, mbr, 1 + len(others))
 
 
 def left_out_of_loss(text: Text, store: TokenStore) -> Problem | None:
-    """Return a warning that counts the lines that `short_batches` leaves out, if there are any.
+    """Return a warning that counts the lines that `loss_batches` leaves out, if there are any.
 
     Args:
         text: source and references, or a text alone.
@@ -145,7 +145,7 @@ def left_out_of_loss(text: Text, store: TokenStore) -> Problem | None:
     )
 
 
-def short_batches(store: TokenStore, *, start_id: int = BOS_ID) -> Iterator[Batch]:
+def loss_batches(store: TokenStore, *, start_id: int = BOS_ID) -> Iterator[Batch]:
     """Yield every example once, but for those that fill more than a batch.
 
     Attention takes time by the square of a length, so one line of 100,000 tokens takes minutes.
@@ -179,7 +179,7 @@ def as_json(evaluation: Evaluation) -> dict[str, object]:
         "num_tokens": likelihood.num_tokens,
         "num_sentences": len(evaluation.hypotheses),
         "decoding": asdict(evaluation.decoding),
-        "consensus": None if evaluation.consensus is None else asdict(evaluation.consensus),
+        "consensus": None if evaluation.mbr is None else asdict(evaluation.mbr),
         "num_models": evaluation.num_models,
     }
 

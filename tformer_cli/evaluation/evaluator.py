@@ -18,7 +18,7 @@ from tformer_cli.evaluation.evaluate import Evaluation, evaluate, save_evaluatio
 from tformer_cli.evaluation.metrics import MetricName, build_metric
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel, load_ensemble
-from tformer_cli.translate.mbr import Consensus
+from tformer_cli.translate.mbr import MBR
 from tformer_cli.translate.translator import Translator
 
 # Pairs of the training text that a text is compared with: they take two seconds.
@@ -64,7 +64,7 @@ class Evaluator:
         number_format = resolve_precision(precision, place)
         keep_freed_memory()
         first, *others = models
-        translator = Translator.of_model(
+        translator = Translator.from_model(
             first.model,
             first.tokenizers,
             first.config,
@@ -92,7 +92,7 @@ class Evaluator:
         metrics: Sequence[MetricName],
         *,
         decoding: DecodingConfig | None = None,
-        consensus: Consensus | None = None,
+        mbr: MBR | None = None,
         on_done: Callable[[int], object] = lambda count: None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> Evaluation:
@@ -103,7 +103,7 @@ class Evaluator:
             text: source and references.
             metrics: bleu, chrf, ter.
             decoding: the search; the run's own where it is None.
-            consensus: how to choose among what the search finds; by its own score where it is None.
+            mbr: how to choose among what the search finds; by its own score where it is None.
             on_done: called with the number of lines whenever some are translated.
             on_warning: called with each source line that is split or truncated, and once if memory
                 runs out and less is translated at a time.
@@ -119,7 +119,7 @@ class Evaluator:
             text,
             [build_metric(one, self.config.evaluation, data.target_language) for one in metrics],
             decoding=decoding,
-            consensus=consensus,
+            mbr=mbr,
             others=[other.model for other in others],
             device=self.device,
             precision=self.precision,

@@ -19,7 +19,7 @@ from tformer_cli.storage.run_directory import new_directory
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import EOS_ID
-from tformer_cli.translate.translator import token_roles
+from tformer_cli.translate.translator import special_tokens
 
 
 class Format(ABC):
@@ -179,7 +179,7 @@ def check(
     Raises:
         ExportError: they differ, and the format is exact.
     """
-    roles = token_roles(trained.tokenizers.target, trained.config.model)
+    roles = special_tokens(trained.tokenizers.target, trained.config.model)
     ours = NativeEngine(trained.model, roles, device=torch.device("cpu"))
     theirs = form.engine(trained, folder)
     requests = [Request(source) for source in text.sources]

@@ -44,7 +44,7 @@ from tformer_cli.storage.run_directory import RunDirectory, whole_file, write_te
 from tformer_cli.storage.tensors import metadata_of, read_notes, save_tensors
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
-from tformer_cli.translate.translator import token_roles
+from tformer_cli.translate.translator import special_tokens
 
 Quantization = Literal["float16", "bfloat16", "float32"]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -96,7 +96,7 @@ class PlainFormat(Format):
     def engine(self, trained: TrainedModel, folder: Path) -> NativeEngine:
         """Return our own engine with what has been written."""
         written = read_plain_folder(folder)
-        roles = token_roles(written.tokenizers.target, written.config.model)
+        roles = special_tokens(written.tokenizers.target, written.config.model)
         return NativeEngine(written.model, roles, device=torch.device("cpu"))
 
     def example(self, trained: TrainedModel, line: str) -> str:

@@ -17,7 +17,7 @@ from tformer_cli.corpus.reader import read_pairs, read_rows
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import DataError
-from tformer_cli.evaluation.evaluate import evaluate, left_out_of_loss, short_batches
+from tformer_cli.evaluation.evaluate import evaluate, left_out_of_loss, loss_batches
 from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
 from tformer_cli.evaluation.metrics import Score, build_metric
 from tformer_cli.model.network import Network, Seq2Seq
@@ -79,7 +79,7 @@ def validate(
     assert isinstance(model, Seq2Seq), "a text and its translation are for those that translate"
     evaluation = evaluate(
         model,
-        Translator.of_model(
+        Translator.from_model(
             model,
             tokenizers,
             config,
@@ -149,7 +149,7 @@ def _masked_batches(
     """Yield the validation text with the masks that it always has."""
     assert isinstance(config.model, MaskedEncoderConfig), "a text alone is for masks"
     masking = Masking.from_config(config.model, tokenizers.source.size, config.seed)
-    for batch in short_batches(store):
+    for batch in loss_batches(store):
         yield masking.apply(batch, epoch=0)
         on_done(len(batch.source))
 

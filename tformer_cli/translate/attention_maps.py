@@ -19,10 +19,10 @@ from tformer_cli.search.logits_processors import TokenRoles
 from tformer_cli.search.request import Request
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import EOS_ID
-from tformer_cli.translate.translator import token_roles
+from tformer_cli.translate.translator import special_tokens
 
 # Places that a table of positions shows at least, where the network knows so many.
-FEWEST_PLACES = 64
+MIN_POSITIONS = 64
 
 Part = Literal["encoder", "decoder", "cross"]
 
@@ -115,7 +115,7 @@ def sentence_maps(
         raise UsageError("`sentence`", "has no token in it", got=repr(sentence))
     _check_length(network, "`sentence`", len(source_ids))
     if isinstance(network, Seq2Seq):
-        roles = token_roles(tokenizers.target, config.model)
+        roles = special_tokens(tokenizers.target, config.model)
         if target is None:
             target_ids = _translation(network, roles, config.decoding, source_ids)
         else:
@@ -224,7 +224,7 @@ def _positions(network: Network, names: Sequence[str], length: int) -> tuple[Sta
     """Return the tables of all stacks; what several have comes once."""
     found: list[StackTable] = []
     for name, stack in zip(names, network.stacks(), strict=True):
-        for table in position_tables(stack, max(length, FEWEST_PLACES)):
+        for table in position_tables(stack, max(length, MIN_POSITIONS)):
             same = [_are_equal(one.table, table) for one in found]
             if any(same):
                 place = same.index(True)

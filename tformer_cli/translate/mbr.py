@@ -22,7 +22,7 @@ Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Consensus:
+class MBR:
     """How to choose among candidates (Kumar and Byrne 2004; Eikema and Aziz 2022).
 
     Attributes:
@@ -56,7 +56,7 @@ class Consensus:
         """
         if isinstance(decoding, GreedyConfig):
             raise UsageError(
-                "`consensus`",
+                "`mbr`",
                 "has no effect on greedy search",
                 remedy="use `BeamConfig(size=8)`, or decoding.kind=sample",
             )

@@ -38,7 +38,7 @@ class Translation:
     alignments: tuple[tuple[int, int], ...] | None = None
 
 
-class Wording:
+class Postprocessor:
     """Puts hypotheses into words."""
 
     def __init__(self, tokenizers: Tokenizers, *, blank: str, source_blank: str) -> None:

@@ -13,7 +13,7 @@ from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.text.words import first_word_indices
 
 # Numbers the pieces of a line, for what is drawn at random.
-MOST_PIECES = 1 << 20
+MAX_PIECES = 1 << 20
 
 # What a phrase stands behind, in a language without blanks.
 FULL_STOP = "。"
@@ -21,7 +21,7 @@ FULL_STOP = "。"
 LongLines = Literal["split", "truncate", "error"]
 
 
-class LineRequests:
+class Preprocessor:
     """Makes the requests of lines."""
 
     def __init__(
@@ -105,7 +105,7 @@ class LineRequests:
                 prefix=() if place else first,
                 banned=self.banned,
                 required=self._required(text, phrases, where),
-                number=number * MOST_PIECES + place,
+                number=number * MAX_PIECES + place,
                 first_word=word,
             )
             for place, ((text, source), word) in enumerate(zip(pieces, words, strict=True))

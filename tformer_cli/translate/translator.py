@@ -32,9 +32,9 @@ from tformer_cli.text.segments import word_separator
 from tformer_cli.text.terminology import Terminology
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import BOS_ID, DECODER_START_IDS, EOS_ID
-from tformer_cli.translate.mbr import Consensus
-from tformer_cli.translate.postprocess import Translation, Wording, best_combinations
-from tformer_cli.translate.preprocess import LineRequests, LongLines
+from tformer_cli.translate.mbr import MBR
+from tformer_cli.translate.postprocess import Postprocessor, Translation, best_combinations
+from tformer_cli.translate.preprocess import LongLines, Preprocessor
 from tformer_cli.translate.score import ScoredPair, score_pairs
 
 # Lines read before they are sorted by length and translated: enough for full batches of equal
@@ -106,7 +106,7 @@ class Translator:
         self.max_source_length = max_source_length
         self.max_source_sentences = max_source_sentences
         self.long_lines = long_lines
-        self.wording = Wording(tokenizers, blank=blank, source_blank=source_blank)
+        self.wording = Postprocessor(tokenizers, blank=blank, source_blank=source_blank)
         self.aligner = aligner
         self.start_id = start_id
         self.description = description
@@ -156,13 +156,13 @@ class Translator:
                 `max_source_sentences` is below 1, or `long_lines` is none of its choices; or a text
                 is given where a list belongs.
         """
-        refuse_text_alone(ensemble=ensemble)
+        reject_str(ensemble=ensemble)
         place = resolve_device(device)
         runs = [RunDirectory(Path(one)) for one in (run, *ensemble)]
         trained, *others = load_ensemble(runs, checkpoint)
         if max_source_sentences is None:
             max_source_sentences = trained.max_source_sentences
-        translator = cls.of_model(
+        translator = cls.from_model(
             trained.model,
             trained.tokenizers,
             trained.config,
@@ -177,11 +177,11 @@ class Translator:
         translator.description += f", {names} at step {trained.step}"
         # Their weights would stay in the memory of all workers.
         del trained, others
-        translator.begin_workers(workers)
+        translator.start_workers(workers)
         return translator
 
     @classmethod
-    def of_model(
+    def from_model(
         cls,
         model: Seq2Seq,
         tokenizers: Tokenizers,
@@ -216,7 +216,7 @@ class Translator:
             )
         engine = NativeEngine(
             model,
-            token_roles(tokenizers.target, config.model),
+            special_tokens(tokenizers.target, config.model),
             device=device,
             precision=precision,
             others=others,
@@ -237,7 +237,7 @@ class Translator:
             description=f"{config.data.source_language} -> {config.data.target_language}, {device}",
         )
 
-    def begin_workers(self, workers: int) -> None:
+    def start_workers(self, workers: int) -> None:
         """Let so many processes share the work on a CPU, with a thread each; 1 is this one alone.
 
         They begin when there are lines for them, share all memory that this process has then, and
@@ -265,7 +265,7 @@ class Translator:
         lines: Iterable[str],
         *,
         decoding: DecodingConfig | None = None,
-        consensus: Consensus | None = None,
+        mbr: MBR | None = None,
         prefixes: Iterable[str] | None = None,
         banned: Sequence[str] = (),
         required: Iterable[Sequence[str]] | None = None,
@@ -280,7 +280,7 @@ class Translator:
             lines,
             1,
             decoding=decoding,
-            consensus=consensus,
+            mbr=mbr,
             prefixes=prefixes,
             banned=banned,
             required=required,
@@ -296,7 +296,7 @@ class Translator:
         count: int,
         *,
         decoding: DecodingConfig | None = None,
-        consensus: Consensus | None = None,
+        mbr: MBR | None = None,
         prefixes: Iterable[str] | None = None,
         banned: Sequence[str] = (),
         required: Iterable[Sequence[str]] | None = None,
@@ -315,7 +315,7 @@ class Translator:
             lines: source text, read ahead by a window of lines.
             count: translations of each line, at most the beam size.
             decoding: the search; the run's own where it is None.
-            consensus: choose among more that the search finds those that agree most with all,
+            mbr: choose among more that the search finds those that agree most with all,
                 whose `score` is then the mean utility; each text comes once, so fewer may come.
                 Without it the score of the search decides.
             prefixes: what the translation of each line begins with, as many as lines; of a line in
@@ -349,7 +349,7 @@ class Translator:
                 longer than what the model can write, or contain a banned phrase; or a required or a
                 banned phrase has no token.
         """
-        refuse_text_alone(lines=lines, prefixes=prefixes, banned=banned, required=required)
+        reject_str(lines=lines, prefixes=prefixes, banned=banned, required=required)
         if aligned and self.aligner is None:
             raise UsageError(
                 "`aligned`", "needs a translator that has an aligner", remedy="leave it out"
@@ -360,14 +360,14 @@ class Translator:
             _check_keeps_to_phrases(
                 search, "`required`" if required is not None else "`terminology`"
             )
-        num_wanted = _num_wanted(search, count, consensus)
+        num_wanted = _num_wanted(search, count, mbr)
 
         def on_sentences(problem: Problem) -> None:
             if not self._has_told_of_sentences:
                 self._has_told_of_sentences = True
                 on_warning(problem)
 
-        requests = LineRequests(
+        requests = Preprocessor(
             self.tokenizers,
             max_source_length=self.max_source_length,
             max_source_sentences=self.max_source_sentences,
@@ -386,7 +386,7 @@ class Translator:
         for window in chunks(zip(itertools.count(start, step), asked), WINDOW_LINES):
             if required is not None:
                 for n, (_, phrases) in window:
-                    refuse_text_alone(**{f"required[{(n - start) // step}]": phrases})
+                    reject_str(**{f"required[{(n - start) // step}]": phrases})
             lines_in_pieces = [
                 requests.of(
                     line,
@@ -412,8 +412,8 @@ class Translator:
             chosen = []
             for line_in_pieces in lines_in_pieces:
                 hypotheses = [next(found) for _ in line_in_pieces]
-                if consensus is not None:
-                    hypotheses = [self._agreeing(piece, consensus) for piece in hypotheses]
+                if mbr is not None:
+                    hypotheses = [self._agreeing(piece, mbr) for piece in hypotheses]
                 chosen.append(best_combinations(hypotheses, count))
             if aligned:
                 assert self.aligner is not None
@@ -421,9 +421,9 @@ class Translator:
             else:
                 yield from ([self.wording.translation(parts) for parts in ways] for ways in chosen)
 
-    def _agreeing(self, found: Sequence[Hypothesis], consensus: Consensus) -> list[Hypothesis]:
+    def _agreeing(self, found: Sequence[Hypothesis], mbr: MBR) -> list[Hypothesis]:
         texts = [self.tokenizers.target.decode(one.token_ids) for one in found]
-        return consensus.ranked(found, texts, has_blanks=self.wording.blank != "")
+        return mbr.ranked(found, texts, has_blanks=self.wording.blank != "")
 
     def score(
         self,
@@ -438,7 +438,7 @@ class Translator:
             UsageError: a text is given where a list of texts belongs.
             DataError: a line is longer than the positions that the model has learnt.
         """
-        refuse_text_alone(sources=sources, targets=targets)
+        reject_str(sources=sources, targets=targets)
         pairs = zip(sources, targets, strict=True)
         return score_pairs(self.engine.scorer, self.tokenizers, pairs, on_done=on_done)
 
@@ -453,7 +453,7 @@ def _check_positive(argument: str, number: int) -> None:
         raise UsageError(argument, "must be at least 1", got=str(number))
 
 
-def refuse_text_alone(**arguments: object) -> None:
+def reject_str(**arguments: object) -> None:
     """Refuse a text where a list of texts belongs: Python would take it apart into letters.
 
     Raises:
@@ -484,20 +484,20 @@ def _in_proportion(
     return on_pieces
 
 
-def _num_wanted(search: DecodingConfig, count: int, consensus: Consensus | None) -> int:
+def _num_wanted(search: DecodingConfig, count: int, mbr: MBR | None) -> int:
     """Return how many translations of a line a search has to find, so that `count` are left.
 
     Raises:
         UsageError: it keeps fewer, or none are wanted.
     """
     _check_positive("`count`", count)
-    num_wanted = count if consensus is None else consensus.num_wanted(search)
+    num_wanted = count if mbr is None else mbr.num_wanted(search)
     if count > num_wanted:
         raise UsageError(
             "`count`",
-            f"must be at most the candidates of `consensus` ({num_wanted})",
+            f"must be at most the candidates of `mbr` ({num_wanted})",
             got=str(count),
-            remedy=f"use `Consensus(num_candidates={count})`",
+            remedy=f"use `MBR(num_candidates={count})`",
         )
     if isinstance(search, SampleConfig):
         return num_wanted
@@ -562,6 +562,6 @@ def _check_keeps_to_phrases(search: DecodingConfig, argument: str) -> None:
         )
 
 
-def token_roles(target: Tokenizer, model: ModelConfig) -> TokenRoles:
+def special_tokens(target: Tokenizer, model: ModelConfig) -> TokenRoles:
     """Return the ids that mean something to a search in the target language of a model."""
     return TokenRoles(DECODER_START_IDS[model.kind], EOS_ID, target.suppressed_ids)

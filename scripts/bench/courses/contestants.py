@@ -155,7 +155,7 @@ class Ours(Contestant):
 
     def translate(self, checkpoint: Path, lines: Sequence[str]) -> list[str]:
         trained = load_trained_model(self.run, checkpoint.name)
-        translator = Translator.of_model(trained.model, trained.tokenizers, trained.config, CPU)
+        translator = Translator.from_model(trained.model, trained.tokenizers, trained.config, CPU)
         return translator.translate(lines, decoding=self.config.decoding)
 
     def num_parameters(self) -> int:

@@ -391,7 +391,7 @@ class CTranslate2Backend(Ours):
         from tformer_cli.translate.translator import Translator
 
         trained = load_trained_model(RunDirectory(Path(self.task.run)))
-        translator = Translator.of_model(
+        translator = Translator.from_model(
             trained.model, trained.tokenizers, trained.config, torch.device("cpu")
         )
         exported = Path(self.task.exports) / CTranslate2.number_format

@@ -38,7 +38,7 @@ def demo(
         trained_at = time.perf_counter()
         training_memory_mib = peak_memory(place) / 2**20
         trained = load_trained_model(run)
-    translator = Translator.of_model(trained.model, trained.tokenizers, trained.config, place)
+    translator = Translator.from_model(trained.model, trained.tokenizers, trained.config, place)
     metric = build_metric("bleu", config.evaluation, config.data.target_language)
     scores = {}
     for name, text in config.data.test.items():

@@ -64,7 +64,7 @@ def translate_apart(folder: str, count: str, threads: str) -> None:
     trained = load_trained_model(run)
     text = next(iter(trained.config.data.test.values()))
     lines = [source for source, _ in read_pairs(text.source, text.target)][: int(count)]
-    translator = Translator.of_model(trained.model, trained.tokenizers, trained.config, CPU)
+    translator = Translator.from_model(trained.model, trained.tokenizers, trained.config, CPU)
     translator.translate(lines[:8], decoding=SEARCH)
     print(json.dumps(tokens_a_second(translator, lines)))
 

@@ -24,7 +24,7 @@ from tformer_cli.search.engine import NativeEngine
 from tformer_cli.search.hypothesis import EMPTY
 from tformer_cli.search.request import Request
 from tformer_cli.text.vocabulary import EOS_ID, UNK_ID
-from tformer_cli.translate.translator import token_roles
+from tformer_cli.translate.translator import special_tokens
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 
@@ -44,7 +44,7 @@ def theirs(model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ours(model):
-    roles = token_roles(model.tokenizers.target, model.config.model)
+    roles = special_tokens(model.tokenizers.target, model.config.model)
     return NativeEngine(model.model, roles, device=torch.device("cpu"))
 
 

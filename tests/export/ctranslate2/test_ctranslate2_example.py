@@ -76,7 +76,7 @@ def test_example_in_python_prints_the_translation(kind, line, tmp_path, monkeypa
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(python, {})
-    translator = Translator.of_model(
+    translator = Translator.from_model(
         model.model, model.tokenizers, model.config, torch.device("cpu")
     )
     assert printed.getvalue() == f"{translator.translate([line], decoding=BEAM)[0]}\n"

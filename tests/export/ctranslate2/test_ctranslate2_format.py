@@ -121,7 +121,7 @@ def ours(
     nowhere = {"source": Path("source"), "target": Path("target")}
     data = DataConfig(train=(TrainingText(**nowhere),), valid=ParallelText(**nowhere))
     whole = Config(data=data, model=config)
-    translator = Translator.of_model(
+    translator = Translator.from_model(
         model, tokenizers, whole, torch.device("cpu"), max_source_length=LONGEST - 1
     )
     return [best for (best,) in translator.nbest(LINES, 1, decoding=search)]

@@ -65,7 +65,7 @@ class Twin:
 
     def translator(self) -> Translator:
         ours = self.ours
-        return Translator.of_model(
+        return Translator.from_model(
             ours.model, ours.tokenizers, ours.config, torch.device("cpu"), max_source_length=60
         )
 
@@ -255,7 +255,9 @@ def test_a_search_that_the_folder_asks_for_ends_where_marians_does(tmp_path, ask
     theirs = MarianMTModel.from_pretrained(folder)
     tokenizer = tokenizer_of(folder)
     ours = read_marian(folder)
-    translator = Translator.of_model(ours.model, ours.tokenizers, ours.config, torch.device("cpu"))
+    translator = Translator.from_model(
+        ours.model, ours.tokenizers, ours.config, torch.device("cpu")
+    )
     batch = tokenizer(LINES, return_tensors="pt", padding=True)
     ids = theirs.generate(
         **batch,

@@ -81,7 +81,7 @@ def trained(model: EncoderDecoderConfig, tokenizer: SubwordConfig) -> TrainedMod
 
 
 def translator(model: TrainedModel) -> Translator:
-    return Translator.of_model(
+    return Translator.from_model(
         model.model, model.tokenizers, model.config, torch.device("cpu"), max_source_length=60
     )
 

@@ -122,7 +122,7 @@ def test_example_in_python_prints_the_greedy_translation(small, monkeypatch):
     with contextlib.redirect_stdout(printed):
         exec(FORM.example(small.trained, line), {})
     trained = small.trained
-    translator = Translator.of_model(
+    translator = Translator.from_model(
         trained.model, trained.tokenizers, trained.config, torch.device("cpu")
     )
     (expected,) = translator.translate([line], decoding=small.comparisons[-1].search)
@@ -152,10 +152,10 @@ def test_translations_do_not_depend_on_their_company(small):
 @pytest.mark.slow
 def test_scores_of_pairs_are_those_of_the_model(small):
     from tformer_cli.search.engine import NativeEngine
-    from tformer_cli.translate.translator import token_roles
+    from tformer_cli.translate.translator import special_tokens
 
     engine = FORM.engine(small.trained, small.folder)
-    roles = token_roles(small.trained.tokenizers.target, small.trained.config.model)
+    roles = special_tokens(small.trained.tokenizers.target, small.trained.config.model)
     ours = NativeEngine(small.trained.model, roles, device=torch.device("cpu"))
     pairs = [((8, 9, EOS_ID), (10, 11)), ((8, EOS_ID), ()), ((), ()), ((), (9,))]
     found = engine.scorer.score(pairs)

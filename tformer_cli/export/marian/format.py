@@ -33,7 +33,7 @@ from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.marian import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizer
 from tformer_cli.text.vocabulary import NUM_SPECIAL
-from tformer_cli.translate.translator import token_roles
+from tformer_cli.translate.translator import special_tokens
 
 # Marian's ids of its special tokens.
 SPECIAL_IDS = {token: i for i, token in enumerate(OUR_IDS)}
@@ -90,7 +90,7 @@ class MarianFormat(Format):
     def engine(self, trained: TrainedModel, folder: Path) -> NativeEngine:
         """Return our own engine with what has been written; pieces have the same ids again."""
         written = read_marian(folder)
-        roles = token_roles(written.tokenizers.target, written.config.model)
+        roles = special_tokens(written.tokenizers.target, written.config.model)
         return NativeEngine(written.model, roles, device=torch.device("cpu"))
 
     def searches(self, max_length: int) -> list[DecodingConfig]:

@@ -27,7 +27,7 @@ from tformer_cli.storage.run_directory import write_json
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID, UNK_ID
-from tformer_cli.translate.translator import token_roles
+from tformer_cli.translate.translator import special_tokens
 
 # What torch writes the graphs with, and what runs them.
 PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime")
@@ -69,7 +69,7 @@ class OnnxFormat(Format):
 
     def engine(self, trained: TrainedModel, folder: Path) -> OnnxEngine:
         """Return onnxruntime with what has been written, and our searches."""
-        roles = token_roles(trained.tokenizers.target, trained.config.model)
+        roles = special_tokens(trained.tokenizers.target, trained.config.model)
         return OnnxEngine(folder, roles, max_length=trained.model.max_length)
 
     def searches(self, max_length: int) -> list[DecodingConfig]:
@@ -101,7 +101,7 @@ def vocabularies(tokenizers: Tokenizers) -> dict[str, list[str]]:
 def write_graphs(trained: TrainedModel, folder: Path) -> None:
     """Write the two graphs of a model into a folder that is there."""
     model = formal(trained.model)
-    roles = token_roles(trained.tokenizers.target, trained.config.model)
+    roles = special_tokens(trained.tokenizers.target, trained.config.model)
     reading, stepping = SourceGraph(model), StepGraph(model, roles)
     ids = torch.full((BATCH, SOURCE), EOS_ID)
     mask = torch.ones_like(ids, dtype=torch.bool)
