@@ -10,8 +10,7 @@ from test_gpu_model import VARIANTS, V, network
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.config.schema.model import LatentConfig
 from tformer_cli.search.engine import NativeEngine
-from tformer_cli.search.logits_processors import TokenRoles
-from tformer_cli.search.request import Request
+from tformer_cli.search.request import Request, SpecialTokens
 
 pytestmark = on_gpu
 
@@ -44,7 +43,7 @@ def requests(count: int) -> list[Request]:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_translation_is_as_probable_as_the_search_says(name, precision):
     """Searches go by the cache, a token after the other; scoring sees all at once."""
-    roles = TokenRoles(START, END, (0, 1, 2, 4, 5))
+    roles = SpecialTokens(START, END, (0, 1, 2, 4, 5))
     engine = NativeEngine(
         network(NETWORKS[name], DEVICE), roles, device=DEVICE, precision=precision
     )

@@ -32,8 +32,7 @@ from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.engine import NativeEngine
-from tformer_cli.search.logits_processors import TokenRoles
-from tformer_cli.search.request import Request
+from tformer_cli.search.request import Request, SpecialTokens
 from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID
 from tformer_cli.training.step import Group, Learner, StepReport, train_steps
 
@@ -158,7 +157,7 @@ EXAMPLES = (("sinusoidal", "reverse"), ("one stack as Llama", "reverse"))
 )
 def test_member_learns_the_task(member, task):
     config = MEMBERS[member]
-    roles = TokenRoles(DECODER_START_IDS[config.kind], EOS_ID, (0, 1, 2, 4, 5))
+    roles = SpecialTokens(DECODER_START_IDS[config.kind], EOS_ID, (0, 1, 2, 4, 5))
     model = trained(config, task, RATES.get(member, RATE))
     engine = NativeEngine(model, roles, device=CPU)
     unseen = sentences(random.Random(2), 300)

@@ -5,15 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tformer_cli.search.continuous_batching import search_all
-from tformer_cli.search.hypothesis import Hypothesis
-from tformer_cli.search.logits_processors import TokenRoles
-from tformer_cli.search.request import Request
+from tformer_cli.search.continuous_batching import decode_all
+from tformer_cli.search.request import Hypothesis, Request, SpecialTokens
 from tformer_cli.search.search import Search
 from tformer_cli.search.stepper import Stepper
 
 START, END = 0, 1
-ROLES = TokenRoles(start_id=START, end_id=END, suppressed_ids=(START,))
+SPECIAL_TOKENS = SpecialTokens(bos=START, eos=END, suppressed=(START,))
 CPU = torch.device("cpu")
 
 
@@ -23,39 +21,39 @@ class TableStepper(Stepper):
     def __init__(self, tables: Tensor) -> None:
         self.tables = tables
 
-    def start(self, sentences: Sequence[Sequence[int]], num_rows: int) -> None:
-        self.num_rows = num_rows
+    def start(self, sentences: Sequence[Sequence[int]], num_beams: int) -> None:
+        self.num_beams = num_beams
         self.numbers = torch.tensor([sentence[0] for sentence in sentences])
 
-    def admit(self, places: Tensor, sentences: Sequence[Sequence[int]], coming) -> None:
+    def insert(self, places: Tensor, sentences: Sequence[Sequence[int]], lookahead) -> None:
         self.numbers[places] = torch.tensor([sentence[0] for sentence in sentences])
 
     def step(self, ids: Tensor) -> Tensor:
-        assert ids.shape == (len(self.numbers), self.num_rows)
+        assert ids.shape == (len(self.numbers), self.num_beams)
         return self.tables[self.numbers[:, None], ids].clone()
 
-    def reorder(self, origins: Tensor) -> None:
-        assert origins.shape == (len(self.numbers), self.num_rows)
+    def reorder(self, beam_indices: Tensor) -> None:
+        assert beam_indices.shape == (len(self.numbers), self.num_beams)
 
-    def keep(self, places: Tensor) -> None:
+    def select(self, places: Tensor) -> None:
         self.numbers = self.numbers[places]
 
 
 def search_requests(
-    tables: Tensor, search: Search, requests: Sequence[Request], num_places: int | None = None
+    tables: Tensor, search: Search, requests: Sequence[Request], num_slots: int | None = None
 ) -> list[list[Hypothesis]]:
     """Search requests whose first id names a table, so many at a time."""
-    room = num_places or len(requests)
-    found = search_all(TableStepper(tables), search, requests, lambda _: room, CPU)
+    room = num_slots or len(requests)
+    found = decode_all(TableStepper(tables), search, requests, lambda _: room, CPU)
     return [hypotheses for _, hypotheses in sorted(found, key=lambda one: one[0])]
 
 
 def search_tables(
-    tables: Tensor, search: Search, num_places: int | None = None
+    tables: Tensor, search: Search, num_slots: int | None = None
 ) -> list[list[Hypothesis]]:
     """Search a sentence for each table."""
     requests = [Request((number, END), number=number) for number in range(len(tables))]
-    return search_requests(tables, search, requests, num_places)
+    return search_requests(tables, search, requests, num_slots)
 
 
 def random_tables(seed: int, *, sentences: int, vocab_size: int) -> Tensor:

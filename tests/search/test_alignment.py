@@ -4,13 +4,13 @@ import torch
 from family import translating
 from hypothesis import given
 from model.test_family import lively
-from search.test_engine import END, ROLES, START, V, native_engine, requests
+from search.test_engine import END, SPECIAL_TOKENS, START, V, native_engine, requests
 
 from tformer_cli.model.build import build_model
 from tformer_cli.model.inspection.record import source_attention
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search import alignment as alignment_room
-from tformer_cli.search.alignment import ModelAligner
+from tformer_cli.search.alignment import Aligner
 
 CPU = torch.device("cpu")
 SENTENCES = [
@@ -19,8 +19,8 @@ SENTENCES = [
 ] + [([11, 12, END], [])]
 
 
-def aligner(*models: Seq2Seq) -> ModelAligner:
-    return ModelAligner(models, ROLES.start_id, device=CPU)
+def aligner(*models: Seq2Seq) -> Aligner:
+    return Aligner(models, SPECIAL_TOKENS.bos, device=CPU)
 
 
 def models(count: int) -> list[Seq2Seq]:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer_cli.errors import DeviceError
-from tformer_cli.search.batches import each_in_memory, length_batches
+from tformer_cli.search.scoring import halving_on_oom, length_batches
 
 BUDGET = 200
 
@@ -41,7 +41,7 @@ def with_room_for(most):
 def test_what_memory_has_no_room_for_is_halved_and_none_is_lost(most, sizes):
     numbers = iter(range(sum(sizes)))
     batches = [[next(numbers) for _ in range(size)] for size in sizes]
-    found = list(each_in_memory(with_room_for(most), batches, torch.device("cpu")))
+    found = list(halving_on_oom(with_room_for(most), batches, torch.device("cpu")))
     assert [number for batch, _ in found for number in batch] == list(range(sum(sizes)))
     assert all(len(batch) <= most for batch, _ in found)
     assert [result for _, result in found] == [[-number for number in batch] for batch, _ in found]
@@ -49,7 +49,7 @@ def test_what_memory_has_no_room_for_is_halved_and_none_is_lost(most, sizes):
 
 def test_memory_without_room_for_one_sentence_is_an_error():
     with pytest.raises(DeviceError) as raised:
-        list(each_in_memory(with_room_for(0), [[0, 1]], torch.device("cpu")))
+        list(halving_on_oom(with_room_for(0), [[0, 1]], torch.device("cpu")))
     assert str(raised.value) == (
         "cpu: memory ran out on a single sentence and its translations; "
         "use shorter lines, or fewer translations of each"
@@ -61,4 +61,4 @@ def test_other_errors_pass():
         raise RuntimeError("shapes")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        list(each_in_memory(work, [[0]], torch.device("cpu")))
+        list(halving_on_oom(work, [[0]], torch.device("cpu")))

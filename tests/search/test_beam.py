@@ -7,7 +7,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from search.tables import CPU, END, ROLES, START, next_log_probs, random_tables, search_tables
+from search.tables import (
+    CPU,
+    END,
+    SPECIAL_TOKENS,
+    START,
+    next_log_probs,
+    random_tables,
+    search_tables,
+)
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.search.beam import BeamSearch
@@ -16,8 +24,8 @@ from tformer_cli.search.greedy import GreedySearch
 seeds = st.integers(0, 10_000)
 
 
-def search(tables, config, nbest=1, num_places=None):
-    return search_tables(tables, BeamSearch(config, ROLES, CPU, nbest=nbest), num_places)
+def search(tables, config, nbest=1, num_slots=None):
+    return search_tables(tables, BeamSearch(config, SPECIAL_TOKENS, CPU, nbest=nbest), num_slots)
 
 
 def all_translations(table, max_length, length_penalty):
@@ -142,16 +150,16 @@ def test_with_a_coverage_penalty_all_that_are_stored_come_out(seed, length_penal
 @given(seeds)
 def test_a_beam_of_one_is_greedy_search(seed):
     tables = random_tables(seed, sentences=4, vocab_size=6)
-    greedy = search_tables(tables, GreedySearch(GreedyConfig(max_length=8), ROLES, CPU))
+    greedy = search_tables(tables, GreedySearch(GreedyConfig(max_length=8), SPECIAL_TOKENS, CPU))
     beam = search(tables, BeamConfig(size=1, max_length=8))
     assert [best.token_ids for (best,) in beam] == [found.token_ids for (found,) in greedy]
 
 
 @given(seeds, st.integers(1, 4), st.integers(1, 4))
-def test_the_company_of_a_sentence_changes_nothing(seed, size, num_places):
+def test_the_company_of_a_sentence_changes_nothing(seed, size, num_slots):
     tables = random_tables(seed, sentences=5, vocab_size=6)
     config = BeamConfig(size=size, max_length=9)
-    together = search(tables, config, num_places=num_places)
+    together = search(tables, config, num_slots=num_slots)
     alone = [search(tables[n : n + 1], config)[0] for n in range(5)]
     assert [best.token_ids for (best,) in together] == [best.token_ids for (best,) in alone]
 
@@ -166,7 +174,7 @@ def test_a_reused_slot_has_none_of_the_tokens_of_another_sentence(seed, size, nu
     # A hypothesis of a single token ends in the step that begins it.
     tables = random_tables(seed, sentences=9, vocab_size=6)
     config = BeamConfig(size=size, max_length=1, **penalty)
-    together = search(tables, config, num_places=num_slots)
+    together = search(tables, config, num_slots=num_slots)
     alone = [search(tables[n : n + 1], config)[0] for n in range(9)]
     for (one,), (other,) in zip(together, alone, strict=True):
         assert one.token_ids == other.token_ids

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from search.tables import (
     CPU,
     END,
-    ROLES,
+    SPECIAL_TOKENS,
     START,
     ascending_tables,
     next_log_probs,
@@ -36,14 +36,14 @@ def required(highest, *, most=3, longest=3):
     return st.lists(phrase, max_size=most).map(tuple)
 
 
-def search(tables, config, asked, nbest=1, num_places=None):
+def search(tables, config, asked, nbest=1, num_slots=None):
     """Search a sentence of three tokens for each table."""
     requests = [
         Request((number, 5, 5, END), required=phrases, number=number, **more)
         for number, (phrases, more) in enumerate(asked)
     ]
-    kind = ConstrainedBeamSearch(config, ROLES, CPU, nbest=nbest)
-    return search_requests(tables, kind, requests, num_places)
+    kind = ConstrainedBeamSearch(config, SPECIAL_TOKENS, CPU, nbest=nbest)
+    return search_requests(tables, kind, requests, num_slots)
 
 
 def occurrences(row, phrase):
@@ -181,11 +181,11 @@ def test_what_is_banned_stays_banned_where_phrases_are_required(seed, rules, ask
 
 @settings(max_examples=8)
 @given(seeds, rules, asked, st.integers(1, 4))
-def test_the_company_of_a_request_changes_nothing(seed, rules, asked, num_places):
+def test_the_company_of_a_request_changes_nothing(seed, rules, asked, num_slots):
     tables = random_tables(seed, sentences=len(asked), vocab_size=9)
     config = BeamConfig(**rules)
     together = search(tables, config, asked)
-    assert search(tables, config, asked, num_places=num_places) == together
+    assert search(tables, config, asked, num_slots=num_slots) == together
     alone = [search(tables[n : n + 1], config, asked[n : n + 1])[0] for n in range(len(asked))]
     assert [best.token_ids for (best,) in alone] == [best.token_ids for (best,) in together]
 
@@ -202,7 +202,7 @@ def test_without_phrases_it_is_beam_search(seed, rules, asked):
         Request((number, 5, 5, END), number=number, **more)
         for number, (_, more) in enumerate(plain)
     ]
-    assert found == search_requests(tables, BeamSearch(config, ROLES, CPU), requests)
+    assert found == search_requests(tables, BeamSearch(config, SPECIAL_TOKENS, CPU), requests)
 
 
 def test_a_phrase_that_cannot_come_leaves_the_translation_unfinished():
@@ -274,7 +274,7 @@ def test_a_model_with_a_cache_writes_the_phrases_and_says_what_they_cost():
             assert best.log_prob == pytest.approx(expected)
     ids = [[one.token_ids for one in hypotheses] for hypotheses in found]
     shared = WorkersEngine(engine, 2).translate(inputs, config, nbest=2)
-    engine.num_rows = 7
+    engine.max_slots = 7
     few = engine.translate(inputs, config, nbest=2)
     assert [[one.token_ids for one in hypotheses] for hypotheses in few] == ids
     assert [[one.token_ids for one in hypotheses] for hypotheses in shared] == ids

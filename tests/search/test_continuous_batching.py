@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search.tables import CPU, END, ROLES, TableStepper, random_tables
+from search.tables import CPU, END, SPECIAL_TOKENS, TableStepper, random_tables
 from torch import Tensor
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.search.beam import BeamSearch
-from tformer_cli.search.continuous_batching import search_all
+from tformer_cli.search.continuous_batching import decode_all
 from tformer_cli.search.engine import build_search
 from tformer_cli.search.greedy import GreedySearch
 from tformer_cli.search.request import Request
@@ -17,14 +17,14 @@ from tformer_cli.search.request import Request
 MOST = 9
 TOKENS = 40
 SEARCHES = [
-    lambda: GreedySearch(GreedyConfig(max_length=MOST), ROLES, CPU),
-    lambda: BeamSearch(BeamConfig(size=2, max_length=MOST), ROLES, CPU),
+    lambda: GreedySearch(GreedyConfig(max_length=MOST), SPECIAL_TOKENS, CPU),
+    lambda: BeamSearch(BeamConfig(size=2, max_length=MOST), SPECIAL_TOKENS, CPU),
 ]
 
 
 def assert_each_is_as_alone(found, tables, search, asked):
     for number, request in enumerate(asked):
-        ((_, alone),) = search_all(TableStepper(tables), search(), [request], lambda _: 1, CPU)
+        ((_, alone),) = decode_all(TableStepper(tables), search(), [request], lambda _: 1, CPU)
         for one, other in zip(found[number], alone, strict=True):
             assert (one.token_ids, one.finished) == (other.token_ids, other.finished)
             # A vector of a processor rounds a power unlike what is left over beside vectors.
@@ -34,12 +34,12 @@ def assert_each_is_as_alone(found, tables, search, asked):
 class LearnedPositions(TableStepper):
     """Counts the tokens of each place; there is no position beyond the last of a translation."""
 
-    def start(self, sentences, num_rows):
-        super().start(sentences, num_rows)
+    def start(self, sentences, num_beams):
+        super().start(sentences, num_beams)
         self.lengths = torch.zeros(len(sentences), dtype=torch.long)
 
-    def admit(self, places, sentences, coming):
-        super().admit(places, sentences, coming)
+    def insert(self, places, sentences, lookahead):
+        super().insert(places, sentences, lookahead)
         self.lengths[places] = 0
 
     def step(self, ids: Tensor) -> Tensor:
@@ -47,44 +47,44 @@ class LearnedPositions(TableStepper):
         assert self.lengths.max() <= MOST
         return super().step(ids)
 
-    def keep(self, places):
-        super().keep(places)
+    def select(self, places):
+        super().select(places)
         self.lengths = self.lengths[places]
 
 
 @settings(max_examples=12)
 @given(st.integers(0, 10_000), st.integers(1, 60), st.sampled_from(SEARCHES))
-def test_no_place_is_read_beyond_the_longest_translation(seed, num_places, search):
+def test_no_place_is_read_beyond_the_longest_translation(seed, num_slots, search):
     tables = random_tables(seed, sentences=70, vocab_size=5)
     # Some sentences end at once, and some at the limit alone.
     tables[::3, :, END] += 4
     tables[1::7, :, END] = -torch.inf
     asked = [Request((number, END)) for number in range(len(tables))]
-    found = search_all(LearnedPositions(tables), search(), asked, lambda _: num_places, CPU)
+    found = decode_all(LearnedPositions(tables), search(), asked, lambda _: num_slots, CPU)
     assert sorted(number for number, _ in found) == list(range(len(tables)))
 
 
 class Budgeted(TableStepper):
     """Adds up the source tokens at work, padding included, and notes how many places there were."""
 
-    def start(self, sentences, num_rows):
+    def start(self, sentences, num_beams):
         self.widths = [len(sentence) for sentence in sentences]
         self.counts = []
-        super().start(sentences, num_rows)
+        super().start(sentences, num_beams)
 
-    def admit(self, places, sentences, coming):
+    def insert(self, places, sentences, lookahead):
         for place, sentence in zip(places.tolist(), sentences, strict=True):
             self.widths[place] = len(sentence)
-        super().admit(places, sentences, coming)
+        super().insert(places, sentences, lookahead)
 
     def step(self, ids: Tensor) -> Tensor:
         assert len(self.widths) * max(self.widths) <= TOKENS or len(self.widths) == 1
         self.counts.append(len(self.widths))
         return super().step(ids)
 
-    def keep(self, places):
+    def select(self, places):
         self.widths = [self.widths[place] for place in places.tolist()]
-        super().keep(places)
+        super().select(places)
 
 
 @settings(max_examples=12)
@@ -94,7 +94,7 @@ def test_no_more_tokens_are_at_work_than_there_is_room_for(seed, widths, search)
     tables = random_tables(seed, sentences=len(widths), vocab_size=5)
     asked = [Request((number, *[END] * (width - 1))) for number, width in enumerate(widths)]
     stepper = Budgeted(tables)
-    found = dict(search_all(stepper, search(), asked, lambda longest: TOKENS // longest or 1, CPU))
+    found = dict(decode_all(stepper, search(), asked, lambda longest: TOKENS // longest or 1, CPU))
     assert_each_is_as_alone(found, tables, search, asked)
 
 
@@ -104,7 +104,7 @@ def test_shorter_sources_have_more_places(search):
     widths = sorted(range(2, 32), reverse=True)
     asked = [Request((number, *[END] * (width - 1))) for number, width in enumerate(widths)]
     stepper = Budgeted(tables)
-    list(search_all(stepper, search(), asked, lambda longest: TOKENS // longest, CPU))
+    list(decode_all(stepper, search(), asked, lambda longest: TOKENS // longest, CPU))
     assert stepper.counts[0] == 1
     assert max(stepper.counts) > 3
 
@@ -112,12 +112,12 @@ def test_shorter_sources_have_more_places(search):
 class Counting(TableStepper):
     """Counts how often a sentence begins."""
 
-    def start(self, sentences, num_rows):
-        super().start(sentences, num_rows)
+    def start(self, sentences, num_beams):
+        super().start(sentences, num_beams)
         self.num_begun = len(sentences)
 
-    def admit(self, places, sentences, coming):
-        super().admit(places, sentences, coming)
+    def insert(self, places, sentences, lookahead):
+        super().insert(places, sentences, lookahead)
         self.num_begun += len(sentences)
 
 
@@ -129,9 +129,9 @@ def test_translations_of_short_sources_are_not_late_before_twice_sixteen_tokens(
     tables[::7, :, END] = -torch.inf
     asked = [Request((number, END)) for number in range(len(tables))]
     config = search(max_length=2 * 16)
-    subject = build_search(config, ROLES, CPU, [], nbest=1, scored=True)
+    subject = build_search(config, SPECIAL_TOKENS, CPU, [], nbest=1, scored=True)
     stepper = Counting(tables)
-    found = dict(search_all(stepper, subject, asked, lambda _: 8, CPU))
+    found = dict(decode_all(stepper, subject, asked, lambda _: 8, CPU))
     assert {len(found[number][0].token_ids) for number in range(0, 60, 7)} == {32}
     assert stepper.num_begun == 60
 
@@ -139,12 +139,12 @@ def test_translations_of_short_sources_are_not_late_before_twice_sixteen_tokens(
 class Aging(TableStepper):
     """Notes how many places there were, and how long the oldest sentence had been there."""
 
-    def start(self, sentences, num_rows):
-        super().start(sentences, num_rows)
+    def start(self, sentences, num_beams):
+        super().start(sentences, num_beams)
         self.ages, self.seen = [0] * len(sentences), []
 
-    def admit(self, places, sentences, coming):
-        super().admit(places, sentences, coming)
+    def insert(self, places, sentences, lookahead):
+        super().insert(places, sentences, lookahead)
         for place in places.tolist():
             self.ages[place] = 0
 
@@ -153,16 +153,16 @@ class Aging(TableStepper):
         self.seen.append((len(self.ages), max(self.ages)))
         return super().step(ids)
 
-    def keep(self, places):
-        super().keep(places)
+    def select(self, places):
+        super().select(places)
         self.ages = [self.ages[place] for place in places.tolist()]
 
 
 @pytest.mark.parametrize(
     "search",
     [
-        lambda: GreedySearch(GreedyConfig(max_length=99), ROLES, CPU),
-        lambda: BeamSearch(BeamConfig(size=2, max_length=99), ROLES, CPU),
+        lambda: GreedySearch(GreedyConfig(max_length=99), SPECIAL_TOKENS, CPU),
+        lambda: BeamSearch(BeamConfig(size=2, max_length=99), SPECIAL_TOKENS, CPU),
     ],
 )
 def test_a_translation_that_does_not_end_begins_anew_behind_the_others(search):
@@ -172,9 +172,9 @@ def test_a_translation_that_does_not_end_begins_anew_behind_the_others(search):
     tables[endless, :, END] = -torch.inf
     asked = [Request((number, END)) for number in range(len(tables))]
     stepper = Aging(tables)
-    found = dict(search_all(stepper, search(), asked, lambda _: 40, CPU))
+    found = dict(decode_all(stepper, search(), asked, lambda _: 40, CPU))
     assert_each_is_as_alone(found, tables, search, asked)
     assert all(len(found[number][0].token_ids) == 99 for number in endless)
     # While others wait for a place nobody is much older than twice sixteen tokens.
-    assert max(age for num_places, age in stepper.seen if num_places == 40) < 2 * 16 + 10
+    assert max(age for num_slots, age in stepper.seen if num_slots == 40) < 2 * 16 + 10
     assert max(age for _, age in stepper.seen) == 99

@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from search.test_engine import END, ROLES, native_engine, requests
+from search.test_engine import END, SPECIAL_TOKENS, native_engine, requests
 
 from tformer_cli.config.schema.decoding import BeamConfig
-from tformer_cli.search.alignment import ModelAligner
+from tformer_cli.search.alignment import Aligner
 from tformer_cli.search.coverage import log_coverage
-from tformer_cli.search.hypothesis import EMPTY
+from tformer_cli.search.request import EMPTY
 from tformer_cli.search.workers import WorkersEngine
 
 SEARCH = BeamConfig(size=4, max_length=12, patience=2.0, coverage_penalty=0.7)
@@ -34,7 +34,7 @@ def test_the_best_of_all_that_is_stored_wins_with_its_coverage(length_penalty, g
     search = replace(SEARCH, length_penalty=length_penalty, groups=groups)
     # No sentence stores so many, so all that it stores come out.
     found = engine.translate(inputs, search, nbest=100)
-    aligner = ModelAligner(engine.models, ROLES.start_id, device=torch.device("cpu"))
+    aligner = Aligner(engine.models, SPECIAL_TOKENS.bos, device=torch.device("cpu"))
     changed = 0
     for request, hypotheses in zip(inputs, found, strict=True):
         if not request.source:
@@ -55,8 +55,8 @@ def test_the_best_of_all_that_is_stored_wins_with_its_coverage(length_penalty, g
 def test_the_company_of_a_sentence_changes_nothing():
     engine, inputs = native_engine(), requests(15)
     expected = engine.translate(inputs, SEARCH, nbest=2)
-    for num_rows in (1, 7, 20):
-        engine.num_rows = num_rows
+    for num_beams in (1, 7, 20):
+        engine.max_slots = num_beams
         found = engine.translate(inputs, SEARCH, nbest=2)
         assert token_ids(found) == token_ids(expected)
     found = WorkersEngine(engine, 2).translate(inputs, SEARCH, nbest=2)

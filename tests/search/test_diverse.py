@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from search.tables import (
     CPU,
     END,
-    ROLES,
+    SPECIAL_TOKENS,
     START,
     ascending_tables,
     next_log_probs,
@@ -28,8 +28,10 @@ seeds = st.integers(0, 10_000)
 shapes = st.tuples(st.integers(2, 3), st.integers(1, 3))  # groups, rows of each
 
 
-def search(tables, config, nbest=1, num_places=None):
-    return search_tables(tables, DiverseBeamSearch(config, ROLES, CPU, nbest=nbest), num_places)
+def search(tables, config, nbest=1, num_slots=None):
+    return search_tables(
+        tables, DiverseBeamSearch(config, SPECIAL_TOKENS, CPU, nbest=nbest), num_slots
+    )
 
 
 class GroupByHand:
@@ -122,29 +124,29 @@ def test_groups_that_need_not_differ_find_what_a_beam_of_their_size_finds(
     tables = ascending_tables(seed, sentences=3, vocab_size=7)
     plain = BeamConfig(size=size, length_penalty=length_penalty, max_length=8)
     config = replace(plain, size=groups * size, groups=groups, diversity=0.0)
-    expected = search_tables(tables, BeamSearch(plain, ROLES, CPU, nbest=size))
+    expected = search_tables(tables, BeamSearch(plain, SPECIAL_TOKENS, CPU, nbest=size))
     assert search(tables, config, groups * size) == expected
 
 
 @settings(max_examples=8)
 @given(seeds, shapes, st.integers(1, 4))
-def test_the_first_group_is_a_beam_of_its_own(seed, shape, num_places):
+def test_the_first_group_is_a_beam_of_its_own(seed, shape, num_slots):
     groups, size = shape
     tables = ascending_tables(seed, sentences=4, vocab_size=7)
     plain = BeamConfig(size=size, max_length=8)
     config = replace(plain, size=groups * size, groups=groups, diversity=1.0)
-    found = search(tables, config, groups * size, num_places)
-    expected = search_tables(tables, BeamSearch(plain, ROLES, CPU))
+    found = search(tables, config, groups * size, num_slots)
+    expected = search_tables(tables, BeamSearch(plain, SPECIAL_TOKENS, CPU))
     for own, all_of_them in zip(expected, found, strict=True):
         assert own[0].token_ids in {one.token_ids for one in all_of_them}
 
 
 @settings(max_examples=8)
 @given(seeds, shapes, st.integers(1, 4))
-def test_the_company_of_a_sentence_changes_nothing(seed, shape, num_places):
+def test_the_company_of_a_sentence_changes_nothing(seed, shape, num_slots):
     tables = random_tables(seed, sentences=5, vocab_size=7)
     config = BeamConfig(size=shape[0] * shape[1], groups=shape[0], max_length=9)
-    together = search(tables, config, config.size, num_places)
+    together = search(tables, config, config.size, num_slots)
     alone = [search(tables[n : n + 1], config, config.size)[0] for n in range(5)]
     for one, two in zip(together, alone, strict=True):
         assert [best.token_ids for best in one] == [best.token_ids for best in two]
@@ -154,8 +156,8 @@ def test_with_a_model_the_size_of_batches_changes_nothing():
     engine, inputs = native_engine(), requests(8)
     config = BeamConfig(size=6, groups=3, max_length=10)
     expected = engine.translate(inputs, config, nbest=6)
-    for num_rows in (1, 13):
-        engine.num_rows = num_rows
+    for num_beams in (1, 13):
+        engine.max_slots = num_beams
         found = engine.translate(inputs, config, nbest=6)
         assert [[one.token_ids for one in many] for many in found] == [
             [one.token_ids for one in many] for many in expected
@@ -184,16 +186,16 @@ def test_the_score_does_not_count_what_a_row_has_lost():
 
 @settings(max_examples=8)
 @given(seeds, st.integers(1, 3))
-def test_groups_keep_to_prefixes_and_limits(seed, num_places):
+def test_groups_keep_to_prefixes_and_limits(seed, num_slots):
     tables = random_tables(seed, sentences=3, vocab_size=9)
     inputs = [
         Request((number, 2, 2, END), prefix=(5, 2 + number), banned=((4,),), number=number)
         for number in range(3)
     ]
     config = BeamConfig(size=4, groups=2, min_length=4, max_length=6, no_repeat_ngram=2)
-    beam = DiverseBeamSearch(config, ROLES, CPU, nbest=4)
+    beam = DiverseBeamSearch(config, SPECIAL_TOKENS, CPU, nbest=4)
     for request, hypotheses in zip(
-        inputs, search_requests(tables, beam, inputs, num_places), strict=True
+        inputs, search_requests(tables, beam, inputs, num_slots), strict=True
     ):
         for one in hypotheses:
             assert one.token_ids[:2] == request.prefix

@@ -10,13 +10,11 @@ from tformer_cli.model.build import build_model
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.engine import NativeEngine
-from tformer_cli.search.hypothesis import EMPTY
-from tformer_cli.search.logits_processors import TokenRoles
-from tformer_cli.search.request import Request
+from tformer_cli.search.request import EMPTY, Request, SpecialTokens
 from tformer_cli.search.workers import WorkersEngine
 
 V, START, END, SUPPRESSED = 31, 2, 3, (0, 1, 2, 4, 5)
-ROLES = TokenRoles(START, END, SUPPRESSED)
+SPECIAL_TOKENS = SpecialTokens(START, END, SUPPRESSED)
 SEARCHES = [GreedyConfig(max_length=12), BeamConfig(size=3, max_length=12)]
 
 
@@ -40,7 +38,7 @@ def small_model(seed: int = 11, dtype: torch.dtype = torch.float64) -> Seq2Seq:
 
 def native_engine(seed: int = 11, dtype: torch.dtype = torch.float64) -> NativeEngine:
     model, cpu = small_model(seed, dtype), torch.device("cpu")
-    return NativeEngine(model, ROLES, device=cpu, precision=torch.float32)
+    return NativeEngine(model, SPECIAL_TOKENS, device=cpu, precision=torch.float32)
 
 
 @pytest.mark.parametrize("part", ["model", "others"])
@@ -51,7 +49,7 @@ def test_a_model_that_memory_has_no_room_for_is_refused(part):
     model, other, cpu = small_model(), small_model(), torch.device("cpu")
     (model if part == "model" else other).to = full
     with pytest.raises(DeviceError) as caught:
-        NativeEngine(model, ROLES, device=cpu, precision=torch.float32, others=[other])
+        NativeEngine(model, SPECIAL_TOKENS, device=cpu, precision=torch.float32, others=[other])
     assert str(caught.value) == (
         "cpu: memory has no room for the model; got CUDA out of memory.; "
         "end what else fills it, or use another `device`"
@@ -100,8 +98,8 @@ def test_greedy_with_cache_equals_greedy_without():
 def test_the_size_of_batches_changes_nothing(search):
     engine, inputs = native_engine(), requests(30)
     expected = engine.translate(inputs, search)
-    for most_places in (1, 2, 7):
-        engine.most_places = most_places
+    for max_slots in (1, 2, 7):
+        engine.max_slots = max_slots
         found = engine.translate(inputs, search)
         assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
 
@@ -111,8 +109,8 @@ def test_in_float32_batches_and_workers_change_no_translation_but_near_ties(sear
     engine, inputs = native_engine(dtype=torch.float32), requests(60)
     expected = [best for (best,) in engine.translate(inputs, search)]
     others = [WorkersEngine(engine, 3).translate(inputs, search)]
-    for most_places in (1, 7, 50):
-        engine.most_places = most_places
+    for max_slots in (1, 7, 50):
+        engine.max_slots = max_slots
         others.append(engine.translate(inputs, search))
     # Another order of the lines.
     others.append(engine.translate(inputs[::-1], search)[::-1])
@@ -130,7 +128,7 @@ def test_nor_does_how_many_tokens_of_sources_are_at_work(search, monkeypatch):
     engine, inputs = native_engine(), requests(30)
     expected = engine.translate(inputs, search)
     for most in (1, 100, 400):
-        monkeypatch.setattr("tformer_cli.search.engine.MOST_TOKENS", most)
+        monkeypatch.setattr("tformer_cli.search.engine.MAX_TOKENS", most)
         found = engine.translate(inputs, search)
         assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
 
@@ -171,7 +169,7 @@ def test_nbest_is_sorted_and_has_no_suppressed_token():
 def test_a_large_vocabulary_lets_fewer_sentences_work_together(monkeypatch):
     engine, inputs = native_engine(), requests(20)
     expected = engine.translate(inputs, BeamConfig(size=2, max_length=9))
-    monkeypatch.setattr("tformer_cli.search.engine.MOST_LOGITS", 2 * 2 * V)
+    monkeypatch.setattr("tformer_cli.search.engine.MAX_LOGITS", 2 * 2 * V)
     widths = []
     step = EncoderDecoder.step
 
@@ -189,9 +187,9 @@ def test_a_large_vocabulary_lets_fewer_sentences_work_together(monkeypatch):
 def test_with_eight_bits_the_size_of_batches_changes_nothing_either(search, monkeypatch):
     monkeypatch.setattr("tformer_cli.inference.int8.SMALLEST", 1)
     model, inputs = small_model(), requests(20)
-    engine = NativeEngine(model, ROLES, device=torch.device("cpu"), precision=torch.int8)
+    engine = NativeEngine(model, SPECIAL_TOKENS, device=torch.device("cpu"), precision=torch.int8)
     assert engine.models[0].output.weight.dtype == torch.int8
     expected = engine.translate(inputs, search)
-    engine.most_places = 3
+    engine.max_slots = 3
     found = engine.translate(inputs, search)
     assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]

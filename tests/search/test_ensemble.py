@@ -9,42 +9,42 @@ from hypothesis import strategies as st
 from search.tables import (
     CPU,
     END,
-    ROLES,
+    SPECIAL_TOKENS,
     START,
     TableStepper,
     ascending_tables,
     next_log_probs,
 )
-from search.test_engine import ROLES as MODEL_ROLES
 from search.test_engine import SEARCHES, requests, small_model
+from search.test_engine import SPECIAL_TOKENS as MODEL_TOKENS
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.beam import BeamSearch
-from tformer_cli.search.continuous_batching import search_all
+from tformer_cli.search.continuous_batching import decode_all
 from tformer_cli.search.diverse import DiverseBeamSearch
 from tformer_cli.search.engine import NativeEngine
-from tformer_cli.search.ensemble import EnsembleStepper, joined
 from tformer_cli.search.greedy import GreedySearch
 from tformer_cli.search.request import Request
 from tformer_cli.search.sample import SampleSearch
+from tformer_cli.search.stepper import EnsembleStepper, joined
 from tformer_cli.search.workers import WorkersEngine
 
 V = 7
 SEARCHES_OF_TABLES = {
-    "greedy": lambda: GreedySearch(GreedyConfig(max_length=9), ROLES, CPU),
-    "beam": lambda: BeamSearch(BeamConfig(size=3, max_length=9), ROLES, CPU, nbest=3),
+    "greedy": lambda: GreedySearch(GreedyConfig(max_length=9), SPECIAL_TOKENS, CPU),
+    "beam": lambda: BeamSearch(BeamConfig(size=3, max_length=9), SPECIAL_TOKENS, CPU, nbest=3),
     "groups": lambda: DiverseBeamSearch(
-        BeamConfig(size=4, groups=2, max_length=9), ROLES, CPU, nbest=4
+        BeamConfig(size=4, groups=2, max_length=9), SPECIAL_TOKENS, CPU, nbest=4
     ),
-    "sample": lambda: SampleSearch(SampleConfig(max_length=9), ROLES, CPU, nbest=2),
+    "sample": lambda: SampleSearch(SampleConfig(max_length=9), SPECIAL_TOKENS, CPU, nbest=2),
 }
 
 
-def search(stepper, kind, count, num_places=None):
+def search(stepper, kind, count, num_slots=None):
     asked = [Request((number, END), number=number) for number in range(count)]
-    room = num_places or count
-    found = search_all(stepper, SEARCHES_OF_TABLES[kind](), asked, lambda _: room, CPU)
+    room = num_slots or count
+    found = decode_all(stepper, SEARCHES_OF_TABLES[kind](), asked, lambda _: room, CPU)
     return [hypotheses for _, hypotheses in sorted(found, key=lambda one: one[0])]
 
 
@@ -62,10 +62,10 @@ def mean_table(tables):
 
 @settings(max_examples=12)
 @given(st.sampled_from(sorted(SEARCHES_OF_TABLES)), st.integers(0, 1000), st.integers(1, 4))
-def test_every_search_sees_the_mean_of_the_probabilities(kind, seed, num_places):
+def test_every_search_sees_the_mean_of_the_probabilities(kind, seed, num_slots):
     tables = [ascending_tables(seed + n, sentences=4, vocab_size=V) for n in range(3)]
-    ensemble = EnsembleStepper([TableStepper(table) for table in tables], ROLES, CPU)
-    found = search(ensemble, kind, 4, num_places)
+    ensemble = EnsembleStepper([TableStepper(table) for table in tables], SPECIAL_TOKENS, CPU)
+    found = search(ensemble, kind, 4, num_slots)
     expected = search(TableStepper(mean_table(tables)), kind, 4)
     for one, two in zip(found, expected, strict=True):
         assert [h.token_ids for h in one] == [h.token_ids for h in two]
@@ -75,7 +75,7 @@ def test_every_search_sees_the_mean_of_the_probabilities(kind, seed, num_places)
 @given(st.sampled_from(sorted(SEARCHES_OF_TABLES)), st.integers(0, 1000))
 def test_a_table_with_itself_is_the_table(kind, seed):
     table = ascending_tables(seed, sentences=3, vocab_size=V)
-    twins = EnsembleStepper([TableStepper(table), TableStepper(table)], ROLES, CPU)
+    twins = EnsembleStepper([TableStepper(table), TableStepper(table)], SPECIAL_TOKENS, CPU)
     for one, two in zip(search(twins, kind, 3), search(TableStepper(table), kind, 3), strict=True):
         assert [h.token_ids for h in one] == [h.token_ids for h in two]
         assert [h.log_prob for h in one] == pytest.approx([h.log_prob for h in two], rel=1e-5)
@@ -83,7 +83,7 @@ def test_a_table_with_itself_is_the_table(kind, seed):
 
 def test_one_alone_needs_no_ensemble():
     stepper = TableStepper(ascending_tables(1, sentences=1, vocab_size=V))
-    assert joined([stepper], ROLES, CPU) is stepper
+    assert joined([stepper], SPECIAL_TOKENS, CPU) is stepper
 
 
 def drawn_model(seed: int) -> Seq2Seq:
@@ -93,7 +93,7 @@ def drawn_model(seed: int) -> Seq2Seq:
 
 def ensemble_engine(*seeds: int) -> NativeEngine:
     first, *others = map(drawn_model, seeds)
-    return NativeEngine(first, MODEL_ROLES, device=CPU, others=others)
+    return NativeEngine(first, MODEL_TOKENS, device=CPU, others=others)
 
 
 @pytest.mark.parametrize("config", SEARCHES, ids=["greedy", "beam"])
@@ -109,20 +109,20 @@ def greedy_by_hand(models, source, max_length):
     """Run whole decoders again for every token, and take the mean of their probabilities."""
     mask = torch.ones((1, len(source)), dtype=torch.bool)
     memories = [model.encode(torch.tensor([source]), mask) for model in models]
-    row, log_prob = [MODEL_ROLES.start_id], 0.0
-    while len(row) <= max_length and row[-1] != MODEL_ROLES.end_id:
+    row, log_prob = [MODEL_TOKENS.bos], 0.0
+    while len(row) <= max_length and row[-1] != MODEL_TOKENS.eos:
         probabilities = []
         for model, memory in zip(models, memories, strict=True):
             logits = model.output(model.decoder(torch.tensor([row]), memory))[0, -1]
             possible = torch.ones_like(logits, dtype=torch.bool)
-            possible[list(MODEL_ROLES.suppressed_ids)] = False
-            possible[MODEL_ROLES.end_id] = len(row) > 1
+            possible[list(MODEL_TOKENS.suppressed)] = False
+            possible[MODEL_TOKENS.eos] = len(row) > 1
             weights = (logits - logits.max()).exp() * possible
             probabilities.append(weights / weights.sum())
         mean = sum(probabilities) / len(probabilities)
         log_prob += float(mean.max().log())
         row.append(int(mean.argmax()))
-    return row[1:-1] if row[-1] == MODEL_ROLES.end_id else row[1:], log_prob
+    return row[1:-1] if row[-1] == MODEL_TOKENS.eos else row[1:], log_prob
 
 
 def test_several_models_translate_by_the_mean_of_their_probabilities():

@@ -3,7 +3,15 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from search.tables import CPU, END, ROLES, START, next_log_probs, random_tables, search_tables
+from search.tables import (
+    CPU,
+    END,
+    SPECIAL_TOKENS,
+    START,
+    next_log_probs,
+    random_tables,
+    search_tables,
+)
 
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.search.greedy import GreedySearch
@@ -24,7 +32,7 @@ def by_hand(table, max_length):
 @given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 9))
 def test_greedy_takes_the_best_token_at_each_step(seed, sentences, max_length):
     tables = random_tables(seed, sentences=sentences, vocab_size=6)
-    search = GreedySearch(GreedyConfig(max_length=max_length), ROLES, CPU)
+    search = GreedySearch(GreedyConfig(max_length=max_length), SPECIAL_TOKENS, CPU)
     found = search_tables(tables, search)
     for (hypothesis,), table in zip(found, tables, strict=True):
         ids, log_prob, finished = by_hand(table, max_length)
@@ -34,11 +42,11 @@ def test_greedy_takes_the_best_token_at_each_step(seed, sentences, max_length):
 
 
 @given(st.integers(0, 10_000), st.integers(1, 5))
-def test_tokens_are_the_same_when_no_scores_are_asked(seed, num_places):
+def test_tokens_are_the_same_when_no_scores_are_asked(seed, num_slots):
     tables = random_tables(seed, sentences=6, vocab_size=6)
     config = GreedyConfig(max_length=8)
-    scored = search_tables(tables, GreedySearch(config, ROLES, CPU))
-    bare = search_tables(tables, GreedySearch(config, ROLES, CPU, scored=False), num_places)
+    scored = search_tables(tables, GreedySearch(config, SPECIAL_TOKENS, CPU))
+    bare = search_tables(tables, GreedySearch(config, SPECIAL_TOKENS, CPU, scored=False), num_slots)
     for (expected,), (found,) in zip(scored, bare, strict=True):
         assert found.token_ids == expected.token_ids
         assert found.finished == expected.finished

@@ -9,17 +9,17 @@ from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsPr
 from tformer_cli.search.logits_processors import (
     ban_phrase,
     ban_repeated_ngrams,
-    penalise_frequency,
-    penalise_repetition,
+    penalize_frequency,
+    penalize_repetition,
 )
-from tformer_cli.search.rows import Rows
+from tformer_cli.search.rows import Sequences
 
 START, V, K = 0, 7, 2
 
 
-def written(histories: list[list[list[int]]]) -> Rows:
-    """Rows in places of different lengths, with leftovers behind the shorter ones."""
-    rows = Rows(len(histories), K, START, torch.device("cpu"))
+def written(histories: list[list[list[int]]]) -> Sequences:
+    """Sequences in places of different lengths, with leftovers behind the shorter ones."""
+    rows = Sequences(len(histories), K, START, torch.device("cpu"))
     rows.tokens = torch.randint(1, V, (len(histories), K, 12))
     rows.tokens[:, :, 0] = START
     for place, place_rows in enumerate(histories):
@@ -48,10 +48,10 @@ def histories(draw: st.DrawFn) -> list[list[list[int]]]:
 
 
 @given(histories(), st.sampled_from([0.5, 1.3, 2.0]))
-def test_repetition_is_penalised_as_in_transformers(histories, penalty):
+def test_repetition_is_penalized_as_in_transformers(histories, penalty):
     before = scores(len(histories))
     after = before.clone()
-    penalise_repetition(after, written(histories), penalty)
+    penalize_repetition(after, written(histories), penalty)
     theirs = RepetitionPenaltyLogitsProcessor(penalty)
     for place, rows in enumerate(histories):
         expected = before[place]
@@ -86,7 +86,7 @@ def test_ngrams_longer_than_all_rows_ban_nothing(size):
 def test_frequency_penalty_counts_each_occurrence(histories):
     before = scores(len(histories))
     after = before.clone()
-    penalise_frequency(after, written(histories), 0.25)
+    penalize_frequency(after, written(histories), 0.25)
     for place, rows in enumerate(histories):
         for number, row in enumerate(rows):
             counts = torch.tensor([row.count(token) for token in range(V)])

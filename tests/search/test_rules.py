@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from search.tables import (
     CPU,
     END,
-    ROLES,
+    SPECIAL_TOKENS,
     START,
     next_log_probs,
     random_tables,
@@ -51,9 +51,9 @@ requests = st.lists(
     max_size=4,
 )
 searches = {
-    "greedy": lambda rules: GreedySearch(GreedyConfig(**rules), ROLES, CPU),
-    "beam": lambda rules: BeamSearch(BeamConfig(size=3, **rules), ROLES, CPU, nbest=2),
-    "sample": lambda rules: SampleSearch(SampleConfig(**rules), ROLES, CPU, nbest=2),
+    "greedy": lambda rules: GreedySearch(GreedyConfig(**rules), SPECIAL_TOKENS, CPU),
+    "beam": lambda rules: BeamSearch(BeamConfig(size=3, **rules), SPECIAL_TOKENS, CPU, nbest=2),
+    "sample": lambda rules: SampleSearch(SampleConfig(**rules), SPECIAL_TOKENS, CPU, nbest=2),
 }
 
 
@@ -123,11 +123,11 @@ def test_translations_keep_to_all_rules(kind, rules, parts, seed):
 
 
 @given(st.sampled_from(sorted(searches)), settings, requests, st.integers(1, 3))
-def test_the_company_of_a_request_changes_nothing(kind, rules, parts, num_places):
+def test_the_company_of_a_request_changes_nothing(kind, rules, parts, num_slots):
     inputs = asked(parts)
     tables = random_tables(3, sentences=len(inputs), vocab_size=V)
     together = search_requests(tables, searches[kind](rules), inputs)
-    few = search_requests(tables, searches[kind](rules), inputs, num_places)
+    few = search_requests(tables, searches[kind](rules), inputs, num_slots)
     for one, two in zip(together, few, strict=True):
         assert [h.token_ids for h in one] == [h.token_ids for h in two]
 
@@ -182,7 +182,7 @@ def test_searches_work_at_the_limits_of_their_numbers(kind, repetition_penalty):
     )
     assert not list(check(config))
     table = random_tables(5, sentences=1, vocab_size=V)
-    search = build_search(config, ROLES, CPU, [], nbest=1, scored=True)
+    search = build_search(config, SPECIAL_TOKENS, CPU, [], nbest=1, scored=True)
     ((found,),) = search_requests(table, search, asked([([2], (), ())]))
     assert len(found.token_ids) >= 39
     assert math.isfinite(found.score)

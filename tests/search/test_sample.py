@@ -6,12 +6,20 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from search.tables import CPU, END, ROLES, START, next_log_probs, random_tables, search_requests
+from search.tables import (
+    CPU,
+    END,
+    SPECIAL_TOKENS,
+    START,
+    next_log_probs,
+    random_tables,
+    search_requests,
+)
 
 from tformer_cli.config.schema.decoding import GreedyConfig, SampleConfig
 from tformer_cli.search.greedy import GreedySearch
 from tformer_cli.search.request import Request
-from tformer_cli.search.sample import FORKS, SampleSearch, drawn
+from tformer_cli.search.sample import FORKS, SampleSearch, sample_categorical
 
 V, COUNT = 6, 4000
 
@@ -22,7 +30,7 @@ def asked(count: int) -> list[Request]:
 
 def first_tokens(table: torch.Tensor, **options: float) -> torch.Tensor:
     """How often each token comes first among many lines."""
-    search = SampleSearch(SampleConfig(max_length=1, **options), ROLES, CPU)
+    search = SampleSearch(SampleConfig(max_length=1, **options), SPECIAL_TOKENS, CPU)
     found = search_requests(table, search, asked(COUNT))
     ids = torch.tensor([hypothesis.token_ids[0] for (hypothesis,) in found])
     return torch.bincount(ids, minlength=V) / COUNT
@@ -74,9 +82,11 @@ def test_top_p_draws_among_the_fewest_that_reach_the_share():
 def test_the_narrowest_draw_is_greedy_search(seed, options):
     tables = random_tables(seed, sentences=3, vocab_size=V)
     inputs = [Request((number, END), number=number) for number in range(3)]
-    greedy = search_requests(tables, GreedySearch(GreedyConfig(max_length=7), ROLES, CPU), inputs)
+    greedy = search_requests(
+        tables, GreedySearch(GreedyConfig(max_length=7), SPECIAL_TOKENS, CPU), inputs
+    )
     config = SampleConfig(max_length=7, **options)
-    found = search_requests(tables, SampleSearch(config, ROLES, CPU), inputs)
+    found = search_requests(tables, SampleSearch(config, SPECIAL_TOKENS, CPU), inputs)
     assert [one.token_ids for (one,) in found] == [one.token_ids for (one,) in greedy]
 
 
@@ -84,7 +94,7 @@ def test_seeds_and_lines_and_samples_differ():
     table = random_tables(2, sentences=1, vocab_size=V)
 
     def translations(seed: int) -> list[list[tuple[int, ...]]]:
-        search = SampleSearch(SampleConfig(max_length=12, seed=seed), ROLES, CPU, nbest=3)
+        search = SampleSearch(SampleConfig(max_length=12, seed=seed), SPECIAL_TOKENS, CPU, nbest=3)
         found = search_requests(table, search, asked(6))
         return [[one.token_ids for one in hypotheses] for hypotheses in found]
 
@@ -96,7 +106,7 @@ def test_seeds_and_lines_and_samples_differ():
 
 def test_samples_are_sorted_by_their_probability():
     table = random_tables(2, sentences=1, vocab_size=V)
-    search = SampleSearch(SampleConfig(max_length=12), ROLES, CPU, nbest=4)
+    search = SampleSearch(SampleConfig(max_length=12), SPECIAL_TOKENS, CPU, nbest=4)
     for hypotheses in search_requests(table, search, asked(5)):
         scores = [one.score for one in hypotheses]
         assert scores == sorted(scores, reverse=True)
@@ -109,7 +119,7 @@ def test_what_is_impossible_is_never_drawn(shares):
     probabilities = torch.tensor(shares).expand(1, 2, -1)
     below_one = 1 - 2**-24  # the highest number that is drawn
     noise = torch.stack((torch.zeros(FORKS), torch.full((FORKS,), below_one)))[None]
-    first, last = drawn(probabilities, noise)[0].tolist()
+    first, last = sample_categorical(probabilities, noise)[0].tolist()
     assert shares[first] > 0
     assert shares[last] > 0
 
@@ -119,7 +129,7 @@ def test_shares_of_any_vocabulary_are_drawn_from(vocab_size):
     random = torch.Generator().manual_seed(vocab_size)
     shares = torch.rand(vocab_size, generator=random)
     noise = torch.rand((1, COUNT, FORKS), generator=random)
-    tokens = drawn(shares.expand(1, COUNT, -1), noise)[0]
+    tokens = sample_categorical(shares.expand(1, COUNT, -1), noise)[0]
     assert_follows(torch.bincount(tokens, minlength=vocab_size) / COUNT, shares / shares.sum())
 
 
@@ -128,7 +138,9 @@ def test_the_last_digits_of_probabilities_change_hardly_any_draw():
     shares = torch.rand((COUNT, 10_000), generator=random)
     other = shares * (1 + 1e-4 * torch.randn(10_000, generator=random))
     noise = torch.rand((COUNT, 1, FORKS), generator=random)
-    changed = drawn(shares[:, None], noise) != drawn(other[:, None], noise)
+    changed = sample_categorical(shares[:, None], noise) != sample_categorical(
+        other[:, None], noise
+    )
     # By a single number among the sums of all tokens it is some dozens.
     assert int(changed.sum()) <= 5
     bounds, moved = shares.double().cumsum(-1), other.double().cumsum(-1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from search.test_engine import END, ROLES, START, SUPPRESSED, V, small_model
+from search.test_engine import END, SPECIAL_TOKENS, START, SUPPRESSED, V, small_model
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.model.network import Seq2Seq
@@ -27,7 +27,7 @@ PAIRS = [
 
 @pytest.fixture
 def scorer() -> ModelScorer:
-    return ModelScorer([small_model()], ROLES, device=CPU)
+    return ModelScorer([small_model()], SPECIAL_TOKENS, device=CPU)
 
 
 @torch.inference_mode()
@@ -86,7 +86,7 @@ def test_scores_of_hypotheses_are_what_the_search_says_of_them(scorer, search):
     sources = [[one, other, END] for one in range(6, V) for other in range(6, V)]
     nbest = search.size if isinstance(search, BeamConfig) else 1
     requests = [Request(tuple(source)) for source in sources]
-    found = NativeEngine(scorer.models[0], ROLES, device=CPU).translate(
+    found = NativeEngine(scorer.models[0], SPECIAL_TOKENS, device=CPU).translate(
         requests, search, nbest=nbest
     )
     finished = [
@@ -137,7 +137,7 @@ IDS = st.lists(st.integers(6, V - 1), max_size=7)
     chunk_rows=st.integers(1, 9),
 )
 def test_the_company_of_a_pair_changes_nothing(pairs, batch_tokens, chunk_rows):
-    scorer = ModelScorer([small_model()], ROLES, device=CPU)
+    scorer = ModelScorer([small_model()], SPECIAL_TOKENS, device=CPU)
     inputs = [([*source, END] if source else [], target) for source, target in pairs]
     alone = [scorer.score([pair])[0] for pair in inputs]
     with pytest.MonkeyPatch.context() as patched:
@@ -177,7 +177,7 @@ def test_precision_is_that_of_the_matrix_products():
     for parameter in model.parameters():
         parameter.data.mul_(0.3)
     wide, narrow = (
-        ModelScorer([model], ROLES, device=CPU, precision=precision).score(PAIRS)
+        ModelScorer([model], SPECIAL_TOKENS, device=CPU, precision=precision).score(PAIRS)
         for precision in (torch.float32, torch.bfloat16)
     )
     assert wide != narrow
@@ -189,8 +189,8 @@ def test_an_ensemble_has_the_mean_of_the_probabilities():
     models = [small_model(), small_model()]
     for parameter in models[1].parameters():
         parameter.data.mul_(0.5)
-    alone = [ModelScorer([model], ROLES, device=CPU).score(PAIRS) for model in models]
-    together = ModelScorer(models, ROLES, device=CPU).score(PAIRS)
+    alone = [ModelScorer([model], SPECIAL_TOKENS, device=CPU).score(PAIRS) for model in models]
+    together = ModelScorer(models, SPECIAL_TOKENS, device=CPU).score(PAIRS)
     for one, other, found in zip(*alone, together, strict=True):
         expected = [
             -math.inf if -math.inf in both else math.log(sum(map(math.exp, both)) / 2)

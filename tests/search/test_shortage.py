@@ -29,7 +29,7 @@ def roomy() -> NativeEngine:
     return native_engine()
 
 
-def limited(num_rows: int, error: Exception = KINDS[0], *, method: str = "step") -> NativeEngine:
+def limited(num_beams: int, error: Exception = KINDS[0], *, method: str = "step") -> NativeEngine:
     """An engine whose model fails where more rows than these are to go on, or to be read."""
     engine = roomy()
     (model,) = engine.models
@@ -37,7 +37,7 @@ def limited(num_rows: int, error: Exception = KINDS[0], *, method: str = "step")
 
     def failing(ids: torch.Tensor, *rest: object) -> object:
         num_wanted = ids.shape[0] * (ids.shape[1] if method == "step" else 1)
-        if num_wanted > num_rows:
+        if num_wanted > num_beams:
             raise error
         return whole(ids, *rest)
 
@@ -50,11 +50,11 @@ def ids(found) -> list[list[tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("search", [GREEDY, BEAM, SAMPLE], ids=lambda search: search.kind)
-@pytest.mark.parametrize("num_rows", [3, 10])
-def test_what_does_not_fit_is_translated_by_fewer_at_a_time(search, num_rows):
+@pytest.mark.parametrize("num_beams", [3, 10])
+def test_what_does_not_fit_is_translated_by_fewer_at_a_time(search, num_beams):
     inputs = requests(20)
     expected = roomy().translate(inputs, search)
-    engine = limited(num_rows)
+    engine = limited(num_beams)
     counts: list[int] = []
     warnings: list[Problem] = []
     found = engine.translate(inputs, search, on_done=counts.append, on_warning=warnings.append)
@@ -78,10 +78,10 @@ def test_fewer_at_a_time_stay_fewer_and_are_told_once():
     engine, inputs = limited(5), requests(20)
     warnings: list[Problem] = []
     engine.translate(inputs, GREEDY, on_warning=warnings.append)
-    most_places = engine.most_places
-    assert 1 <= most_places <= 5
+    max_slots = engine.max_slots
+    assert 1 <= max_slots <= 5
     engine.translate(inputs, GREEDY, on_warning=warnings.append)
-    assert engine.most_places == most_places
+    assert engine.max_slots == max_slots
     # A search of more rows may need still fewer.
     engine.translate(inputs, BeamConfig(size=5, max_length=12), on_warning=warnings.append)
     assert len(warnings) == 1
@@ -107,7 +107,7 @@ def test_sentences_that_are_done_are_not_translated_again():
 
     model.step, model.encode = failing_once, counting
     counts: list[int] = []
-    engine.most_places = 4
+    engine.max_slots = 4
     assert ids(engine.translate(inputs, GREEDY, on_done=counts.append)) == expected
     assert sum(counts) == len(inputs)
     # Beyond each sentence once only those that were at work, at most four.
@@ -180,7 +180,7 @@ import torch
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.search.engine import NativeEngine
-from tformer_cli.search.logits_processors import TokenRoles
+from tformer_cli.search.request import SpecialTokens
 from tformer_cli.search.request import Request
 from tformer_cli.model.build import build_model
 
@@ -190,7 +190,7 @@ config = EncoderDecoderConfig(
     dim=32, num_heads=2, feedforward_dim=32, num_encoder_layers=1, num_decoder_layers=1, tie="none"
 )
 model = build_model(config, source_size=V, target_size=V, seed=1).eval()
-engine = NativeEngine(model, TokenRoles(2, 3, (0, 1, 2)), device=torch.device("cpu"))
+engine = NativeEngine(model, SpecialTokens(2, 3, (0, 1, 2)), device=torch.device("cpu"))
 requests = [Request([*range(6 + i, 11 + i + i % 9), 3]) for i in range(80)]
 engine.translate(requests[:1], search)
 pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -198,7 +198,7 @@ limit = pages * resource.getpagesize() + 15 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
 found = engine.translate(requests, search, on_warning=print)
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
-engine.num_rows = 256
+engine.max_slots = 256
 expected = engine.translate(requests, search)
 assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
 """

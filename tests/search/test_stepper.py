@@ -1,10 +1,10 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from search.test_engine import ROLES, SEARCHES, requests, small_model
+from search.test_engine import SEARCHES, SPECIAL_TOKENS, requests, small_model
 
 from tformer_cli.inference.two_stage_argmax import Screen
-from tformer_cli.search.continuous_batching import search_all
+from tformer_cli.search.continuous_batching import decode_all
 from tformer_cli.search.engine import build_search, longest_first
 from tformer_cli.search.stepper import ModelStepper, batch_of
 
@@ -23,10 +23,10 @@ def test_each_sentence_is_read_once_and_no_more_together_than_there_are_places()
     model.read = counted
     asked = requests(100)
     asked = [asked[number] for number in longest_first(asked)]
-    search = build_search(SEARCHES[0], ROLES, CPU, asked, nbest=1, scored=True)
+    search = build_search(SEARCHES[0], SPECIAL_TOKENS, CPU, asked, nbest=1, scored=True)
     stepper = ModelStepper(model, CPU, torch.float32)
     with torch.inference_mode():
-        found = dict(search_all(stepper, search, asked, lambda longest: few, CPU))
+        found = dict(decode_all(stepper, search, asked, lambda longest: few, CPU))
     assert len(found) == sum(counts) == len(asked)
     assert max(counts) == few
     assert len(counts) < 2 * len(asked) / few
@@ -46,10 +46,10 @@ def test_the_screen_changes_no_translation():
     model, asked = small_model(), [one for one in requests(90) if one.source]
     found = []
     for screen in (None, Screen(model.output)):
-        search = build_search(SEARCHES[0], ROLES, CPU, asked, nbest=1, scored=False)
+        search = build_search(SEARCHES[0], SPECIAL_TOKENS, CPU, asked, nbest=1, scored=False)
         stepper = ModelStepper(model, CPU, torch.float32, screen)
         with torch.inference_mode():
-            results = search_all(stepper, search, asked, lambda longest: 40, CPU)
+            results = decode_all(stepper, search, asked, lambda longest: 40, CPU)
             found.append({number: best[0].token_ids for number, best in results})
     assert found[0] == found[1]
     assert len(found[0]) == len(asked)

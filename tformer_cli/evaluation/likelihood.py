@@ -13,8 +13,8 @@ from tformer_cli.corpus.batch import Batch
 from tformer_cli.device import autocast
 from tformer_cli.distributed import ALONE, World
 from tformer_cli.model.network import Network
-from tformer_cli.search.batches import each_in_memory
-from tformer_cli.search.ensemble import log_mean_probabilities
+from tformer_cli.search.scoring import halving_on_oom
+from tformer_cli.search.stepper import log_mean_probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def reference_likelihood(
     for batch in itertools.islice(batches, world.rank, None, world.size):
         judge = partial(_judged, models, batch.to(device), device=device, precision=precision)
         rows = list(range(len(batch.source)))
-        for _, (part_nll, part_correct) in each_in_memory(judge, [rows], device):
+        for _, (part_nll, part_correct) in halving_on_oom(judge, [rows], device):
             nll += part_nll
             num_correct += part_correct
         num_tokens += batch.num_target_tokens

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.search.engine import Engine
-from tformer_cli.search.hypothesis import Hypothesis
-from tformer_cli.search.request import Request
+from tformer_cli.search.request import Hypothesis, Request
 
 # How far apart the scores of two engines may be: log probabilities a token.
 TOLERANCE = 1e-4

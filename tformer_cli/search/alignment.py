@@ -1,7 +1,6 @@
 """Which source tokens a model looks at while it writes given translations."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from tformer_cli.device import autocast
 from tformer_cli.model.inspection.record import source_attention
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
-from tformer_cli.search.batches import each_in_memory, length_batches
+from tformer_cli.search.scoring import halving_on_oom, length_batches
 
 # Padded tokens of one batch, on either side.
 BATCH_TOKENS = 4096
@@ -19,21 +18,7 @@ BATCH_TOKENS = 4096
 Translated = tuple[Sequence[int], Sequence[Sequence[int]]]
 
 
-class Aligner(Protocol):
-    """Says which source token each token of a translation comes from."""
-
-    def align(self, sentences: Sequence[Translated]) -> list[list[tuple[int, ...]]]:
-        """Return for each translation of each sentence, in the order given, its links.
-
-        They are as many as it has tokens: the place of a source token, never the end token's.
-
-        Args:
-            sentences: source ids with the end token, and translations without it.
-        """
-        ...
-
-
-class ModelAligner:
+class Aligner:
     """Asks a model of ours, or all of an ensemble, by one pass over whole translations.
 
     Attention is the mean over the heads of the last layer, and over the models.
@@ -42,13 +27,13 @@ class ModelAligner:
     def __init__(
         self,
         models: Sequence[Seq2Seq],
-        start_id: int,
+        bos: int,
         *,
         device: torch.device,
         precision: torch.dtype = torch.float32,
     ) -> None:
         self.models = models
-        self.start_id = start_id
+        self.bos = bos
         self.device = device
         self.precision = precision
 
@@ -80,7 +65,7 @@ class ModelAligner:
             for source, rows in sentences
         ]
         counts = [len(rows) for _, rows in sentences]
-        found = each_in_memory(
+        found = halving_on_oom(
             lambda batch: self._maps([sentences[number] for number in batch]),
             length_batches(widths, counts, BATCH_TOKENS),
             self.device,
@@ -93,7 +78,7 @@ class ModelAligner:
 
     def _maps(self, sentences: Sequence[Translated]) -> Tensor:
         """Return the maps (rows of all sentences, T, S), padded."""
-        rows = [(self.start_id, *row[:-1]) for _, rows in sentences for row in rows]
+        rows = [(self.bos, *row[:-1]) for _, rows in sentences for row in rows]
         target = pad_rows(rows)[0].to(self.device)
         sources = [source for source, rows in sentences for _ in rows]
         source, mask = (part.to(self.device) for part in pad_rows(sources))

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tformer_cli.search.constraints import Constraints, Phrase, Progress
+from tformer_cli.search.constraints import Constraints, ConstraintState, Phrase
 
 
 class Candidate(NamedTuple):
@@ -23,10 +23,10 @@ class Candidate(NamedTuple):
     log_prob: float
     origin: int
     token: int
-    progress: Progress
+    progress: ConstraintState
 
 
-class ConstrainedRows:
+class ConstrainedBeam:
     """The K rows of one sentence, and how far each has come with its phrases.
 
     Rows wait for a good place for a phrase only as long as a search without phrases would go on:
@@ -39,27 +39,27 @@ class ConstrainedRows:
         is_over: whether `enough` rows have ended since the others wait no more.
     """
 
-    def __init__(self, phrases: Sequence[Phrase], size: int, enough: int, end_id: int) -> None:
+    def __init__(self, phrases: Sequence[Phrase], size: int, enough: int, eos: int) -> None:
         """Begin with K empty rows.
 
         Args:
             phrases: what the translation must contain.
             size: K.
             enough: rows that end before a search without phrases is done.
-            end_id: what a finished row ends with.
+            eos: what a finished row ends with.
         """
         self.constraints = Constraints(phrases)
         self.progress = [self.constraints.start] * size
         self.is_over = False
-        self._size, self._enough, self._end_id = size, enough, end_id
+        self._size, self._enough, self._eos = size, enough, eos
         self._num_ends = 0
         self._may_wait = True
 
-    def follow(self, origins: Sequence[int], tokens: Sequence[int]) -> None:
-        """Let row k go on from row origins[k] by a token."""
+    def follow(self, beam_indices: Sequence[int], tokens: Sequence[int]) -> None:
+        """Let row k go on from row beam_indices[k] by a token."""
         self.progress = [
             self.progress[origin].after(token)
-            for origin, token in zip(origins, tokens, strict=True)
+            for origin, token in zip(beam_indices, tokens, strict=True)
         ]
 
     def candidates(
@@ -102,16 +102,16 @@ class ConstrainedRows:
         possible = [one for one in candidates if not self._is_early(one)] or candidates
         if not self._may_wait:
             possible = [one for one in possible if self._goes_ahead(one)] or possible
-        order = by_phrases(possible) if is_last else dealt(possible)
+        order = sort_by_met(possible) if is_last else allocate_banks(possible)
         taken = sorted(order[: self._size], key=lambda one: one.total, reverse=True)
-        rest = [one for one in order[self._size :] if one.token != self._end_id]
+        rest = [one for one in order[self._size :] if one.token != self._eos]
         # Whole rows alone end, so they make room for their like first.
         rest.sort(key=lambda one: (one.progress.is_whole, one.total), reverse=True)
         return taken + rest
 
     def _count_ends(self, best: Sequence[Candidate]) -> None:
         """Count the ends among what a search without phrases would take."""
-        ends = [one for one in best if one.token == self._end_id]
+        ends = [one for one in best if one.token == self._eos]
         if not self._may_wait:
             ends = [one for one in ends if one.progress.is_whole]
         self._num_ends += len(ends)
@@ -121,14 +121,14 @@ class ConstrainedRows:
             self._num_ends = 0
 
     def _is_early(self, one: Candidate) -> bool:
-        return one.token == self._end_id and not one.progress.is_whole
+        return one.token == self._eos and not one.progress.is_whole
 
     def _goes_ahead(self, one: Candidate) -> bool:
         before = self.progress[one.origin]
         return one.progress.is_whole or one.progress.num_tokens > before.num_tokens
 
 
-def dealt(candidates: Sequence[Candidate]) -> list[Candidate]:
+def allocate_banks(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return candidates in the order in which they get a row.
 
     Those with equally many tokens of the phrases are a bank. The best of each bank come first,
@@ -150,6 +150,6 @@ def dealt(candidates: Sequence[Candidate]) -> list[Candidate]:
     return [candidates[place] for place in places]
 
 
-def by_phrases(candidates: Sequence[Candidate]) -> list[Candidate]:
+def sort_by_met(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return candidates, those with most phrases first; among equals their order stays."""
     return sorted(candidates, key=lambda one: -one.progress.num_met)

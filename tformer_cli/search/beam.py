@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.decoding import BeamConfig
-from tformer_cli.search.hypothesis import Hypothesis
-from tformer_cli.search.logits_processors import TokenRoles
-from tformer_cli.search.request import Request
-from tformer_cli.search.rows import Rows
-from tformer_cli.search.rules import Rules
-from tformer_cli.search.search import Advance
+from tformer_cli.search.request import Hypothesis, Request, SpecialTokens
+from tformer_cli.search.rows import Sequences
+from tformer_cli.search.rules import LogitsProcessor
+from tformer_cli.search.search import SearchStep
 from tformer_cli.search.stepper import Stepper
-from tformer_cli.search.topk import best_of_rows, ranked
+from tformer_cli.search.topk import ranked, topk_continuations
 
 
 class BeamSearch:
@@ -31,40 +29,45 @@ class BeamSearch:
     """
 
     def __init__(
-        self, config: BeamConfig, roles: TokenRoles, device: torch.device, *, nbest: int = 1
+        self,
+        config: BeamConfig,
+        special_tokens: SpecialTokens,
+        device: torch.device,
+        *,
+        nbest: int = 1,
     ) -> None:
         """Set the rules.
 
         Args:
             config: beam size K, length penalty, patience, and the rules.
-            roles: start, end and suppressed ids.
+            special_tokens: start, end and suppressed ids.
             device: where the logits are.
             nbest: translations wanted of each sentence, at most K.
         """
         self.config = config
-        self.roles = roles
+        self.special_tokens = special_tokens
         self.device = device
-        self.rules = Rules(config, roles, device)
+        self.rules = LogitsProcessor(config, special_tokens, device)
         self.nbest = nbest
         # What is stored is ranked anew by what it covers.
         self.num_kept = nbest if config.coverage_penalty == 0 else None
-        self.num_rows = config.size
+        self.num_beams = config.size
         self.enough = max(nbest, config.enough)
 
     def start(self, requests: Sequence[Request]) -> None:
         """Begin with a place for each request."""
         self.rules.start(requests)
-        self.rows = Rows(len(requests), self.num_rows, self.roles.start_id, self.device)
-        self.totals = torch.zeros((len(requests), self.num_rows), device=self.device)
+        self.rows = Sequences(len(requests), self.num_beams, self.special_tokens.bos, self.device)
+        self.totals = torch.zeros((len(requests), self.num_beams), device=self.device)
         self.log_probs = torch.zeros_like(self.totals)
         self.stored: list[list[Hypothesis]] = [[] for _ in requests]
         self.top_ended = [False] * len(requests)
         self._begin(torch.arange(len(requests), device=self.device))
 
-    def admit(self, places: Tensor, requests: Sequence[Request]) -> None:
+    def insert(self, places: Tensor, requests: Sequence[Request]) -> None:
         """Begin these requests in places whose sentences are done."""
-        self.rules.admit(places, requests)
-        self.rows.admit(places)
+        self.rules.insert(places, requests)
+        self.rows.insert(places)
         for place in places.tolist():
             self.stored[place], self.top_ended[place] = [], False
         self._begin(places)
@@ -75,24 +78,24 @@ class BeamSearch:
         self.totals[places, 0] = 0.0
         self.log_probs[places] = 0.0
 
-    def keep(self, places: Tensor) -> None:
+    def select(self, places: Tensor) -> None:
         """Keep these places, in this order."""
-        self.rules.keep(places)
-        self.rows.keep(places)
+        self.rules.select(places)
+        self.rows.select(places)
         self.totals, self.log_probs = self.totals[places], self.log_probs[places]
         self.stored = [self.stored[place] for place in places.tolist()]
         self.top_ended = [self.top_ended[place] for place in places.tolist()]
 
-    def advance(self, stepper: Stepper) -> Advance:
+    def advance(self, stepper: Stepper) -> SearchStep:
         """Let the best continuations take the places of the live rows."""
         return self.take(stepper.step(self.rows.last))
 
-    def take(self, logits: Tensor) -> Advance:
+    def take(self, logits: Tensor) -> SearchStep:
         """Do as `advance`, when the logits (B, K, V) of what follows are known."""
-        rows, size = self.rows, self.num_rows
-        self.rules.forbid(logits, rows)
+        rows, size = self.rows, self.num_beams
+        self.rules.suppress_tokens(logits, rows)
         found = self._continuations(logits)
-        ends = found.tokens == self.roles.end_id
+        ends = found.tokens == self.special_tokens.eos
         is_last = rows.lengths + 1 == self.rules.most
         leaving = (ends | is_last[:, None])[:, :size] & (found.totals[:, :size] > -math.inf)
         self._store(rows.active[:, None] & leaving, found)
@@ -105,16 +108,16 @@ class BeamSearch:
         chosen = live_continuations(ends, size)
         self.totals = found.totals.gather(1, chosen)
         self.log_probs = found.log_probs.gather(1, chosen)
-        origins = found.origins.gather(1, chosen)
-        rows.reorder(origins)
+        beam_indices = found.beam_indices.gather(1, chosen)
+        rows.reorder(beam_indices)
         rows.append(found.tokens.gather(1, chosen))
-        return Advance(origins, ended)
+        return SearchStep(beam_indices, ended)
 
     def _continuations(self, logits: Tensor) -> "Continuations":
         """Return the 2K best continuations of each sentence."""
         scores, log_probs, norms = ranked(logits, self.rules, self.rows)
         sums = (self.totals, self.log_probs)
-        return best_continuations(sums, scores, log_probs, norms, 2 * self.num_rows)
+        return best_continuations(sums, scores, log_probs, norms, 2 * self.num_beams)
 
     def _store(self, leaving: Tensor, found: "Continuations") -> None:
         """Store the candidates that end, or end here; `leaving` is (B, K)."""
@@ -122,10 +125,10 @@ class BeamSearch:
         if len(places) == 0:
             return
         candidates = Continuations(*(part[places, ranks] for part in found))
-        written = self.rows.written(places, candidates.origins)
+        written = self.rows.written(places, candidates.beam_indices)
         columns = (part.tolist() for part in (places, ranks, *candidates))
         for ids, place, rank, total, log_prob, origin, token in zip(written, *columns, strict=True):
-            finished = token == self.roles.end_id
+            finished = token == self.special_tokens.eos
             score = total / (len(ids) + 1) ** self.config.length_penalty
             one = Hypothesis(ids if finished else (*ids, token), log_prob, score, finished)
             self.stored[place].append(self._judged(place, origin, one))
@@ -147,18 +150,18 @@ class BeamSearch:
 
 
 class Continuations(NamedTuple):
-    """Rows with one more token; each member is (B, n), best first.
+    """Sequences with one more token; each member is (B, n), best first.
 
     Attributes:
         totals: sum of scores.
         log_probs: sum of log probabilities.
-        origins: which row 0..K-1 goes on.
+        beam_indices: which row 0..K-1 goes on.
         tokens: its new token.
     """
 
     totals: Tensor
     log_probs: Tensor
-    origins: Tensor
+    beam_indices: Tensor
     tokens: Tensor
 
 
@@ -175,12 +178,12 @@ def best_continuations(
         count: how many are wanted; fewer come where there are fewer.
     """
     totals, total_log_probs = sums
-    origins, tokens = best_of_rows(scores, norms, totals, count)
-    index = (torch.arange(len(scores), device=scores.device)[:, None], origins)
+    beam_indices, tokens = topk_continuations(scores, norms, totals, count)
+    index = (torch.arange(len(scores), device=scores.device)[:, None], beam_indices)
     return Continuations(
         totals[index] + (scores[*index, tokens] - norms[index]),
         total_log_probs[index] + (log_probs[*index, tokens] - norms[index]),
-        origins,
+        beam_indices,
         tokens,
     )
 

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.decoding import BeamConfig
-from tformer_cli.search.allocation import Candidate, ConstrainedRows
+from tformer_cli.search.allocation import Candidate, ConstrainedBeam
 from tformer_cli.search.beam import BeamSearch, Continuations, best_continuations
-from tformer_cli.search.hypothesis import Hypothesis
-from tformer_cli.search.logits_processors import TokenRoles
-from tformer_cli.search.request import Request
-from tformer_cli.search.search import Advance
-from tformer_cli.search.topk import best_tokens, ranked
+from tformer_cli.search.request import Hypothesis, Request, SpecialTokens
+from tformer_cli.search.search import SearchStep
+from tformer_cli.search.topk import ranked, topk_tokens
 
 
 class ConstrainedBeamSearch(BeamSearch):
@@ -32,54 +30,64 @@ class ConstrainedBeamSearch(BeamSearch):
     """
 
     def __init__(
-        self, config: BeamConfig, roles: TokenRoles, device: torch.device, *, nbest: int = 1
+        self,
+        config: BeamConfig,
+        special_tokens: SpecialTokens,
+        device: torch.device,
+        *,
+        nbest: int = 1,
     ) -> None:
         """Set the rules, as `BeamSearch` does."""
-        super().__init__(config, roles, device, nbest=nbest)
-        self.constrained: list[ConstrainedRows | None] = []
+        super().__init__(config, special_tokens, device, nbest=nbest)
+        self.constrained: list[ConstrainedBeam | None] = []
 
     def start(self, requests: Sequence[Request]) -> None:
         """Begin with a place for each request."""
         super().start(requests)
         self.constrained = [self._begun(request) for request in requests]
 
-    def admit(self, places: Tensor, requests: Sequence[Request]) -> None:
+    def insert(self, places: Tensor, requests: Sequence[Request]) -> None:
         """Begin these requests in places whose sentences are done."""
-        super().admit(places, requests)
+        super().insert(places, requests)
         for place, request in zip(places.tolist(), requests, strict=True):
             self.constrained[place] = self._begun(request)
 
-    def keep(self, places: Tensor) -> None:
+    def select(self, places: Tensor) -> None:
         """Keep these places, in this order."""
-        super().keep(places)
+        super().select(places)
         self.constrained = [self.constrained[place] for place in places.tolist()]
 
-    def _begun(self, request: Request) -> ConstrainedRows | None:
+    def _begun(self, request: Request) -> ConstrainedBeam | None:
         if not request.required:
             return None
-        return ConstrainedRows(request.required, self.num_rows, self.enough, self.roles.end_id)
+        return ConstrainedBeam(
+            request.required, self.num_beams, self.enough, self.special_tokens.eos
+        )
 
-    def take(self, logits: Tensor) -> Advance:
+    def take(self, logits: Tensor) -> SearchStep:
         """Let the chosen continuations take the places of the live rows, as `advance` does."""
         advance = super().take(logits)
         at_work = self._at_work()
         if not at_work:
             return advance
-        assert advance.origins is not None
+        assert advance.beam_indices is not None
         places = torch.tensor(list(at_work), device=self.device)
-        origins, tokens = advance.origins[places].tolist(), self.rows.last[places].tolist()
+        beam_indices, tokens = (
+            advance.beam_indices[places].tolist(),
+            self.rows.last[places].tolist(),
+        )
         best_totals = self.totals[places].amax(dim=1).tolist()
         ended = dict(advance.ended)
         for (place, rows), best_total, *taken in zip(
-            at_work.items(), best_totals, origins, tokens, strict=True
+            at_work.items(), best_totals, beam_indices, tokens, strict=True
         ):
             rows.follow(*taken)
             if self._is_settled(place, rows, best_total):
                 ended[place] = self._best(place)
                 self.rows.active[place] = False
-        return Advance(advance.origins, ended)
+        return SearchStep(advance.beam_indices, ended)
 
-    def _at_work(self) -> dict[int, ConstrainedRows]:
+    def _at_work(self) -> dict[int, ConstrainedBeam]:
         """Return the rows of the active places with phrases."""
         active = self.rows.active.tolist()
         return {
@@ -89,7 +97,7 @@ class ConstrainedBeamSearch(BeamSearch):
         }
 
     def _continuations(self, logits: Tensor) -> Continuations:
-        at_work, count = self._at_work(), 2 * self.num_rows
+        at_work, count = self._at_work(), 2 * self.num_beams
         if not at_work:
             return super()._continuations(logits)
         scores, log_probs, norms = ranked(logits, self.rules, self.rows)
@@ -97,9 +105,9 @@ class ConstrainedBeamSearch(BeamSearch):
         found = best_continuations(before, scores, log_probs, norms, count)
         places = torch.tensor(list(at_work), device=self.device)
         off = norms[places][:, :, None]
-        best = best_tokens(scores[places].flatten(0, 1), count)[1].view(*off.shape[:2], -1)
+        best = topk_tokens(scores[places].flatten(0, 1), count)[1].view(*off.shape[:2], -1)
         tokens = torch.cat((best, self._wanted(at_work)), dim=2)
-        index = (places[:, None, None], torch.arange(self.num_rows, device=self.device)[:, None])
+        index = (places[:, None, None], torch.arange(self.num_beams, device=self.device)[:, None])
         totals = self.totals[places][:, :, None] + (scores[*index, tokens] - off)
         sums = self.log_probs[places][:, :, None] + (log_probs[*index, tokens] - off)
         is_last = (self.rows.lengths + 1 == self.rules.most)[places]
@@ -111,14 +119,14 @@ class ConstrainedBeamSearch(BeamSearch):
         self._replace(found, places, taken)
         return found
 
-    def _wanted(self, at_work: dict[int, ConstrainedRows]) -> Tensor:
+    def _wanted(self, at_work: dict[int, ConstrainedBeam]) -> Tensor:
         """Return the tokens that bring rows forward, (B', K, n), filled up with the start token.
 
         The start token never comes.
         """
         wanted = [[one.wanted for one in rows.progress] for rows in at_work.values()]
         most = max(len(tokens) for rows in wanted for tokens in rows)
-        filling = [self.roles.start_id] * most
+        filling = [self.special_tokens.bos] * most
         filled = [[[*tokens, *filling[len(tokens) :]] for tokens in rows] for rows in wanted]
         return torch.tensor(filled, dtype=torch.long, device=self.device)
 
@@ -127,7 +135,7 @@ class ConstrainedBeamSearch(BeamSearch):
     ) -> None:
         """Write what is taken in these places (B',) over what a plain beam would take there."""
         width = found.totals.shape[1]
-        nothing = (-math.inf, -math.inf, 0, self.roles.start_id)
+        nothing = (-math.inf, -math.inf, 0, self.special_tokens.bos)
         filled = [
             [*(one[:4] for one in candidates[:width]), *[nothing] * (width - len(candidates))]
             for candidates in taken
@@ -147,7 +155,7 @@ class ConstrainedBeamSearch(BeamSearch):
         # Of a place with phrases `take` decides, when it is known which rows live on.
         return self.constrained[place] is None and super()._is_done(place)
 
-    def _is_settled(self, place: int, rows: ConstrainedRows, best_total: float) -> bool:
+    def _is_settled(self, place: int, rows: ConstrainedBeam, best_total: float) -> bool:
         """Say whether a place with phrases is done, while its best live row has this total."""
         if best_total == -math.inf:
             return True

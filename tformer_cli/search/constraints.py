@@ -23,10 +23,10 @@ class Constraints:
         self.phrases = tuple(counts)
         self.counts = tuple(counts.values())
         self.tokens = frozenset().union(*phrases)
-        self._states: dict[tuple[tuple[int, ...], Phrase], Progress] = {}
+        self._states: dict[tuple[tuple[int, ...], Phrase], ConstraintState] = {}
         self.start = self.state(self.counts, ())
 
-    def state(self, missing: tuple[int, ...], begun: Phrase) -> "Progress":
+    def state(self, missing: tuple[int, ...], begun: Phrase) -> "ConstraintState":
         """Return the state of these rows, the same object for the same rows.
 
         Args:
@@ -35,10 +35,10 @@ class Constraints:
         """
         key = (missing, begun)
         if key not in self._states:
-            self._states[key] = Progress(self, missing, begun)
+            self._states[key] = ConstraintState(self, missing, begun)
         return self._states[key]
 
-    def reached(self, tokens: Sequence[int]) -> "Progress":
+    def reached(self, tokens: Sequence[int]) -> "ConstraintState":
         """Return the state of a row with these tokens."""
         progress = self.start
         for token in tokens:
@@ -46,7 +46,7 @@ class Constraints:
         return progress
 
 
-class Progress:
+class ConstraintState:
     """How far a row has come.
 
     Attributes:
@@ -72,9 +72,9 @@ class Progress:
                 if left and len(phrase) > place and phrase[:place] == begun
             }
         )
-        self._next: dict[int, Progress] = {}
+        self._next: dict[int, ConstraintState] = {}
 
-    def after(self, token: int) -> "Progress":
+    def after(self, token: int) -> "ConstraintState":
         """Return the state of the row with one more token."""
         if token not in self._constraints.tokens:
             return self._constraints.state(self._missing, ()) if self._begun else self
@@ -82,7 +82,7 @@ class Progress:
             self._next[token] = self._made(token)
         return self._next[token]
 
-    def _made(self, token: int) -> "Progress":
+    def _made(self, token: int) -> "ConstraintState":
         phrases, end = self._constraints.phrases, (*self._begun, token)
         missing = tuple(
             max(0, left - (end[-len(phrase) :] == phrase))

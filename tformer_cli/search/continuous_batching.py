@@ -14,8 +14,7 @@ from itertools import islice
 
 import torch
 
-from tformer_cli.search.hypothesis import Hypothesis
-from tformer_cli.search.request import Request
+from tformer_cli.search.request import Hypothesis, Request
 from tformer_cli.search.search import Search
 from tformer_cli.search.stepper import Stepper
 
@@ -27,7 +26,7 @@ LATE = 2
 SHORT = 16
 
 
-def search_all(
+def decode_all(
     stepper: Stepper,
     search: Search,
     requests: Sequence[Request],
@@ -47,15 +46,15 @@ def search_all(
         return
     places = _Places(requests, room)
     first = [requests[number] for number in places.numbers()]
-    stepper.start([request.source for request in first], search.num_rows)
+    stepper.start([request.source for request in first], search.num_beams)
     search.start(first)
     while True:
         advance = search.advance(stepper)
         places.num_steps += 1
         for place, hypotheses in advance.ended.items():
             yield places.end(place), hypotheses
-        if advance.origins is not None and places.numbers():
-            stepper.reorder(advance.origins)
+        if advance.beam_indices is not None and places.numbers():
+            stepper.reorder(advance.beam_indices)
         if not places.should_change():
             continue
         places.put_off_late_ones()
@@ -63,23 +62,23 @@ def search_all(
         if more := max(0, len(newcomers) - len(places.idle())):
             # What they begin as does not matter, for the newcomers take them at once.
             order = torch.tensor([*range(len(places.owners)), *[0] * more], device=device)
-            stepper.keep(order)
-            search.keep(order)
+            stepper.select(order)
+            search.select(order)
             places.add(more)
         if newcomers:
             taken = torch.tensor(places.begin(newcomers), device=device)
             admitted = [requests[number] for number in newcomers]
             sources = [request.source for request in admitted]
-            stepper.admit(taken, sources, places.coming(len(sources)))
-            search.admit(taken, admitted)
+            stepper.insert(taken, sources, places.lookahead(len(sources)))
+            search.insert(taken, admitted)
         busy = closed_up([owner is not None for owner in places.owners])
         if not busy:
             return
         if len(busy) < len(places.owners):
             order = torch.tensor(busy, device=device)
-            stepper.keep(order)
-            search.keep(order)
-            places.keep(busy)
+            stepper.select(order)
+            search.select(order)
+            places.select(busy)
 
 
 class _Places:
@@ -151,7 +150,7 @@ class _Places:
             together.append(self._waiting.popleft())
         return together[num_at_work:]
 
-    def coming(self, newcomers: int) -> Iterator[Sequence[int]]:
+    def lookahead(self, newcomers: int) -> Iterator[Sequence[int]]:
         """Yield the sources that come after so many newcomers, with them no more than fit."""
         numbers = islice(self._waiting, len(self.owners) - newcomers)
         return (self._requests[number].source for number in numbers)
@@ -168,7 +167,7 @@ class _Places:
             self.owners[place], self._begun[place] = number, self.num_steps
         return taken
 
-    def keep(self, places: Sequence[int]) -> None:
+    def select(self, places: Sequence[int]) -> None:
         """Keep these places, in this order."""
         self.owners = [self.owners[place] for place in places]
         self._begun = [self._begun[place] for place in places]

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from tformer_cli.search.alignment import ModelAligner
-from tformer_cli.search.hypothesis import Hypothesis
-from tformer_cli.search.request import Request
+from tformer_cli.search.alignment import Aligner
+from tformer_cli.search.request import Hypothesis, Request
 
 
 def log_coverage(attention: Tensor) -> float:
@@ -24,8 +23,8 @@ def log_coverage(attention: Tensor) -> float:
 
 
 def ranked_by_coverage(
-    aligner: ModelAligner,
-    end_id: int,
+    aligner: Aligner,
+    eos: int,
     requests: Sequence[Request],
     results: Sequence[list[Hypothesis]],
     *,
@@ -38,7 +37,7 @@ def ranked_by_coverage(
 
     Args:
         aligner: says what they look at.
-        end_id: what a finished translation ends with.
+        eos: what a finished translation ends with.
         requests: one for each list of translations.
         results: all that a search has stored, best first.
         penalty: weight of the logarithms.
@@ -46,7 +45,7 @@ def ranked_by_coverage(
     """
     ranked = [hypotheses[:nbest] for hypotheses in results]
     written = [
-        [(*one.token_ids, end_id) if one.finished else one.token_ids for one in hypotheses]
+        [(*one.token_ids, eos) if one.finished else one.token_ids for one in hypotheses]
         for hypotheses in results
     ]
     sources = (request.source for request in requests)

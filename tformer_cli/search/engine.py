@@ -26,30 +26,27 @@ from tformer_cli.inference.fuse import fused
 from tformer_cli.inference.two_stage_argmax import Screen
 from tformer_cli.model.kv_cache import rounded_up
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.search.alignment import ModelAligner
+from tformer_cli.search.alignment import Aligner
 from tformer_cli.search.beam import BeamSearch
 from tformer_cli.search.constrained import ConstrainedBeamSearch
-from tformer_cli.search.continuous_batching import search_all
+from tformer_cli.search.continuous_batching import decode_all
 from tformer_cli.search.coverage import ranked_by_coverage
 from tformer_cli.search.diverse import DiverseBeamSearch
-from tformer_cli.search.ensemble import joined
 from tformer_cli.search.greedy import GreedySearch
-from tformer_cli.search.hypothesis import EMPTY, Hypothesis
-from tformer_cli.search.logits_processors import TokenRoles
-from tformer_cli.search.request import Request
+from tformer_cli.search.request import EMPTY, Hypothesis, Request, SpecialTokens
 from tformer_cli.search.sample import SampleSearch
 from tformer_cli.search.scoring import ModelScorer, Scorer
 from tformer_cli.search.search import Search
-from tformer_cli.search.stepper import ModelStepper, Stepper
+from tformer_cli.search.stepper import ModelStepper, Stepper, joined
 
 # What a core does at once. Sentences at work together: enough to fill its matrix products; with
 # more, the keys and values of all processes no longer stay in the cache that they share.
-PLACES = 128
+MAX_SLOTS = 128
 # Tokens of them, padding included, which decide how much memory is taken: about as many are written
 # as are read, and by K rows, which begin alike, the square root of K as many.
-MOST_TOKENS = 3 << 12
+MAX_TOKENS = 3 << 12
 # Numbers that the vocabulary gives for all their rows.
-MOST_LOGITS = 3 << 20
+MAX_LOGITS = 3 << 20
 
 
 class Engine(Protocol):
@@ -91,14 +88,14 @@ class NativeEngine:
     """Runs a model of ours, or several of one vocabulary as an ensemble.
 
     Attributes:
-        most_places: sentences at work together; halved whenever memory runs out.
+        max_slots: sentences at work together; halved whenever memory runs out.
         aligner: says what the models look at.
     """
 
     def __init__(
         self,
         model: Seq2Seq,
-        roles: TokenRoles,
+        special_tokens: SpecialTokens,
         *,
         device: torch.device,
         precision: torch.dtype = torch.float32,
@@ -108,7 +105,7 @@ class NativeEngine:
 
         Args:
             model: moves to the device.
-            roles: start, end and suppressed ids.
+            special_tokens: start, end and suppressed ids.
             device: where to compute.
             precision: number format of matrix products; int8 rounds weights.
             others: the rest of an ensemble, likewise.
@@ -118,13 +115,13 @@ class NativeEngine:
         """
         with room_for_model(device):
             self.models = [fused(one.to(device), precision) for one in (model, *others)]
-        self.roles = roles
+        self.special_tokens = special_tokens
         self.device = device
         self.precision = precision
-        self.scorer = ModelScorer(self.models, roles, device=device, precision=precision)
-        self.aligner = ModelAligner(self.models, roles.start_id, device=device, precision=precision)
+        self.scorer = ModelScorer(self.models, special_tokens, device=device, precision=precision)
+        self.aligner = Aligner(self.models, special_tokens.bos, device=device, precision=precision)
         self._screen = self._useful_screen(model.output)
-        self.most_places = batch_factor(device) * PLACES
+        self.max_slots = batch_factor(device) * MAX_SLOTS
         self._is_short = False
 
     @torch.inference_mode()
@@ -145,11 +142,11 @@ class NativeEngine:
         while waiting:
             ordered = [requests[number] for number in waiting]
             search = build_search(
-                config, self.roles, self.device, ordered, nbest=nbest, scored=scored
+                config, self.special_tokens, self.device, ordered, nbest=nbest, scored=scored
             )
-            room = functools.partial(self._num_places, search.num_rows)
+            room = functools.partial(self._num_places, search.num_beams)
             try:
-                for turn, hypotheses in search_all(
+                for turn, hypotheses in decode_all(
                     self._stepper(), search, ordered, room, self.device
                 ):
                     results[waiting[turn]] = hypotheses
@@ -163,7 +160,7 @@ class NativeEngine:
                 longest = len(requests[waiting[0]].source)
                 self._need_less(min(room(longest), len(waiting)), on_warning)
                 give_back_memory(self.device)
-        if len(requests) > PLACES:
+        if len(requests) > MAX_SLOTS:
             # Of long calls the freed pieces of memory would add up.
             give_back_memory(self.device)
         empty = empty_translations(config, nbest)
@@ -172,24 +169,24 @@ class NativeEngine:
             return found
         return ranked_by_coverage(
             self.aligner,
-            self.roles.end_id,
+            self.special_tokens.eos,
             requests,
             found,
             penalty=config.coverage_penalty,
             nbest=nbest,
         )
 
-    def _num_places(self, num_rows: int, longest: int) -> int:
+    def _num_places(self, num_beams: int, longest: int) -> int:
         """Return how many sentences are at work together.
 
         Args:
-            num_rows: of each.
+            num_beams: of each.
             longest: tokens of the longest source.
         """
         factor = batch_factor(self.device)
-        by_logits = factor * MOST_LOGITS // (num_rows * self.models[0].output.out_features)
-        by_tokens = int(factor * MOST_TOKENS / (rounded_up(longest) * (1 + math.sqrt(num_rows))))
-        return max(1, min(self.most_places, by_logits, by_tokens))
+        by_logits = factor * MAX_LOGITS // (num_beams * self.models[0].output.out_features)
+        by_tokens = int(factor * MAX_TOKENS / (rounded_up(longest) * (1 + math.sqrt(num_beams))))
+        return max(1, min(self.max_slots, by_logits, by_tokens))
 
     def _need_less(self, places: int, on_warning: Callable[[Problem], object]) -> None:
         """Let half as many sentences be translated at a time from now on.
@@ -204,7 +201,7 @@ class NativeEngine:
                 "memory ran out on a single sentence",
                 remedy="lower `decoding.size`, `count`, decoding.max_length or `max_source_length`",
             )
-        self.most_places = places // 2
+        self.max_slots = places // 2
         if not self._is_short:
             self._is_short = True
             got = f"{places:,} sentences at a time"
@@ -214,7 +211,7 @@ class NativeEngine:
         steppers = [
             ModelStepper(model, self.device, self.precision, self._screen) for model in self.models
         ]
-        return joined(steppers, self.roles, self.device)
+        return joined(steppers, self.special_tokens, self.device)
 
     def _useful_screen(self, output: nn.Linear) -> Screen | None:
         is_alone = len(self.models) == 1 and self.precision == torch.float32
@@ -224,7 +221,7 @@ class NativeEngine:
 
 def build_search(
     config: DecodingConfig,
-    roles: TokenRoles,
+    special_tokens: SpecialTokens,
     device: torch.device,
     requests: Sequence[Request],
     *,
@@ -235,21 +232,21 @@ def build_search(
 
     Args:
         config: of the search.
-        roles: start, end and suppressed ids.
+        special_tokens: start, end and suppressed ids.
         device: where the logits are.
         requests: what is to be translated.
         nbest: translations of each.
         scored: whether log probabilities and scores are wanted.
     """
     if isinstance(config, GreedyConfig):
-        return GreedySearch(config, roles, device, scored=scored)
+        return GreedySearch(config, special_tokens, device, scored=scored)
     if isinstance(config, SampleConfig):
-        return SampleSearch(config, roles, device, nbest=nbest)
+        return SampleSearch(config, special_tokens, device, nbest=nbest)
     if config.groups > 1:
-        return DiverseBeamSearch(config, roles, device, nbest=nbest)
+        return DiverseBeamSearch(config, special_tokens, device, nbest=nbest)
     if any(request.required for request in requests):
-        return ConstrainedBeamSearch(config, roles, device, nbest=nbest)
-    return BeamSearch(config, roles, device, nbest=nbest)
+        return ConstrainedBeamSearch(config, special_tokens, device, nbest=nbest)
+    return BeamSearch(config, special_tokens, device, nbest=nbest)
 
 
 def empty_translations(config: DecodingConfig, nbest: int) -> list[Hypothesis]:

@@ -2,43 +2,27 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tformer_cli.search.rows import Rows
+from tformer_cli.search.rows import Sequences
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRoles:
-    """The ids that mean something to a search.
-
-    Attributes:
-        start_id: what every row begins with.
-        end_id: what a finished row ends with.
-        suppressed_ids: what a row never holds, because no text is written with it.
-    """
-
-    start_id: int
-    end_id: int
-    suppressed_ids: Sequence[int]
-
-
-def forbid(logits: Tensor, suppressed: Tensor, end_id: int, lengths: Tensor) -> None:
+def suppress_tokens(logits: Tensor, suppressed: Tensor, eos: int, lengths: Tensor) -> None:
     """Make what may not come next impossible, in place.
 
     Args:
         logits: (B, K, V).
         suppressed: (n,) ids that never come.
-        end_id: does not come in an empty row.
+        eos: does not come in an empty row.
         lengths: (B,) tokens that the rows have.
     """
     logits.index_fill_(-1, suppressed, -math.inf)
-    logits[..., end_id].masked_fill_((lengths == 0)[:, None], -math.inf)
+    logits[..., eos].masked_fill_((lengths == 0)[:, None], -math.inf)
 
 
-def penalise_repetition(log_probs: Tensor, rows: Rows, penalty: float) -> None:
+def penalize_repetition(log_probs: Tensor, rows: Sequences, penalty: float) -> None:
     """Multiply the log probability of each token that a row has (Keskar et al. 2019, section 4.1).
 
     Args:
@@ -50,7 +34,7 @@ def penalise_repetition(log_probs: Tensor, rows: Rows, penalty: float) -> None:
     log_probs.scatter_(-1, tokens, log_probs.gather(-1, tokens) * penalty)
 
 
-def penalise_frequency(log_probs: Tensor, rows: Rows, penalty: float) -> None:
+def penalize_frequency(log_probs: Tensor, rows: Sequences, penalty: float) -> None:
     """Take `penalty` off the log probability of a token for each time that a row has it.
 
     Args:
@@ -62,7 +46,7 @@ def penalise_frequency(log_probs: Tensor, rows: Rows, penalty: float) -> None:
     log_probs.scatter_add_(-1, tokens, torch.full_like(tokens, -penalty, dtype=log_probs.dtype))
 
 
-def ban_repeated_ngrams(log_probs: Tensor, rows: Rows, size: int) -> None:
+def ban_repeated_ngrams(log_probs: Tensor, rows: Sequences, size: int) -> None:
     """Make impossible what would end an n-gram that the row has already (Paulus et al. 2018).
 
     Args:
@@ -82,7 +66,7 @@ def ban_repeated_ngrams(log_probs: Tensor, rows: Rows, size: int) -> None:
     is_seen = (windows[..., :-1] == tail[:, :, None]).all(dim=-1)
     is_seen &= (ends <= rows.lengths[:, None])[:, None]
     # What is banned from rows that end no n-gram is the start token, which never comes.
-    banned = torch.where(is_seen, windows[..., -1], rows.start_id)
+    banned = torch.where(is_seen, windows[..., -1], rows.bos)
     log_probs.scatter_(-1, banned, -math.inf)
 
 

@@ -1,7 +1,22 @@
-"""What is asked of a search about one sentence."""
+"""What goes into a search and what comes out of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """Token ids with a meaning to a search.
+
+    Attributes:
+        bos: first token of every sequence.
+        eos: last token of every finished sequence.
+        suppressed: tokens that no hypothesis contains.
+    """
+
+    bos: int
+    eos: int
+    suppressed: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -9,12 +24,12 @@ class Request:
     """A sentence to translate.
 
     Attributes:
-        source: its token ids, the end token included; none at all has an empty translation.
-        prefix: what the translation begins with.
-        banned: sequences of ids that the translation does not contain behind its prefix.
-        required: sequences of ids that the translation contains, each as often as it is listed.
-        number: of the line that it is from; with the seed it decides what is drawn at random.
-        first_word: number of the word of that line that it begins in, counted from 0.
+        source: token ids, EOS included; an empty source has the empty hypothesis.
+        prefix: forced first tokens of the hypothesis.
+        banned: phrases that the hypothesis does not contain after its prefix.
+        required: phrases that the hypothesis contains, each as often as it is listed.
+        number: number of the line; with the seed it determines sampling noise.
+        first_word: index of the word of the line at which the source begins.
     """
 
     source: Sequence[int]
@@ -23,3 +38,23 @@ class Request:
     required: tuple[tuple[int, ...], ...] = ()
     number: int = 0
     first_word: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A translation in token ids.
+
+    Attributes:
+        token_ids: without BOS and EOS.
+        log_prob: natural logarithm of the probability, that of EOS included if finished.
+        score: what the search ranks by, higher is better.
+        finished: whether it ended with EOS and not at the length limit.
+    """
+
+    token_ids: tuple[int, ...]
+    log_prob: float
+    score: float
+    finished: bool
+
+
+EMPTY = Hypothesis(token_ids=(), log_prob=0.0, score=0.0, finished=True)

@@ -6,7 +6,7 @@ from torch import Tensor
 FIRST_COLUMNS = 32
 
 
-class Rows:
+class Sequences:
     """K rows for each of B places; the rows of a place are all of the same length.
 
     Attributes:
@@ -16,12 +16,12 @@ class Rows:
         active: (B,) whether a place is at work; the others no longer grow.
     """
 
-    def __init__(self, num_places: int, num_rows: int, start_id: int, device: torch.device) -> None:
-        self.start_id = start_id
-        self.tokens = torch.full((num_places, num_rows, FIRST_COLUMNS), start_id, device=device)
-        self.lengths = torch.zeros(num_places, dtype=torch.long, device=device)
+    def __init__(self, num_slots: int, num_beams: int, bos: int, device: torch.device) -> None:
+        self.bos = bos
+        self.tokens = torch.full((num_slots, num_beams, FIRST_COLUMNS), bos, device=device)
+        self.lengths = torch.zeros(num_slots, dtype=torch.long, device=device)
         self.last = self.tokens[:, :, 0]
-        self.active = torch.ones(num_places, dtype=torch.bool, device=device)
+        self.active = torch.ones(num_slots, dtype=torch.bool, device=device)
 
     def append(self, tokens: Tensor) -> None:
         """Let each row of the active places grow by its token, (B, K)."""
@@ -32,20 +32,20 @@ class Rows:
         self.tokens.scatter_(2, columns, tokens[:, :, None])
         self.last = tokens
 
-    def reorder(self, origins: Tensor) -> None:
-        """Let row k of a place go on from row origins[b, k], (B, K)."""
-        columns = origins[:, :, None].expand(self.tokens.shape)
+    def reorder(self, beam_indices: Tensor) -> None:
+        """Let row k of a place go on from row beam_indices[b, k], (B, K)."""
+        columns = beam_indices[:, :, None].expand(self.tokens.shape)
         self.tokens = self.tokens.gather(1, columns)
 
-    def admit(self, places: Tensor) -> None:
+    def insert(self, places: Tensor) -> None:
         """Begin anew in these places."""
         self.lengths[places] = 0
         self.active[places] = True
         # A place that ended with its first token has that token where its start token was.
-        self.tokens[places, :, 0] = self.start_id
-        self.last[places] = self.start_id
+        self.tokens[places, :, 0] = self.bos
+        self.last[places] = self.bos
 
-    def keep(self, places: Tensor) -> None:
+    def select(self, places: Tensor) -> None:
         """Keep these places, in this order."""
         self.tokens, self.lengths = self.tokens[places], self.lengths[places]
         self.last, self.active = self.last[places], self.active[places]
@@ -54,7 +54,7 @@ class Rows:
         """Return what each row has written, (B, K, W), filled up with the start token."""
         columns = torch.arange(self.tokens.shape[2], device=self.tokens.device)
         is_written = columns <= self.lengths[:, None]
-        return self.tokens.where(is_written[:, None], self.start_id)
+        return self.tokens.where(is_written[:, None], self.bos)
 
     def written(self, places: Tensor, rows: Tensor) -> list[tuple[int, ...]]:
         """Return the tokens of some rows, the start token left out.

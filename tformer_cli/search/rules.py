@@ -8,18 +8,17 @@ from torch import Tensor
 
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.search.logits_processors import (
-    TokenRoles,
     ban_phrase,
     ban_repeated_ngrams,
-    forbid,
-    penalise_frequency,
-    penalise_repetition,
+    penalize_frequency,
+    penalize_repetition,
+    suppress_tokens,
 )
-from tformer_cli.search.request import Request
-from tformer_cli.search.rows import Rows
+from tformer_cli.search.request import Request, SpecialTokens
+from tformer_cli.search.rows import Sequences
 
 
-class Rules:
+class LogitsProcessor:
     """The rules of a config for B places.
 
     Rules choose among what the model offers and do not change how probable it is: they apply to
@@ -30,11 +29,13 @@ class Rules:
         has_effect: whether `apply` does anything in this company.
     """
 
-    def __init__(self, config: DecodingConfig, roles: TokenRoles, device: torch.device) -> None:
+    def __init__(
+        self, config: DecodingConfig, special_tokens: SpecialTokens, device: torch.device
+    ) -> None:
         self.config = config
-        self.roles = roles
+        self.special_tokens = special_tokens
         self.device = device
-        self.suppressed = torch.tensor(list(roles.suppressed_ids), device=device)
+        self.suppressed = torch.tensor(list(special_tokens.suppressed), device=device)
         self._requests: list[Request] = []
 
     def start(self, requests: Sequence[Request]) -> None:
@@ -42,13 +43,13 @@ class Rules:
         self._requests = list(requests)
         self._set_limits()
 
-    def admit(self, places: Tensor, requests: Sequence[Request]) -> None:
+    def insert(self, places: Tensor, requests: Sequence[Request]) -> None:
         """Begin these requests in these places (B',)."""
         for place, request in zip(places.tolist(), requests, strict=True):
             self._requests[place] = request
         self._set_limits()
 
-    def keep(self, places: Tensor) -> None:
+    def select(self, places: Tensor) -> None:
         """Keep these places (B',), in this order."""
         self._requests = [self._requests[place] for place in places.tolist()]
         self._set_limits()
@@ -79,39 +80,39 @@ class Rules:
         least = max(config.min_length, math.ceil(config.min_length_ratio * source_length))
         return min(least, most - 1), most
 
-    def forbid(self, logits: Tensor, rows: Rows) -> None:
+    def suppress_tokens(self, logits: Tensor, rows: Sequences) -> None:
         """Make impossible, in place, what no translation has; logits are (B, K, V)."""
-        forbid(logits, self.suppressed, self.roles.end_id, rows.lengths)
+        suppress_tokens(logits, self.suppressed, self.special_tokens.eos, rows.lengths)
 
-    def apply(self, log_probs: Tensor, rows: Rows) -> Tensor:
+    def apply(self, log_probs: Tensor, rows: Sequences) -> Tensor:
         """Return what the search ranks continuations by, from log probabilities (B, K, V)."""
-        config, end_id = self.config, self.roles.end_id
+        config, eos = self.config, self.special_tokens.eos
         scores = log_probs.clone()
         if config.repetition_penalty != 1:
-            penalise_repetition(scores, rows, config.repetition_penalty)
+            penalize_repetition(scores, rows, config.repetition_penalty)
         if config.frequency_penalty != 0:
-            penalise_frequency(scores, rows, config.frequency_penalty)
+            penalize_frequency(scores, rows, config.frequency_penalty)
         if config.no_repeat_ngram > 0:
             ban_repeated_ngrams(scores, rows, config.no_repeat_ngram)
         if self._has_phrases:
             self._ban_phrases(scores, rows)
         is_short = (rows.lengths < self._least)[:, None]
-        scores[..., end_id].masked_fill_(is_short, -math.inf)
+        scores[..., eos].masked_fill_(is_short, -math.inf)
         # Where nothing is left, a row may end all the same.
         stuck = scores.amax(dim=-1) == -math.inf
-        scores[..., end_id] = torch.where(stuck, log_probs[..., end_id], scores[..., end_id])
+        scores[..., eos] = torch.where(stuck, log_probs[..., eos], scores[..., eos])
         if self._has_prefixes:
             self._keep_to_prefixes(scores, log_probs, rows)
         return scores
 
-    def _ban_phrases(self, scores: Tensor, rows: Rows) -> None:
+    def _ban_phrases(self, scores: Tensor, rows: Sequences) -> None:
         lengths = rows.lengths.tolist()
         for place, request in enumerate(self._requests):
             written = rows.tokens[place, :, 1 : lengths[place] + 1]
             for phrase in request.banned:
                 ban_phrase(scores[place], written, phrase)
 
-    def _keep_to_prefixes(self, scores: Tensor, log_probs: Tensor, rows: Rows) -> None:
+    def _keep_to_prefixes(self, scores: Tensor, log_probs: Tensor, rows: Sequences) -> None:
         lengths = rows.lengths.tolist()
         for place, (request, length) in enumerate(zip(self._requests, lengths, strict=True)):
             if length < len(request.prefix):

@@ -9,12 +9,10 @@ from torch.nn.functional import pad
 
 from tformer_cli.config.schema.decoding import SampleConfig
 from tformer_cli.device import derive_seed
-from tformer_cli.search.hypothesis import Hypothesis
-from tformer_cli.search.logits_processors import TokenRoles
-from tformer_cli.search.request import Request
-from tformer_cli.search.rows import Rows
-from tformer_cli.search.rules import Rules
-from tformer_cli.search.search import Advance
+from tformer_cli.search.request import Hypothesis, Request, SpecialTokens
+from tformer_cli.search.rows import Sequences
+from tformer_cli.search.rules import LogitsProcessor
+from tformer_cli.search.search import SearchStep
 from tformer_cli.search.stepper import Stepper
 from tformer_cli.search.topk import log_softmax
 
@@ -30,34 +28,39 @@ class SampleSearch:
     """
 
     def __init__(
-        self, config: SampleConfig, roles: TokenRoles, device: torch.device, *, nbest: int = 1
+        self,
+        config: SampleConfig,
+        special_tokens: SpecialTokens,
+        device: torch.device,
+        *,
+        nbest: int = 1,
     ) -> None:
         """Set the rules.
 
         Args:
             config: temperature, what is drawn among, and the rules.
-            roles: start, end and suppressed ids.
+            special_tokens: start, end and suppressed ids.
             device: where the logits are.
             nbest: K.
         """
         self.config = config
-        self.roles = roles
+        self.special_tokens = special_tokens
         self.device = device
-        self.num_rows = nbest
-        self.rules = Rules(config, roles, device)
+        self.num_beams = nbest
+        self.rules = LogitsProcessor(config, special_tokens, device)
 
     def start(self, requests: Sequence[Request]) -> None:
         """Begin with a place for each request."""
         self.rules.start(requests)
-        self.rows = Rows(len(requests), self.num_rows, self.roles.start_id, self.device)
-        self.log_probs = torch.zeros((len(requests), self.num_rows), device=self.device)
+        self.rows = Sequences(len(requests), self.num_beams, self.special_tokens.bos, self.device)
+        self.log_probs = torch.zeros((len(requests), self.num_beams), device=self.device)
         self.finished = torch.zeros_like(self.log_probs, dtype=torch.bool)
         self.noise = self._drawn(requests)
 
-    def admit(self, places: Tensor, requests: Sequence[Request]) -> None:
+    def insert(self, places: Tensor, requests: Sequence[Request]) -> None:
         """Begin these requests in places whose sentences are done."""
-        self.rules.admit(places, requests)
-        self.rows.admit(places)
+        self.rules.insert(places, requests)
+        self.rows.insert(places)
         self.log_probs[places] = 0.0
         self.finished[places] = False
         noise = self._drawn(requests)
@@ -65,35 +68,35 @@ class SampleSearch:
         self.noise = pad(self.noise, (0, 0, 0, 0, 0, max(0, more)))
         self.noise[places, : noise.shape[1]] = noise
 
-    def keep(self, places: Tensor) -> None:
+    def select(self, places: Tensor) -> None:
         """Keep these places, in this order."""
-        self.rules.keep(places)
-        self.rows.keep(places)
+        self.rules.select(places)
+        self.rows.select(places)
         self.log_probs, self.finished = self.log_probs[places], self.finished[places]
         self.noise = self.noise[places]
 
-    def advance(self, stepper: Stepper) -> Advance:
+    def advance(self, stepper: Stepper) -> SearchStep:
         """Let each row grow by a token."""
-        rows, end_id = self.rows, self.roles.end_id
+        rows, eos = self.rows, self.special_tokens.eos
         logits = stepper.step(rows.last)
-        self.rules.forbid(logits, rows)
+        self.rules.suppress_tokens(logits, rows)
         log_probs = log_softmax(logits)
         scores = self.rules.apply(log_probs, rows) if self.rules.has_effect else log_probs
         # The last draw of idle places repeats; nobody looks at it.
         steps = rows.lengths.clamp(max=self.noise.shape[1] - 1)
         noise = self.noise[torch.arange(len(steps), device=self.device), steps]
-        tokens = drawn(self._probabilities(scores), noise)
-        tokens = torch.where(self.finished, end_id, tokens)
+        tokens = sample_categorical(self._probabilities(scores), noise)
+        tokens = torch.where(self.finished, eos, tokens)
         chosen = log_probs.gather(-1, tokens[..., None])[..., 0]
         self.log_probs = torch.where(self.finished, self.log_probs, self.log_probs + chosen)
         rows.append(tokens)
-        self.finished = self.finished | (tokens == end_id)
+        self.finished = self.finished | (tokens == eos)
         leaving = rows.active & (self.finished.all(dim=1) | (rows.lengths == self.rules.most))
         ended = {}
         for place in leaving.nonzero()[:, 0].tolist():
             ended[place] = self._hypotheses(place)
             rows.active[place] = False
-        return Advance(None, ended)
+        return SearchStep(None, ended)
 
     def _probabilities(self, scores: Tensor) -> Tensor:
         """Return what is drawn by, (B, K, V), from what the tokens are ranked by."""
@@ -122,12 +125,12 @@ class SampleSearch:
         for request in requests:
             generator.manual_seed(derive_seed(self.config.seed, "sample", request.number))
             # Drawn step after step, so that the limit of the company changes nothing.
-            rows.append(torch.rand((most, self.num_rows, FORKS), generator=generator))
+            rows.append(torch.rand((most, self.num_beams, FORKS), generator=generator))
         return torch.stack(rows).to(self.device)
 
     def _hypotheses(self, place: int) -> list[Hypothesis]:
         found = []
-        numbers = torch.arange(self.num_rows, device=self.device)
+        numbers = torch.arange(self.num_beams, device=self.device)
         for ids, log_prob, finished in zip(
             self.rows.written(torch.full_like(numbers, place), numbers),
             self.log_probs[place].tolist(),
@@ -135,12 +138,12 @@ class SampleSearch:
             strict=True,
         ):
             if finished:
-                ids = ids[: ids.index(self.roles.end_id)]
+                ids = ids[: ids.index(self.special_tokens.eos)]
             found.append(Hypothesis(ids, log_prob, log_prob, finished))
         return sorted(found, key=lambda hypothesis: hypothesis.score, reverse=True)
 
 
-def drawn(probabilities: Tensor, noise: Tensor) -> Tensor:
+def sample_categorical(probabilities: Tensor, noise: Tensor) -> Tensor:
     """Return a token (B, K) for each row, drawn by its probability.
 
     A draw goes down a tree of sums. At each fork a number of its own says in which half of the

@@ -7,28 +7,32 @@ tokens here. The likelihood of an evaluation is over all ids, as the training lo
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from tformer_cli.device import autocast
+from tformer_cli.device import autocast, give_back_memory, is_out_of_memory
+from tformer_cli.errors import DeviceError
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
-from tformer_cli.search.batches import each_in_memory, length_batches
-from tformer_cli.search.ensemble import log_mean_probabilities
-from tformer_cli.search.logits_processors import TokenRoles, forbid
+from tformer_cli.search.logits_processors import suppress_tokens
+from tformer_cli.search.request import SpecialTokens
+from tformer_cli.search.stepper import log_mean_probabilities
 from tformer_cli.search.topk import log_softmax
 
 # Padded tokens of one batch, on either side.
 BATCH_TOKENS = 4096
 
-# Rows of logits, each as wide as the vocabulary, that are held at once.
+# Sequences of logits, each as wide as the vocabulary, that are held at once.
 CHUNK_ROWS = 256
 
 # Source ids with the end token, and target ids without it.
 Pair = tuple[Sequence[int], Sequence[int]]
+
+
+Result = TypeVar("Result")
 
 
 class Scorer(Protocol):
@@ -67,18 +71,18 @@ class ModelScorer:
     def __init__(
         self,
         models: Sequence[Seq2Seq],
-        roles: TokenRoles,
+        special_tokens: SpecialTokens,
         *,
         device: torch.device,
         precision: torch.dtype = torch.float32,
     ) -> None:
         self.models = models
-        self.roles = roles
+        self.special_tokens = special_tokens
         self.device = device
         self.precision = precision
         lengths = [model.max_length for model in models if model.max_length is not None]
         self.max_length = min(lengths, default=None)
-        self.suppressed = torch.tensor(list(roles.suppressed_ids), device=device)
+        self.suppressed = torch.tensor(list(special_tokens.suppressed), device=device)
 
     @torch.inference_mode()
     def score(
@@ -90,9 +94,9 @@ class ModelScorer:
         """Return log probabilities, as `Scorer` says."""
         for model in self.models:
             model.eval()
-        results = [of_an_empty_source(target) for _, target in pairs]
+        results = [empty_source_log_probs(target) for _, target in pairs]
         widths = [max(len(source), len(target) + 1) if source else 0 for source, target in pairs]
-        scored = each_in_memory(
+        scored = halving_on_oom(
             lambda batch: self._score([pairs[number] for number in batch]),
             length_batches(widths, [1] * len(pairs), BATCH_TOKENS),
             self.device,
@@ -105,10 +109,10 @@ class ModelScorer:
         return results
 
     def _score(self, pairs: Sequence[Pair]) -> list[tuple[float, ...]]:
-        roles = self.roles
+        special_tokens = self.special_tokens
         source, source_mask = self._padded([source for source, _ in pairs])
         target, target_mask = self._padded(
-            [(roles.start_id, *target, roles.end_id) for _, target in pairs]
+            [(special_tokens.bos, *target, special_tokens.eos) for _, target in pairs]
         )
         # A row goes in without its last token, and comes out without its first.
         ids, mask = target[:, 1:], target_mask[:, 1:]
@@ -138,13 +142,78 @@ class ModelScorer:
             answers = []
             for model, said in zip(self.models, states, strict=True):
                 logits = model.output(said[rows])
-                forbid(logits[:, None], self.suppressed, self.roles.end_id, lengths[rows])
+                suppress_tokens(
+                    logits[:, None], self.suppressed, self.special_tokens.eos, lengths[rows]
+                )
                 answers.append(logits)
             log_probs = log_softmax(log_mean_probabilities(answers))
             found += log_probs.gather(-1, ids[rows, None])[:, 0].tolist()
         return found
 
 
-def of_an_empty_source(target: Sequence[int]) -> tuple[float, ...]:
+def empty_source_log_probs(target: Sequence[int]) -> tuple[float, ...]:
     """Return the log probabilities of a target that nothing is the source of."""
     return (-math.inf,) * (len(target) + 1) if target else (0.0,)
+
+
+def length_batches(
+    widths: Sequence[int], counts: Sequence[int], most_tokens: int
+) -> Iterator[list[int]]:
+    """Yield the numbers of sentences in batches of similar length, longest first.
+
+    The longest batch needs most memory, so where it does not fit that shows at once. A sentence
+    without width or without rows is in none.
+
+    Args:
+        widths: tokens that each row of a sentence takes.
+        counts: rows that each sentence has.
+        most_tokens: of a batch, padded; a sentence with more is alone.
+    """
+    numbers = [number for number, width in enumerate(widths) if width and counts[number]]
+    batch: list[int] = []
+    num_beams = 0
+    for number in sorted(numbers, key=lambda number: -widths[number]):
+        if batch and (num_beams + counts[number]) * widths[batch[0]] > most_tokens:
+            yield batch
+            batch, num_beams = [], 0
+        batch.append(number)
+        num_beams += counts[number]
+    if batch:
+        yield batch
+
+
+def halving_on_oom(
+    work: Callable[[list[int]], Result], batches: Iterable[list[int]], device: torch.device
+) -> Iterator[tuple[list[int], Result]]:
+    """Yield batches with what `work` returns of each; what memory has no room for is halved.
+
+    Args:
+        work: takes the numbers of a batch.
+        batches: numbers of sentences.
+        device: whose memory it is.
+
+    Raises:
+        DeviceError: it has no room for a single sentence.
+    """
+    for batch in batches:
+        waiting = [batch]
+        while waiting:
+            part = waiting.pop()
+            try:
+                result = work(part)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                if len(part) == 1:
+                    raise DeviceError(
+                        str(device),
+                        "memory ran out on a single sentence and its translations",
+                        remedy="use shorter lines, or fewer translations of each",
+                    ) from error
+            else:
+                yield part, result
+                continue
+            # Out here the error has gone, and with it the tensors that its traceback kept alive.
+            give_back_memory(device)
+            half = (len(part) + 1) // 2
+            waiting += [part[half:], part[:half]]

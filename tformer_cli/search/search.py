@@ -6,42 +6,41 @@ from typing import Protocol
 
 from torch import Tensor
 
-from tformer_cli.search.hypothesis import Hypothesis
-from tformer_cli.search.request import Request
+from tformer_cli.search.request import Hypothesis, Request
 from tformer_cli.search.stepper import Stepper
 
 
 @dataclass(frozen=True, slots=True)
-class Advance:
+class SearchStep:
     """What a step of a search has decided.
 
     Attributes:
-        origins: (B, K) the row of its place that each row goes on from; None where each goes on
-            from itself.
+        beam_indices: (B, K) the row of its place that each row goes on from; None where each
+            goes on from itself.
         ended: the places whose sentences are done, with their hypotheses, best first.
     """
 
-    origins: Tensor | None = None
+    beam_indices: Tensor | None = None
     ended: dict[int, list[Hypothesis]] = field(default_factory=dict)
 
 
 class Search(Protocol):
     """Keeps K rows in each of B places; each place works on a sentence of its own."""
 
-    num_rows: int
+    num_beams: int
 
     def start(self, requests: Sequence[Request]) -> None:
         """Begin with a place for each request."""
         ...
 
-    def admit(self, places: Tensor, requests: Sequence[Request]) -> None:
+    def insert(self, places: Tensor, requests: Sequence[Request]) -> None:
         """Begin these requests in places (B',) whose sentences are done."""
         ...
 
-    def keep(self, places: Tensor) -> None:
+    def select(self, places: Tensor) -> None:
         """Keep these places (B',), in this order; one that comes twice is there twice."""
         ...
 
-    def advance(self, stepper: Stepper) -> Advance:
+    def advance(self, stepper: Stepper) -> SearchStep:
         """Let the stepper read the newest token of each row, and add another one."""
         ...

@@ -1,5 +1,6 @@
 """Where a search asks what may come next."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple, Protocol
@@ -13,7 +14,9 @@ from tformer_cli.model.blocks.attention import KeyValue
 from tformer_cli.model.kv_cache import DecoderCache
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
-from tformer_cli.search.topk import best_tokens
+from tformer_cli.search.logits_processors import suppress_tokens
+from tformer_cli.search.request import SpecialTokens
+from tformer_cli.search.topk import log_softmax, topk_tokens
 
 # Padded source tokens that a core reads at a time: enough to fill its products, and little enough
 # that what is computed of them stays near it.
@@ -26,19 +29,19 @@ Sentence = Sequence[int]
 class Stepper(Protocol):
     """K rows for each of B places, each with a sentence of its own, that grow a token at a time."""
 
-    def start(self, sentences: Sequence[Sentence], num_rows: int) -> None:
-        """Begin with a place for each sentence, with `num_rows` empty rows."""
+    def start(self, sentences: Sequence[Sentence], num_beams: int) -> None:
+        """Begin with a place for each sentence, with `num_beams` empty rows."""
         ...
 
-    def admit(
-        self, places: Tensor, sentences: Sequence[Sentence], coming: Iterable[Sentence]
+    def insert(
+        self, places: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
     ) -> None:
         """Begin sentences.
 
         Args:
             places: (B',) whose own sentences are forgotten.
             sentences: one for each of them.
-            coming: those that are admitted next, in this order; they may be read ahead.
+            lookahead: those that are admitted next, in this order; they may be read ahead.
         """
         ...
 
@@ -49,22 +52,22 @@ class Stepper(Protocol):
         """
         ...
 
-    def best(self, ids: Tensor, forbid: Callable[[Tensor], object]) -> Tensor:
+    def best(self, ids: Tensor, suppress_tokens: Callable[[Tensor], object]) -> Tensor:
         """Add one token (B, K) to each row; return the best one to follow, (B, K).
 
         Args:
             ids: (B, K).
-            forbid: makes impossible, in place, what may not follow in logits (B, K, V).
+            suppress_tokens: makes impossible, in place, what may not follow in logits (B, K, V).
         """
         logits = self.step(ids)
-        forbid(logits)
-        return best_tokens(logits.flatten(0, 1), 1)[1].view(ids.shape)
+        suppress_tokens(logits)
+        return topk_tokens(logits.flatten(0, 1), 1)[1].view(ids.shape)
 
-    def reorder(self, origins: Tensor) -> None:
-        """Let row k of a place go on from row origins[b, k], (B, K)."""
+    def reorder(self, beam_indices: Tensor) -> None:
+        """Let row k of a place go on from row beam_indices[b, k], (B, K)."""
         ...
 
-    def keep(self, places: Tensor) -> None:
+    def select(self, places: Tensor) -> None:
         """Keep these places (B',), in this order; one that comes twice is there twice."""
         ...
 
@@ -92,14 +95,14 @@ class ModelStepper(Stepper):
         self.precision = precision
         self.screen = screen
 
-    def start(self, sentences: Sequence[Sentence], num_rows: int) -> None:
+    def start(self, sentences: Sequence[Sentence], num_beams: int) -> None:
         """Begin with the sentences in their order."""
-        self._cache: DecoderCache = self.model.start(len(sentences), num_rows)
+        self._cache: DecoderCache = self.model.start(len(sentences), num_beams)
         self._ahead: Read | None = None
-        self.admit(torch.arange(len(sentences), device=self.device), sentences, coming=())
+        self.insert(torch.arange(len(sentences), device=self.device), sentences, lookahead=())
 
-    def admit(
-        self, places: Tensor, sentences: Sequence[Sentence], coming: Iterable[Sentence]
+    def insert(
+        self, places: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
     ) -> None:
         """Begin sentences, as `Stepper` says.
 
@@ -109,7 +112,7 @@ class ModelStepper(Stepper):
         while begun < len(sentences):
             if not self._ahead:
                 most = batch_factor(self.device) * READ_TOKENS
-                self._ahead = self._read(batch_of(chain(sentences[begun:], coming), most))
+                self._ahead = self._read(batch_of(chain(sentences[begun:], lookahead), most))
             taken, self._ahead = self._ahead.split(len(sentences) - begun)
             stop = begun + len(taken.lengths)
             self._cache.admit(places[begun:stop], taken.sources, taken.mask)
@@ -126,17 +129,17 @@ class ModelStepper(Stepper):
         with autocast(self.device, self.precision):
             return self.model.step(ids, self._cache)
 
-    def best(self, ids: Tensor, forbid: Callable[[Tensor], object]) -> Tensor:
+    def best(self, ids: Tensor, suppress_tokens: Callable[[Tensor], object]) -> Tensor:
         """Run the decoder likewise, and look for the best token that is not forbidden."""
         if self.screen is None or ids.numel() < FEWEST_ROWS:
-            return super().best(ids, forbid)
-        return self.screen.best(self.model.next_states(ids, self._cache), forbid)
+            return super().best(ids, suppress_tokens)
+        return self.screen.best(self.model.next_states(ids, self._cache), suppress_tokens)
 
-    def reorder(self, origins: Tensor) -> None:
+    def reorder(self, beam_indices: Tensor) -> None:
         """Let rows go on from others of their place."""
-        self._cache.reorder(origins)
+        self._cache.reorder(beam_indices)
 
-    def keep(self, places: Tensor) -> None:
+    def select(self, places: Tensor) -> None:
         """Drop the other places from the cache."""
         self._cache.keep(places)
 
@@ -179,3 +182,79 @@ def batch_of(sentences: Iterable[Sentence], most_tokens: int) -> list[Sentence]:
             break
         batch.append(sentence)
     return batch
+
+
+class EnsembleStepper(Stepper):
+    """Steppers over one vocabulary, in step with each other.
+
+    What no translation has is made impossible before the probabilities are normalised, so that
+    the mean is over the same tokens for all.
+    """
+
+    def __init__(
+        self, steppers: Sequence[Stepper], special_tokens: SpecialTokens, device: torch.device
+    ) -> None:
+        """Join steppers.
+
+        Args:
+            steppers: each as good as the others.
+            special_tokens: end and suppressed ids.
+            device: where the logits are.
+        """
+        self.steppers = steppers
+        self.special_tokens = special_tokens
+        self.device = device
+        self.suppressed = torch.tensor(list(special_tokens.suppressed), device=device)
+
+    def start(self, sentences: Sequence[Sentence], num_beams: int) -> None:
+        """Let each read the sentences."""
+        for stepper in self.steppers:
+            stepper.start(sentences, num_beams)
+        self._lengths = torch.zeros(len(sentences), dtype=torch.long, device=self.device)
+
+    def insert(
+        self, places: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
+    ) -> None:
+        """Let each begin more sentences, as `Stepper` says."""
+        lookahead = list(lookahead)
+        for stepper in self.steppers:
+            stepper.insert(places, sentences, lookahead)
+        self._lengths[places] = 0
+
+    def step(self, ids: Tensor) -> Tensor:
+        """Return the logarithms of mean probabilities of what follows one more token (B, K)."""
+        answers = [stepper.step(ids) for stepper in self.steppers]
+        for logits in answers:
+            suppress_tokens(logits, self.suppressed, self.special_tokens.eos, self._lengths)
+        self._lengths = self._lengths + 1
+        return log_mean_probabilities(answers)
+
+    def reorder(self, beam_indices: Tensor) -> None:
+        """Let rows go on from others of their place, in all of them."""
+        for stepper in self.steppers:
+            stepper.reorder(beam_indices)
+
+    def select(self, places: Tensor) -> None:
+        """Drop the other places, in all of them."""
+        for stepper in self.steppers:
+            stepper.select(places)
+        self._lengths = self._lengths[places]
+
+
+def joined(
+    steppers: Sequence[Stepper], special_tokens: SpecialTokens, device: torch.device
+) -> Stepper:
+    """Return a stepper for all of them; one alone needs no company."""
+    return steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, special_tokens, device)
+
+
+def log_mean_probabilities(answers: Sequence[Tensor]) -> Tensor:
+    """Return the logarithm of the mean of the probabilities that several models give.
+
+    Args:
+        answers: logits (..., V) of each; those of one alone are returned as they are.
+    """
+    if len(answers) == 1:
+        return answers[0]
+    log_probs = torch.stack([log_softmax(logits) for logits in answers])
+    return log_probs.logsumexp(dim=0) - math.log(len(answers))

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tformer_cli.search.rows import Rows
-from tformer_cli.search.rules import Rules
+from tformer_cli.search.rows import Sequences
+from tformer_cli.search.rules import LogitsProcessor
 
 # Tokens in each of the groups that a vocabulary is cut into.
 GROUP = 24
@@ -21,7 +21,7 @@ BITS = math.log2(math.e)
 FAR = 60.0
 
 
-class Offer(NamedTuple):
+class TopK(NamedTuple):
     """The best next tokens of each row, best first; each member is (B, K, n).
 
     Attributes:
@@ -35,7 +35,7 @@ class Offer(NamedTuple):
     log_probs: Tensor
 
 
-def offer(logits: Tensor, rules: Rules, rows: Rows, count: int) -> Offer:
+def offer(logits: Tensor, rules: LogitsProcessor, rows: Sequences, count: int) -> TopK:
     """Return the `count` best next tokens of each row, or all where the vocabulary is smaller.
 
     Args:
@@ -45,14 +45,16 @@ def offer(logits: Tensor, rules: Rules, rows: Rows, count: int) -> Offer:
         count: n.
     """
     scores, log_probs, norms = ranked(logits, rules, rows)
-    values, tokens = best_tokens(scores.flatten(0, 1), count)
+    values, tokens = topk_tokens(scores.flatten(0, 1), count)
     shape = (*scores.shape[:2], -1)
     found = tokens.view(shape)
     off = norms[..., None]
-    return Offer(found, values.view(shape) - off, log_probs.gather(-1, found) - off)
+    return TopK(found, values.view(shape) - off, log_probs.gather(-1, found) - off)
 
 
-def ranked(logits: Tensor, rules: Rules, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+def ranked(
+    logits: Tensor, rules: LogitsProcessor, rows: Sequences
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return what all next tokens are ranked by, and how probable they are.
 
     Returns:
@@ -60,17 +62,17 @@ def ranked(logits: Tensor, rules: Rules, rows: Rows) -> tuple[Tensor, Tensor, Te
         without rules it is cheaper to do that for a few than for all.
     """
     if not rules.has_effect:
-        return logits, logits, normalisers(logits)
+        return logits, logits, logsumexp(logits)
     log_probs = log_softmax(logits)
     return rules.apply(log_probs, rows), log_probs, log_probs.new_zeros(logits.shape[:-1])
 
 
 def log_softmax(logits: Tensor) -> Tensor:
     """Return log probabilities (..., V) in float32, or in float64 where the logits are."""
-    return _wide(logits) - normalisers(logits)[..., None]
+    return _wide(logits) - logsumexp(logits)[..., None]
 
 
-def normalisers(logits: Tensor) -> Tensor:
+def logsumexp(logits: Tensor) -> Tensor:
     """Return the logarithm (...) of what exp(logits) (..., V) add up to."""
     if logits.device.type != "cpu":
         return _wide(logits).logsumexp(dim=-1)
@@ -84,7 +86,7 @@ def normalisers(logits: Tensor) -> Tensor:
     return norms.view(logits.shape[:-1])
 
 
-def best_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def topk_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` highest scores of each row, highest first, and their tokens.
 
     Args:
@@ -101,11 +103,11 @@ def best_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         best = scores.topk(min(count, scores.shape[1]), dim=-1)
         return best.values, best.indices
     nothing = scores.new_zeros((len(scores), 1))
-    _, tokens = best_of_rows(scores[:, None], nothing, nothing, count)
+    _, tokens = topk_continuations(scores[:, None], nothing, nothing, count)
     return scores.gather(1, tokens), tokens
 
 
-def best_of_rows(
+def topk_continuations(
     logits: Tensor, norms: Tensor, totals: Tensor, count: int
 ) -> tuple[Tensor, Tensor]:
     """Return where the `count` highest of totals + (logits - norms) are, highest first.
@@ -120,25 +122,25 @@ def best_of_rows(
         count: how many of each place; all where it has fewer.
 
     Returns:
-        Rows and tokens, each (B, count).
+        Sequences and tokens, each (B, count).
     """
-    num_places, num_rows, vocab_size = logits.shape
+    num_slots, num_beams, vocab_size = logits.shape
     num_groups = vocab_size // GROUP
-    if num_groups <= 2 * count or num_places * num_rows < FEW_ROWS:
+    if num_groups <= 2 * count or num_slots * num_beams < FEW_ROWS:
         everything = (totals[:, :, None] + (logits - norms[:, :, None])).flatten(1)
         best = everything.topk(min(count, everything.shape[1]), dim=-1).indices
         return best // vocab_size, best % vocab_size
     device = logits.device
     whole = num_groups * GROUP
     # Group g has the tokens g, g + num_groups, and so on: all maxima grow side by side.
-    grouped = logits[:, :, :whole].view(num_places, num_rows, GROUP, num_groups)
+    grouped = logits[:, :, :whole].view(num_slots, num_beams, GROUP, num_groups)
     maxima = totals[:, :, None] + (grouped.amax(dim=2) - norms[:, :, None])
     groups = maxima.flatten(1).topk(count, dim=-1, sorted=False).indices
     first = groups // num_groups * vocab_size + groups % num_groups  # (B, count)
     members = first[:, :, None] + torch.arange(0, whole, num_groups, device=device)
     rest = torch.arange(whole, vocab_size, device=device)
-    rest = torch.arange(num_rows, device=device)[:, None] * vocab_size + rest
-    places = torch.cat((members.flatten(1), rest.flatten().expand(num_places, -1)), dim=1)
+    rest = torch.arange(num_beams, device=device)[:, None] * vocab_size + rest
+    places = torch.cat((members.flatten(1), rest.flatten().expand(num_slots, -1)), dim=1)
     rows = places // vocab_size
     narrow = totals.gather(1, rows) + (logits.flatten(1).gather(1, places) - norms.gather(1, rows))
     best = places.gather(1, narrow.topk(count, dim=-1).indices)

@@ -19,8 +19,7 @@ from tformer_cli.child_process import begin_child, num_cores
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.errors import DeviceError, Problem, UsageError
 from tformer_cli.search.engine import Engine, empty_translations, longest_first
-from tformer_cli.search.hypothesis import Hypothesis
-from tformer_cli.search.request import Request
+from tformer_cli.search.request import Hypothesis, Request
 from tformer_cli.search.scoring import Scorer
 
 # Between two reports of how much is done; to hear one takes time from those who work.

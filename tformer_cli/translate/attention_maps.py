@@ -15,8 +15,7 @@ from tformer_cli.model.inspection.position_tables import PositionTable, position
 from tformer_cli.model.inspection.record import LayerMaps, attention_maps
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.search.engine import NativeEngine
-from tformer_cli.search.logits_processors import TokenRoles
-from tformer_cli.search.request import Request
+from tformer_cli.search.request import Request, SpecialTokens
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.translate.translator import special_tokens
@@ -141,7 +140,7 @@ def _of_text(
 def _of_pair(
     network: Seq2Seq,
     tokenizers: Tokenizers,
-    roles: TokenRoles,
+    roles: SpecialTokens,
     sentence: str,
     pair: tuple[Sequence[int], Sequence[int]],
 ) -> SentenceMaps:
@@ -155,14 +154,14 @@ def _of_pair(
         pair: its ids with the end token, and those of the target without it.
     """
     source_ids, target_ids = pair
-    read_ids = [roles.start_id, *target_ids]
+    read_ids = [roles.bos, *target_ids]
     source = tokenizers.source.tokens(source_ids)
     read = tokenizers.target.tokens(read_ids)
     stacks = _layers(network, source_ids, read_ids)
     own = [[layer.self_attention for layer in layers] for layers in stacks]
     across = [layer.cross_attention for layer in stacks[-1] if layer.cross_attention is not None]
     if across:
-        written = tokenizers.target.tokens([*target_ids, roles.end_id])
+        written = tokenizers.target.tokens([*target_ids, roles.eos])
         maps = [
             _maps("encoder", own[0], source, source),
             _maps("decoder", own[1], read, read),
@@ -196,7 +195,7 @@ def _check_length(network: Network, where: str, length: int) -> None:
 
 
 def _translation(
-    model: Seq2Seq, roles: TokenRoles, decoding: DecodingConfig, source_ids: Sequence[int]
+    model: Seq2Seq, roles: SpecialTokens, decoding: DecodingConfig, source_ids: Sequence[int]
 ) -> Sequence[int]:
     """Return the ids of the translation that a search finds best."""
     engine = NativeEngine(model, roles, device=torch.device("cpu"))

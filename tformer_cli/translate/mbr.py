@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.errors import UsageError
-from tformer_cli.search.hypothesis import Hypothesis
+from tformer_cli.search.request import Hypothesis
 
 # Candidates of sampling, where no other number is asked for.
 NUM_SAMPLES = 32

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tformer_cli.search.alignment import Aligner
-from tformer_cli.search.hypothesis import Hypothesis
-from tformer_cli.search.request import Request
+from tformer_cli.search.request import Hypothesis, Request
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.words import aligned_units, first_word_indices, unit_indices
 

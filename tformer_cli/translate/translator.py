@@ -23,8 +23,7 @@ from tformer_cli.errors import ConfigError, Problem, UsageError
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.alignment import Aligner
 from tformer_cli.search.engine import Engine, NativeEngine
-from tformer_cli.search.hypothesis import Hypothesis
-from tformer_cli.search.logits_processors import TokenRoles
+from tformer_cli.search.request import Hypothesis, SpecialTokens
 from tformer_cli.search.workers import WorkersEngine
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_ensemble
@@ -233,7 +232,7 @@ class Translator:
             # One pass over many translations has matrices large enough for all threads of this
             # process, and the others have nothing to do in the meantime.
             aligner=engine.aligner,
-            start_id=engine.roles.start_id,
+            start_id=engine.special_tokens.bos,
             description=f"{config.data.source_language} -> {config.data.target_language}, {device}",
         )
 
@@ -562,6 +561,6 @@ def _check_keeps_to_phrases(search: DecodingConfig, argument: str) -> None:
         )
 
 
-def special_tokens(target: Tokenizer, model: ModelConfig) -> TokenRoles:
+def special_tokens(target: Tokenizer, model: ModelConfig) -> SpecialTokens:
     """Return the ids that mean something to a search in the target language of a model."""
-    return TokenRoles(DECODER_START_IDS[model.kind], EOS_ID, target.suppressed_ids)
+    return SpecialTokens(DECODER_START_IDS[model.kind], EOS_ID, target.suppressed_ids)

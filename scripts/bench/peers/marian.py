@@ -22,7 +22,7 @@ from tformer_cli.evaluation.metrics import Metric, Score
 from tformer_cli.model.blocks.feedforward import PLAIN
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
-from tformer_cli.search.batches import length_batches
+from tformer_cli.search.scoring import length_batches
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
 

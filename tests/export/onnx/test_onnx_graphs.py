@@ -11,11 +11,11 @@ from hypothesis import given
 from tformer_cli.export.onnx.graphs import SourceGraph, StepGraph, formal
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.search.logits_processors import TokenRoles
+from tformer_cli.search.request import SpecialTokens
 
 B, S, T, V = 3, 6, 7, 23
 LENGTHS = torch.tensor([6, 1, 4])
-ROLES = TokenRoles(start_id=1, end_id=2, suppressed_ids=(0, 1, 5))
+ROLES = SpecialTokens(bos=1, eos=2, suppressed=(0, 1, 5))
 
 
 def built(config) -> Seq2Seq:
@@ -56,8 +56,8 @@ def stepped(model, ids, mask, target):
 @torch.no_grad()
 def expected(model, ids, mask, target):
     logits = model.output(model.states(ids, mask, target))
-    logits[..., list(ROLES.suppressed_ids)] = -math.inf
-    logits[:, 0, ROLES.end_id] = -math.inf
+    logits[..., list(ROLES.suppressed)] = -math.inf
+    logits[:, 0, ROLES.eos] = -math.inf
     return logits.log_softmax(dim=-1)
 
 
@@ -76,9 +76,9 @@ def test_graphs_of_any_member_say_what_the_model_says(config):
 def test_what_no_translation_contains_has_no_probability():
     model, (ids, mask) = built(MEMBERS["modern"]), source()
     probabilities = stepped(model, ids, mask, torch.full((B, 2), 7)).exp()
-    assert (probabilities[..., list(ROLES.suppressed_ids)] == 0).all()
-    assert (probabilities[:, 0, ROLES.end_id] == 0).all()
-    assert (probabilities[:, 1, ROLES.end_id] > 0).all()
+    assert (probabilities[..., list(ROLES.suppressed)] == 0).all()
+    assert (probabilities[:, 0, ROLES.eos] == 0).all()
+    assert (probabilities[:, 1, ROLES.eos] > 0).all()
     torch.testing.assert_close(probabilities.sum(dim=-1), torch.ones(B, 2))
 
 

@@ -13,8 +13,7 @@ from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.errors import CheckpointError, Problem, UsageError
 from tformer_cli.export.extra import package
 from tformer_cli.search.engine import longest_first
-from tformer_cli.search.hypothesis import EMPTY, Hypothesis
-from tformer_cli.search.request import Request
+from tformer_cli.search.request import EMPTY, Hypothesis, Request
 from tformer_cli.search.scoring import Pair
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import EOS_ID

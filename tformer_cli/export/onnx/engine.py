@@ -13,12 +13,10 @@ from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.errors import Problem
 from tformer_cli.export.extra import package
 from tformer_cli.padding import pad_rows
-from tformer_cli.search.continuous_batching import search_all
+from tformer_cli.search.continuous_batching import decode_all
 from tformer_cli.search.engine import build_search, longest_first
-from tformer_cli.search.hypothesis import EMPTY, Hypothesis
-from tformer_cli.search.logits_processors import TokenRoles
-from tformer_cli.search.request import Request
-from tformer_cli.search.scoring import Pair, of_an_empty_source
+from tformer_cli.search.request import EMPTY, Hypothesis, Request, SpecialTokens
+from tformer_cli.search.scoring import Pair, empty_source_log_probs
 from tformer_cli.search.stepper import Sentence, Stepper
 
 SOURCE_FILE, STEP_FILE = "encoder.onnx", "decoder_step.onnx"
@@ -34,7 +32,7 @@ class OnnxEngine:
         scorer: says how probable given translations are.
     """
 
-    def __init__(self, folder: Path, roles: TokenRoles, *, max_length: int | None) -> None:
+    def __init__(self, folder: Path, roles: SpecialTokens, *, max_length: int | None) -> None:
         """Load the graphs.
 
         Args:
@@ -52,7 +50,7 @@ class OnnxEngine:
             onnxruntime.InferenceSession(str(folder / name), options, ["CPUExecutionProvider"])
             for name in (SOURCE_FILE, STEP_FILE)
         )
-        self.roles = roles
+        self.special_tokens = roles
         self.scorer = OnnxScorer(self, max_length)
 
     def translate(
@@ -72,10 +70,12 @@ class OnnxEngine:
         for start in range(0, len(order), BATCH):
             numbers = order[start : start + BATCH]
             batch = [requests[number] for number in numbers]
-            search = build_search(config, self.roles, CPU, batch, nbest=nbest, scored=scored)
+            search = build_search(
+                config, self.special_tokens, CPU, batch, nbest=nbest, scored=scored
+            )
             # With a place for each sentence none begins while others are under way: a graph wants
             # rows of one length.
-            for turn, hypotheses in search_all(self.stepper(), search, batch, lambda _: BATCH, CPU):
+            for turn, hypotheses in decode_all(self.stepper(), search, batch, lambda _: BATCH, CPU):
                 found[numbers[turn]] = hypotheses
                 on_done(1)
         return found
@@ -96,23 +96,23 @@ class OnnxStepper(Stepper):
         self.past_names = [node.name for node in past]
         self.empty = [(node.shape[1], 0, node.shape[3]) for node in past]
 
-    def start(self, sentences: Sequence[Sentence], num_rows: int) -> None:
+    def start(self, sentences: Sequence[Sentence], num_beams: int) -> None:
         """Read the sentences, each for so many rows."""
         source, mask = (part.numpy() for part in pad_rows(sentences))
         found = self.reading.run(None, {"source": source, "source_mask": mask})
-        self.num_rows = num_rows
+        self.num_beams = num_beams
         self.seen = dict(
             zip(
                 ("source_mask", *self.source_names),
-                (np.repeat(part, num_rows, axis=0) for part in (mask, *found)),
+                (np.repeat(part, num_beams, axis=0) for part in (mask, *found)),
                 strict=True,
             )
         )
-        count = len(sentences) * num_rows
+        count = len(sentences) * num_beams
         self.past = [np.zeros((count, *shape), np.float32) for shape in self.empty]
 
-    def admit(
-        self, places: Tensor, sentences: Sequence[Sentence], coming: Iterable[Sentence]
+    def insert(
+        self, places: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
     ) -> None:
         """Refuse: the rows that are there are longer than new ones."""
         raise NotImplementedError("rows of a graph begin together")
@@ -124,14 +124,14 @@ class OnnxStepper(Stepper):
         log_probs, *self.past = self.stepping.run(None, inputs)
         return torch.from_numpy(log_probs).view(*ids.shape, -1)
 
-    def reorder(self, origins: Tensor) -> None:
+    def reorder(self, beam_indices: Tensor) -> None:
         """Let rows go on from others of their place."""
-        first = torch.arange(len(origins))[:, None] * self.num_rows
-        self._take((first + origins).flatten())
+        first = torch.arange(len(beam_indices))[:, None] * self.num_beams
+        self._take((first + beam_indices).flatten())
 
-    def keep(self, places: Tensor) -> None:
+    def select(self, places: Tensor) -> None:
         """Keep these places, in this order."""
-        rows = (places[:, None] * self.num_rows + torch.arange(self.num_rows)).flatten()
+        rows = (places[:, None] * self.num_beams + torch.arange(self.num_beams)).flatten()
         self.seen = {name: part[rows.numpy()] for name, part in self.seen.items()}
         self._take(rows)
 
@@ -159,14 +159,14 @@ class OnnxScorer:
         """Return log probabilities, as `Scorer` says."""
         found = []
         for source, target in pairs:
-            found.append(self._score(source, target) if source else of_an_empty_source(target))
+            found.append(self._score(source, target) if source else empty_source_log_probs(target))
             on_done(1)
         return found
 
     def _score(self, source: Sequence[int], target: Sequence[int]) -> tuple[float, ...]:
-        roles, stepper = self.engine.roles, self.engine.stepper()
+        roles, stepper = self.engine.special_tokens, self.engine.stepper()
         stepper.start([source], 1)
-        tokens = (roles.start_id, *target, roles.end_id)
+        tokens = (roles.bos, *target, roles.eos)
         return tuple(
             float(stepper.step(torch.tensor([[token]]))[0, 0, following])
             for token, following in itertools.pairwise(tokens)

@@ -10,7 +10,8 @@ from tformer_cli.inference.fuse import twin_of
 from tformer_cli.model.blocks.attention import KeyValue, View, attention_logits, multiplied
 from tformer_cli.model.kv_cache import unseen
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.search.logits_processors import TokenRoles, forbid
+from tformer_cli.search.logits_processors import suppress_tokens
+from tformer_cli.search.request import SpecialTokens
 
 
 def attend_by_formula(
@@ -42,11 +43,11 @@ class StepGraph(nn.Module):
 
     suppressed: Tensor
 
-    def __init__(self, model: Seq2Seq, roles: TokenRoles) -> None:
+    def __init__(self, model: Seq2Seq, roles: SpecialTokens) -> None:
         super().__init__()
         self.model = model
-        self.end_id = roles.end_id
-        self.register_buffer("suppressed", torch.tensor(list(roles.suppressed_ids)))
+        self.end_id = roles.eos
+        self.register_buffer("suppressed", torch.tensor(list(roles.suppressed)))
 
     def forward(
         self,
@@ -71,7 +72,7 @@ class StepGraph(nn.Module):
         ]
         cache = RowCache(layers, source_mask)
         logits = self.model.step(token, cache)  # (B, 1, V)
-        forbid(logits, self.suppressed, self.end_id, cache.places[:, 0])
+        suppress_tokens(logits, self.suppressed, self.end_id, cache.places[:, 0])
         return logits[:, 0].log_softmax(dim=-1), [layer.own for layer in layers]
 
 
