@@ -28,7 +28,7 @@ from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.training import preparation
 from tformer_cli.training import trainer as run_module
-from tformer_cli.training.step import Learner, train_steps
+from tformer_cli.training.step import TrainState, train_steps
 from tformer_cli.training.trainer import train
 from tformer_cli.training.validation import validate
 
@@ -510,10 +510,10 @@ def test_two_machines_go_back_to_the_checkpoint_of_the_first(toy, tmp_path, monk
 
 
 def test_weights_that_have_come_apart_are_refused_by_name(toy, tmp_path, monkeypatch):
-    def coming_apart(learner: Learner, *arguments: Any, **options: Any):
-        for taken in train_steps(learner, *arguments, **options):
-            if taken.step == 3 and learner.world.rank == 1:
-                weight = learner.model.output.weight.data[-1, -1]
+    def coming_apart(train_state: TrainState, *arguments: Any, **options: Any):
+        for taken in train_steps(train_state, *arguments, **options):
+            if taken.step == 3 and train_state.world.rank == 1:
+                weight = train_state.model.output.weight.data[-1, -1]
                 weight.copy_(weight.nextafter(torch.tensor(9.0)))
             yield taken
 

@@ -15,7 +15,7 @@ from tformer_cli.errors import ConfigError, TrainingError, UsageError
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
 from tformer_cli.training.lock import locked
-from tformer_cli.training.logging import Silence
+from tformer_cli.training.logging import NullLogger
 from tformer_cli.training.tokenizers import run_tokenizers
 
 CONFIG = """\
@@ -96,15 +96,15 @@ def test_vocab_writes_the_tokenizer_of_the_run(folder: Path) -> None:
 def test_a_training_takes_the_vocabulary_of_the_same_text_and_no_other(folder: Path) -> None:
     output()
     run, config = RunDirectory(Path("runs/tiny")), load_config(Path("tiny.yaml"))
-    reporter = Silence(run, config.training)
+    logger = NullLogger(run, config.training)
 
     def is_built(**changes: int) -> bool:
         said: list[str] = []
-        reporter.say = said.append
+        logger.log = said.append
         run_tokenizers(
             replace(config, **changes),
             run,
-            reporter,
+            logger,
             stores=folder / "stores",
             has_begun=False,
             fresh=False,

@@ -9,7 +9,7 @@ from toy import CONFIG, write_toy
 from tformer_cli.config.load import load_config
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.training.dry_run import dry_run
-from tformer_cli.training.find_batch_size import FoundBatch, find_batch
+from tformer_cli.training.find_batch_size import LargestBatch, find_batch
 
 pytestmark = [*on_gpu, on_cuda]
 
@@ -18,7 +18,7 @@ WIDE = CONFIG.replace("feedforward_dim: 64", "feedforward_dim: 65536")
 WIDE = WIDE.replace("  test:", "  filters: {max_length: 11}\n  test:")
 
 
-def found(file: Path, memory_limit: float, *overrides: str) -> FoundBatch:
+def found(file: Path, memory_limit: float, *overrides: str) -> LargestBatch:
     run = RunDirectory(file.parent / "run")
     config = load_config(file, ("training.precision=float32", *overrides))
     return find_batch(config, run, device=DEVICE, memory_limit=memory_limit)

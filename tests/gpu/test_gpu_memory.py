@@ -13,7 +13,7 @@ from tformer_cli.corpus.batch import Batch, Example, collate
 from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.model.build import build_model
 from tformer_cli.training.optim import build_optimizer
-from tformer_cli.training.step import Group, Learner, train_steps
+from tformer_cli.training.step import StepBatch, TrainState, train_steps
 
 pytestmark = [*on_gpu, on_cuda]
 
@@ -22,7 +22,7 @@ V = 8192
 SHARE = 0.5
 
 
-def learner() -> Learner:
+def train_state() -> TrainState:
     config = EncoderDecoderConfig(
         dim=64,
         num_encoder_layers=1,
@@ -32,7 +32,7 @@ def learner() -> Learner:
         dropout=0.0,
     )
     model = build_model(config, source_size=V, target_size=V, seed=2).to(DEVICE)
-    return Learner(
+    return TrainState(
         model=model,
         # A large epsilon, so that rounding does not decide the sign of a step.
         optimizer=build_optimizer(AdamConfig(epsilon=1e-3), model),
@@ -50,13 +50,15 @@ def batch() -> Batch:
     return collate([Example(i, words, words) for i in range(1024)])
 
 
-def steps(subject: Learner, count: int):
-    groups = [Group([batch()], DataPosition(0, i), DataPosition(0, i + 1)) for i in range(count)]
+def steps(subject: TrainState, count: int):
+    groups = [
+        StepBatch([batch()], DataPosition(0, i), DataPosition(0, i + 1)) for i in range(count)
+    ]
     return list(islice(train_steps(subject, groups, 1), count))
 
 
 def test_a_step_that_does_not_fit_is_halved_and_the_training_goes_on():
-    roomy = learner()
+    roomy = train_state()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(DEVICE)
     before = torch.cuda.memory_reserved(DEVICE)
@@ -66,7 +68,7 @@ def test_a_step_that_does_not_fit_is_halved_and_the_training_goes_on():
     del roomy
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(DEVICE).total_memory
-    subject = learner()
+    subject = train_state()
     torch.cuda.set_per_process_memory_fraction((before + SHARE * (peak - before)) / total)
     try:
         reports = steps(subject, 3)

@@ -28,7 +28,7 @@ from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.training.loss import smoothed_nll_sum
 from tformer_cli.training.optim import build_optimizer
-from tformer_cli.training.step import Group, Learner, train_steps
+from tformer_cli.training.step import StepBatch, TrainState, train_steps
 
 pytestmark = on_gpu
 
@@ -187,7 +187,7 @@ def test_bfloat16_logits_have_a_loss_as_exact_as_their_own_digits(smoothing):
 def test_steps_are_those_of_the_cpu():
     def losses(device: torch.device) -> list[float]:
         model, training = network(BASE, device), TrainingConfig()
-        learner = Learner(
+        train_state = TrainState(
             model=model,
             optimizer=build_optimizer(training.optimizer, model),
             schedule=lambda step: 1e-3,
@@ -196,8 +196,8 @@ def test_steps_are_those_of_the_cpu():
             precision=torch.float32,
             seed=1,
         )
-        course = 5 * [Group([batch()], DataPosition(0, 0), DataPosition(0, 1))]
-        return [taken.loss for taken in train_steps(learner, course, 1)]
+        course = 5 * [StepBatch([batch()], DataPosition(0, 0), DataPosition(0, 1))]
+        return [taken.loss for taken in train_steps(train_state, course, 1)]
 
     found, expected = losses(DEVICE), losses(CPU)
     assert found == pytest.approx(expected, rel=1e-4)

@@ -34,7 +34,7 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.engine import NativeEngine
 from tformer_cli.search.request import Request, SpecialTokens
 from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID
-from tformer_cli.training.step import Group, Learner, StepReport, train_steps
+from tformer_cli.training.step import StepBatch, StepReport, TrainState, train_steps
 
 FIRST, V, LONGEST, STEPS = 6, 16, 9, 1800
 CPU = torch.device("cpu")
@@ -104,14 +104,14 @@ def sentences(chooser: random.Random, count: int) -> list[Sentence]:
     return [chooser.choices(range(FIRST, V), k=length) for length in lengths]
 
 
-def groups(task: str, start_id: int) -> Iterator[Group]:
+def groups(task: str, start_id: int) -> Iterator[StepBatch]:
     chooser = random.Random(1)
     for _ in range(STEPS):
         examples = [
             Example(number, sentence, TASKS[task](sentence))
             for number, sentence in enumerate(sentences(chooser, 64))
         ]
-        yield Group([collate(examples, start_id)], DataPosition(0, 0), DataPosition(0, 1))
+        yield StepBatch([collate(examples, start_id)], DataPosition(0, 0), DataPosition(0, 1))
 
 
 # Weights drawn as small as GPT-2's want larger steps.
@@ -134,8 +134,8 @@ def trained(config: ModelConfig, task: str, learning_rate: float) -> Seq2Seq:
         label_smoothing=0.0,
         max_steps=STEPS,
     )
-    learner = Learner.of(model, training, device=CPU, precision=torch.float32, seed=1)
-    for report in train_steps(learner, groups(task, DECODER_START_IDS[config.kind]), 1):
+    train_state = TrainState.of(model, training, device=CPU, precision=torch.float32, seed=1)
+    for report in train_steps(train_state, groups(task, DECODER_START_IDS[config.kind]), 1):
         assert isinstance(report, StepReport)
     return model.eval()
 

@@ -184,7 +184,7 @@ def test_contestants_learn_the_same_batches(contestant, monkeypatch):
     steps = list(islice(throughput.measured(losses, feed, task), 4))
     _, expected, reference = throughput.begin("tiny", "ours", **arguments)
     for step, loss in zip(steps, reference, strict=False):
-        (batch,) = expected.group.batches
+        (batch,) = expected.group.micro_batches
         assert step.target_tokens == batch.num_target_tokens
         assert step.tokens == batch.num_target_tokens + int(batch.source_mask.sum())
         assert step.positions == batch.source.numel() + batch.target_in.numel()
@@ -210,7 +210,7 @@ def test_a_step_that_does_not_fit_is_no_measurement(monkeypatch):
 
     monkeypatch.setattr(model, "wanted_states", limited)
     with pytest.raises(MemoryError, match="step 1 did not fit: redone in 2 pieces"):
-        next(throughput.our_losses(task.learner(model), feed))
+        next(throughput.our_losses(task.train_state(model), feed))
 
 
 def test_throughput_has_all_figures():

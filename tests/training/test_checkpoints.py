@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from learners import learner
 from toy import write_toy
+from train_states import train_state
 
 from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.config.schema.training import TrainingConfig
@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def checkpoints(run: RunDirectory, **changes: int) -> Checkpoints:
-    subject = learner()
+    subject = train_state()
     average = MovingAverage(subject.model, 0.5)
     config = replace(EACH_STEP, **changes)
     # Gradients of zero move no weight, and each weight has its moments.
@@ -110,11 +110,11 @@ def test_going_back_restores_weights_average_and_moments_to_the_bit(run):
     assert subject.go_back(run.checkpoint(1)) == replace(states(1.0)[0], is_due=True)
     for one, two in zip(snapshot(subject), tensors[1], strict=True):
         assert torch.equal(one, two)
-    subject.begin_again(learner().model)
+    subject.begin_again(train_state().model)
     for parameter, average, first in zip(
         subject.model.parameters(),
         subject.average.model.parameters(),
-        learner().model.parameters(),
+        train_state().model.parameters(),
         strict=True,
     ):
         assert torch.equal(parameter, first)

@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from learners import batch, learner
+from train_states import batch, train_state
 
 from tformer_cli.distributed import World
 from tformer_cli.training.diagnosis import first_not_finite
@@ -17,13 +17,13 @@ from tformer_cli.training.diagnosis import first_not_finite
     ],
 )
 def test_the_first_module_whose_output_is_not_finite_is_named(weight, module):
-    subject = learner()
+    subject = train_state()
     subject.model.get_parameter(weight).data.fill_(math.inf)
     assert first_not_finite(subject, [batch()], step=3) == module
 
 
 def test_a_gradient_that_is_not_finite_is_named():
-    subject = learner()
+    subject = train_state()
     weight = "decoder.layers.0.cross_attention.key.weight"
     subject.model.get_parameter(weight).register_hook(lambda gradient: gradient * math.inf)
     assert first_not_finite(subject, [batch()], step=3) == f"the gradient of {weight}"
@@ -31,7 +31,7 @@ def test_a_gradient_that_is_not_finite_is_named():
 
 @pytest.mark.parametrize("is_well", [True, False])
 def test_processes_agree_on_what_the_first_that_fails_has_found(monkeypatch, is_well):
-    subject, others, told = learner(), [[], ["decoder.norm"], ["encoder.norm"]], []
+    subject, others, told = train_state(), [[], ["decoder.norm"], ["encoder.norm"]], []
     if not is_well:
         subject.model.get_parameter("output.weight").data.fill_(math.inf)
 
@@ -46,7 +46,7 @@ def test_processes_agree_on_what_the_first_that_fails_has_found(monkeypatch, is_
 
 
 def test_a_diagnosis_leaves_no_trace():
-    subject = learner()
+    subject = train_state()
     assert first_not_finite(subject, [batch()], step=3) == "the loss"
     assert all(parameter.grad is None for parameter in subject.model.parameters())
     assert not any(module._forward_hooks for module in subject.model.modules())

@@ -22,7 +22,7 @@ from tformer_cli.text.tokenizer import build_tokenizers
 from tformer_cli.training import dry_run as dry_run_module
 from tformer_cli.training import rehearsal as rehearsal_module
 from tformer_cli.training.dry_run import DryRun, checkpoint_size, dry_run, most_checkpoints
-from tformer_cli.training.rehearsal import MemoryRanOut, rehearsal, take_steps
+from tformer_cli.training.rehearsal import OutOfMemory, rehearsal, take_steps
 from tformer_cli.training.worst_batch import Shape
 
 CPU = torch.device("cpu")
@@ -89,7 +89,7 @@ def test_a_checkpoint_is_as_large_as_it_was_said_to_be(toy, tmp_path, overrides)
         list(take_steps(prepared, 1))
         average = None if prepared.average is None else prepared.average.model
         folder = tmp_path / "checkpoint"
-        optimizer = prepared.learner.optimizer
+        optimizer = prepared.train_state.optimizer
         save_checkpoint(folder, prepared.model, optimizer, prepared.beginning(), average=average)
         expected = 0
         for file in folder.glob("*.safetensors"):
@@ -129,9 +129,9 @@ def test_no_more_checkpoints_are_there_at_a_time(max_steps, save, validate, newe
 
 def test_a_batch_that_does_not_fit_is_an_error(toy, monkeypatch):
     def failing(*arguments: object) -> None:
-        raise MemoryRanOut
+        raise OutOfMemory
 
-    monkeypatch.setattr(dry_run_module, "take_worst_steps", failing)
+    monkeypatch.setattr(dry_run_module, "take_worst_case_steps", failing)
     with pytest.raises(TrainingError) as caught:
         taken(toy)
     assert str(caught.value) == (

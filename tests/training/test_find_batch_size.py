@@ -20,8 +20,8 @@ from tformer_cli.config.load import load_config
 from tformer_cli.errors import DeviceError, TrainingError, UsageError
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.training import find_batch_size
-from tformer_cli.training.find_batch_size import FoundBatch, find_batch, largest, trial
-from tformer_cli.training.rehearsal import MemoryRanOut, rehearsal
+from tformer_cli.training.find_batch_size import LargestBatch, find_batch, largest, trial
+from tformer_cli.training.rehearsal import OutOfMemory, rehearsal
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 GIB = 2**30
@@ -51,7 +51,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def found(
     toy: Path, memory_limit: float | None, device: torch.device = CPU, *overrides: str
-) -> FoundBatch:
+) -> LargestBatch:
     run = RunDirectory(toy.parent / "run")
     return find_batch(load_config(toy, overrides), run, device=device, memory_limit=memory_limit)
 
@@ -141,12 +141,12 @@ def test_a_trial_returns_the_peak_or_that_memory_ran_out(toy, tmp_path, monkeypa
     def steps(limit: int) -> Callable[..., None]:
         def take(prepared: object, batch_tokens: int, count: int) -> None:
             if batch_tokens > limit:
-                raise MemoryRanOut
+                raise OutOfMemory
 
         return take
 
     with rehearsal(load_config(toy), RunDirectory(tmp_path / "run"), device=CPU) as rehearsed:
-        monkeypatch.setattr(find_batch_size, "take_worst_steps", steps(100))
+        monkeypatch.setattr(find_batch_size, "take_worst_case_steps", steps(100))
         monkeypatch.setattr(find_batch_size, "peak_memory", lambda device: 77)
         assert trial(rehearsed.prepared, 100) == 77
         assert trial(rehearsed.prepared, 101) is None
@@ -168,7 +168,7 @@ def test_a_gpu_is_tried_within_its_limit_and_freed_of_it(monkeypatch):
 
 
 def test_the_answer_is_told_in_a_line_and_as_plain_data():
-    answer = FoundBatch(
+    answer = LargestBatch(
         batch_tokens=23_130,
         peak_memory_bytes=15 * GIB // 2,
         memory_limit_bytes=8 * GIB,

@@ -9,7 +9,7 @@ from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.evaluation.likelihood import Likelihood
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingState
-from tformer_cli.training.logging import Reporter
+from tformer_cli.training.logging import TrainingLogger
 from tformer_cli.training.validation import Validation
 
 REPORT = json.dumps({"kind": "train", "step": 3, "loss": 1.0})
@@ -34,16 +34,18 @@ def test_lines_that_are_no_reports_are_left_out(tmp_path, line):
     run = RunDirectory(tmp_path)
     run.metrics_file.write_text(f"{line}\n{REPORT}\n", encoding="utf-8")
     before = TrainingState.beginning("", {})
-    Reporter(run, TrainingConfig()).cut_back(before)
+    TrainingLogger(run, TrainingConfig()).truncate(before)
     assert run.metrics_file.read_text(encoding="utf-8") == ""
     run.metrics_file.write_text(f"{REPORT}\n{line}\n{REPORT}\n", encoding="utf-8")
-    Reporter(run, TrainingConfig()).cut_back(replace(before, step=3))
+    TrainingLogger(run, TrainingConfig()).truncate(replace(before, step=3))
     assert run.metrics_file.read_text(encoding="utf-8") == f"{REPORT}\n" * 2
 
 
 def test_what_a_text_holds_moves_no_cursor(tmp_path, capsys):
     run = RunDirectory(tmp_path)
-    Reporter(run, TrainingConfig()).say("source \x1b[31mred\r\ntranslation \x9b2J \u202e ok é")
+    TrainingLogger(run, TrainingConfig()).log(
+        "source \x1b[31mred\r\ntranslation \x9b2J \u202e ok é"
+    )
     shown = "source \\x1b[31mred\\r\ntranslation \\x9b2J \\u202e ok é\n"
     assert capsys.readouterr().err.endswith(shown)
     assert run.log_file.read_text(encoding="utf-8").endswith(shown)
@@ -53,7 +55,7 @@ def test_samples_keep_the_text_as_it_is(tmp_path, capsys):
     run = RunDirectory(tmp_path)
     validation = Validation(Likelihood(1.0, 0.5, 10))
     texts = ("\x1b[31mred", "b", "c")
-    Reporter(run, TrainingConfig()).validated(3, validation, [texts], best=True)
+    TrainingLogger(run, TrainingConfig()).log_validation(3, validation, [texts], best=True)
     (sample,) = run.samples.iterdir()
     assert "\x1b[31mred" in sample.read_text(encoding="utf-8")
     assert "\x1b" not in capsys.readouterr().err

@@ -51,7 +51,7 @@ def trained(config_file: Path, folder: Path, *overrides: str) -> RunDirectory:
 
 
 def prepared(config: Config, tokenizers: Tokenizers) -> Preparation:
-    return prepare(config, tokenizers, stores=None, device=CPU, say=lambda line: None)
+    return prepare(config, tokenizers, stores=None, device=CPU, log=lambda line: None)
 
 
 def reports(run: RunDirectory, kind: str) -> list[dict[str, float]]:
@@ -105,7 +105,7 @@ def test_cutting_a_batch_masks_the_same_tokens(toy, tokenizers):
         return [
             (int(index), source[real].tolist(), asked[real].tolist())
             for group in with_batches
-            for batch in group.batches
+            for batch in group.micro_batches
             for index, source, real, asked in zip(
                 batch.indices, batch.source, batch.source_mask, batch.target_mask, strict=True
             )
@@ -118,7 +118,7 @@ def test_every_epoch_masks_other_tokens(toy, tokenizers):
     found = prepared(load_config(toy), tokenizers)
     masks: dict[int, set[tuple[bool, ...]]] = {}
     for group in islice(found.groups(found.beginning()), 40):
-        for batch in group.batches:
+        for batch in group.micro_batches:
             for index, asked in zip(batch.indices.tolist(), batch.target_mask, strict=True):
                 masks.setdefault(index, set()).add(tuple(asked.nonzero().flatten().tolist()))
     assert sum(map(len, masks.values())) > 2 * len(masks)
@@ -130,7 +130,7 @@ def test_the_loss_of_a_step_is_that_of_torch(toy, tokenizers):
     group = next(iter(found.groups(found.beginning())))
     losses, num_asked = 0.0, 0
     with torch.no_grad():
-        for batch in group.batches:
+        for batch in group.micro_batches:
             states = found.model.encoder(batch.source, batch.source_mask).states
             logits = found.model.output(states)
             asked = torch.where(batch.target_mask, batch.target_out, -100)
@@ -142,7 +142,7 @@ def test_the_loss_of_a_step_is_that_of_torch(toy, tokenizers):
                 label_smoothing=config.training.label_smoothing,
             ).item()
             num_asked += int((asked >= 0).sum())
-    (report,) = train_steps(found.learner, [group], 1)
+    (report,) = train_steps(found.train_state, [group], 1)
     assert report.num_tokens == num_asked
     assert report.loss == pytest.approx(losses / num_asked, rel=1e-5)
 

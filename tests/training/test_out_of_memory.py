@@ -4,7 +4,7 @@ import torch
 from tformer_cli.corpus.batch import Batch, Example, collate
 from tformer_cli.corpus.masking import Masking
 from tformer_cli.errors import TrainingError
-from tformer_cli.training.out_of_memory import in_halves, memory_sufficing
+from tformer_cli.training.out_of_memory import in_halves, memory_shortage_reported
 
 ROWS = [
     Example(0, [7, 8, 9], [9, 10, 11]),
@@ -47,12 +47,12 @@ def test_a_single_row_cannot_be_halved():
 
 
 def test_memory_that_runs_out_elsewhere_is_said_of_the_run():
-    with pytest.raises(TrainingError) as caught, memory_sufficing("runs/x"):
+    with pytest.raises(TrainingError) as caught, memory_shortage_reported("runs/x"):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB.\nMore words.")
     assert str(caught.value) == (
         "runs/x: memory ran out; what was saved before is intact; "
         "got CUDA out of memory. Tried 2 GiB.; "
         "lower training.batch_tokens, or train a smaller model"
     )
-    with pytest.raises(RuntimeError, match="shapes"), memory_sufficing("runs/x"):
+    with pytest.raises(RuntimeError, match="shapes"), memory_shortage_reported("runs/x"):
         raise RuntimeError("shapes")

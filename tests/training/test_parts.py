@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from learners import batch, learner
 from torch import nn
+from train_states import batch, train_state
 
 from tformer_cli.training.parts import PartsWatch, part_of
-from tformer_cli.training.step import leave_gradient
+from tformer_cli.training.step import accumulate_gradients
 
 
 def test_parts_are_layers_and_what_stands_around_them():
-    subject = learner().model
+    subject = train_state().model
     assert {part_of(name) for name, _ in subject.named_parameters()} == {
         "encoder.embeddings",
         "encoder.layers.0",
@@ -27,8 +27,8 @@ def flat(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def test_norms_and_ratios_are_those_of_all_numbers_of_a_part():
-    subject = learner()
-    leave_gradient(subject, [batch()], step=1, num_tokens=6)
+    subject = train_state()
+    accumulate_gradients(subject, [batch()], step=1, num_tokens=6)
     watch = PartsWatch(subject.model)
     before = {name: weight.detach().clone() for name, weight in subject.model.named_parameters()}
     weights: dict[str, nn.Parameter] = dict(subject.model.named_parameters())

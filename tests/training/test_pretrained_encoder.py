@@ -14,8 +14,8 @@ from tformer_cli.storage.layout import MODEL_FILE
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
-from tformer_cli.training.preparation import first_model
-from tformer_cli.training.pretrained import Predecessor
+from tformer_cli.training.preparation import init_model
+from tformer_cli.training.pretrained import PretrainedRun
 from tformer_cli.training.trainer import train
 
 SHORT = ("training.max_steps=8", "training.validate_every=8")
@@ -47,11 +47,11 @@ def begun(
     """Return a model that begins with a run, and without it, its tokenizers and what was said."""
     setting = f"training.initialize_from={masked.path}"
     config = load_config(translation, [setting, *overrides])
-    predecessor = Predecessor.of(config, RunDirectory(translation.parent / "run"))
+    pretrained = PretrainedRun.of(config, RunDirectory(translation.parent / "run"))
     said: list[str] = []
-    tokenizers = predecessor.tokenizers(config, said.append)
-    model, without = (first_model(config, tokenizers) for _ in range(2))
-    predecessor.load_into(model, config, said.append)
+    tokenizers = pretrained.tokenizers(config, said.append)
+    model, without = (init_model(config, tokenizers) for _ in range(2))
+    pretrained.load_into(model, config, said.append)
     return model, without, tokenizers, said
 
 

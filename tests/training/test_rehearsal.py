@@ -24,12 +24,12 @@ from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
 from tformer_cli.training import rehearsal as rehearsal_module
 from tformer_cli.training.rehearsal import (
-    MemoryRanOut,
+    OutOfMemory,
     Rehearsal,
     prepared_again,
     rehearsal,
     take_steps,
-    take_worst_steps,
+    take_worst_case_steps,
 )
 from tformer_cli.training.tokenizers import origin_of, save_tokenizers
 from tformer_cli.training.trainer import train
@@ -172,7 +172,7 @@ def test_weights_that_a_training_would_begin_with_are_read(toy, tmp_path, capsys
 
 def test_worst_steps_are_taken_at_the_worst_batches(toy):
     with rehearsed(toy) as found:
-        shapes = take_worst_steps(found.prepared, 60, 2)
+        shapes = take_worst_case_steps(found.prepared, 60, 2)
     assert {shape: report.step for shape, report in shapes.items()} == {Shape(5, 12): 2}
     assert [report.num_tokens for report in shapes.values()] == [60]
 
@@ -193,8 +193,8 @@ def limited(found: Rehearsal, monkeypatch: pytest.MonkeyPatch, num_tokens: int) 
 def test_a_batch_that_has_to_be_cut_or_cannot_be_does_not_fit(toy, monkeypatch, num_tokens):
     with rehearsed(toy) as found:
         limited(found, monkeypatch, num_tokens)
-        with pytest.raises(MemoryRanOut):
-            take_worst_steps(found.prepared, 60, 2)
+        with pytest.raises(OutOfMemory):
+            take_worst_case_steps(found.prepared, 60, 2)
         assert all(weight.grad is None for weight in found.prepared.model.parameters())
 
 
@@ -203,8 +203,8 @@ def test_memory_that_runs_out_in_the_optimiser_is_no_less_of_it(toy, monkeypatch
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     with rehearsed(toy) as found:
-        monkeypatch.setattr(found.prepared.learner.optimizer, "step", failing)
-        with pytest.raises(MemoryRanOut):
+        monkeypatch.setattr(found.prepared.train_state.optimizer, "step", failing)
+        with pytest.raises(OutOfMemory):
             list(take_steps(found.prepared, 1))
 
 
@@ -213,7 +213,7 @@ def test_other_errors_stay_what_they_are(toy, monkeypatch):
         raise RuntimeError("shapes")
 
     with rehearsed(toy) as found:
-        monkeypatch.setattr(found.prepared.learner.optimizer, "step", failing)
+        monkeypatch.setattr(found.prepared.train_state.optimizer, "step", failing)
         with pytest.raises(RuntimeError, match="shapes"):
             list(take_steps(found.prepared, 1))
 

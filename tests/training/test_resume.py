@@ -10,7 +10,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.training.resume import accepted_changes, lasting_settings
+from tformer_cli.training.resume import accepted_changes, trajectory_settings
 
 RUN = RunDirectory(Path("runs/x"))
 # What is minimized, how it is moved, and on what.
@@ -73,7 +73,7 @@ def test_other_changes_are_listed_beside_moved_data() -> None:
 
 
 def test_keys_that_decide_what_a_step_computes_last_and_no_others(tmp_path: Path):
-    keys = lasting_settings(load_config(write_toy(tmp_path / "data"))).keys()
+    keys = trajectory_settings(load_config(write_toy(tmp_path / "data"))).keys()
     training = {key.split(".")[1] for key in keys if key.startswith("training.")}
     assert training == DECIDING < {part.name for part in fields(TrainingConfig)}
     assert {key.split(".")[0] for key in keys} == {"seed", "data", "tokenizer", "model", "training"}

@@ -4,17 +4,17 @@ from types import SimpleNamespace
 import pytest
 
 from tformer_cli.errors import Interrupted
-from tformer_cli.training.shutdown import Interruption
+from tformer_cli.training.shutdown import GracefulShutdown
 
 
 def test_a_closed_terminal_is_a_request():
-    assert signal.SIGHUP in Interruption.SIGNALS
+    assert signal.SIGHUP in GracefulShutdown.SIGNALS
 
 
 @pytest.mark.parametrize(
     ("handler", "number", "heard"),
     [
-        *((signal.SIG_DFL, number, number) for number in Interruption.SIGNALS),
+        *((signal.SIG_DFL, number, number) for number in GracefulShutdown.SIGNALS),
         # `nohup` ignores it, so that a training outlives its terminal.
         (signal.SIG_IGN, signal.SIGHUP, None),
         # A shell ignores it for what it begins with `&`; `kill -INT` is to reach that too.
@@ -25,11 +25,11 @@ def test_a_closed_terminal_is_a_request():
 def test_the_first_signal_is_a_request_but_sighup_where_it_is_ignored(handler, number, heard):
     before = signal.signal(number, handler)
     try:
-        with Interruption("runs/x") as interruption:
-            assert interruption.signal is None
+        with GracefulShutdown("runs/x") as shutdown:
+            assert shutdown.signal is None
             signal.raise_signal(number)
-            interruption.look()
-            assert interruption.signal == heard
+            shutdown.poll()
+            assert shutdown.signal == heard
         assert signal.getsignal(number) == handler
     finally:
         signal.signal(number, before)
@@ -37,7 +37,7 @@ def test_the_first_signal_is_a_request_but_sighup_where_it_is_ignored(handler, n
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 def test_a_ctrl_c_after_it_leaves_at_once(first):
-    with pytest.raises(Interrupted) as caught, Interruption("runs/x"):  # noqa: PT012
+    with pytest.raises(Interrupted) as caught, GracefulShutdown("runs/x"):  # noqa: PT012
         signal.raise_signal(first)
         signal.raise_signal(signal.SIGINT)
     assert caught.value.exit_code == 130
@@ -48,15 +48,15 @@ def test_a_ctrl_c_after_it_leaves_at_once(first):
 
 
 def test_a_sigterm_that_comes_twice_is_one_request():
-    with Interruption("runs/x") as interruption:
+    with GracefulShutdown("runs/x") as shutdown:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
-        interruption.look()
-        assert interruption.signal == signal.SIGTERM
+        shutdown.poll()
+        assert shutdown.signal == signal.SIGTERM
 
 
 def test_the_first_ctrl_c_is_acknowledged_at_once(capfd):
-    with Interruption("runs/x"):
+    with GracefulShutdown("runs/x"):
         signal.raise_signal(signal.SIGINT)
         assert capfd.readouterr().err == (
             "\nstopping after this step; Ctrl-C again leaves without saving\n"
@@ -64,6 +64,6 @@ def test_the_first_ctrl_c_is_acknowledged_at_once(capfd):
 
 
 def test_of_several_processes_the_first_alone_acknowledges_it(capfd):
-    with Interruption("runs/x", SimpleNamespace(is_first=False)):
+    with GracefulShutdown("runs/x", SimpleNamespace(is_first=False)):
         signal.raise_signal(signal.SIGINT)
     assert capfd.readouterr().err == ""

@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 import torch
-from learners import batch, groups, learner
+from train_states import batch, groups, train_state
 
 from tformer_cli.corpus.batch import Example, collate
 from tformer_cli.corpus.bucketing import DataPosition
@@ -15,11 +15,11 @@ from tformer_cli.distributed import ALONE, World
 from tformer_cli.errors import TrainingError
 from tformer_cli.training import step
 from tformer_cli.training.amp import LossScale
-from tformer_cli.training.step import Fault, Group, leave_gradient, train_steps
+from tformer_cli.training.step import NonFiniteStep, StepBatch, accumulate_gradients, train_steps
 
 
 def test_reported_loss_is_the_mean_over_target_tokens():
-    subject = learner(label_smoothing=0.0)
+    subject = train_state(label_smoothing=0.0)
     subject.model.eval()
     one = batch()
     with torch.no_grad():
@@ -38,7 +38,7 @@ def test_reported_loss_is_the_mean_over_target_tokens():
 
 
 def test_the_loss_falls_on_a_batch_that_comes_again():
-    reports = list(islice(train_steps(learner(), groups(batch()), 1), 60))
+    reports = list(islice(train_steps(train_state(), groups(batch()), 1), 60))
     assert [report.step for report in reports] == list(range(1, 61))
     assert reports[-1].nll < reports[0].nll / 2
     assert reports[-1].accuracy == 1.0
@@ -47,7 +47,7 @@ def test_the_loss_falls_on_a_batch_that_comes_again():
 def test_clipping_limits_the_step_and_reports_the_norm_before_it():
     norms = {}
     for clip_norm in (None, 1e-3):
-        subject = learner(clip_norm=clip_norm)
+        subject = train_state(clip_norm=clip_norm)
         (report,) = islice(train_steps(subject, groups(batch()), 1), 1)
         norms[clip_norm] = report.grad_norm
         moments = [state["exp_avg"] for state in subject.optimizer.state.values()]
@@ -60,14 +60,14 @@ def test_clipping_limits_the_step_and_reports_the_norm_before_it():
 def test_a_step_takes_the_time_that_its_batch_takes_to_come(monkeypatch):
     now = 0.0
 
-    def slow() -> Iterator[Group]:
+    def slow() -> Iterator[StepBatch]:
         nonlocal now
         for group in groups(batch()):
             now += 7.0
             yield group
 
     monkeypatch.setattr(step.time, "perf_counter", lambda: now)
-    taken = train_steps(learner(), slow(), 1)
+    taken = train_steps(train_state(), slow(), 1)
     assert next(taken).seconds == 7.0
     # What is done between two steps is none of their time.
     now += 100.0
@@ -77,7 +77,7 @@ def test_a_step_takes_the_time_that_its_batch_takes_to_come(monkeypatch):
 def test_dropout_is_a_function_of_the_step():
     def losses(first_step: int, count: int) -> list[float]:
         # A learning rate of zero, so that only dropout tells the steps apart.
-        steps = train_steps(learner(rate=0.0), groups(batch()), first_step)
+        steps = train_steps(train_state(rate=0.0), groups(batch()), first_step)
         return [report.loss for report in islice(steps, count)]
 
     assert losses(1, 5)[3:] == losses(4, 2)
@@ -86,8 +86,8 @@ def test_dropout_is_a_function_of_the_step():
 
 def test_each_process_draws_dropout_of_its_own():
     def loss(world: World) -> float:
-        subject = replace(learner(), world=world)
-        totals, _ = leave_gradient(subject, [batch()], step=3, num_tokens=6)
+        subject = replace(train_state(), world=world)
+        totals, _ = accumulate_gradients(subject, [batch()], step=3, num_tokens=6)
         return totals[0].item()
 
     losses = [loss(World(rank, 4)) for rank in range(4)]
@@ -105,14 +105,14 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_the_step_is_taken_with_
     bad = replace(batch(), num_target_tokens=0)  # Its mean is a division by zero.
     good = collate([Example(0, [5], [6, 7])])
     course = [
-        Group([bad], DataPosition(0, 3), DataPosition(0, 4)),
-        Group([good], DataPosition(0, 4), DataPosition(0, 5)),
+        StepBatch([bad], DataPosition(0, 3), DataPosition(0, 4)),
+        StepBatch([good], DataPosition(0, 4), DataPosition(0, 5)),
     ]
-    subject, unharmed = learner(), learner()
+    subject, unharmed = train_state(), train_state()
     steps = train_steps(subject, iter(course), 7)
     before = weights(subject)
     fault = next(steps)
-    assert isinstance(fault, Fault)
+    assert isinstance(fault, NonFiniteStep)
     assert (fault.step, fault.group) == (7, course[0])
     assert not math.isfinite(fault.loss + fault.grad_norm)
     for name, weight in weights(subject).items():
@@ -126,7 +126,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_the_step_is_taken_with_
 
 
 def test_the_learning_rate_is_that_of_the_schedule_times_a_factor():
-    steps = train_steps(learner(rate=0.25), groups(batch()), 1, learning_rate_factor=0.5)
+    steps = train_steps(train_state(rate=0.25), groups(batch()), 1, learning_rate_factor=0.5)
     assert next(steps).learning_rate == 0.125
 
 
@@ -149,7 +149,7 @@ FIVE = [Example(i, [7] * (i + 1), [9] * (6 - i)) for i in range(5)]
 
 
 def test_where_memory_runs_out_the_step_is_redone_in_halves(monkeypatch):
-    subject, roomy = (learner(dropout=0.0, clip_norm=None) for _ in range(2))
+    subject, roomy = (train_state(dropout=0.0, clip_norm=None) for _ in range(2))
     attempts = running_out(subject, monkeypatch, most_rows=2)
     parts = collate(FIVE[:1]), collate(FIVE[1:])
     (report,) = islice(train_steps(subject, groups(*parts), 1), 1)
@@ -166,7 +166,7 @@ def test_where_memory_runs_out_the_step_is_redone_in_halves(monkeypatch):
 
 def test_memory_that_ran_out_once_leaves_the_same_random_numbers(monkeypatch):
     """The second attempt is what a config with as many pieces would have done at once."""
-    subject, planned = learner(), learner()
+    subject, planned = train_state(), train_state()
     running_out(subject, monkeypatch, most_rows=3)
     (report,) = islice(train_steps(subject, groups(collate(FIVE)), 1), 1)
     halves = collate(FIVE[:3]), collate(FIVE[3:])
@@ -177,7 +177,7 @@ def test_memory_that_ran_out_once_leaves_the_same_random_numbers(monkeypatch):
 
 
 def test_a_pair_that_does_not_fit_ends_the_training(monkeypatch):
-    subject = learner()
+    subject = train_state()
     running_out(subject, monkeypatch, most_rows=0)
     with pytest.raises(TrainingError) as caught:
         next(train_steps(subject, groups(batch()), 7))
@@ -188,7 +188,7 @@ def test_a_pair_that_does_not_fit_ends_the_training(monkeypatch):
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch):
-    subject = learner()
+    subject = train_state()
 
     def failing(*arguments):
         raise RuntimeError("shapes cannot be multiplied")
@@ -201,7 +201,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch):
 def test_a_loss_scale_changes_no_digit_of_a_step():
     reports, ends = [], []
     for factor in (1.0, 2.0**20):
-        subject = learner()
+        subject = train_state()
         steps = train_steps(subject, groups(batch()), 1, loss_scale=LossScale(factor))
         reports.append([replace(r, seconds=0.0, loss_scale=None) for r in islice(steps, 3)])
         ends.append(weights(subject))
@@ -211,7 +211,7 @@ def test_a_loss_scale_changes_no_digit_of_a_step():
 
 
 def test_a_gradient_that_overflows_is_redone_with_a_lower_loss_scale():
-    subject, plain = learner(), learner()
+    subject, plain = train_state(), train_state()
     huge = LossScale(2.0**140)  # More than float32 can hold.
     report = next(train_steps(subject, groups(batch()), 1, loss_scale=huge))
     expected = next(train_steps(plain, groups(batch()), 1))
@@ -223,14 +223,14 @@ def test_a_gradient_that_overflows_is_redone_with_a_lower_loss_scale():
 
 def test_a_loss_that_is_not_finite_is_not_the_fault_of_its_scale():
     bad = replace(batch(), num_target_tokens=0)
-    fault = next(train_steps(learner(), groups(bad), 1, loss_scale=LossScale(2.0**16)))
-    assert isinstance(fault, Fault)
+    fault = next(train_steps(train_state(), groups(bad), 1, loss_scale=LossScale(2.0**16)))
+    assert isinstance(fault, NonFiniteStep)
 
 
 def test_float16_gives_the_gradient_of_float32_but_for_rounding():
     norms = {}
     for precision in (torch.float32, torch.float16):
-        subject = replace(learner(dropout=0.0), precision=precision)
+        subject = replace(train_state(dropout=0.0), precision=precision)
         report = next(train_steps(subject, groups(batch()), 1))
         norms[precision] = report.grad_norm
     assert norms[torch.float16] == pytest.approx(norms[torch.float32], rel=2e-3)
@@ -239,7 +239,7 @@ def test_float16_gives_the_gradient_of_float32_but_for_rounding():
 
 def test_parts_are_watched_on_request_when_a_report_is_due():
     for is_watched in (False, True):
-        subject = learner(watch_parts=is_watched, report_every=2)
+        subject = train_state(watch_parts=is_watched, report_every=2)
         reports = list(islice(train_steps(subject, groups(batch()), 1), 4))
         watched = [report.step for report in reports if report.parts]
         assert watched == ([2, 4] if is_watched else [])

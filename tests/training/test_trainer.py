@@ -36,7 +36,7 @@ from tformer_cli.training import trainer as run_module
 from tformer_cli.training.checkpoints import Checkpoints
 from tformer_cli.training.lock import locked
 from tformer_cli.training.schedules import build_schedule
-from tformer_cli.training.step import Learner, train_steps
+from tformer_cli.training.step import TrainState, train_steps
 from tformer_cli.training.trainer import train
 from tformer_cli.training.validation import Validation, validate
 from tformer_cli.translate.translator import Translator
@@ -763,7 +763,7 @@ def test_memory_that_runs_out_before_the_first_step_is_told(toy, tmp_path, monke
     def full(*_: object) -> Never:
         raise MemoryError
 
-    monkeypatch.setattr(preparation, "first_model", full)
+    monkeypatch.setattr(preparation, "init_model", full)
     with pytest.raises(TrainingError) as caught:
         trained(toy, tmp_path / "run")
     assert str(caught.value).startswith(
@@ -883,10 +883,10 @@ def test_the_average_of_a_run_is_the_weighted_sum_of_its_weights_after_each_step
 ):
     history: list[torch.Tensor] = []
 
-    def watched(learner: Learner, *arguments: Any, **options: Any):
-        weight = learner.model.get_parameter("decoder.layers.0.feedforward.inner.weight")
+    def watched(train_state: TrainState, *arguments: Any, **options: Any):
+        weight = train_state.model.get_parameter("decoder.layers.0.feedforward.inner.weight")
         history.append(weight.detach().double())
-        for taken in train_steps(learner, *arguments, **options):
+        for taken in train_steps(train_state, *arguments, **options):
             history.append(weight.detach().double())
             yield taken
 

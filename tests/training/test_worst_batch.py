@@ -16,7 +16,7 @@ from tformer_cli.corpus.pipeline import epoch_plans, training_micro_batches
 from tformer_cli.corpus.store import TokenStore, build_store
 from tformer_cli.text.tokenizer import build_tokenizers
 from tformer_cli.text.vocabulary import NUM_SPECIAL
-from tformer_cli.training.worst_batch import Shape, worst_shapes, worst_text
+from tformer_cli.training.worst_batch import Shape, worst_case_shapes, worst_case_store
 
 
 def groups(store: TokenStore, training: TrainingConfig, seed: int = 1):
@@ -52,7 +52,7 @@ def worst_costs(training: TrainingConfig, max_length: int) -> np.ndarray:
     """The highest number of tokens and of pairs of tokens of the micro-batches at those shapes."""
     costs = [
         cost(batch)
-        for shape in worst_shapes(training, max_length)
+        for shape in worst_case_shapes(training, max_length)
         for batch in next(groups(text(*[(shape.width - 1,) * 2] * shape.rows), training))
     ]
     return np.max(costs, axis=0)
@@ -91,12 +91,12 @@ def test_some_batch_of_equal_lengths_costs_as_much(training, max_length):
     ],
 )
 def test_most_tokens_and_widest_sentences_may_be_two_shapes(batch_tokens, max_length, shapes):
-    assert worst_shapes(TrainingConfig(batch_tokens=batch_tokens), max_length) == shapes
+    assert worst_case_shapes(TrainingConfig(batch_tokens=batch_tokens), max_length) == shapes
 
 
 def test_a_text_of_a_shape_is_one_batch_without_padding():
     tokenizers = build_tokenizers(CharConfig(), lambda: [("abcde", "fgh")], seed=1)
-    store = worst_text(Shape(3, 7), tokenizers, seed=5)
+    store = worst_case_store(Shape(3, 7), tokenizers, seed=5)
     ((batch,),) = islice(groups(store, TrainingConfig(batch_tokens=22)), 1)
     assert batch.source.shape == batch.target_in.shape == (3, 7)
     assert batch.source_mask.all()

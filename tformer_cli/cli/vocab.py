@@ -55,18 +55,18 @@ def vocab(
     # torch takes a second to import: only those who build wait for it.
     from tformer_cli.corpus.vocabulary_report import report_sides
     from tformer_cli.training.lock import locked
-    from tformer_cli.training.pretrained import Predecessor
+    from tformer_cli.training.pretrained import PretrainedRun
     from tformer_cli.training.tokenizers import new_tokenizers, origin_of, save_tokenizers
 
-    predecessor = Predecessor.of(parsed, run_directory)
+    pretrained = PretrainedRun.of(parsed, run_directory)
     with writing(run_directory.path):
         make_directory(run_directory.path)
     with locked(run_directory):
         # A training may have begun and ended meanwhile.
         _check_replaceable(run_directory, force=force)
-        tokenizers = new_tokenizers(parsed, predecessor, say=lambda line: None)
+        tokenizers = new_tokenizers(parsed, pretrained, log=lambda line: None)
         # A training that would build the same takes it, any other builds its own.
-        origin = origin_of(parsed, predecessor, run_directory.stores)
+        origin = origin_of(parsed, pretrained, run_directory.stores)
         save_tokenizers(tokenizers, origin, run_directory)
         write_text(run_directory.config_file, dump_config(parsed))
     reports = {

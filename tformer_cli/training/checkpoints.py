@@ -17,9 +17,9 @@ from tformer_cli.storage.layout import STATE_FILE, TRAINED_FILE
 from tformer_cli.storage.run_directory import RunDirectory, put_back, remove_directory, step_of
 from tformer_cli.storage.state import TrainingState, best_checkpoints, load_state
 from tformer_cli.training.ema import MovingAverage
-from tformer_cli.training.resume import lasting_settings
+from tformer_cli.training.resume import trajectory_settings
 
-Say = Callable[[str], object]
+Log = Callable[[str], object]
 
 
 class Checkpoints:
@@ -144,14 +144,14 @@ class Checkpoints:
         put_back(self.run.checkpoints)
 
 
-def last_checkpoint(run: RunDirectory, say: Say) -> Path | None:
+def last_checkpoint(run: RunDirectory, log: Log) -> Path | None:
     """Return the checkpoint to go on from, or None if the run has none yet.
 
     It is the last one, or where that is damaged, the newest before it that is not.
 
     Args:
         run: the run folder.
-        say: hears what is wrong with those that are newer.
+        log: hears what is wrong with those that are newer.
 
     Raises:
         CheckpointError: none is as it was saved, or all are of another training.
@@ -159,14 +159,14 @@ def last_checkpoint(run: RunDirectory, say: Say) -> Path | None:
     """
     last, steps = run.pointed("last"), run.step_checkpoints()
     if last in steps:
-        return _newest_whole(run, steps[: steps.index(last) + 1], say)
+        return _newest_whole(run, steps[: steps.index(last) + 1], log)
     if last is None and not steps:
         return None
-    return _newest_whole(run, [*steps, last or run.path / "last"], say)
+    return _newest_whole(run, [*steps, last or run.path / "last"], log)
 
 
 def checkpoint_before(
-    run: RunDirectory, step: int, config: TrainingConfig, say: Say
+    run: RunDirectory, step: int, config: TrainingConfig, log: Log
 ) -> Path | None:
     """Return the checkpoint to go back to when no step beyond `step` can be taken, if there is one.
 
@@ -179,7 +179,7 @@ def checkpoint_before(
     steps = _due(run.step_checkpoints(), config)
     if len(steps) > 1 and steps[-1] == run.checkpoint(step):
         steps = [steps[-1], *steps[:-1]]
-    return _newest_whole(run, steps, say) if steps else None
+    return _newest_whole(run, steps, log) if steps else None
 
 
 def _due(checkpoints: Sequence[Path], config: TrainingConfig) -> list[Path]:
@@ -198,15 +198,15 @@ def _was_due(checkpoint: Path) -> bool:
     return damage(checkpoint, [STATE_FILE]) is None and load_state(checkpoint).is_due
 
 
-def _newest_whole(run: RunDirectory, checkpoints: Sequence[Path], say: Say) -> Path:
+def _newest_whole(run: RunDirectory, checkpoints: Sequence[Path], log: Log) -> Path:
     """Return the last of some checkpoints that is as it was saved, and of this training."""
-    settings = lasting_settings(load_config(run.config_file))
+    settings = trajectory_settings(load_config(run.config_file))
     problems: list[Problem] = []
     for checkpoint in reversed(checkpoints):
         problem = damage(checkpoint) or _strangeness(checkpoint, settings)
         if problem is None:
             for newer in problems:
-                say(str(replace(newer, remedy=f"going on from {checkpoint.name}")))
+                log(str(replace(newer, remedy=f"going on from {checkpoint.name}")))
             return checkpoint
         problems.append(problem)
     raise CheckpointError(

@@ -7,10 +7,10 @@ from itertools import chain
 from torch import Tensor, nn
 
 from tformer_cli.corpus.batch import Batch
-from tformer_cli.training.step import Learner, leave_gradient
+from tformer_cli.training.step import TrainState, accumulate_gradients
 
 
-def first_not_finite(learner: Learner, batches: Sequence[Batch], step: int) -> str:
+def first_not_finite(train_state: TrainState, batches: Sequence[Batch], step: int) -> str:
     """Send a step's batches through the model again, and name what fails first.
 
     Several processes ask together, and all name what the first of them has found.
@@ -29,10 +29,10 @@ def first_not_finite(learner: Learner, batches: Sequence[Batch], step: int) -> s
 
         return listen
 
-    model = learner.model
+    model = train_state.model
     hooks = [module.register_forward_hook(listening(name)) for name, module in _named(model)]
     try:
-        leave_gradient(learner, batches, step, num_tokens)
+        accumulate_gradients(train_state, batches, step, num_tokens)
     finally:
         for hook in hooks:
             hook.remove()
@@ -41,8 +41,8 @@ def first_not_finite(learner: Learner, batches: Sequence[Batch], step: int) -> s
         for name, weight in reversed(list(model.named_parameters()))
         if weight.grad is not None and not _is_finite(weight.grad)
     ]
-    learner.optimizer.zero_grad(set_to_none=True)
-    named = list(chain.from_iterable(learner.world.gather(found[:1])))
+    train_state.optimizer.zero_grad(set_to_none=True)
+    named = list(chain.from_iterable(train_state.world.gather(found[:1])))
     return named[0] if named else "the loss"
 
 

@@ -20,11 +20,11 @@ from tformer_cli.errors import TrainingError
 from tformer_cli.storage.run_directory import RunDirectory, writing
 from tformer_cli.training.preparation import Preparation
 from tformer_cli.training.rehearsal import (
-    MemoryRanOut,
+    OutOfMemory,
     Rehearsal,
     rehearsal,
     take_steps,
-    take_worst_steps,
+    take_worst_case_steps,
 )
 from tformer_cli.training.worst_batch import Shape
 
@@ -126,10 +126,10 @@ def dry_run(config: Config, run: RunDirectory, *, device: torch.device) -> DryRu
     """
     _check_writable(run)
     with rehearsal(config, run, device=device) as rehearsed:
-        rehearsed.say("taking steps at the largest batches")
+        rehearsed.log("taking steps at the largest batches")
         try:
             return _measured(rehearsed, run)
-        except MemoryRanOut:
+        except OutOfMemory:
             raise TrainingError(
                 "training.batch_tokens",
                 "the largest batch does not fit into memory",
@@ -142,7 +142,7 @@ def dry_run(config: Config, run: RunDirectory, *, device: torch.device) -> DryRu
 def _measured(rehearsed: Rehearsal, run: RunDirectory) -> DryRun:
     prepared, share = rehearsed.prepared, rehearsed.share
     training = prepared.config.training
-    worst = take_worst_steps(prepared, training.batch_tokens, WORST_STEPS)
+    worst = take_worst_case_steps(prepared, training.batch_tokens, WORST_STEPS)
     worst_batch, slowest = max(worst.items(), key=lambda taken: taken[1].seconds)
     started = time.perf_counter()
     typical = list(take_steps(prepared, TYPICAL_STEPS))
@@ -154,8 +154,8 @@ def _measured(rehearsed: Rehearsal, run: RunDirectory) -> DryRun:
     num_checkpoints, checkpoint_bytes = most_checkpoints(training), checkpoint_size(prepared)
     store_bytes = round(_store_size(prepared.store) / share)
     return DryRun(
-        device=str(prepared.learner.device),
-        precision=str(prepared.learner.precision).removeprefix("torch."),
+        device=str(prepared.train_state.device),
+        precision=str(prepared.train_state.precision).removeprefix("torch."),
         num_parameters=prepared.model.num_parameters(),
         vocabulary_sizes=(prepared.tokenizers.source.size, prepared.tokenizers.target.size),
         unit=prepared.config.data.unit,
@@ -163,7 +163,7 @@ def _measured(rehearsed: Rehearsal, run: RunDirectory) -> DryRun:
         sample=prepared.report,
         worst_batch=worst_batch,
         worst_seconds=slowest.seconds,
-        peak_memory_bytes=peak_memory(prepared.learner.device),
+        peak_memory_bytes=peak_memory(prepared.train_state.device),
         tokens_per_second=sum(report.num_tokens for report in typical) / elapsed,
         seconds_per_step=seconds_per_step,
         num_steps=training.max_steps,
@@ -193,7 +193,7 @@ def checkpoint_size(prepared: Preparation) -> int:
     """Return the bytes of the tensors in a checkpoint, after a step at least."""
     weights = _bytes(prepared.model.parameters())
     moments = _bytes(
-        value for state in prepared.learner.optimizer.state.values() for value in state.values()
+        value for state in prepared.train_state.optimizer.state.values() for value in state.values()
     )
     return weights * (1 if prepared.average is None else 2) + moments
 

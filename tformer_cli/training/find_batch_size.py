@@ -26,11 +26,11 @@ from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.training.free_memory import free_memory
 from tformer_cli.training.preparation import Preparation
 from tformer_cli.training.rehearsal import (
-    MemoryRanOut,
+    OutOfMemory,
     Rehearsal,
     prepared_again,
     rehearsal,
-    take_worst_steps,
+    take_worst_case_steps,
 )
 
 # The first step makes the optimiser's moments; the second needs them and all the rest at once.
@@ -45,7 +45,7 @@ Trial = Callable[[int], int | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FoundBatch:
+class LargestBatch:
     """The largest batch that fits into memory.
 
     Attributes:
@@ -79,7 +79,7 @@ class FoundBatch:
 
 def find_batch(
     config: Config, run: RunDirectory, *, device: torch.device, memory_limit: float | None
-) -> FoundBatch:
+) -> LargestBatch:
     """Try larger and larger batches, and leave nothing behind.
 
     Args:
@@ -98,9 +98,9 @@ def find_batch(
         def fits(batch_tokens: int) -> bool:
             peak = trial(batch_tokens)
             if peak is None or peak > limit:
-                rehearsed.say(f"{batch_tokens:,} tokens do not fit")
+                rehearsed.log(f"{batch_tokens:,} tokens do not fit")
                 return False
-            rehearsed.say(f"{batch_tokens:,} tokens take {peak / 2**30:,.2f} GiB")
+            rehearsed.log(f"{batch_tokens:,} tokens take {peak / 2**30:,.2f} GiB")
             peaks[batch_tokens] = peak
             return True
 
@@ -116,7 +116,7 @@ def find_batch(
                 remedy="lower data.filters.max_length, train a smaller model, or set "
                 "training.gradient_checkpointing: true",
             )
-        return FoundBatch(
+        return LargestBatch(
             batch_tokens=found,
             peak_memory_bytes=peaks[found],
             memory_limit_bytes=limit,
@@ -149,13 +149,13 @@ def largest(fits: Callable[[int], bool], smallest: int, most: int) -> int | None
 
 def trial(prepared: Preparation, batch_tokens: int) -> int | None:
     """Take steps at the worst batches, and return the peak memory in bytes, None if it ran out."""
-    device = prepared.learner.device
+    device = prepared.train_state.device
     give_back_memory(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     try:
-        take_worst_steps(prepared, batch_tokens, TRIAL_STEPS)
-    except MemoryRanOut:
+        take_worst_case_steps(prepared, batch_tokens, TRIAL_STEPS)
+    except OutOfMemory:
         return None
     return peak_memory(device)
 

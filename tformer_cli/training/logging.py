@@ -17,12 +17,12 @@ from tformer_cli.evaluation.likelihood import perplexity
 from tformer_cli.json_text import parse_json
 from tformer_cli.storage.run_directory import RunDirectory, write_text, writing
 from tformer_cli.storage.state import TrainingState
-from tformer_cli.training.step import Fault, StepReport
+from tformer_cli.training.step import NonFiniteStep, StepReport
 from tformer_cli.training.tensorboard import TensorBoard, summary_writer
 from tformer_cli.training.validation import Validation
 
 
-class Reporter:
+class TrainingLogger:
     """Follows one sitting of a run.
 
     A terminal gets a progress bar; anything else gets a line every `report_every` steps. The same
@@ -57,7 +57,7 @@ class Reporter:
         if self._board is not None:
             self._board.close()
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Print a line, and keep it in train.log; control characters in it are escaped."""
         line = "\n".join(map(printable, line.split("\n")))
         tqdm.write(line, file=sys.stderr)
@@ -66,7 +66,7 @@ class Reporter:
         with writing(file), file.open("a", encoding="utf-8") as log:
             log.write(f"{stamp} {line}\n")
 
-    def cut_back(self, state: TrainingState) -> None:
+    def truncate(self, state: TrainingState) -> None:
         """Forget what was reported after `state`: those steps will be taken again."""
         self._recent.clear()
         if self.run.metrics_file.exists():
@@ -85,7 +85,7 @@ class Reporter:
             self._board.close()
             self._board = TensorBoard(self.run)
 
-    def begin(self, step: int) -> None:
+    def start(self, step: int) -> None:
         """Start the bar behind `step`, and the curves."""
         if self.has_board:
             self._board = TensorBoard(self.run)
@@ -94,7 +94,7 @@ class Reporter:
                 total=self.max_steps, initial=step, unit="step", dynamic_ncols=True, smoothing=0.1
             )
 
-    def stepped(self, report: StepReport) -> None:
+    def log_step(self, report: StepReport) -> None:
         """Take note of an optimiser step."""
         self._recent.append(report)
         if self._bar is not None:
@@ -104,24 +104,24 @@ class Reporter:
         if report.step % self.report_every == 0:
             self.flush()
 
-    def left_out(self, fault: Fault) -> None:
+    def log_skipped(self, fault: NonFiniteStep) -> None:
         """Take note of a batch whose loss or gradient was not finite."""
         self._record(
             {
                 "kind": "skip",
                 "step": fault.step,
-                "epoch": fault.group.place.epoch,
-                "batch": fault.group.place.batch,
+                "epoch": fault.group.position.epoch,
+                "batch": fault.group.position.batch,
                 "loss": str(fault.loss),
                 "grad_norm": str(fault.grad_norm),
             }
         )
-        self.say(
+        self.log(
             f"step {fault.step}: loss {fault.loss}, gradient norm {fault.grad_norm}: "
             "this batch is left out, and the weights stay"
         )
 
-    def rolled_back(self, state: TrainingState, from_step: int) -> None:
+    def log_rollback(self, state: TrainingState, from_step: int) -> None:
         """Report that the training tries again from `state`."""
         self._record(
             {
@@ -132,7 +132,7 @@ class Reporter:
                 "learning_rate_factor": state.learning_rate_factor,
             }
         )
-        self.say(
+        self.log(
             f"step {from_step}: too many batches in a row were not finite: going back to step "
             f"{state.step}, with {state.learning_rate_factor:g} of the learning rate, "
             "without those batches"
@@ -172,9 +172,9 @@ class Reporter:
             self._bar.set_postfix_str(summary)
         else:
             left = (self.max_steps - last.step) * seconds / len(reports)
-            self.say(f"step {last.step}/{self.max_steps}  {summary}  ETA {_duration(left)}")
+            self.log(f"step {last.step}/{self.max_steps}  {summary}  ETA {_duration(left)}")
 
-    def validated(
+    def log_validation(
         self, step: int, validation: Validation, samples: Iterable[tuple[str, str, str]], best: bool
     ) -> None:
         """Report a validation, and keep its sample translations in samples/."""
@@ -190,7 +190,7 @@ class Reporter:
             numbers |= {score.name.lower(): score.score, "signature": score.signature}
         self._record({**numbers, "is_best": best})
         scores = "".join(f"  {score.name} {score.score:.2f}" for score in validation.scores)
-        self.say(
+        self.log(
             f"valid {step}  loss {likelihood.loss:.3f}  ppl {likelihood.perplexity:.2f}  "
             f"acc {likelihood.accuracy:.1%}{scores}{'  (best so far)' if best else ''}"
         )
@@ -199,15 +199,15 @@ class Reporter:
             lines += [f"  source      {source}", f"  reference   {reference}"]
             lines += [f"  translation {hypothesis}", ""]
         if lines:
-            self.say("\n".join(lines).rstrip())
+            self.log("\n".join(lines).rstrip())
             write_text(self.run.samples / f"step-{step:06d}.txt", "\n".join(lines))
 
-    def finished(self, state: TrainingState, device: torch.device) -> None:
+    def log_end(self, state: TrainingState, device: torch.device) -> None:
         """Report the end of a training."""
         speed = state.num_tokens / state.seconds
         if state.step < self.max_steps:
-            self.say(f"no better validation in the last {state.num_stale}: stopping early")
-        self.say(
+            self.log(f"no better validation in the last {state.num_stale}: stopping early")
+        self.log(
             f"{self.run.path}: finished; the best checkpoint is step {state.best_step}\n"
             f"{state.step:,} steps in {state.seconds / 60:.1f} minutes, "
             f"{speed:,.0f} target tokens/s, peak memory {peak_memory(device) / 2**20:,.0f} MiB"
@@ -217,7 +217,7 @@ class Reporter:
         self._record({"kind": "memory", "step": report.step, "num_pieces": report.num_pieces})
         if not self._has_run_out_of_memory:
             self._has_run_out_of_memory = True
-            self.say(
+            self.log(
                 f"step {report.step}: memory ran out; redone in {report.num_pieces} pieces, "
                 "and so is every step that needs it; a larger training.accumulate saves the time"
             )
@@ -230,22 +230,22 @@ class Reporter:
             self._board.show(numbers)
 
 
-class Silence(Reporter):
+class NullLogger(TrainingLogger):
     """Tells nothing: where several processes train together, the first speaks for all."""
 
     def __enter__(self) -> Self:
         return self
 
-    def say(self, line: str) -> None:
-        """Say nothing."""
+    def log(self, line: str) -> None:
+        """Log nothing."""
 
-    def cut_back(self, state: TrainingState) -> None:
+    def truncate(self, state: TrainingState) -> None:
         """Leave the files to the first."""
 
-    def begin(self, step: int) -> None:
+    def start(self, step: int) -> None:
         """Show no bar."""
 
-    def validated(
+    def log_validation(
         self, step: int, validation: Validation, samples: Iterable[tuple[str, str, str]], best: bool
     ) -> None:
         """Leave the samples to the first."""

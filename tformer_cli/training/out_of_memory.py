@@ -11,7 +11,7 @@ from tformer_cli.text.vocabulary import PAD_ID
 
 
 @contextlib.contextmanager
-def memory_sufficing(where: str) -> Iterator[None]:
+def memory_shortage_reported(where: str) -> Iterator[None]:
     """Let memory that runs out where nothing can be cut smaller be said of `where`.
 
     Raises:

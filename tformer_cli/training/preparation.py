@@ -27,7 +27,7 @@ from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import DECODER_START_IDS
 from tformer_cli.training.ema import MovingAverage
 from tformer_cli.training.resume import environment_of
-from tformer_cli.training.step import Group, Learner
+from tformer_cli.training.step import StepBatch, TrainState
 
 GROUPS_AHEAD = 2
 # What a kernel of a GPU loads at once.
@@ -45,7 +45,7 @@ class Preparation:
         report: what the filters left of it.
         model: with its first weights.
         average: of the model, where one is asked for.
-        learner: the model with its optimiser and schedule.
+        train_state: the model with its optimiser and schedule.
         masking: of what is learnt from, where the model says what masks hide.
     """
 
@@ -55,7 +55,7 @@ class Preparation:
     report: FilterReport
     model: Network
     average: MovingAverage | None
-    learner: Learner
+    train_state: TrainState
     masking: Masking | None
 
     @functools.cached_property
@@ -73,14 +73,14 @@ class Preparation:
         """Return where a run stands before its first step."""
         tokenizers = self.tokenizers.fingerprint
         fingerprint = f"{self.store.fingerprint()} {tokenizers}"
-        learner = self.learner
+        train_state = self.train_state
         return TrainingState.beginning(
             hashlib.sha256(fingerprint.encode()).hexdigest(),
-            environment_of(learner.device, learner.precision, learner.world.size),
+            environment_of(train_state.device, train_state.precision, train_state.world.size),
             tokenizers,
         )
 
-    def groups(self, state: TrainingState) -> Generator[Group]:
+    def groups(self, state: TrainingState) -> Generator[StepBatch]:
         """Yield what is to be learnt from, from where a run stands, but for what failed.
 
         What comes next is padded while the model computes. It is a function of the place in the
@@ -88,7 +88,7 @@ class Preparation:
         """
         return prefetch(self._groups(state), GROUPS_AHEAD)
 
-    def _groups(self, state: TrainingState) -> Iterator[Group]:
+    def _groups(self, state: TrainingState) -> Iterator[StepBatch]:
         training = self.config.training
         place = DataPosition(state.epoch, state.batch)
         left_out = set(state.left_out)
@@ -98,15 +98,15 @@ class Preparation:
             accumulate=training.accumulate,
             data_position=place,
             start_id=DECODER_START_IDS[self.config.model.kind],
-            rank=self.learner.world.rank,
-            num_ranks=self.learner.world.size,
+            rank=self.train_state.world.rank,
+            num_ranks=self.train_state.world.size,
         ):
             if (place.epoch, place.batch) not in left_out:
                 if self.masking is not None:
                     batches = [self.masking.apply(batch, place.epoch) for batch in batches]
-                if self.learner.device.type == "cuda":
+                if self.train_state.device.type == "cuda":
                     batches = [batch.pin_memory() for batch in batches]
-                yield Group(batches, place, following)
+                yield StepBatch(batches, place, following)
             place = following
 
     def describe(self, epoch: int) -> str:
@@ -118,8 +118,8 @@ class Preparation:
         data, training = self.config.data, self.config.training
         steps = len(self.plans[epoch])
         sizes = {self.tokenizers.source.size, self.tokenizers.target.size}
-        precision = str(self.learner.precision).removeprefix("torch.")
-        world = self.learner.world
+        precision = str(self.train_state.precision).removeprefix("torch.")
+        world = self.train_state.world
         processes = "" if world.size == 1 else f", {world.size} processes"
         languages = data.source_language
         if self.masking is None:
@@ -129,7 +129,7 @@ class Preparation:
             f"{self.model.num_parameters():,} parameters, "
             f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}, "
             f"{steps:,} steps an epoch, {training.max_steps:,} steps in all, "
-            f"on {self.learner.device} in {precision}{processes}"
+            f"on {self.train_state.device} in {precision}{processes}"
         )
 
 
@@ -139,7 +139,7 @@ def prepare(
     *,
     stores: Path | None,
     device: torch.device,
-    say: Callable[[str], object],
+    log: Callable[[str], object],
     world: World = ALONE,
 ) -> Preparation:
     """Encode the training text, and build the model and its optimiser.
@@ -149,7 +149,7 @@ def prepare(
         tokenizers: of both sides.
         stores: a folder that keeps encoded text for the next time; None keeps nothing.
         device: where to train.
-        say: hears what the text is like.
+        log: hears what the text is like.
         world: the processes that train together.
 
     Raises:
@@ -163,24 +163,24 @@ def prepare(
     if isinstance(config.model, MaskedEncoderConfig):
         masking = Masking.from_config(config.model, tokenizers.source.size, config.seed)
     if world.is_first:
-        say(f"training text: {report.describe(config.data.unit)}")
-        say(f"source: {report_lengths(store.source_lengths)}")
+        log(f"training text: {report.describe(config.data.unit)}")
+        log(f"source: {report_lengths(store.source_lengths)}")
         if masking is None:
-            say(f"target: {report_lengths(store.target_lengths)}")
+            log(f"target: {report_lengths(store.target_lengths)}")
         for problem in slow_attention(config.model, device, precision):
-            say(str(problem))
-    model = first_model(config, tokenizers).to(device)
+            log(str(problem))
+    model = init_model(config, tokenizers).to(device)
     if training.gradient_checkpointing:
         model.recompute_layers()
-    learner = Learner.of(
+    train_state = TrainState.of(
         model, training, device=device, precision=precision, seed=config.seed, world=world
     )
     decay = training.ema_decay
     average = None if decay is None else MovingAverage(model, decay)
-    return Preparation(config, tokenizers, store, report, model, average, learner, masking)
+    return Preparation(config, tokenizers, store, report, model, average, train_state, masking)
 
 
-def first_model(config: Config, tokenizers: Tokenizers) -> Network:
+def init_model(config: Config, tokenizers: Tokenizers) -> Network:
     """Return the model that a run begins with, on the CPU."""
     return build_network(
         config.model,

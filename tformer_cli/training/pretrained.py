@@ -16,7 +16,7 @@ from tformer_cli.storage.origin import check_tokenizers
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import load_state
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
-from tformer_cli.training.checkpoints import Say, last_checkpoint
+from tformer_cli.training.checkpoints import Log, last_checkpoint
 from tformer_cli.training.pretrained_encoder import DROPOUTS, PretrainedEncoder, shown
 
 # A model may see further than its weights have learnt to, which is what it is trained further for.
@@ -24,13 +24,13 @@ FREE_KEYS = ("initialization", "window", *DROPOUTS)
 
 
 @dataclass(frozen=True, slots=True)
-class Predecessor:
+class PretrainedRun:
     """A run whose weights another run begins with, as `training.initialize_from` says."""
 
     run: RunDirectory
 
     @classmethod
-    def of(cls, config: Config, run: RunDirectory) -> "Predecessor | None":
+    def of(cls, config: Config, run: RunDirectory) -> "PretrainedRun | None":
         """Return the one that a config names, or None.
 
         Args:
@@ -63,7 +63,7 @@ class Predecessor:
         """
         return load_tokenizers(self.run.tokenizer).fingerprint
 
-    def tokenizers(self, config: Config, say: Say) -> Tokenizers:
+    def tokenizers(self, config: Config, log: Log) -> Tokenizers:
         """Return the tokenizers that the weights were trained with.
 
         An encoder alone has a vocabulary for the source; where the target has its own, that is
@@ -86,7 +86,7 @@ class Predecessor:
         known = load_tokenizers(self.run.tokenizer)
         if not is_target_learnt:
             return known
-        say("building the vocabulary of the target")
+        log("building the vocabulary of the target")
         learnt = build_tokenizers(
             tokenizer,
             lambda: (("", target) for _, target in training_pairs(config.data)),
@@ -94,19 +94,19 @@ class Predecessor:
         )
         return Tokenizers(known.source, learnt.target, shared=False)
 
-    def load_into(self, model: Network, config: Config, say: Say) -> None:
+    def load_into(self, model: Network, config: Config, log: Log) -> None:
         """Give a model the weights that the last checkpoint would go on with.
 
         Args:
             model: all of which is taken over, or its encoder from a masked encoder.
             config: of the run that goes on.
-            say: hears what was taken over.
+            log: hears what was taken over.
 
         Raises:
             CheckpointError: there is none, or the tokenizers beside it are not its own.
             ConfigError: the model or the encoder is another function of the weights.
         """
-        checkpoint = last_checkpoint(self.run, say)
+        checkpoint = last_checkpoint(self.run, log)
         if checkpoint is None:
             raise CheckpointError(
                 str(self.run.path), "has no checkpoint yet", remedy="train it first"
@@ -119,13 +119,13 @@ class Predecessor:
         if encoder is not None:
             assert isinstance(model, EncoderDecoder), "so its config says"
             taken = encoder.load_into(model, checkpoint, file_name)
-            say(f"beginning with the encoder of {checkpoint}: {taken}")
+            log(f"beginning with the encoder of {checkpoint}: {taken}")
             return
         problems = list(self._misfits(config.model))
         if problems:
             raise ConfigError(problems)
         load_weights(checkpoint, model, file_name)
-        say(f"beginning with the weights of {checkpoint}")
+        log(f"beginning with the weights of {checkpoint}")
 
     def _misfits(self, wanted: ModelConfig) -> Iterator[Problem]:
         """Yield each key that makes another function of the same weights, or needs others."""
@@ -148,7 +148,7 @@ class Predecessor:
         return None
 
 
-def check_predecessor(config: Config, run: RunDirectory) -> None:
+def check_pretrained(config: Config, run: RunDirectory) -> None:
     """Make sure that a run whose folder is yet to be made finds the run it would go on from.
 
     Once begun it needs none.
@@ -161,4 +161,4 @@ def check_predecessor(config: Config, run: RunDirectory) -> None:
         CheckpointError: a run cannot go on from itself, or from one that is not there.
     """
     if not run.path.exists():
-        Predecessor.of(config, run)
+        PretrainedRun.of(config, run)

@@ -21,15 +21,15 @@ from tformer_cli.storage.run_directory import RunDirectory, write_text
 from tformer_cli.text.subword import reservoir_sample
 from tformer_cli.text.tokenizer import load_tokenizers
 from tformer_cli.training.lock import check_ours
-from tformer_cli.training.logging import Reporter
-from tformer_cli.training.out_of_memory import memory_sufficing
+from tformer_cli.training.logging import TrainingLogger
+from tformer_cli.training.out_of_memory import memory_shortage_reported
 from tformer_cli.training.preparation import Preparation, prepare
-from tformer_cli.training.pretrained import Predecessor
-from tformer_cli.training.step import Fault, Group, StepReport, train_steps
+from tformer_cli.training.pretrained import PretrainedRun
+from tformer_cli.training.step import NonFiniteStep, StepBatch, StepReport, train_steps
 from tformer_cli.training.termination import clearing_up
 from tformer_cli.training.tokenizers import run_tokenizers
 from tformer_cli.training.validation import check_metric, check_validation
-from tformer_cli.training.worst_batch import Shape, worst_shapes, worst_text
+from tformer_cli.training.worst_batch import Shape, worst_case_shapes, worst_case_store
 
 SAMPLE_PAIRS = 20_000
 
@@ -42,13 +42,13 @@ class Rehearsal:
         run: its run folder, with the config and the tokenizers; there is no other trace of it.
         prepared: the training.
         num_pairs: of the whole training text.
-        say: tells the user something.
+        log: tells the user something.
     """
 
     run: RunDirectory
     prepared: Preparation
     num_pairs: int
-    say: Callable[[str], object]
+    log: Callable[[str], object]
 
     @property
     def share(self) -> float:
@@ -56,7 +56,7 @@ class Rehearsal:
         return self.prepared.report.seen / self.num_pairs
 
 
-class MemoryRanOut(Exception):
+class OutOfMemory(Exception):
     """A step needs more memory than there is."""
 
 
@@ -85,26 +85,26 @@ def rehearsal(config: Config, run: RunDirectory, *, device: torch.device) -> Ite
         tempfile.TemporaryDirectory(prefix="tformer-") as folder,
     ):
         temporary = RunDirectory(Path(folder) / "run")
-        with Reporter(temporary, config.training) as reporter:
+        with TrainingLogger(temporary, config.training) as logger:
             sampled, num_pairs = _sampled(config, Path(folder) / "sample")
             tokenizers = run_tokenizers(
-                config, run, reporter, stores=temporary.stores, has_begun=False, fresh=False
+                config, run, logger, stores=temporary.stores, has_begun=False, fresh=False
             )
             tokenizers.save(temporary.tokenizer)
             write_text(temporary.config_file, dump_config(sampled))
             if sampled != config:
-                reporter.say(f"{num_pairs:,} {config.data.unit}s in all; this is a sample of them:")
-            with memory_sufficing(str(device)):
+                logger.log(f"{num_pairs:,} {config.data.unit}s in all; this is a sample of them:")
+            with memory_shortage_reported(str(device)):
                 prepared = prepare(
-                    sampled, tokenizers, stores=temporary.stores, device=device, say=reporter.say
+                    sampled, tokenizers, stores=temporary.stores, device=device, log=logger.log
                 )
-            predecessor = Predecessor.of(config, run)
-            if predecessor is not None:
-                predecessor.load_into(prepared.model, config, reporter.say)
-            check_validation(prepared.model, tokenizers, config, reporter.say)
+            pretrained = PretrainedRun.of(config, run)
+            if pretrained is not None:
+                pretrained.load_into(prepared.model, config, logger.log)
+            check_validation(prepared.model, tokenizers, config, logger.log)
             for text in config.data.test.values():
                 evaluation_store(text, tokenizers, max_length=prepared.model.max_length)
-            yield Rehearsal(temporary, prepared, num_pairs, reporter.say)
+            yield Rehearsal(temporary, prepared, num_pairs, logger.log)
 
 
 def prepared_again(run: RunDirectory, device: torch.device) -> Preparation:
@@ -114,11 +114,11 @@ def prepared_again(run: RunDirectory, device: torch.device) -> Preparation:
         load_tokenizers(run.tokenizer),
         stores=run.stores,
         device=device,
-        say=lambda line: None,
+        log=lambda line: None,
     )
 
 
-def take_worst_steps(
+def take_worst_case_steps(
     prepared: Preparation, batch_tokens: int, count: int
 ) -> dict[Shape, StepReport]:
     """Take some steps at each of the batches that may cost most memory.
@@ -132,14 +132,14 @@ def take_worst_steps(
         What the last step at each of them did.
 
     Raises:
-        MemoryRanOut: a batch has to be cut.
+        OutOfMemory: a batch has to be cut.
         TrainingError: loss or gradient is no number.
     """
     config = prepared.config
     training = replace(config.training, batch_tokens=batch_tokens)
     last = {}
-    for shape in worst_shapes(training, config.data.filters.max_length):
-        text = worst_text(shape, prepared.tokenizers, config.seed)
+    for shape in worst_case_shapes(training, config.data.filters.max_length):
+        text = worst_case_store(shape, prepared.tokenizers, config.seed)
         worst = replace(prepared, config=replace(config, training=training), store=text)
         *_, last[shape] = take_steps(worst, count)
     return last
@@ -149,12 +149,12 @@ def take_steps(prepared: Preparation, count: int) -> Iterator[StepReport]:
     """Take the first steps of a training.
 
     Raises:
-        MemoryRanOut: a batch has to be cut.
+        OutOfMemory: a batch has to be cut.
         TrainingError: loss or gradient is no number.
     """
     with contextlib.closing(prepared.groups(prepared.beginning())) as groups:
         for taken in _sufficing(prepared, itertools.islice(groups, count)):
-            if isinstance(taken, Fault):
+            if isinstance(taken, NonFiniteStep):
                 raise TrainingError(
                     f"step {taken.step}",
                     "loss or gradient is no number at the very beginning",
@@ -163,7 +163,7 @@ def take_steps(prepared: Preparation, count: int) -> Iterator[StepReport]:
                     "or use training.precision: float32",
                 )
             if taken.num_pieces > 0:
-                raise MemoryRanOut
+                raise OutOfMemory
             if prepared.average is not None:
                 prepared.average.update(prepared.model, taken.step)
             yield taken
@@ -186,10 +186,12 @@ def _check_alone(config: Config) -> None:
         )
 
 
-def _sufficing(prepared: Preparation, groups: Iterable[Group]) -> Iterator[StepReport | Fault]:
+def _sufficing(
+    prepared: Preparation, groups: Iterable[StepBatch]
+) -> Iterator[StepReport | NonFiniteStep]:
     """Take steps as a training does, but for what it does when memory runs out."""
     try:
-        yield from train_steps(prepared.learner, groups, 1)
+        yield from train_steps(prepared.train_state, groups, 1)
     except (RuntimeError, MemoryError, TrainingError) as error:
         # The loop's own error: not even one pair fits.
         if not (isinstance(error, TrainingError) or is_out_of_memory(error)):
@@ -197,8 +199,8 @@ def _sufficing(prepared: Preparation, groups: Iterable[Group]) -> Iterator[StepR
     else:
         return
     # Out here the error has gone, and with it the tensors that its traceback kept alive.
-    prepared.learner.optimizer.zero_grad(set_to_none=True)
-    raise MemoryRanOut
+    prepared.train_state.optimizer.zero_grad(set_to_none=True)
+    raise OutOfMemory
 
 
 def _sampled(config: Config, folder: Path) -> tuple[Config, int]:

@@ -13,7 +13,7 @@ from tformer_cli.errors import TrainingError
 from tformer_cli.model.network import Network
 from tformer_cli.storage.state import TrainingState
 from tformer_cli.training.ema import MovingAverage
-from tformer_cli.training.step import Learner
+from tformer_cli.training.step import TrainState
 
 # Of a hash, for messages.
 HASH_DIGITS = 16
@@ -22,16 +22,16 @@ HASH_DIGITS = 16
 class Replicas:
     """The weights, their average and the moments of a training, in each of its processes."""
 
-    def __init__(self, learner: Learner, average: MovingAverage | None) -> None:
+    def __init__(self, train_state: TrainState, average: MovingAverage | None) -> None:
         """Serve one of the processes.
 
         Args:
-            learner: the model and its optimizer, and the processes.
+            train_state: the model and its optimizer, and the processes.
             average: of the model, where there is one.
         """
-        self.world = learner.world
-        self.model = learner.model
-        self.optimizer = learner.optimizer
+        self.world = train_state.world
+        self.model = train_state.model
+        self.optimizer = train_state.optimizer
         self.average = average
 
     def share(self, state: TrainingState) -> TrainingState:

@@ -47,7 +47,7 @@ ELSEWHERE = (
 )
 
 
-def lasting_settings(config: Config) -> dict[str, str]:
+def trajectory_settings(config: Config) -> dict[str, str]:
     """Return the settings that decide what the training steps compute, by key path."""
     return {key: str(value) for key, value in leaves(config) if not _is_free(key)}
 

@@ -13,11 +13,11 @@ from tformer_cli.errors import Interrupted
 ACKNOWLEDGEMENT = b"\nstopping after this step; Ctrl-C again leaves without saving\n"
 
 
-class SignalCame(Exception):
+class ShutdownRequested(Exception):
     """Ends work that is done again later anyway."""
 
 
-class Interruption:
+class GracefulShutdown:
     """Catches the first SIGINT, SIGTERM or SIGHUP, so that the work can be saved before leaving.
 
     SIGHUP comes when a terminal or an ssh session is closed. A Ctrl-C after the first signal ends
@@ -58,18 +58,18 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def leave_if_signalled(self, *progress: object) -> None:
+    def raise_if_requested(self, *progress: object) -> None:
         """Serve as a listener to the progress of work that may be left undone.
 
         Several processes finish it all the same, for they wait for each other's results.
 
         Raises:
-            SignalCame: a signal has come.
+            ShutdownRequested: a signal has come.
         """
         if self._came and self.world.size == 1:
-            raise SignalCame
+            raise ShutdownRequested
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Learn whether a signal has come by now."""
         self.signal = self.world.largest(self._came) or None
 

@@ -2,7 +2,7 @@
 
 A step that cannot be taken does not stop it. Where memory runs out the step is redone in smaller
 pieces, where a gradient overflows in float16 with a lower loss scale; where loss or gradient is not
-finite all the same the weights stay, and a `Fault` is yielded instead.
+finite all the same the weights stay, and a `NonFiniteStep` is yielded instead.
 """
 
 import math
@@ -36,18 +36,18 @@ from tformer_cli.training.schedules import Schedule, build_schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StepBatch:
     """The batch of an optimiser step, cut into micro-batches.
 
     Attributes:
-        batches: the micro-batches of this process; there may be none where several train.
-        place: of the batch in the data.
-        following: place of the next one.
+        micro_batches: of this process; several processes may leave one without any.
+        position: of the batch in the data.
+        next_position: of the batch that follows.
     """
 
-    batches: Sequence[Batch]
-    place: DataPosition
-    following: DataPosition
+    micro_batches: Sequence[Batch]
+    position: DataPosition
+    next_position: DataPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class StepReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class NonFiniteStep:
     """A step that was not taken, because its loss or gradient was not finite.
 
     Attributes:
@@ -96,13 +96,13 @@ class Fault:
     """
 
     step: int
-    group: Group
+    group: StepBatch
     loss: float
     grad_norm: float
 
 
 @dataclass(frozen=True, slots=True)
-class Learner:
+class TrainState:
     """What a training step changes and what it goes by.
 
     Attributes:
@@ -135,7 +135,7 @@ class Learner:
         precision: torch.dtype,
         seed: int,
         world: World = ALONE,
-    ) -> "Learner":
+    ) -> "TrainState":
         """Return a model with the optimiser and the schedule that a config asks for."""
         schedule = build_schedule(
             config.schedule, peak=config.optimizer.learning_rate, max_steps=config.max_steps
@@ -145,20 +145,20 @@ class Learner:
 
 
 def train_steps(
-    learner: Learner,
-    groups: Iterable[Group],
+    train_state: TrainState,
+    groups: Iterable[StepBatch],
     first_step: int,
     *,
     learning_rate_factor: float = 1.0,
     loss_scale: LossScale | None = None,
-) -> Iterator[StepReport | Fault]:
+) -> Iterator[StepReport | NonFiniteStep]:
     """Take one optimiser step for each group of micro-batches, as long as groups come.
 
     The loss is summed over the target tokens of the group and divided by their number over all
     processes, so cutting a batch into micro-batches changes the gradient by rounding only.
 
     Args:
-        learner: what learns.
+        train_state: what learns.
         groups: what each step learns from.
         first_step: number of the first step taken.
         learning_rate_factor: of the schedule's learning rate.
@@ -170,28 +170,28 @@ def train_steps(
     Raises:
         TrainingError: a single pair of sentences does not fit into memory.
     """
-    model, optimizer, config = learner.model, learner.optimizer, learner.config
+    model, optimizer, config = train_state.model, train_state.optimizer, train_state.config
     max_norm = math.inf if config.clip_norm is None else config.clip_norm
-    scale = LossScale.first(learner.precision) if loss_scale is None else loss_scale
+    scale = LossScale.first(train_state.precision) if loss_scale is None else loss_scale
     step = first_step
     for started, group in _awaited(groups):
-        gradient = _finite_gradient(learner, group.batches, step, scale)
+        gradient = _finite_gradient(train_state, group.micro_batches, step, scale)
         if not gradient.is_finite:
             optimizer.zero_grad(set_to_none=True)
-            yield Fault(step, group, gradient.loss, gradient.norm)
+            yield NonFiniteStep(step, group, gradient.loss, gradient.norm)
             continue
-        scale = gradient.loss_scale.stepped(learner.precision)
+        scale = gradient.loss_scale.stepped(train_state.precision)
         is_watched = config.watch_parts and step % config.report_every == 0
         watch = PartsWatch(model) if is_watched else None
         if gradient.norm > max_norm:
             torch._foreach_mul_(_gradients(model), max_norm / gradient.norm)
-        learning_rate = learner.schedule(step) * learning_rate_factor
+        learning_rate = train_state.schedule(step) * learning_rate_factor
         set_learning_rate(optimizer, learning_rate)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         yield StepReport(
             step=step,
-            position=group.following,
+            position=group.next_position,
             loss=gradient.loss,
             nll=gradient.nll,
             accuracy=gradient.accuracy,
@@ -206,7 +206,7 @@ def train_steps(
         step += 1
 
 
-def _awaited(groups: Iterable[Group]) -> Iterator[tuple[float, Group]]:
+def _awaited(groups: Iterable[StepBatch]) -> Iterator[tuple[float, StepBatch]]:
     """Yield each group with the time at which it was asked for."""
     coming = iter(groups)
     while True:
@@ -234,18 +234,20 @@ class _Gradient(NamedTuple):
 
 
 def _finite_gradient(
-    learner: Learner, batches: Sequence[Batch], step: int, scale: LossScale
+    train_state: TrainState, batches: Sequence[Batch], step: int, scale: LossScale
 ) -> _Gradient:
     """Leave the gradient of a step in the weights, with a loss scale at which it is finite.
 
     Where there is no such scale, or the loss itself is not finite, it is left as it is.
     """
-    world = learner.world
+    world = train_state.world
     own_tokens = sum(batch.num_target_tokens for batch in batches)
     num_tokens = int(world.sums(own_tokens)[0])
     while True:
-        totals, num_pieces = leave_gradient(learner, batches, step, num_tokens, scale.factor)
-        gradients = _gradients(learner.model)
+        totals, num_pieces = accumulate_gradients(
+            train_state, batches, step, num_tokens, scale.factor
+        )
+        gradients = _gradients(train_state.model)
         world.add([*gradients, totals])
         if scale.factor != 1.0:
             torch._foreach_mul_(gradients, 1.0 / scale.factor)
@@ -257,7 +259,7 @@ def _finite_gradient(
         if gradient.is_finite or not math.isfinite(loss) or not scale.can_be_lowered:
             return gradient
         scale = scale.lowered()
-        learner.optimizer.zero_grad(set_to_none=True)
+        train_state.optimizer.zero_grad(set_to_none=True)
 
 
 def _gradients(model: nn.Module) -> list[Tensor]:
@@ -270,8 +272,8 @@ def _gradients(model: nn.Module) -> list[Tensor]:
     return gradients
 
 
-def leave_gradient(
-    learner: Learner,
+def accumulate_gradients(
+    train_state: TrainState,
     batches: Sequence[Batch],
     step: int,
     num_tokens: int,
@@ -283,7 +285,7 @@ def leave_gradient(
     this one's share.
 
     Args:
-        learner: what learns.
+        train_state: what learns.
         batches: what it learns from.
         step: number of the step.
         num_tokens: that the loss is divided by.
@@ -300,28 +302,28 @@ def leave_gradient(
     num_pieces = 0
     while True:
         try:
-            return _sum_gradients(learner, batches, step, num_tokens, loss_scale), num_pieces
+            return _sum_gradients(train_state, batches, step, num_tokens, loss_scale), num_pieces
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
         # Out here the error has gone, and with it the tensors that its traceback kept alive.
-        learner.optimizer.zero_grad(set_to_none=True)
-        give_back_memory(learner.device)
+        train_state.optimizer.zero_grad(set_to_none=True)
+        give_back_memory(train_state.device)
         batches = in_halves(batches, where=f"step {step}")
         num_pieces = len(batches)
 
 
 def _sum_gradients(
-    learner: Learner, batches: Sequence[Batch], step: int, num_tokens: int, loss_scale: float
+    train_state: TrainState, batches: Sequence[Batch], step: int, num_tokens: int, loss_scale: float
 ) -> Tensor:
-    model = learner.model.train()
+    model = train_state.model.train()
     # Dropout is a function of the step alone, so a resumed run draws what an unbroken one did.
-    dropout_seed = derive_seed(learner.seed, "dropout", step) + learner.world.rank
-    seed_draws(learner.device, dropout_seed)
-    totals = torch.zeros(3, device=learner.device)
-    for batch in (batch.to(learner.device) for batch in batches):
+    dropout_seed = derive_seed(train_state.seed, "dropout", step) + train_state.world.rank
+    seed_draws(train_state.device, dropout_seed)
+    totals = torch.zeros(3, device=train_state.device)
+    for batch in (batch.to(train_state.device) for batch in batches):
         targets = batch.target_out[batch.target_mask]
-        with autocast(learner.device, learner.precision):
+        with autocast(train_state.device, train_state.precision):
             states = model.wanted_states(
                 batch.source, batch.source_mask, batch.target_in, batch.target_mask
             )
@@ -329,7 +331,7 @@ def _sum_gradients(
                 states,
                 model.output,
                 targets,
-                learner.config.label_smoothing,
+                train_state.config.label_smoothing,
                 # Of no tokens at all the loss is no number, and nothing is learnt from it.
                 factor=loss_scale / num_tokens if num_tokens else math.inf,
             )

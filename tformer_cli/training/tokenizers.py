@@ -13,29 +13,29 @@ from tformer_cli.distributed import ALONE, World
 from tformer_cli.json_text import read_json
 from tformer_cli.storage.run_directory import RunDirectory, write_json
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
-from tformer_cli.training.checkpoints import Say
-from tformer_cli.training.logging import Reporter
-from tformer_cli.training.pretrained import Predecessor
+from tformer_cli.training.checkpoints import Log
+from tformer_cli.training.logging import TrainingLogger
+from tformer_cli.training.pretrained import PretrainedRun
 
 
 def run_tokenizers(
     config: Config,
     run: RunDirectory,
-    reporter: Reporter,
+    logger: TrainingLogger,
     *,
     stores: Path,
     has_begun: bool,
     fresh: bool,
     world: World = ALONE,
 ) -> Tokenizers:
-    """Load the tokenizers of a run or of its predecessor, or build them from its training text.
+    """Load the tokenizers of a run or of its pretrained, or build them from its training text.
 
     The first process does, and gives them to the others, which need no file for it.
 
     Args:
         config: of the run.
         run: its folder.
-        reporter: hears what takes long.
+        logger: hears what takes long.
         stores: keeps what is known of the text.
         has_begun: whether there is a checkpoint, which goes with the tokenizers of the folder.
         fresh: build them whatever the folder has.
@@ -45,7 +45,7 @@ def run_tokenizers(
         TformerError: they cannot be loaded or built.
     """
     if world.is_first:
-        tokenizers = _own_tokenizers(config, run, reporter, stores, has_begun, fresh)
+        tokenizers = _own_tokenizers(config, run, logger, stores, has_begun, fresh)
         files = tokenizers.files().items()
         world.told({name: base64.b64encode(content).decode() for name, content in files})
         return tokenizers
@@ -58,51 +58,51 @@ def run_tokenizers(
 def _own_tokenizers(
     config: Config,
     run: RunDirectory,
-    reporter: Reporter,
+    logger: TrainingLogger,
     stores: Path,
     has_begun: bool,
     fresh: bool,
 ) -> Tokenizers:
     if has_begun:
         return load_tokenizers(run.tokenizer)
-    predecessor = Predecessor.of(config, run)
+    pretrained = PretrainedRun.of(config, run)
     known = None if fresh else _known_origin(run)
     # To say what they would be made from, the whole text is read.
-    if known is not None and known == origin_of(config, predecessor, stores):
+    if known is not None and known == origin_of(config, pretrained, stores):
         return load_tokenizers(run.tokenizer)
-    return new_tokenizers(config, predecessor, reporter.say)
+    return new_tokenizers(config, pretrained, logger.log)
 
 
-def new_tokenizers(config: Config, predecessor: Predecessor | None, say: Say) -> Tokenizers:
-    """Take over the tokenizers of a predecessor, or build them from the training text.
+def new_tokenizers(config: Config, pretrained: PretrainedRun | None, log: Log) -> Tokenizers:
+    """Take over the tokenizers of a pretrained, or build them from the training text.
 
     Raises:
         TformerError: they cannot be loaded or built.
     """
-    if predecessor is not None:
-        return predecessor.tokenizers(config, say)
-    say("building the vocabulary")
+    if pretrained is not None:
+        return pretrained.tokenizers(config, log)
+    log("building the vocabulary")
     return build_tokenizers(config.tokenizer, lambda: training_pairs(config.data), config.seed)
 
 
-def origin_of(config: Config, predecessor: Predecessor | None, stores: Path) -> dict[str, Any]:
+def origin_of(config: Config, pretrained: PretrainedRun | None, stores: Path) -> dict[str, Any]:
     """Return what decides the tokenizers that a config builds, as plain data.
 
     Args:
         config: of a run.
-        predecessor: the run that it begins with.
+        pretrained: the run that it begins with.
         stores: keeps what is known of the text.
 
     Raises:
         DataError: a text cannot be read.
-        CheckpointError: the predecessor has no tokenizers.
+        CheckpointError: the pretrained has no tokenizers.
     """
     digests = TextDigests(stores / "texts.json")
     return {
         "tokenizer": as_plain(config.tokenizer),
         "seed": config.seed,
         "texts": [digests.of(list(text.files.values())) for text in config.data.train],
-        "predecessor": None if predecessor is None else predecessor.fingerprint(),
+        "predecessor": None if pretrained is None else pretrained.fingerprint(),
     }
 
 

@@ -30,29 +30,29 @@ from tformer_cli.training.amp import LossScale
 from tformer_cli.training.checkpoints import Checkpoints, checkpoint_before, last_checkpoint
 from tformer_cli.training.diagnosis import first_not_finite
 from tformer_cli.training.lock import check_ours, locked
-from tformer_cli.training.logging import Reporter, Silence
+from tformer_cli.training.logging import NullLogger, TrainingLogger
 from tformer_cli.training.nonfinite import MOST_ROLLBACKS, failed, rolled_back, verdict
-from tformer_cli.training.out_of_memory import memory_sufficing
-from tformer_cli.training.preparation import first_model, prepare
-from tformer_cli.training.pretrained import Predecessor, check_predecessor
+from tformer_cli.training.out_of_memory import memory_shortage_reported
+from tformer_cli.training.preparation import init_model, prepare
+from tformer_cli.training.pretrained import PretrainedRun, check_pretrained
 from tformer_cli.training.replicas import Replicas, check_alike
 from tformer_cli.training.resume import (
     ELSEWHERE,
     accepted_changes,
     environment_changes,
-    lasting_settings,
     taken_up,
+    trajectory_settings,
 )
-from tformer_cli.training.shutdown import Interruption, SignalCame
-from tformer_cli.training.step import Fault, StepReport, train_steps
+from tformer_cli.training.shutdown import GracefulShutdown, ShutdownRequested
+from tformer_cli.training.step import NonFiniteStep, StepReport, train_steps
 from tformer_cli.training.tokenizers import origin_of, run_tokenizers, save_tokenizers
 from tformer_cli.training.validation import (
     check_metric,
     check_validation,
-    judgement,
     sample_translations,
     selection_score,
     validate,
+    validation_fingerprint,
 )
 
 
@@ -87,19 +87,19 @@ def train(
         check_metric(config)
         if world.is_first:
             check_ours(run)
-            check_predecessor(config, run)
-        told = Reporter if world.is_first else Silence
-        reporter = stack.enter_context(told(run, config.training))
-        stack.enter_context(memory_sufficing(str(run.path)))
+            check_pretrained(config, run)
+        told = TrainingLogger if world.is_first else NullLogger
+        logger = stack.enter_context(told(run, config.training))
+        stack.enter_context(memory_shortage_reported(str(run.path)))
         if world.is_first:
             stack.enter_context(locked(run))
             put_back(run.checkpoints)
-        sitting = _Sitting(config, run, device, reporter, world, fresh=fresh)
+        sitting = _Sitting(config, run, device, logger, world, fresh=fresh)
         if sitting.is_over:
-            reporter.say(f"{run.path}: finished at step {sitting.state.step}")
+            logger.log(f"{run.path}: finished at step {sitting.state.step}")
         else:
-            with Interruption(str(run.path), world) as interruption:
-                sitting.train(interruption)
+            with GracefulShutdown(str(run.path), world) as shutdown:
+                sitting.train(shutdown)
         return sitting.state
 
 
@@ -130,44 +130,44 @@ class _Sitting:
         config: Config,
         run: RunDirectory,
         device: torch.device,
-        reporter: Reporter,
+        logger: TrainingLogger,
         world: World,
         *,
         fresh: bool,
     ) -> None:
         self.config = config
         self.run = run
-        self.reporter = reporter
+        self.logger = logger
         self.world = world
         checkpoint = None
         if world.is_first:
-            checkpoint = None if fresh else last_checkpoint(run, reporter.say)
+            checkpoint = None if fresh else last_checkpoint(run, logger.log)
             if checkpoint is not None:
                 for change in accepted_changes(run, load_config(run.config_file), config):
-                    reporter.say(f"{run.path}: {change}")
+                    logger.log(f"{run.path}: {change}")
         tokenizers = run_tokenizers(
             config,
             run,
-            reporter,
+            logger,
             stores=run.stores,
             has_begun=checkpoint is not None,
             fresh=fresh,
             world=world,
         )
         self.prepared = prepare(
-            config, tokenizers, stores=run.stores, device=device, say=reporter.say, world=world
+            config, tokenizers, stores=run.stores, device=device, log=logger.log, world=world
         )
-        self.learner = self.prepared.learner
-        self.replicas = Replicas(self.learner, self.prepared.average)
+        self.train_state = self.prepared.train_state
+        self.replicas = Replicas(self.train_state, self.prepared.average)
         self.checkpoints = Checkpoints(
             run,
             config.training,
             self.prepared.model,
-            self.learner.optimizer,
+            self.train_state.optimizer,
             self.prepared.average,
             world,
         )
-        check_validation(self.prepared.model, tokenizers, config, reporter.say)
+        check_validation(self.prepared.model, tokenizers, config, logger.log)
         sentences = None
         if checkpoint is not None:
             sentences = load_state(checkpoint).max_source_sentences  # Stays in force.
@@ -175,8 +175,8 @@ class _Sitting:
             sentences = source_sentences(config.data)
         self.beginning = replace(
             self.prepared.beginning(),
-            settings=lasting_settings(config),
-            judged_by=judgement(config),
+            settings=trajectory_settings(config),
+            judged_by=validation_fingerprint(config),
             max_source_sentences=sentences,
         )
         self.state = self.beginning
@@ -189,47 +189,47 @@ class _Sitting:
                 self._go_on(checkpoint)
             else:
                 clear(run)
-                origin = origin_of(config, Predecessor.of(config, run), run.stores)
+                origin = origin_of(config, PretrainedRun.of(config, run), run.stores)
                 save_tokenizers(tokenizers, origin, run)
             write_text(run.config_file, dump_config(config))
         self.state = self.replicas.share(self.state)
         self.replicas.check(self.state)
-        reporter.say(self.prepared.describe(self.state.epoch))
+        logger.log(self.prepared.describe(self.state.epoch))
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to do."""
         return is_finished(self.state, self.config.training) and not self._is_validation_missing
 
-    def train(self, interruption: Interruption) -> None:
+    def train(self, shutdown: GracefulShutdown) -> None:
         """Take steps, validate and save when it is time, until the end or a signal."""
-        self.reporter.begin(self.state.step)
+        self.logger.start(self.state.step)
         if self._is_validation_missing:
-            self._validate(interruption)
-            interruption.look()
-            self._save(interruption)
+            self._validate(shutdown)
+            shutdown.poll()
+            self._save(shutdown)
         while not is_finished(self.state, self.config.training):
-            self._take_steps(interruption)
-        self.reporter.finished(self.state, self.learner.device)
+            self._take_steps(shutdown)
+        self.logger.log_end(self.state, self.train_state.device)
 
-    def _take_steps(self, interruption: Interruption) -> None:
+    def _take_steps(self, shutdown: GracefulShutdown) -> None:
         """Take steps from where the run stands until the end, or until one cannot be taken."""
         with contextlib.closing(self.prepared.groups(self.state)) as groups:
             for taken in train_steps(
-                self.learner,
+                self.train_state,
                 groups,
                 self.state.step + 1,
                 learning_rate_factor=self.state.learning_rate_factor,
                 loss_scale=self._loss_scale,
             ):
-                if isinstance(taken, Fault):
+                if isinstance(taken, NonFiniteStep):
                     self._leave_out(taken)
                     return
-                self._follow(taken, interruption)
+                self._follow(taken, shutdown)
                 if is_finished(self.state, self.config.training):
                     return
 
-    def _follow(self, report: StepReport, interruption: Interruption) -> None:
+    def _follow(self, report: StepReport, shutdown: GracefulShutdown) -> None:
         """Do what is due after a step.
 
         Raises:
@@ -238,54 +238,54 @@ class _Sitting:
         self._count(report)
         if self.prepared.average is not None:
             self.prepared.average.update(self.prepared.model, report.step)
-        self.reporter.stepped(report)
+        self.logger.log_step(report)
         is_validation = self.config.training.validates_at(report.step)
         is_save = self.config.training.saves_at(report.step)
-        interruption.look()
-        if interruption.signal is not None or is_validation or is_save:
+        shutdown.poll()
+        if shutdown.signal is not None or is_validation or is_save:
             self.replicas.check(self.state)
-        if interruption.signal is None and is_validation:
-            self.reporter.flush()
-            self._validate(interruption)
-            interruption.look()
-        if interruption.signal is not None or is_save:
-            self._save(interruption)
+        if shutdown.signal is None and is_validation:
+            self.logger.flush()
+            self._validate(shutdown)
+            shutdown.poll()
+        if shutdown.signal is not None or is_save:
+            self._save(shutdown)
 
-    def _save(self, interruption: Interruption) -> None:
+    def _save(self, shutdown: GracefulShutdown) -> None:
         """Take a checkpoint, and leave if a signal came.
 
         Raises:
             Interrupted: a signal came.
         """
-        self.reporter.flush()
+        self.logger.flush()
         self.checkpoints.save(self.state)
-        if interruption.signal is not None:
+        if shutdown.signal is not None:
             # When one process leaves, torchrun soon ends the others, whatever they write.
             self.world.wait()
             raise Interrupted(
                 str(self.run.path),
                 f"interrupted; saved at step {self.state.step}",
-                signal=interruption.signal,
+                signal=shutdown.signal,
                 remedy="the same command goes on from there",
             )
 
-    def _leave_out(self, fault: Fault) -> None:
+    def _leave_out(self, bad: NonFiniteStep) -> None:
         """Do what the guard says about a batch that was not finite.
 
         Raises:
             TrainingError: going back has not helped.
         """
-        self.reporter.left_out(fault)
-        self.state = failed(self.state, fault.group.place, fault.group.following)
+        self.logger.log_skipped(bad)
+        self.state = failed(self.state, bad.group.position, bad.group.next_position)
         match verdict(self.state):
             case "roll back":
                 self._roll_back()
             case "give up":
-                source = first_not_finite(self.learner, fault.group.batches, fault.step)
+                source = first_not_finite(self.train_state, bad.group.micro_batches, bad.step)
                 raise TrainingError(
-                    f"step {fault.step}",
+                    f"step {bad.step}",
                     f"the training diverged, and going back {MOST_ROLLBACKS} times did not help",
-                    got=f"loss {fault.loss}, gradient norm {fault.grad_norm}, first in {source}",
+                    got=f"loss {bad.loss}, gradient norm {bad.grad_norm}, first in {source}",
                     remedy="lower training.optimizer.learning_rate or lengthen the warm-up",
                 )
 
@@ -294,16 +294,16 @@ class _Sitting:
         was, saved = self.state, self.beginning
         if self.world.is_first:
             checkpoint = checkpoint_before(
-                self.run, was.step, self.config.training, self.reporter.say
+                self.run, was.step, self.config.training, self.logger.log
             )
             if checkpoint is None:
                 self._begin()
             else:
                 saved = taken_up(self.checkpoints.go_back(checkpoint), self.beginning)
         saved = self.replicas.share(saved)
-        self.reporter.cut_back(replace(saved, num_rollbacks=was.num_rollbacks))
+        self.logger.truncate(replace(saved, num_rollbacks=was.num_rollbacks))
         self.state = rolled_back(was, saved)
-        self.reporter.rolled_back(self.state, was.step + 1)
+        self.logger.log_rollback(self.state, was.step + 1)
 
     @property
     def _is_validation_missing(self) -> bool:
@@ -313,10 +313,10 @@ class _Sitting:
 
     def _begin(self) -> None:
         """Let the model be what it is before the first step."""
-        model = first_model(self.config, self.prepared.tokenizers)
-        predecessor = Predecessor.of(self.config, self.run)
-        if predecessor is not None:
-            predecessor.load_into(model, self.config, self.reporter.say)
+        model = init_model(self.config, self.prepared.tokenizers)
+        pretrained = PretrainedRun.of(self.config, self.run)
+        if pretrained is not None:
+            pretrained.load_into(model, self.config, self.logger.log)
         self.checkpoints.begin_again(model)
 
     def _go_on(self, checkpoint: Path) -> None:
@@ -338,16 +338,16 @@ class _Sitting:
                 remedy="use an earlier checkpoint",
             )
         for change in environment_changes(saved.environment, self.beginning.environment):
-            self.reporter.say(f"{self.run.path}: {change}")
+            self.logger.log(f"{self.run.path}: {change}")
         self.checkpoints.go_back(checkpoint)
-        self.reporter.cut_back(saved)
+        self.logger.truncate(saved)
         self.state = taken_up(saved, self.beginning)
         if saved.judged_by != self.beginning.judged_by:
-            self.reporter.say(
+            self.logger.log(
                 f"{self.run.path}: validations so far do not compare with those to come, among "
                 "which the best checkpoint is sought"
             )
-        self.reporter.say(f"{self.run.path}: going on after step {saved.step}")
+        self.logger.log(f"{self.run.path}: going on after step {saved.step}")
 
     @property
     def _loss_scale(self) -> LossScale | None:
@@ -368,20 +368,20 @@ class _Sitting:
             num_scaled=report.loss_scale.num_steps,
         )
 
-    def _validate(self, interruption: Interruption) -> None:
+    def _validate(self, shutdown: GracefulShutdown) -> None:
         """Look at the validation text; where a signal comes meanwhile, the next sitting does it."""
         try:
             validation = validate(
                 self.prepared.translating_model,
                 self.prepared.tokenizers,
                 self.config,
-                self.learner.device,
-                self.learner.precision,
+                self.train_state.device,
+                self.train_state.precision,
                 max_source_sentences=self.state.max_source_sentences,
                 world=self.world,
-                on_done=interruption.leave_if_signalled,
+                on_done=shutdown.raise_if_requested,
             )
-        except SignalCame:
+        except ShutdownRequested:
             return
         score = selection_score(validation, self.config)
         is_best = self.state.best_score is None or score >= self.state.best_score
@@ -391,6 +391,6 @@ class _Sitting:
             )
         else:
             self.state = replace(self.state, score=score, num_stale=self.state.num_stale + 1)
-        self.reporter.validated(
+        self.logger.log_validation(
             self.state.step, validation, sample_translations(validation, self.config), best=is_best
         )

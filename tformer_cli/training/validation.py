@@ -114,7 +114,7 @@ def check_validation(
     model: Network,
     tokenizers: Tokenizers,
     config: Config,
-    say: Callable[[str], object] = lambda line: None,
+    log: Callable[[str], object] = lambda line: None,
 ) -> None:
     """See to it that no validation will fail for its text.
 
@@ -122,7 +122,7 @@ def check_validation(
         model: of the run.
         tokenizers: of both sides.
         config: of the run.
-        say: hears how many lines are too long for the loss.
+        log: hears how many lines are too long for the loss.
 
     Raises:
         TformerError: a validation would fail.
@@ -131,7 +131,7 @@ def check_validation(
     store = evaluation_store(text, tokenizers, max_length=model.max_length)
     problem = left_out_of_loss(text, store)
     if problem is not None:
-        say(str(problem))
+        log(str(problem))
     if isinstance(text, ParallelText):
         return
     batches = _masked_batches(store, tokenizers, config, lambda count: None)
@@ -163,7 +163,7 @@ def selection_score(validation: Validation, config: Config) -> float:
     return validation.scores[0].score
 
 
-def judgement(config: Config) -> str:
+def validation_fingerprint(config: Config) -> str:
     """Return a hash of what `selection_score` depends on besides the model.
 
     Raises:

@@ -22,7 +22,7 @@ class Shape(NamedTuple):
     width: int
 
 
-def worst_shapes(training: TrainingConfig, max_length: int) -> list[Shape]:
+def worst_case_shapes(training: TrainingConfig, max_length: int) -> list[Shape]:
     """Return the shapes one of which costs most memory: one or two.
 
     Both sides are as long as they may be, for every token costs something. Whatever the model,
@@ -46,7 +46,7 @@ def worst_shapes(training: TrainingConfig, max_length: int) -> list[Shape]:
     return [Shape(int(rows[place]), int(widths[place])) for place in sorted(most)]
 
 
-def worst_text(shape: Shape, tokenizers: Tokenizers, seed: int) -> TokenStore:
+def worst_case_store(shape: Shape, tokenizers: Tokenizers, seed: int) -> TokenStore:
     """Return a text of random tokens that is one batch of that shape."""
     random = np.random.default_rng(seed)
     size = shape.rows, shape.width - 1

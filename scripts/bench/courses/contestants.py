@@ -37,7 +37,7 @@ from tformer_cli.storage.run_directory import RunDirectory, write_text
 from tformer_cli.storage.state import TrainingState, load_state
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
-from tformer_cli.training.preparation import first_model, prepare
+from tformer_cli.training.preparation import init_model, prepare
 from tformer_cli.training.trainer import is_finished, train
 from tformer_cli.translate.translator import Translator
 
@@ -159,7 +159,7 @@ class Ours(Contestant):
         return translator.translate(lines, decoding=self.config.decoding)
 
     def num_parameters(self) -> int:
-        return first_model(self.config, load_tokenizers(self.run.tokenizer)).num_parameters()
+        return init_model(self.config, load_tokenizers(self.run.tokenizer)).num_parameters()
 
 
 @dataclass(frozen=True)
@@ -181,13 +181,13 @@ class Marian(Contestant):
         return [str(self.init_std)]
 
     def check(self) -> None:
-        ours = first_model(self.config, self._tokenizers())
+        ours = init_model(self.config, self._tokenizers())
         refuse_another_size(ours.num_parameters(), self.num_parameters())
 
     def train(self) -> None:
         tokenizers = self._tokenizers()
         prepared = prepare(
-            self.config, tokenizers, stores=self.run.stores, device=CPU, say=lambda line: None
+            self.config, tokenizers, stores=self.run.stores, device=CPU, log=lambda line: None
         )
         marian = self._model(tokenizers)
         train_marian(
@@ -198,7 +198,7 @@ class Marian(Contestant):
             begin=prepared.beginning(),
             steps=self.config.training.max_steps,
             device=CPU,
-            precision=prepared.learner.precision,
+            precision=prepared.train_state.precision,
             validate=lambda: self._validation_score(marian, tokenizers),
         )
 

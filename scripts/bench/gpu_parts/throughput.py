@@ -33,7 +33,7 @@ from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.training.optim import build_optimizer
 from tformer_cli.training.preparation import GROUPS_AHEAD
-from tformer_cli.training.step import Fault, Group, Learner, train_steps
+from tformer_cli.training.step import NonFiniteStep, StepBatch, TrainState, train_steps
 
 NETWORKS = {
     # The big model of Vaswani et al. 2017, table 3.
@@ -94,10 +94,10 @@ class Task:
         sizes = {"source_size": self.vocab_size, "target_size": self.vocab_size}
         return build_model(self.model, **sizes, seed=SEED).to(self.device)
 
-    def learner(self, model: nn.Module) -> Learner:
+    def train_state(self, model: nn.Module) -> TrainState:
         """Return a model with our optimiser."""
         training = self.config.training
-        return Learner(
+        return TrainState(
             model=model,
             optimizer=build_optimizer(training.optimizer, model),
             schedule=lambda step: LEARNING_RATE,
@@ -122,21 +122,21 @@ class Feed:
         if task.device.type == "cuda":
             made = (([batch.pin_memory() for batch in batches], then) for batches, then in made)
         self._made = prefetch(made, GROUPS_AHEAD)
-        self.group: Group
+        self.group: StepBatch
         self.seconds = 0.0
 
     def close(self) -> None:
         """Make no more of them."""
         self._made.close()
 
-    def __iter__(self) -> Iterator[Group]:
+    def __iter__(self) -> Iterator[StepBatch]:
         return self
 
-    def __next__(self) -> Group:
+    def __next__(self) -> StepBatch:
         started = time.perf_counter()
         with record_function(LOADING):
             batches, following = next(self._made)
-        self.group = Group(batches, DataPosition(), following)
+        self.group = StepBatch(batches, DataPosition(), following)
         self.seconds += time.perf_counter() - started
         return self.group
 
@@ -161,10 +161,10 @@ def made_up_store(num_pairs: int, vocab_size: int) -> TokenStore:
     return TokenStore(source_ids, source_offsets, target_ids, target_offsets, weights)
 
 
-def our_losses(learner: Learner, feed: Feed) -> Iterator[float]:
+def our_losses(train_state: TrainState, feed: Feed) -> Iterator[float]:
     """Train by our loop; yield the loss of each step."""
-    for taken in train_steps(learner, feed, first_step=1):
-        if isinstance(taken, Fault):
+    for taken in train_steps(train_state, feed, first_step=1):
+        if isinstance(taken, NonFiniteStep):
             raise FloatingPointError(f"step {taken.step}: loss {taken.loss}, {taken.grad_norm}")
         if taken.num_pieces:
             raise MemoryError(f"step {taken.step} did not fit: redone in {taken.num_pieces} pieces")
@@ -173,21 +173,21 @@ def our_losses(learner: Learner, feed: Feed) -> Iterator[float]:
 
 def ours(task: Task, feed: Feed) -> Iterator[float]:
     """Train our model as `tformer train` does."""
-    return our_losses(task.learner(task.our_model()), feed)
+    return our_losses(task.train_state(task.our_model()), feed)
 
 
 def ours_checkpointed(task: Task, feed: Feed) -> Iterator[float]:
     """Train our model, which computes its layers again in the backward pass."""
     model = task.our_model()
     model.recompute_layers()
-    return our_losses(task.learner(model), feed)
+    return our_losses(task.train_state(model), feed)
 
 
 def ours_compiled(task: Task, feed: Feed) -> Iterator[float]:
     """Train our model, compiled for batches of any shape."""
     model = task.our_model()
     model.wanted_states = torch.compile(model.wanted_states, dynamic=True)
-    return our_losses(task.learner(model), feed)
+    return our_losses(task.train_state(model), feed)
 
 
 def marian(task: Task, feed: Feed) -> Iterator[float]:
@@ -199,9 +199,9 @@ def marian(task: Task, feed: Feed) -> Iterator[float]:
     model = build_marian(
         task.config, SimpleNamespace(source=side, target=side), num_positions=LONGEST + 1
     )
-    learner = task.learner(model.to(task.device))
+    train_state = task.train_state(model.to(task.device))
     for step, group in enumerate(feed, start=1):
-        yield take_step(learner, list(group.batches), step).loss
+        yield take_step(train_state, list(group.micro_batches), step).loss
 
 
 CONTESTANTS: dict[str, Callable[[Task, Feed], Iterator[float]]] = {
@@ -218,7 +218,7 @@ def measured(losses: Iterator[float], feed: Feed, task: Task) -> Iterator[Step]:
         loaded, started = feed.seconds, time.perf_counter()
         loss = next(losses)
         seconds = time.perf_counter() - started
-        work = [work_of(batch) for batch in feed.group.batches]
+        work = [work_of(batch) for batch in feed.group.micro_batches]
         yield Step(
             seconds=seconds,
             loading_seconds=feed.seconds - loaded,

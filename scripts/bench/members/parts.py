@@ -105,10 +105,10 @@ def lasting(task: Task, steps: int, warmup_steps: int) -> Task:
 
 def with_plain_descent(contestant: Ours, rate: float) -> Ours:
     """Let a contestant learn by gradient descent with momentum, from a peak rate on."""
-    learner, training = contestant.learner, contestant.task.config.training
-    contestant.learner = replace(
-        learner,
-        optimizer=torch.optim.SGD(learner.model.parameters(), rate, momentum=MOMENTUM),
+    train_state, training = contestant.train_state, contestant.task.config.training
+    contestant.train_state = replace(
+        train_state,
+        optimizer=torch.optim.SGD(train_state.model.parameters(), rate, momentum=MOMENTUM),
         schedule=build_schedule(training.schedule, peak=rate, max_steps=training.max_steps),
     )
     return contestant

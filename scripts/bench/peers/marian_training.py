@@ -26,8 +26,8 @@ from tformer_cli.storage.run_directory import RunDirectory, remove_directory, wr
 from tformer_cli.storage.state import TrainingState, load_state
 from tformer_cli.training.lock import locked
 from tformer_cli.training.optim import set_learning_rate
-from tformer_cli.training.shutdown import Interruption
-from tformer_cli.training.step import Learner
+from tformer_cli.training.shutdown import GracefulShutdown
+from tformer_cli.training.step import TrainState
 from tformer_cli.training.trainer import is_finished
 
 if TYPE_CHECKING:
@@ -76,11 +76,13 @@ def train_marian(
         Interrupted: SIGINT or SIGTERM came; Marian is saved and can go on.
     """
     training = config.training
-    learner = Learner.of(marian, training, device=device, precision=precision, seed=config.seed)
+    train_state = TrainState.of(
+        marian, training, device=device, precision=precision, seed=config.seed
+    )
     with writing(folder.path):
         folder.path.mkdir(parents=True, exist_ok=True)
-    with locked(folder), Interruption(str(folder.path)) as interruption:
-        state = _gone_on(marian, learner.optimizer, config, folder, begin)
+    with locked(folder), GracefulShutdown(str(folder.path)) as shutdown:
+        state = _gone_on(marian, train_state.optimizer, config, folder, begin)
         if state.step > steps:
             raise UsageError(
                 "--steps",
@@ -95,21 +97,21 @@ def train_marian(
             data_position=DataPosition(state.epoch, state.batch),
         )
         while state.step < steps and not (validate is not None and is_finished(state, training)):
-            state, loss = _after_step(learner, groups, state, folder)
+            state, loss = _after_step(train_state, groups, state, folder)
             if state.step % training.report_every == 0 or state.step == steps:
                 _report(state, steps, loss)
             if validate is not None and training.validates_at(state.step):
                 state = _judged(state, validate())
                 _report_score(state)
-            interruption.look()
+            shutdown.poll()
             is_saving = state.score is not None or state.step % training.save_every == 0
-            if is_saving or state.step == steps or interruption.signal is not None:
-                _save(marian, learner.optimizer, folder, state)
-            if interruption.signal is not None:
+            if is_saving or state.step == steps or shutdown.signal is not None:
+                _save(marian, train_state.optimizer, folder, state)
+            if shutdown.signal is not None:
                 raise Interrupted(
                     str(folder.path),
                     f"interrupted; saved at step {state.step}",
-                    signal=interruption.signal,
+                    signal=shutdown.signal,
                     remedy="the same command goes on from there",
                 )
     return state
@@ -155,36 +157,36 @@ class Taken(NamedTuple):
     num_tokens: int
 
 
-def take_step(learner: Learner, group: list[Batch], step: int) -> Taken:
+def take_step(train_state: TrainState, group: list[Batch], step: int) -> Taken:
     """Let Marian take an optimiser step, as our loop would.
 
     Args:
-        learner: its model is Marian.
+        train_state: its model is Marian.
         group: the micro-batches of the step.
         step: its number, counted from 1.
     """
-    marian, optimizer, config = learner.model, learner.optimizer, learner.config
+    marian, optimizer, config = train_state.model, train_state.optimizer, train_state.config
     marian.train()
     # As in our loop, dropout is a function of the step, so going on is exact.
-    torch.manual_seed(derive_seed(learner.seed, "dropout", step))
+    torch.manual_seed(derive_seed(train_state.seed, "dropout", step))
     num_tokens = sum(batch.num_target_tokens for batch in group)
     loss = 0.0
     for batch in group:
-        with autocast(learner.device, learner.precision):
-            total = loss_sum(marian, batch.to(learner.device), config.label_smoothing)
+        with autocast(train_state.device, train_state.precision):
+            total = loss_sum(marian, batch.to(train_state.device), config.label_smoothing)
         part = total / num_tokens
         part.backward()
         loss += part.item()
     max_norm = math.inf if config.clip_norm is None else config.clip_norm
     grad_norm = clip_grad_norm_(marian.parameters(), max_norm).item()
-    set_learning_rate(optimizer, learner.schedule(step))
+    set_learning_rate(optimizer, train_state.schedule(step))
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return Taken(loss, grad_norm, num_tokens)
 
 
 def _after_step(
-    learner: Learner,
+    train_state: TrainState,
     groups: Iterator[tuple[list[Batch], DataPosition]],
     state: TrainingState,
     folder: RunDirectory,
@@ -193,7 +195,7 @@ def _after_step(
     started = time.perf_counter()
     group, position = next(groups)
     step = state.step + 1
-    taken = take_step(learner, group, step)
+    taken = take_step(train_state, group, step)
     if not (math.isfinite(taken.loss) and math.isfinite(taken.grad_norm)):
         raise TrainingError(
             f"step {step} of Marian",

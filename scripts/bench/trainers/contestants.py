@@ -38,7 +38,7 @@ from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import PAD_ID
-from tformer_cli.training.step import Group, Learner, StepReport, train_steps
+from tformer_cli.training.step import StepBatch, StepReport, TrainState, train_steps
 
 CPU = torch.device("cpu")
 
@@ -75,9 +75,9 @@ class Task:
             seed=self.config.seed,
         )
 
-    def learner(self, model: nn.Module) -> Learner:
+    def train_state(self, model: nn.Module) -> TrainState:
         """Return a model with our optimiser and schedule."""
-        return Learner.of(
+        return TrainState.of(
             model,
             self.config.training,
             device=CPU,
@@ -116,15 +116,15 @@ class Ours:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.learner = task.learner(task.our_model())
+        self.train_state = task.train_state(task.our_model())
 
     def batches(self) -> Iterator[Batch]:
         return self.task.bucketed_batches()
 
     def steps(self, batches: Iterator[Batch]) -> Iterator[Step]:
         batches, fed = itertools.tee(batches)
-        groups = (Group([batch], DataPosition(), DataPosition()) for batch in fed)
-        reports = train_steps(self.learner, groups, first_step=1)
+        groups = (StepBatch([batch], DataPosition(), DataPosition()) for batch in fed)
+        reports = train_steps(self.train_state, groups, first_step=1)
         for batch, report in zip(batches, reports, strict=False):
             assert isinstance(report, StepReport)
             yield Step(report.num_tokens, batch.target_out.numel(), report.loss)
@@ -132,7 +132,7 @@ class Ours:
     def valid_loss(self) -> float:
         valid = evaluation_store(self.task.config.data.valid, self.task.tokenizers)
         return reference_likelihood(
-            self.learner.model,
+            self.train_state.model,
             batches_in_order(valid, batch_tokens=LIKELIHOOD_BATCH_TOKENS),
             device=CPU,
             precision=self.task.precision,
@@ -147,19 +147,19 @@ class Marian:
         config, tokenizers = task.config, task.tokenizers
         model = build_marian(config, tokenizers, num_positions=longest(config, tokenizers))
         copy_weights(task.our_model(), model)
-        self.learner = task.learner(model)
+        self.train_state = task.train_state(model)
 
     def batches(self) -> Iterator[Batch]:
         return self.task.bucketed_batches()
 
     def steps(self, batches: Iterator[Batch]) -> Iterator[Step]:
         for number, batch in enumerate(batches, start=1):
-            taken = take_step(self.learner, [batch], number)
+            taken = take_step(self.train_state, [batch], number)
             yield Step(taken.num_tokens, batch.target_out.numel(), taken.loss)
 
     def valid_loss(self) -> float:
         valid = evaluation_store(self.task.config.data.valid, self.task.tokenizers)
-        return mean_nll(self.learner.model, valid, CPU)
+        return mean_nll(self.train_state.model, valid, CPU)
 
 
 class Textbook:

@@ -12,12 +12,12 @@ from tformer_cli.corpus.batch import Batch, Example, collate
 from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.model.build import build_model
 from tformer_cli.training.optim import build_optimizer
-from tformer_cli.training.step import Group, Learner
+from tformer_cli.training.step import StepBatch, TrainState
 
 V = 29
 
 
-def learner(rate: float = 0.01, *, dropout: float = 0.1, **settings) -> Learner:
+def train_state(rate: float = 0.01, *, dropout: float = 0.1, **settings) -> TrainState:
     config = EncoderDecoderConfig(
         dim=12,
         num_heads=3,
@@ -27,7 +27,7 @@ def learner(rate: float = 0.01, *, dropout: float = 0.1, **settings) -> Learner:
         dropout=dropout,
     )
     model = build_model(config, source_size=V, target_size=V, seed=2)
-    return Learner(
+    return TrainState(
         model=model,
         optimizer=build_optimizer(AdamConfig(), model),
         schedule=lambda step: rate,
@@ -42,5 +42,5 @@ def batch() -> Batch:
     return collate([Example(0, [7, 8], [9, 10, 11]), Example(1, [12], [13])])
 
 
-def groups(*micro_batches: Batch) -> Iterator[Group]:
-    return repeat(Group(micro_batches, DataPosition(0, 0), DataPosition(0, 1)))
+def groups(*micro_batches: Batch) -> Iterator[StepBatch]:
+    return repeat(StepBatch(micro_batches, DataPosition(0, 0), DataPosition(0, 1)))
