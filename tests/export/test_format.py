@@ -107,7 +107,7 @@ def test_rounded_numbers_may_differ(model, text, tmp_path):
     assert (tmp_path / "model" / "model.bin").is_file()
 
 
-def test_obstacles_come_before_anything_is_written(text, tmp_path):
+def test_unsupported_keys_come_before_anything_is_written(text, tmp_path):
     config = replace(BASE, positions=RotaryPositions(), latent=LatentConfig(dim=6, rotary_dim=4))
     with (
         pytest.raises(ConfigError, match=r"model\.latent"),

@@ -24,7 +24,7 @@ from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import CheckpointError, ConfigError, ExportError, TformerError
 from tformer_cli.export.check import BEAM_SIZE
 from tformer_cli.export.format import CheckText, check, exported
-from tformer_cli.export.plain_folder import PlainFormat, read_plain_folder, without_places
+from tformer_cli.export.plain_folder import PlainFormat, portable_config, read_plain_folder
 from tformer_cli.model.build import build_model
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model
@@ -84,7 +84,7 @@ def test_what_is_read_is_what_was_written(config, tmp_path_factory):
     EXACT.write(model, folder)
     found = read_plain_folder(folder)
     assert found.fingerprint == model.fingerprint
-    assert found.config == without_places(model.config)
+    assert found.config == portable_config(model.config)
     assert not found.model.training
     assert equal(load_file(folder / "model.safetensors"), weights_of(model))
 
@@ -169,12 +169,12 @@ def test_one_wrong_number_fails_the_check(model, folder):
 def test_a_weight_beyond_half_precision_is_refused(model):
     with torch.no_grad():
         model.model.encoder.norm.weight[2] = 70_000
-    assert [str(problem) for problem in PlainFormat("float16").obstacles(model)] == [
+    assert [str(problem) for problem in PlainFormat("float16").unsupported(model)] == [
         "`quantization`: has no number as large as one in the weights; "
         "got float16 for encoder.norm.weight; use bfloat16"
     ]
     for precision in ("bfloat16", "float32"):
-        assert list(PlainFormat(precision).obstacles(model)) == []
+        assert list(PlainFormat(precision).unsupported(model)) == []
 
 
 def test_the_config_names_files_and_no_places(model, folder):
@@ -195,7 +195,7 @@ def test_files_of_one_name_keep_what_tells_them_apart(model):
     ]
     test = {"news": ParallelText(source=Path("/b/c/news.en"), target=Path("/b/c/news.de"))}
     config = replace(model.config, data=replace(data, train=tuple(texts), test=test))
-    found = without_places(config).data
+    found = portable_config(config).data
     assert [str(text.source) for text in found.train] == ["news/train.en", "talks/train.en"]
     assert str(found.test["news"].target) == "c/news.de"
     assert str(found.valid.source) == "secret/text.en"
@@ -210,7 +210,7 @@ def test_names_are_the_shortest_ends_that_differ(paths):
     files = sorted(paths)
     train = tuple(TrainingText(source=file, target=files[0]) for file in files)
     valid = ParallelText(source=files[0], target=files[0])
-    found = without_places(Config(data=DataConfig(train=train, valid=valid))).data
+    found = portable_config(Config(data=DataConfig(train=train, valid=valid))).data
     names = [text.source for text in found.train]
     assert len(set(names)) == len(files)
     assert all(
@@ -225,7 +225,7 @@ def test_names_are_the_shortest_ends_that_differ(paths):
 
 def test_what_the_training_began_with_is_left_out(model):
     training = replace(model.config.training, initialize_from=Path("/secret/run"))
-    config = without_places(replace(model.config, training=training))
+    config = portable_config(replace(model.config, training=training))
     assert config.training == model.config.training
 
 

@@ -7,7 +7,7 @@ import matplotlib as mpl
 import pytest
 
 from tformer_cli.errors import UsageError
-from tformer_cli.plotting.curves import COLOURS, PANELS, draw, save
+from tformer_cli.plotting.curves import COLORS, PANELS, draw, save
 from tformer_cli.plotting.history import History
 
 MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".pdf": b"%PDF-"}
@@ -95,7 +95,7 @@ def test_a_run_has_one_look_and_no_other_run_has_it():
     ]
     assert [len(found) for found in looks] == [1] * 9
     assert len(set.union(*looks)) == 9
-    assert {colour for colour, _ in set.union(*looks)} == set(COLOURS)
+    assert {colour for colour, _ in set.union(*looks)} == set(COLORS)
 
 
 def test_validation_and_single_points_have_markers():

@@ -136,7 +136,7 @@ def test_an_svg_holds_tokens_as_text_of_their_own_direction(tmp_path):
 
 
 def test_a_picture_that_no_viewer_opens_is_refused(monkeypatch):
-    monkeypatch.setattr(heatmap_picture, "MOST_DOTS", 10**6)
+    monkeypatch.setattr(heatmap_picture, "MAX_DOTS", 10**6)
     with pytest.raises(UsageError) as caught:
         draw(ALL)
     figure_size = str(caught.value).split("got ")[1].split(";")[0]

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 from sentences import BIAS, TURNS, VECTORS, WINDOW
 
-from tformer_cli.plotting.curves import COLOURS, DASHES
+from tformer_cli.plotting.curves import COLORS, DASHES
 from tformer_cli.plotting.panels import SIGNS, UNSEEN, WEIGHTS, draw_map, draw_scale, draw_table
 from tformer_cli.plotting.sentence import Table
 
@@ -74,7 +74,7 @@ def test_a_bias_is_a_line_for_each_head_that_ends_where_nothing_is_seen(table, n
 
 
 def test_no_two_heads_have_one_line():
-    count = len(COLOURS) * len(DASHES)
+    count = len(COLORS) * len(DASHES)
     heads = list(range(1, count + 1))
     axes = empty()
     draw_table(axes, Table("bias", ["encoder"], heads, [0, 1], [[0.0, 1.0]] * count))

@@ -258,9 +258,9 @@ def translate(
         max_source_sentences=max_source_sentences or trained.max_source_sentences,
     )
     if backend == "ctranslate2":
-        from tformer_cli.export.ctranslate2.format import kept_engine
+        from tformer_cli.export.ctranslate2.format import cached_engine
 
-        translator.engine = kept_engine(runs[0], trained, quantization or "float32")
+        translator.engine = cached_engine(runs[0], trained, quantization or "float32")
     source_language = trained.config.data.source_language
     is_typed = sentence is None and input_file is None and is_terminal()
     if is_typed:
@@ -393,7 +393,7 @@ def _check_backend(
         UsageError: there is such.
     """
     from tformer_cli.distributed import num_processes
-    from tformer_cli.export.ctranslate2.engine import refuse
+    from tformer_cli.export.ctranslate2.engine import reject
 
     option = "--backend ctranslate2"
     if num_processes() > 1:
@@ -402,7 +402,7 @@ def _check_backend(
         raise UsageError("--ensemble", f"has no effect on {option}", remedy="leave one of them out")
     for name, file in demands.items():
         if file is not None:
-            refuse(name)
+            reject(name)
     if precision != "float32":
         raise UsageError(
             "--precision", f"has no effect on {option}", got=precision, remedy="use --quantization"

@@ -36,7 +36,7 @@ class Format(ABC):
         """Whether it computes what we do; one that rounds weights is compared, but may differ."""
 
     @abstractmethod
-    def obstacles(self, trained: TrainedModel) -> Iterator[Problem]:
+    def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
         """Yield what keeps a model from being written exactly, by the keys of its config."""
 
     @abstractmethod
@@ -151,7 +151,7 @@ def exported(
         ExportError: it translates otherwise.
         StorageError: the system does not let it be written.
     """
-    if problems := list(form.obstacles(trained)):
+    if problems := list(form.unsupported(trained)):
         raise ConfigError(problems)
     with new_directory(folder) as temporary:
         form.write(trained, temporary)

@@ -68,7 +68,7 @@ class PlainFormat(Format):
         """Whether nothing is rounded."""
         return self.quantization == "float32"
 
-    def obstacles(self, trained: TrainedModel) -> Iterator[Problem]:
+    def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
         """Yield the first weight that is beyond the numbers of the format, if there is one."""
         for name, weight in trained.model.named_parameters():
             if (weight.isfinite() & ~weight.to(DTYPES[self.quantization]).isfinite()).any():
@@ -90,7 +90,7 @@ class PlainFormat(Format):
             notes[SENTENCES_NOTE] = str(trained.max_source_sentences)
         with whole_file(folder / MODEL_FILE) as temporary:
             save_tensors(weights, temporary, metadata_of(notes))
-        write_text(run.config_file, dump_config(without_places(trained.config)))
+        write_text(run.config_file, dump_config(portable_config(trained.config)))
         trained.tokenizers.save(run.tokenizer)
 
     def engine(self, trained: TrainedModel, folder: Path) -> NativeEngine:
@@ -121,7 +121,7 @@ class PlainFormat(Format):
         return {"safetensors": safetensors.__version__}
 
 
-def without_places(config: Config) -> Config:
+def portable_config(config: Config) -> Config:
     """Return a config in which text files have names alone, to be looked for below `data.root`.
 
     Where two files have one name, all keep as much of their paths as tells them apart. What the
@@ -177,7 +177,7 @@ def read_plain_folder(
                 "no such file",
                 remedy="name a folder that `tformer export --format safetensors` has written",
             )
-    config = without_places(load_config(run.config_file))
+    config = portable_config(load_config(run.config_file))
     data = replace(
         config.data,
         source_language=source_language or config.data.source_language,

@@ -52,7 +52,7 @@ FORMATS: dict[str, dict[str, None]] = {
 
 # The colours of Okabe and Ito, which any colour vision tells apart, without yellow: it is too pale
 # for a line. When they are used up, they come again, dashed and then dotted.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":")
 GREY = "#777777"
 # In letters of the legend: the width of the figure, and of a line and the blanks around it.
@@ -156,10 +156,10 @@ def _draw_legend(figure: "Figure", histories: Sequence[History]) -> None:
 
 def _line(number: int, name: str, *, num_points: int = 2) -> dict[str, Any]:
     """Return the look of a curve of the run with this number."""
-    rounds, colour = divmod(number, len(COLOURS))
+    rounds, colour = divmod(number, len(COLORS))
     is_validation = name.startswith("valid")
     return {
-        "color": COLOURS[colour],
+        "color": COLORS[colour],
         "linestyle": DASHES[rounds % len(DASHES)],
         # A marker on an axis is as whole as any other.
         "clip_on": False,

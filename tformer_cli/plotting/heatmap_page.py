@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from tformer_cli.plotting.curves import COLOURS
+from tformer_cli.plotting.curves import COLORS
 from tformer_cli.plotting.panels import SIGNS, UNSEEN, WEIGHTS
 from tformer_cli.plotting.sentence import (
     BLANK,
@@ -283,7 +283,7 @@ def page(sentence: Sentence) -> str:
         "weights": WEIGHTS,
         "signs": SIGNS,
         "unseen": UNSEEN,
-        "colours": COLOURS,
+        "colours": COLORS,
         "blank": BLANK,
     }
     # Inside a script nothing but a tag can end it.

@@ -42,19 +42,19 @@ SCALE_WIDTH, SCALE_HEIGHT = 3.0, 0.12
 MAP = 4.4
 CELLS = (0.11, 0.2)
 # Wide enough for a short title above.
-NARROWEST = 1.1
-WIDEST = 24.0
+MIN_WIDTH = 1.1
+MAX_WIDTH = 24.0
 TABLE_WIDTH, TABLE_HEIGHT = 7.0, 2.6
 # For the numbers and the name of an axis, and for what stands beside a table.
 AXIS = 0.6
 BESIDE = 1.1
 DOTS_AN_INCH = 150
 # More than this no viewer opens gladly.
-MOST_DOTS = 120_000_000
+MAX_DOTS = 120_000_000
 # Of characters that are missing.
-MOST_NAMED = 24
+MAX_NAMED = 24
 # Fonts are in points, of which an inch has 72.
-LARGEST_LABEL = 8.0
+MAX_LABEL = 8.0
 LOOK = {
     "axes.edgecolor": GREY,
     "axes.labelsize": 8,
@@ -120,12 +120,12 @@ class Sheet:
         self._add_heading(MAP_TITLES[maps.part], MAP_NOTES[maps.part])
         rows, columns = ([shown(token) for token in side] for side in (maps.rows, maps.columns))
         cell = min(max(MAP / max(len(rows), len(columns)), CELLS[0]), CELLS[1])
-        points = min(cell * 72 * 0.75, LARGEST_LABEL)
+        points = min(cell * 72 * 0.75, MAX_LABEL)
         left = MARGIN + self._longest(rows, points)
         below = self._longest(columns, points)
         width, height = cell * len(columns), cell * len(rows)
-        slot = max(width, NARROWEST) + GAP
-        num_lines = math.ceil(len(maps.heads) / max(1, int((WIDEST - left) / slot)))
+        slot = max(width, MIN_WIDTH) + GAP
+        num_lines = math.ceil(len(maps.heads) / max(1, int((MAX_WIDTH - left) / slot)))
         num_beside = math.ceil(len(maps.heads) / num_lines)
         self.width = max(self.width, left + num_beside * slot + MARGIN)
 
@@ -188,10 +188,10 @@ def draw(sentence: Sentence) -> "Figure":
         for table in sentence.positions:
             sheet.add_table(table)
         width, height = sheet.width, sheet.top
-        if width * height * DOTS_AN_INCH**2 > MOST_DOTS:
+        if width * height * DOTS_AN_INCH**2 > MAX_DOTS:
             raise UsageError(
                 "the picture",
-                f"would have more than {MOST_DOTS // 10**6} million dots",
+                f"would have more than {MAX_DOTS // 10**6} million dots",
                 got=f"{round(width * DOTS_AN_INCH):,} x {round(height * DOTS_AN_INCH):,}",
                 remedy="choose a part, a layer or a head, or write .html",
             )
@@ -229,7 +229,7 @@ def missing_glyphs(sentence: Sentence, file: Path) -> Problem | None:
     return Problem(
         str(file),
         "has boxes for characters that no installed font has",
-        missing[:MOST_NAMED],
+        missing[:MAX_NAMED],
         "install a font that has them, or write .svg or .html",
     )
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tformer_cli.plotting.curves import COLOURS, DASHES, GREY
+from tformer_cli.plotting.curves import COLORS, DASHES, GREY
 from tformer_cli.plotting.sentence import Matrix, Table
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ SIGNS = ("#D55E00", "#ffffff", "#0072B2")
 UNSEEN = "#ebebeb"
 LINES = "#dddddd"
 # Names of lines that stand below each other.
-MOST_NAMES = 16
+MAX_NAMES = 16
 
 
 def draw_heading(axes: "Axes", title: str, note: str) -> None:
@@ -32,7 +32,7 @@ def draw_heading(axes: "Axes", title: str, note: str) -> None:
 def draw_scale(axes: "Axes") -> None:
     """Draw what the colours of weights mean."""
     steps = [number / 255 for number in range(256)]
-    axes.imshow([steps], cmap=_colours(WEIGHTS), aspect="auto", extent=(0, 1, 0, 1))
+    axes.imshow([steps], cmap=_colormap(WEIGHTS), aspect="auto", extent=(0, 1, 0, 1))
     axes.set_yticks([])
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
     axes.set_title("weight: each row sums to 1; grey may not be looked at", fontsize=8, loc="left")
@@ -41,7 +41,7 @@ def draw_scale(axes: "Axes") -> None:
 def draw_map(axes: "Axes", weights: Matrix, title: str) -> None:
     """Draw where one head looks, on axes of the shape of its map."""
     # What is below the least number above 0 is 0.
-    colours, least = _colours(WEIGHTS).with_extremes(under=UNSEEN), sys.float_info.min
+    colours, least = _colormap(WEIGHTS).with_extremes(under=UNSEEN), sys.float_info.min
     axes.imshow(weights, cmap=colours, vmin=least, vmax=1, aspect="auto", interpolation="none")
     axes.set_title(title, fontsize=8, loc="left", pad=3)
     bottom, right = len(weights) - 0.5, len(weights[0]) - 0.5
@@ -89,7 +89,7 @@ def draw_table(axes: "Axes", table: Table) -> None:
     most = max(abs(value) for row in values for value in row)
     image = axes.imshow(
         values,
-        cmap=_colours(SIGNS),
+        cmap=_colormap(SIGNS),
         vmin=-most,
         vmax=most,
         aspect="auto",
@@ -111,13 +111,13 @@ def _draw_bias(axes: "Axes", table: Table) -> None:
     """Draw a line for each head."""
     names = [f"head {row}" for row in table.rows] or ["all heads"]
     for number, (name, values) in enumerate(zip(names, table.values, strict=True)):
-        rounds, colour = divmod(number, len(COLOURS))
+        rounds, colour = divmod(number, len(COLORS))
         axes.plot(
             table.columns,
             [math.nan if value is None else value for value in values],
             label=name,
             linewidth=1.2,
-            color=COLOURS[colour],
+            color=COLORS[colour],
             linestyle=DASHES[rounds % len(DASHES)],
         )
     axes.set_xlim(table.columns[0] - 0.5, table.columns[-1] + 0.5)
@@ -125,11 +125,11 @@ def _draw_bias(axes: "Axes", table: Table) -> None:
     axes.set_ylabel("added to the logit")
     axes.grid(color="#e4e4e4", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    ncols = math.ceil(len(names) / MOST_NAMES)
+    ncols = math.ceil(len(names) / MAX_NAMES)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), ncols=ncols)
 
 
-def _colours(stops: Sequence[str]) -> "LinearSegmentedColormap":
+def _colormap(stops: Sequence[str]) -> "LinearSegmentedColormap":
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("tformer", stops)

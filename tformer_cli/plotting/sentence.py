@@ -88,7 +88,7 @@ TABLE_NOTES = {
 }
 
 # A longer token is cut in a label, and one of nothing but blanks has another character for each.
-MOST_CHARACTERS = 24
+MAX_CHARACTERS = 24
 BLANK = "␣"
 
 
@@ -99,7 +99,7 @@ def shown(token: str) -> str:
     line = "".join(
         ascii(one)[1:-1] if one < " " or "\x7f" <= one < "\xa0" else one for one in token
     )
-    return line if len(line) <= MOST_CHARACTERS else f"{line[: MOST_CHARACTERS - 1]}…"
+    return line if len(line) <= MAX_CHARACTERS else f"{line[: MAX_CHARACTERS - 1]}…"
 
 
 def labels(sentence: Sentence) -> list[str]:

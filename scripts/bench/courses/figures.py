@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tformer_cli.errors import UsageError
-from tformer_cli.plotting.curves import COLOURS, DASHES, GREY, LOOK
+from tformer_cli.plotting.curves import COLORS, DASHES, GREY, LOOK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -146,7 +146,7 @@ def draw(courses: Sequence[Course], test_set: str) -> "Figure":
                 marker="o",
                 markersize=3.5,
                 markevery=slice(len(points)),
-                color=COLOURS[contestants.index(course.contestant) % len(COLOURS)],
+                color=COLORS[contestants.index(course.contestant) % len(COLORS)],
                 linestyle=DASHES[seeds.index(course.seed) % len(DASHES)],
                 label=f"{course.title}, seed {course.seed}",
                 zorder=3,

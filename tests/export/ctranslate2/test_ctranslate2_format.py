@@ -36,8 +36,8 @@ from tformer_cli.errors import ConfigError, UsageError
 from tformer_cli.export.ctranslate2 import format as format_room
 from tformer_cli.export.ctranslate2.format import (
     CTranslate2Format,
-    kept_engine,
-    obstacles,
+    cached_engine,
+    unsupported,
     write_ctranslate2,
 )
 from tformer_cli.export.ctranslate2.specification import quantize_weights, specification
@@ -291,12 +291,12 @@ def test_an_export_that_another_process_has_just_written_is_taken(tmp_path, monk
     @contextlib.contextmanager
     def alone_after_another(lock: Path, waiting: str) -> Iterator[None]:
         monkeypatch.setattr(format_room, "alone", alone)
-        kept_engine(run, trained, "float32")
+        cached_engine(run, trained, "float32")
         with alone(lock, waiting):
             yield
 
     monkeypatch.setattr(format_room, "alone", alone_after_another)
-    assert kept_engine(run, trained, "float32").translator.compute_type == "float32"
+    assert cached_engine(run, trained, "float32").translator.compute_type == "float32"
     assert len(list(run.exports.glob("*-float32"))) == 1
 
 
@@ -304,11 +304,11 @@ def test_an_export_of_another_version_is_left_alone(tmp_path, monkeypatch):
     """Int8 weights up to 127, as they once were, saturate without VNNI."""
     run, trained = RunDirectory(tmp_path), lively(BASE)
     monkeypatch.setattr(format_room, "FORMAT_VERSION", 1)
-    kept_engine(run, trained, "int8")
+    cached_engine(run, trained, "int8")
     (old,) = run.exports.glob("ctranslate2-*")
     (old / "model.bin").write_bytes(b"")
     monkeypatch.undo()
-    assert kept_engine(run, trained, "int8").translator.compute_type == "int8_float32"
+    assert cached_engine(run, trained, "int8").translator.compute_type == "int8_float32"
     assert len(list(run.exports.glob("ctranslate2-*"))) == 2
 
 
@@ -403,15 +403,15 @@ def test_frequencies_of_yarn_are_not_rounded_to_half():
     config = replace(
         PLAIN, positions=RotaryPositions(scaling=YarnScaling(factor=2.0, original_length=8))
     )
-    assert list(obstacles(config, "int8")) == []
-    assert [str(problem) for problem in obstacles(config, "float16")] == [
+    assert list(unsupported(config, "int8")) == []
+    assert [str(problem) for problem in unsupported(config, "float16")] == [
         "model.positions.scaling: has no exact counterpart in CTranslate2; "
         "got yarn in float16, which rounds its frequencies; "
         'use `quantization="int8"` or float32'
     ]
 
 
-exportable = encoder_decoders.filter(lambda config: not list(obstacles(config)))
+exportable = encoder_decoders.filter(lambda config: not list(unsupported(config)))
 
 
 @settings(max_examples=15)

@@ -75,7 +75,7 @@ def test_encoder_and_decoder_translate_alike_by_beam_and_greedy_search(small):
 
 @pytest.mark.slow
 def test_one_stream_translates_alike_with_its_weights_in_files_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_format, "MOST_BYTES", 1)
+    monkeypatch.setattr(onnx_format, "MAX_BYTES", 1)
     stream = written(STREAM, tmp_path / "stream")
     assert all_alike(stream.comparisons)
     assert sorted(file.name for file in stream.folder.iterdir()) == [

@@ -8,7 +8,7 @@ from exportable import MEMBERS
 from family import translating
 from hypothesis import given
 
-from tformer_cli.export.onnx.graphs import SourceGraph, StepGraph, formal
+from tformer_cli.export.onnx.graphs import SourceGraph, StepGraph, traceable
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.request import SpecialTokens
@@ -36,7 +36,7 @@ def source():
 @torch.no_grad()
 def stepped(model, ids, mask, target):
     """Log probabilities (B, T, V) of a token at a time, through both graphs."""
-    twin = formal(model)
+    twin = traceable(model)
     reading, stepping = SourceGraph(twin), StepGraph(twin, ROLES)
     seen = reading(ids, mask)
     past = [
@@ -85,7 +85,7 @@ def test_what_no_translation_contains_has_no_probability():
 def test_formal_model_shares_its_weights_and_leaves_the_other_as_it_was():
     model = built(MEMBERS["modern"])
     attends = [one.attend for layer in model.decoder.layers for one in layer.attentions()]
-    twin = formal(model)
+    twin = traceable(model)
     assert twin.output.weight is model.output.weight
     assert [one.attend for layer in model.decoder.layers for one in layer.attentions()] == attends
     assert not {one.attend for layer in twin.decoder.layers for one in layer.attentions()} & set(

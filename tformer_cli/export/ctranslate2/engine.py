@@ -97,11 +97,11 @@ class CTranslate2Engine:
         Raises:
             UsageError: CTranslate2 does not search so.
         """
-        refuse_other_searches(config)
-        refuse_demands(requests)
-        self._refuse_what_has_no_position(requests, config)
+        reject_other_searches(config)
+        reject_constraints(requests)
+        self._check_positions(requests, config)
         beam = config if isinstance(config, BeamConfig) else BeamConfig(size=1, length_penalty=0)
-        refuse_impatience(beam, nbest)
+        reject_impatience(beam, nbest)
         found = [[EMPTY] * nbest for _ in requests]
         order = longest_first(requests)
         on_done(len(requests) - len(order))
@@ -128,9 +128,7 @@ class CTranslate2Engine:
             on_done(len(numbers))
         return found
 
-    def _refuse_what_has_no_position(
-        self, requests: Sequence[Request], config: DecodingConfig
-    ) -> None:
+    def _check_positions(self, requests: Sequence[Request], config: DecodingConfig) -> None:
         longest = self.scorer.max_length
         if longest is None:
             return
@@ -233,7 +231,7 @@ def _some_ahead(
     yield from begun
 
 
-def refuse_other_searches(config: DecodingConfig) -> None:
+def reject_other_searches(config: DecodingConfig) -> None:
     """Make sure that CTranslate2 has a search, and searches by the same rules.
 
     Raises:
@@ -243,10 +241,10 @@ def refuse_other_searches(config: DecodingConfig) -> None:
         value = getattr(config, part.name)
         is_other = part.name not in SHARED_KEYS and value != part.default
         if is_other or value == "sample":
-            refuse(f"decoding.{part.name}", str(value))
+            reject(f"decoding.{part.name}", str(value))
 
 
-def refuse_impatience(beam: BeamConfig, nbest: int) -> None:
+def reject_impatience(beam: BeamConfig, nbest: int) -> None:
     """Make sure that CTranslate2 goes on until there are as many translations as are asked for.
 
     Raises:
@@ -262,21 +260,21 @@ def refuse_impatience(beam: BeamConfig, nbest: int) -> None:
         )
 
 
-def refuse_demands(requests: Sequence[Request]) -> None:
+def reject_constraints(requests: Sequence[Request]) -> None:
     """Make sure that nothing is asked of a translation but to translate.
 
     Raises:
         UsageError: something is.
     """
     if any(request.prefix for request in requests):
-        refuse("`prefixes`")
+        reject("`prefixes`")
     if any(request.banned for request in requests):
-        refuse("`banned`")
+        reject("`banned`")
     if any(request.required for request in requests):
-        refuse("`required` and `terminology`")
+        reject("`required` and `terminology`")
 
 
-def refuse(where: str, got: str | None = None) -> None:
+def reject(where: str, got: str | None = None) -> None:
     """Refuse what CTranslate2 would do otherwise, or not at all.
 
     Raises:

@@ -88,7 +88,7 @@ def save_specification(
         ConfigError: CTranslate2 has nothing that computes the same; every key that says so.
         UsageError: CTranslate2 is not installed.
     """
-    if problems := list(obstacles(config, quantization)):
+    if problems := list(unsupported(config, quantization)):
         raise ConfigError(problems)
     assert isinstance(config, EncoderDecoderConfig)
     assert isinstance(model, EncoderDecoder)
@@ -112,7 +112,7 @@ def save_specification(
     spec.save(str(folder))
 
 
-def obstacles(config: ModelConfig, quantization: Quantization | None = None) -> Iterator[Problem]:
+def unsupported(config: ModelConfig, quantization: Quantization | None = None) -> Iterator[Problem]:
     """Yield what of a network CTranslate2 cannot compute exactly, by the keys of the config."""
 
     def problem(key: str, got: object, remedy: str) -> Problem:
@@ -155,9 +155,9 @@ class CTranslate2Format(Format):
         """Whether nothing is rounded."""
         return self.quantization == "float32"
 
-    def obstacles(self, trained: TrainedModel) -> Iterator[Problem]:
+    def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
         """Yield what CTranslate2 cannot compute exactly, as `Format` says."""
-        return obstacles(trained.config.model, self.quantization)
+        return unsupported(trained.config.model, self.quantization)
 
     def write(self, trained: TrainedModel, folder: Path) -> None:
         """Write the model and what makes its tokens, as `Format` says."""
@@ -207,7 +207,7 @@ def ctranslate2_engine(
     )
 
 
-def kept_engine(
+def cached_engine(
     run: RunDirectory, trained: TrainedModel, quantization: Quantization
 ) -> CTranslate2Engine:
     """Return CTranslate2 with a model of a run, whose export stays in the run for another time.

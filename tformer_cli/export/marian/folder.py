@@ -38,7 +38,7 @@ from tformer_cli.export.marian.weights import (
     Rows,
     Tables,
     to_ours,
-    twins,
+    weight_mappings,
 )
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.trained_model import TrainedModel
@@ -262,7 +262,7 @@ def _check_layers(
         config: our shape of the model.
         ours: the shapes of our weights.
     """
-    expected = {twin.theirs: ours[twin.ours] for twin in twins(config)}
+    expected = {mapping.theirs: ours[mapping.ours] for mapping in weight_mappings(config)}
     found = {name: tuple(weight.shape) for name, weight in theirs.items() if name not in OUTSIDE}
     check_weights(file, found, expected, SETTINGS_FILE)
 

@@ -42,7 +42,7 @@ SPECIAL_IDS = {token: i for i, token in enumerate(OUR_IDS)}
 THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 
 # Rows of its table of waves, beyond which Marian fails; more where our own limits are higher.
-FEWEST_POSITIONS = 1024
+MIN_POSITIONS = 1024
 
 # Added to the logits of tokens that no translation contains: their probability is zero.
 SUPPRESSED = -1e9
@@ -63,7 +63,7 @@ def write_marian(trained: TrainedModel, folder: Path) -> None:
         UsageError: the folder is there already.
         StorageError: the system does not let it be written.
     """
-    if problems := list(obstacles(trained.config)):
+    if problems := list(unsupported(trained.config)):
         raise ConfigError(problems)
     with new_directory(folder) as temporary:
         _write(trained, temporary)
@@ -79,9 +79,9 @@ class MarianFormat(Format):
     program: ClassVar = "transformers"
     is_exact: ClassVar = True
 
-    def obstacles(self, trained: TrainedModel) -> Iterator[Problem]:
+    def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
         """Yield what Marian cannot compute, as `Format` says."""
-        return obstacles(trained.config)
+        return unsupported(trained.config)
 
     def write(self, trained: TrainedModel, folder: Path) -> None:
         """Write the model and what makes its tokens, as `Format` says."""
@@ -119,7 +119,7 @@ class MarianFormat(Format):
         return {}
 
 
-def obstacles(config: Config) -> Iterator[Problem]:
+def unsupported(config: Config) -> Iterator[Problem]:
     """Yield every key that keeps a model from being one of Marian's."""
     model, tokenizer = config.model, config.tokenizer
     if not isinstance(model, EncoderDecoderConfig):
@@ -283,7 +283,7 @@ def _tokenizer_settings(config: Config) -> dict[str, Any]:
 
 def _positions(config: Config) -> int:
     longest = max(config.data.filters.max_length, config.decoding.max_length)
-    return max(FEWEST_POSITIONS, longest + 1)
+    return max(MIN_POSITIONS, longest + 1)
 
 
 def _sentencepiece(tokenizer: Tokenizer) -> bytes:

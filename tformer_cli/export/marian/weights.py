@@ -57,7 +57,7 @@ OUTPUT, BIAS = "output.weight", "output.bias"
 ABSENT = -100.0
 
 
-class Twin(NamedTuple):
+class WeightMapping(NamedTuple):
     """A weight inside the layers.
 
     Attributes:
@@ -115,25 +115,25 @@ class Rows(NamedTuple):
         return found
 
 
-def twins(config: EncoderDecoderConfig) -> Iterator[Twin]:
+def weight_mappings(config: EncoderDecoderConfig) -> Iterator[WeightMapping]:
     """Yield the weights inside the layers."""
     for number in range(config.num_encoder_layers):
-        yield from _twins_of_layer("encoder", number, READING, WRITING)
+        yield from _layer_mappings("encoder", number, READING, WRITING)
     for number in range(config.num_decoder_layers):
         reading, writing = READING | READING_ACROSS, WRITING | WRITING_ACROSS
-        yield from _twins_of_layer("decoder", number, reading, writing)
+        yield from _layer_mappings("decoder", number, reading, writing)
 
 
-def _twins_of_layer(
+def _layer_mappings(
     stack: str, number: int, reading: Mapping[str, str], writing: Mapping[str, str]
-) -> Iterator[Twin]:
+) -> Iterator[WeightMapping]:
     layer = f"{stack}.layers.{number}"
     for ours, theirs in reading.items():
-        yield Twin(f"{layer}.{ours}.weight", f"model.{layer}.{theirs}.weight", 1)
-        yield Twin(f"{layer}.{ours}.bias", f"model.{layer}.{theirs}.bias", None)
+        yield WeightMapping(f"{layer}.{ours}.weight", f"model.{layer}.{theirs}.weight", 1)
+        yield WeightMapping(f"{layer}.{ours}.bias", f"model.{layer}.{theirs}.bias", None)
     for ours, theirs in writing.items():
-        yield Twin(f"{layer}.{ours}.weight", f"model.{layer}.{theirs}.weight", 0)
-        yield Twin(f"{layer}.{ours}.bias", f"model.{layer}.{theirs}.bias", 0)
+        yield WeightMapping(f"{layer}.{ours}.weight", f"model.{layer}.{theirs}.weight", 0)
+        yield WeightMapping(f"{layer}.{ours}.bias", f"model.{layer}.{theirs}.bias", 0)
 
 
 def to_ours(
@@ -153,14 +153,14 @@ def to_ours(
         config: our shape of the model.
     """
     weights = {
-        SOURCE: alternating(source.to_ours(tables.source), 1),
-        TARGET: alternating(target.to_ours(tables.target), 1),
-        OUTPUT: alternating(target.to_ours(tables.output), 1),
+        SOURCE: interleave(source.to_ours(tables.source), 1),
+        TARGET: interleave(target.to_ours(tables.target), 1),
+        OUTPUT: interleave(target.to_ours(tables.output), 1),
         BIAS: target.to_ours(tables.bias.clamp(min=ABSENT), absent=ABSENT),
     }
-    for twin in twins(config):
-        weight = theirs[twin.theirs]
-        weights[twin.ours] = weight if twin.axis is None else alternating(weight, twin.axis)
+    for mapping in weight_mappings(config):
+        weight = theirs[mapping.theirs]
+        weights[mapping.ours] = weight if mapping.axis is None else interleave(weight, mapping.axis)
     return weights
 
 
@@ -176,26 +176,28 @@ def to_theirs(
         config: our shape of the model.
     """
     weights = {
-        twin.theirs: ours[twin.ours] if twin.axis is None else halves(ours[twin.ours], twin.axis)
-        for twin in twins(config)
+        mapping.theirs: ours[mapping.ours]
+        if mapping.axis is None
+        else deinterleave(ours[mapping.ours], mapping.axis)
+        for mapping in weight_mappings(config)
     }
     bias = ours[BIAS] if config.output_bias else ours[OUTPUT].new_zeros(target.our_size)
     tables = Tables(
-        source=halves(source.to_theirs(ours[SOURCE]), 1),
-        target=halves(target.to_theirs(ours[TARGET]), 1),
-        output=halves(target.to_theirs(ours[OUTPUT]), 1),
+        source=deinterleave(source.to_theirs(ours[SOURCE]), 1),
+        target=deinterleave(target.to_theirs(ours[TARGET]), 1),
+        output=deinterleave(target.to_theirs(ours[OUTPUT]), 1),
         bias=target.to_theirs(bias),
     )
     return weights, tables
 
 
-def alternating(weight: Tensor, axis: int) -> Tensor:
+def interleave(weight: Tensor, axis: int) -> Tensor:
     """Return a weight of Marian's with its sines and cosines in turn along an axis."""
     order = torch.arange(weight.shape[axis]).view(2, -1).t().flatten()
     return weight.index_select(axis, order)
 
 
-def halves(weight: Tensor, axis: int) -> Tensor:
+def deinterleave(weight: Tensor, axis: int) -> Tensor:
     """Return a weight of ours with all sines before all cosines along an axis."""
     order = torch.arange(weight.shape[axis]).view(-1, 2).t().flatten()
     return weight.index_select(axis, order)

@@ -21,7 +21,7 @@ from tformer_cli.export.extra import package
 from tformer_cli.export.format import Format
 from tformer_cli.export.onnx.engine import SOURCE_FILE, STEP_FILE, OnnxEngine
 from tformer_cli.export.onnx.example import example
-from tformer_cli.export.onnx.graphs import SourceGraph, StepGraph, formal
+from tformer_cli.export.onnx.graphs import SourceGraph, StepGraph, traceable
 from tformer_cli.export.token_example import TOKEN_PACKAGES, sentencepiece_models
 from tformer_cli.storage.run_directory import write_json
 from tformer_cli.storage.trained_model import TrainedModel
@@ -32,7 +32,7 @@ from tformer_cli.translate.translator import special_tokens
 # What torch writes the graphs with, and what runs them.
 PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime")
 # A file of ONNX holds no more; what is larger has its weights beside it.
-MOST_BYTES = 1 << 31
+MAX_BYTES = 1 << 31
 # Sizes of the examples that torch follows through a model; none of them may be 0 or 1.
 BATCH, SOURCE, PAST = 2, 3, 4
 
@@ -43,7 +43,7 @@ class OnnxFormat(Format):
     program: ClassVar = "onnxruntime"
     is_exact: ClassVar = True
 
-    def obstacles(self, trained: TrainedModel) -> Iterator[Problem]:
+    def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
         """Yield nothing: a graph is whatever the model computes."""
         yield from ()
 
@@ -100,7 +100,7 @@ def vocabularies(tokenizers: Tokenizers) -> dict[str, list[str]]:
 @torch.no_grad()
 def write_graphs(trained: TrainedModel, folder: Path) -> None:
     """Write the two graphs of a model into a folder that is there."""
-    model = formal(trained.model)
+    model = traceable(trained.model)
     roles = special_tokens(trained.tokenizers.target, trained.config.model)
     reading, stepping = SourceGraph(model), StepGraph(model, roles)
     ids = torch.full((BATCH, SOURCE), EOS_ID)
@@ -153,7 +153,7 @@ def _write_graph(graph: nn.Module, inputs: tuple[Any, ...], file: Path, **names:
         ) from None
     assert program is not None
     num_bytes = sum(weight.nbytes for weight in graph.parameters())
-    program.save(str(file), external_data=num_bytes >= MOST_BYTES)
+    program.save(str(file), external_data=num_bytes >= MAX_BYTES)
 
 
 @contextlib.contextmanager

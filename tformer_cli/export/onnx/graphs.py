@@ -148,7 +148,7 @@ class RowCache:
         return torch.cat((self.source_seen, own[:, None, None]), dim=3)
 
 
-def formal(model: Seq2Seq) -> Seq2Seq:
+def traceable(model: Seq2Seq) -> Seq2Seq:
     """Return a model that attends by the formula alone, and shares the weights of `model`."""
     twin = twin_of(model)
     for stack in twin.stacks():
