@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tformer_cli.errors import Problem, TformerError
     from tformer_cli.evaluation.evaluate import Evaluation
     from tformer_cli.evaluation.metrics import Score
-    from tformer_cli.text.terminology import Terminology
+    from tformer_cli.text.segments import Terminology
     from tformer_cli.translate.mbr import MBR
     from tformer_cli.translate.postprocess import Translation
     from tformer_cli.translate.score import ScoredPair
@@ -58,7 +58,7 @@ _HOMES = {
     "SampleConfig": "tformer_cli.config.schema.decoding",
     "Score": "tformer_cli.evaluation.metrics",
     "ScoredPair": "tformer_cli.translate.score",
-    "Terminology": "tformer_cli.text.terminology",
+    "Terminology": "tformer_cli.text.segments",
     "TformerError": "tformer_cli.errors",
     "Translation": "tformer_cli.translate.postprocess",
     "Translator": "tformer_cli.translate.translator",

@@ -1,10 +1,27 @@
+"""A line of text in segments, sentences, words and terms."""
+
 import itertools
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from text.test_subword import PLAIN
+from text.test_symbol import learned_characters
+from text.test_symbol import tokenizer as word_tokenizer
 
-from tformer_cli.text.segments import segment_text, sentence_ends, truncate_text, word_separator
+from tformer_cli.errors import DataError
+from tformer_cli.text.segments import (
+    Terminology,
+    aligned_units,
+    first_word_indices,
+    pharaoh,
+    segment_text,
+    sentence_ends,
+    truncate_text,
+    unit_indices,
+    word_indices,
+    word_separator,
+)
 
 TEXTS = st.text(alphabet="aB .,;:!?\"')\u201d。，；？」\u0301\u200d\u3000\U0001f469", max_size=60)
 
@@ -152,3 +169,164 @@ def test_where_tokens_allow_pieces_are_whole_sentences(text, max_sentences):
     whole = sentences(text)
     groups = ["".join(whole[i : i + max_sentences]) for i in range(0, len(whole), max_sentences)]
     assert segment_text(text, len(text), len, max_sentences=max_sentences) == groups
+
+
+@pytest.mark.parametrize(
+    ("spelled", "numbers"),
+    [
+        ([b" the", b" gre", b"en", b" house", b"."], [0, 1, 1, 2, 2]),
+        # U+00FC byte by byte, behind a blank of its own.
+        ([b" ", b"\xc3", b"\xbc", b"ber", b" ", b" a"], [None, 0, 0, 0, None, 1]),
+        ([b"a", b" ", b"bc", b" "], [0, None, 1, None]),
+        ([b" ", b"\t"], [None, None]),
+        ([b"a b", b"c", b"d"], [0, 1, 1]),
+        ([], []),
+    ],
+)
+def test_word_numbers_count_what_stands_between_blanks(spelled, numbers):
+    assert word_indices(spelled) == numbers
+
+
+@given(st.lists(st.text("ab \t\u00a0\u3000é", min_size=1, max_size=3).map(str.encode), max_size=8))
+def test_the_first_letter_of_a_token_is_in_the_word_of_its_number(spelled):
+    text = b"".join(spelled)
+    end = 0
+    for token, number in zip(spelled, word_indices(spelled), strict=True):
+        first = end + len(token) - len(token.lstrip())
+        end += len(token)
+        if token.strip():
+            # So many words there are up to that letter, the one that it is in included.
+            assert number == len(text[: first + 1].split()) - 1
+        else:
+            assert number is None
+
+
+@given(st.text("aeu bü.,\t\u3000\u4f60"))
+def test_subwords_spell_the_text_that_they_decode_to(line):
+    tokenizer = PLAIN["bpe"]
+    ids = tokenizer.encode(line)
+    spelled = tokenizer.to_bytes(ids)
+    assert b"".join(spelled).decode().removeprefix(" ") == tokenizer.decode(ids)
+    words = tokenizer.decode(ids).encode().split()
+    assert {*word_indices(spelled)} - {None} == {*range(len(words))}
+
+
+def test_pieces_go_on_counting_and_without_blanks_each_token_counts():
+    characters = learned_characters(["ab cd"])
+    pieces = [characters.encode(text) for text in ("ab c", "", "d a")]
+    numbers = [0, 0, None, 1, 2, None, 3]
+    assert unit_indices(characters, pieces, [0, 0, 2], " ") == numbers
+    assert unit_indices(characters, pieces, [0, 0, 1], " ") == [0, 0, None, 1, 1, None, 2]
+    assert unit_indices(characters, pieces, [0, 0, 2], "") == [*range(7)]
+
+
+@given(st.lists(st.text("ab \t\u00a0é", min_size=1, max_size=4), max_size=8))
+def test_a_piece_begins_in_the_word_of_its_first_letter(pieces):
+    for place, (piece, number) in enumerate(zip(pieces, first_word_indices(pieces), strict=True)):
+        if letters := piece.encode().split():
+            before = "".join(pieces[:place]).encode() + piece.encode().partition(letters[0])[0]
+            assert number == len((before + b"x").split()) - 1
+
+
+@pytest.mark.parametrize(
+    ("links", "source", "target", "pairs"),
+    [
+        ([1, 0, 1, 2], [0, 1, 1], [0, 1, 1, 2], ((0, 1), (1, 0), (1, 1), (1, 2))),
+        # Blanks: of the source for the word behind, where there is one; of the target not at all.
+        ([0, 1, 3, 0], [None, 0, 0, None], [0, None, 1, 2], ((0, 0), (0, 2))),
+        ([], [0], [], ()),
+    ],
+)
+def test_linked_units_are_the_pairs_of_linked_tokens(links, source, target, pairs):
+    assert aligned_units(links, source, target) == pairs
+
+
+def test_pharaoh_writes_the_source_first():
+    assert pharaoh([(0, 1), (12, 3)]) == "0-1 12-3"
+    assert pharaoh([]) == ""
+
+
+def test_characters_are_words_together_and_words_alone():
+    characters = learned_characters(["ab cd"])
+    ids = characters.encode("ab c")
+    assert characters.to_bytes(ids) == [b"a", b"b", b" ", b"c"]
+    words = word_tokenizer()
+    assert word_indices(words.to_bytes(words.encode("the dog . the"))) == [0, 1, 2, 3]
+
+
+def terminology(*terms: str, language: str = "en") -> Terminology:
+    return Terminology(terms, "terms.tsv", source_language=language)
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("The dog sleeps.", ["Hund"]),
+        ("dog", ["Hund"]),
+        ("the dogs of dogma, a bulldog", []),
+        ("The Dog sleeps.", []),
+        ("A dog's (dog) life", ["Hund"]),
+        ("an old dog and a cat", ["Katze"]),
+        ("a cat, a dog", ["Katze", "Hund"]),
+        ("a dog, an old dog", ["Hund"]),
+        ("", []),
+    ],
+)
+def test_terms_are_whole_words_and_the_longest_counts(line, wanted):
+    terms = terminology("dog\tHund", "old dog and\tKatze", "cat\tKatze", "an old dog\tHund")
+    assert terms.target_terms(line) == wanted
+
+
+def test_a_term_may_begin_or_end_with_a_mark():
+    terms = terminology("C++\tCpp", ".NET\tNet")
+    assert terms.target_terms("C++ and .NET, C++11") == ["Cpp", "Net"]
+    assert terminology("C\tC").target_terms("C++ C_x") == ["C"]
+
+
+def test_a_mark_of_a_script_belongs_to_its_word():
+    assert terminology("क\tka").target_terms("कि") == []
+
+
+def test_a_language_without_blanks_has_terms_anywhere():
+    terms = terminology("東京\tTokio", "京都\tKyoto", "東京都\tPräfektur Tokio", language="ja")
+    assert terms.target_terms("私は東京へ") == ["Tokio"]
+    assert terms.target_terms("東京都と京都") == ["Präfektur Tokio", "Kyoto"]
+
+
+@given(
+    st.dictionaries(st.text("ab", min_size=1, max_size=3), st.sampled_from("XYZ"), max_size=5),
+    st.text("ab", max_size=12),
+)
+def test_terms_are_found_as_one_by_one_from_the_longest(terms, line):
+    found, rest = {}, line
+    for term in sorted(terms, key=len, reverse=True):
+        while (place := rest.find(term)) >= 0:
+            rest = rest[:place] + "." * len(term) + rest[place + len(term) :]
+            found[place] = terms[term]
+    # Equally long terms that overlap compete by place, which finding them in turn ignores.
+    if len({len(term) for term in terms}) == len(terms):
+        expected = list(dict.fromkeys(found[place] for place in sorted(found)))
+        rows = [f"{term}\t{target}" for term, target in terms.items()]
+        assert terminology(*rows, language="zh").target_terms(line) == expected
+
+
+def test_blank_lines_and_repeated_ones_say_nothing_new():
+    assert terminology("", "dog\tHund", " ", "dog \t Hund").targets == {"dog": "Hund"}
+
+
+@pytest.mark.parametrize("line", ["dog", "dog\t", "\tHund", "dog\tHund\tm"])
+def test_a_line_that_is_no_term_is_named(line):
+    with pytest.raises(DataError) as caught:
+        terminology("", "cat\tKatze", line)
+    assert str(caught.value) == (
+        f"terms.tsv:3: must be a source term, a tab and a target term; got {line!r}"
+    )
+
+
+def test_a_second_translation_is_refused():
+    with pytest.raises(DataError) as caught:
+        terminology("dog\tHund", "", "dog\tKöter")
+    assert str(caught.value) == (
+        "terms.tsv:3: has another translation than line 1; got 'Köter' for 'dog'; "
+        "keep one of the two"
+    )

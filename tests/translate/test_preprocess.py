@@ -6,12 +6,10 @@ import pytest
 
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.errors import DataError
-from tformer_cli.text.marian import MarianTokenizer, marian_file
 from tformer_cli.text.normalizer import Normalizer
-from tformer_cli.text.subword import sentencepiece_processor
-from tformer_cli.text.terminology import Terminology
+from tformer_cli.text.segments import Terminology, unit_indices
+from tformer_cli.text.subword import MarianTokenizer, marian_file, sentencepiece_processor
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
-from tformer_cli.text.words import unit_indices
 from tformer_cli.translate.preprocess import Preprocessor
 
 JAPANESE = ["東京都に住む。", "私は東京に行く。", "京都は東京ではない。"]

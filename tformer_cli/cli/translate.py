@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     import torch
 
     from tformer_cli.storage.partial_file import PartialFile
-    from tformer_cli.text.terminology import Terminology
+    from tformer_cli.text.segments import Terminology
     from tformer_cli.translate.postprocess import Translation
 
 # Behind them stands mostly rounding, which is a matter of the batch.
@@ -197,7 +197,7 @@ def translate(
     )
     from tformer_cli.distributed import joined, num_processes, own_device
     from tformer_cli.storage.trained_model import load_ensemble
-    from tformer_cli.text.words import pharaoh
+    from tformer_cli.text.segments import pharaoh
     from tformer_cli.translate.translator import Translator
 
     beside = SideInputs(prefix_file, constraints_file)
@@ -449,7 +449,7 @@ def _windows(
 
 def _terms(file: Path, source_language: str) -> "Terminology":
     from tformer_cli.corpus.reader import read_lines
-    from tformer_cli.text.terminology import Terminology
+    from tformer_cli.text.segments import Terminology
 
     return Terminology(read_lines(file), str(file), source_language=source_language)
 

@@ -2,7 +2,7 @@
 
 import re
 
-from tformer_cli.text.marian import MarianTokenizer
+from tformer_cli.text.subword import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizers
 
 # What the Python needs, by the kind of tokenizer.

@@ -1,4 +1,4 @@
-"""Which language a text is in: by the ending of its file name, or by its script."""
+"""Language of a text, by its file name or by its script."""
 
 import collections
 import itertools
@@ -23,17 +23,17 @@ _CODES = frozenset(
 )
 # A script or a region may follow: zh-Hans, pt_BR.
 _CODE = re.compile(r"([A-Za-z]{2,3})([-_][A-Za-z0-9]{2,8})*")
-# In a file name `en-de` is a pair of languages, so a region must be in capitals.
+# In a file name `en-de` is a language pair, so a region must be in capitals.
 _ENDING = re.compile(r"([A-Za-z]{2})([-_]([A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3}))*")
-_ENDING_OF_THREE_LETTERS = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
+_THREE_LETTER_ENDING = re.compile(r"[a-z]{3}_[A-Z][a-z]{3}")
 
-# Endings that say how a text was prepared, and nothing of its language.
+# Endings that describe preprocessing, not the language.
 _NEUTRAL_ENDINGS = frozenset(
     ["gz", "txt", "text", "tok", "norm", "tc", "lc", "true", "clean", "raw", "bpe", "sp", "snt"]
 )
 
-# The first word of the Unicode name of its letters -> the one language that is written with them.
-_LANGUAGES_OF_SCRIPTS = {
+# First word of the Unicode names of a script's letters -> the only language in that script.
+_LANGUAGE_OF_SCRIPT = {
     "CJK": "zh",
     "HANGUL": "ko",
     "GREEK": "el",
@@ -53,29 +53,28 @@ _LANGUAGES_OF_SCRIPTS = {
     "ORIYA": "or",
 }
 _KANA = ("HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA")
-_NUM_SAMPLE_LINES = 1000
+_SAMPLE_LINES = 1000
 
 
 def is_language_code(text: str) -> bool:
-    """Return whether a text is an ISO 639 code, with or without a script and a region.
+    """Return whether a text is an ISO 639 code, optionally with a script and a region.
 
-    Any three letters pass: ISO 639-3 has a code for each of seven thousand languages.
+    Any three letters pass, since ISO 639-3 has seven thousand codes.
     """
     code = _CODE.fullmatch(text)
     return code is not None and (len(code[1]) == 3 or code[1].lower() in _CODES)
 
 
 def language_of_name(file: Path) -> str | None:
-    """Return the ISO code at the end of a file name, such as `train.en-de.de` or `a.zh-CN.gz`.
+    """Return the ISO code at the end of a file name such as `train.en-de.de` or `a.zh-CN.gz`.
 
-    Of codes of three letters only those with a script count (`eng_Latn`): others could be any
-    ending.
+    A three-letter code needs a script (`eng_Latn`); without one it could be any ending.
     """
     for ending in reversed(file.name.split(".")):
         code = _ENDING.fullmatch(ending)
         if code is not None and code[1].lower() in _CODES:
             return code[1].lower() + ending[2:]
-        if _ENDING_OF_THREE_LETTERS.fullmatch(ending):
+        if _THREE_LETTER_ENDING.fullmatch(ending):
             return ending
         if ending.lower() not in _NEUTRAL_ENDINGS:
             return None
@@ -83,24 +82,21 @@ def language_of_name(file: Path) -> str | None:
 
 
 def language_of_script(lines: Iterable[str]) -> str | None:
-    """Return the language of a text whose script no other language uses, as an ISO code.
+    """Return the ISO code of the only language in the script of a text, else None.
 
-    Han is Chinese unless there are kana among it. Latin, Cyrillic, Arabic and other scripts of
-    several languages say nothing.
-
-    Args:
-        lines: the text, of which no more than a beginning is read.
+    Han without kana is Chinese. Scripts of several languages, such as Latin, give None. Only the
+    first lines are read.
     """
     letters = collections.Counter(
         unicodedata.name(letter, "").split(" ")[0]
-        for line in itertools.islice(lines, _NUM_SAMPLE_LINES)
+        for line in itertools.islice(lines, _SAMPLE_LINES)
         for letter in line
         if letter.isalpha()
     )
     kana = sum(letters[script] for script in _KANA)
     if kana > 0.1 * (kana + letters["CJK"]) and 2 * (kana + letters["CJK"]) > letters.total():
         return "ja"
-    for script, language in _LANGUAGES_OF_SCRIPTS.items():
+    for script, language in _LANGUAGE_OF_SCRIPT.items():
         if 2 * letters[script] > letters.total():
             return language
     return None

@@ -1,4 +1,4 @@
-"""What is done to a line before it is cut into tokens."""
+"""Normalization of a line before tokenization."""
 
 import unicodedata
 from dataclasses import dataclass
@@ -11,14 +11,10 @@ LINE_BREAKS_TO_SPACES = str.maketrans("\r\n", "  ")
 
 @dataclass(frozen=True, slots=True)
 class Normalizer:
-    """The spelling that a tokenizer of one side sees.
+    """Normalization on one side; applying it twice changes nothing more.
 
-    CR and LF become blanks, so that no token holds a line break, and a line of nothing but white
-    space becomes empty. The rest is text as it was, unless one of these is asked for:
-
-    Attributes:
-        lowercase: lower-case the line.
-        nfkc: bring it into Unicode normal form KC.
+    CR and LF become spaces, so no token contains a line break. A line of whitespace becomes empty.
+    Lowercasing and Unicode normalization form KC are optional.
     """
 
     lowercase: bool = False
@@ -28,16 +24,16 @@ class Normalizer:
     def of_side(
         cls, config: LearntTokenizerConfig, side: Literal["source", "target"]
     ) -> "Normalizer":
-        """Return what a configuration asks for on one side."""
+        """Return the normalizer that a config asks for on one side."""
         sides = (side, "both")
         return cls(
-            # A word tokenizer has no such setting: its rules lower-case everything anyway.
+            # A word tokenizer lowercases by its own rules and has no such key.
             lowercase=config.kind != "word" and config.lowercase in sides,
             nfkc=config.nfkc in sides,
         )
 
     def __call__(self, line: str) -> str:
-        """Return the line in this spelling; doing it again changes nothing."""
+        """Return the normalized line."""
         if line.isspace():
             return ""
         line = line.translate(LINE_BREAKS_TO_SPACES)
@@ -46,6 +42,6 @@ class Normalizer:
         if self.lowercase:
             line = line.lower()
             if self.nfkc:
-                # J with a caron is two code points in this form, j with a caron is one.
+                # Lowercasing can undo NFKC: J with caron is two code points, j with caron is one.
                 line = unicodedata.normalize("NFKC", line)
         return line

@@ -1,34 +1,35 @@
-"""A long text, cut where a reader would pause."""
+"""A line of text in segments, sentences, words and terms."""
 
 import re
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-# Quotation marks and brackets that may stand between a mark and the blank after it.
+from tformer_cli.errors import DataError
+from tformer_cli.text.tokenizer import Tokenizer
+
+# Quotation marks and brackets between a punctuation mark and the whitespace after it.
 _CLOSING = "[\"'”’“»›)\\]}」』）】》〉]*+"
-# The scripts that write without blanks need none after their marks; a run of such marks stays
-# together.
+# Scripts without whitespace need none after the mark; a run of their marks stays together.
 _SENTENCE_ENDS = re.compile(
     rf"(?<=[.!?…؟۔।]){_CLOSING}\s+|(?<=[。！？｡]){_CLOSING}(?![。！？｡])\s*"
 )
-# Initials (but for "I", which ends sentences), ordinal numbers, what has periods within, and titles
-# that stand before names. Among the last characters before a blank, for none is longer.
+# Initials (except "I", which ends sentences), ordinals, abbreviations with inner periods, titles.
 _ABBREVIATION = re.compile(
     r"(?<![\w.])(?:(?!I\.)[^\W\d_]|\d\d?|(?:[^\W\d_]\.)+[^\W\d_]|"
     r"M(?:rs?|s|me|lle|t)|[DJSH]r|Dra|Sra?|St|Prof|Gen|Col|Capt|Lt|Sgt|Rev|Hon|Sen|Rep|Gov|Nr|vs)\.$"
 )
-_LONGEST_ABBREVIATION = 12
-# From the best place to the least good one.
-_LESSER_PAUSES = (
+_MAX_ABBREVIATION_LENGTH = 12
+# Where to split within a sentence, best first: semicolons and colons, commas, whitespace.
+_PAUSES = (
     re.compile(rf"(?<=[;:؛]){_CLOSING}\s+|(?<=[；：])\s*"),
     re.compile(rf"(?<=[,،]){_CLOSING}\s+|(?<=[，、､])\s*"),
     re.compile(r"\s+"),
 )
 _JOINER = "\u200d"
 
-# Languages that put no blanks between sentences, by the first part of their tag.
-_WITHOUT_BLANKS = frozenset({"zh", "yue", "wuu", "ja", "th", "lo", "km", "my", "bo", "dz"})
+# Languages that separate neither words nor sentences by whitespace.
+_WITHOUT_WHITESPACE = frozenset({"zh", "yue", "wuu", "ja", "th", "lo", "km", "my", "bo", "dz"})
 
 
 def segment_text(
@@ -38,97 +39,222 @@ def segment_text(
     *,
     max_sentences: int | None = None,
 ) -> list[str]:
-    """Cut a text into pieces of at most `max_tokens` tokens, each as long as may be.
+    """Split a text into the longest segments of at most `max_tokens` tokens and `max_sentences`.
 
-    A piece ends after the last sentence that still fits; where none fits, at a semicolon or colon,
-    else at a comma, else at a blank, else between any two characters. Blanks belong to the piece
-    that they follow, so the pieces in a row are the text. A single character that has more tokens
-    is a piece nevertheless.
+    A segment ends after a sentence if one fits, else after a semicolon or colon, else after a
+    comma, else after whitespace, else between any two characters. Whitespace belongs to the
+    segment before it, so the concatenated segments are the text. A single character with more
+    tokens is a segment.
 
-    Time is linear in the text: whatever it is, no stretch is counted much longer than a piece.
-
-    Args:
-        text: what to cut.
-        max_tokens: of a piece.
-        count_tokens: says how many tokens a stretch of text becomes.
-        max_sentences: of a piece; None sets no limit.
+    Time is linear in the text: no stretch much longer than a segment is counted.
     """
     sentences = sentence_ends(text)
-    lesser = ([found.end() for found in pause.finditer(text)] for pause in _LESSER_PAUSES)
-    pauses = [sentences, *lesser]
+    pauses = [sentences, *([match.end() for match in p.finditer(text)] for p in _PAUSES)]
 
     def fits(start: int, end: int) -> bool:
         return count_tokens(text[start:end]) <= max_tokens
 
-    pieces = []
-    start, reach = 0, max_tokens
+    segments = []
+    start, guess = 0, max_tokens
     while start < len(text):
         last = len(text)
         if max_sentences is not None:
             beyond = bisect_right(sentences, start) + max_sentences
             last = sentences[min(beyond, len(sentences)) - 1]
-        limit = end = _furthest(start, last, reach, fits)
+        limit = end = _longest_fitting_end(start, last, guess, fits)
         if limit < last:
-            # A shorter stretch may have more tokens than a longer one, so it is counted again.
-            good = _good_ends(text, pauses, start, limit)
-            end = next((place for place in good if fits(start, place)), limit)
-        pieces.append(text[start:end])
-        start, reach = end, limit - start
-    return pieces
+            # A shorter stretch can have more tokens than a longer one, so it is counted again.
+            candidates = _ends_at_pauses(text, pauses, start, limit)
+            end = next((candidate for candidate in candidates if fits(start, candidate)), limit)
+        segments.append(text[start:end])
+        start, guess = end, limit - start
+    return segments
 
 
 def sentence_ends(text: str) -> list[int]:
-    """Return where each sentence of a text ends, behind the blanks that follow it.
+    """Return the end of each sentence, whitespace after it included; the last one is len(text).
 
-    A period after an abbreviation ends none. Nor does a mark before a small letter, unless the
-    text has small letters alone. The last sentence ends with the text.
+    A period after an abbreviation does not end a sentence. A mark before a lowercase letter does
+    so only in an all-lowercase text.
     """
     has_capitals = text != text.lower()
     ends = []
-    for found in _SENTENCE_ENDS.finditer(text):
-        start, end = found.span()
+    for match in _SENTENCE_ENDS.finditer(text):
+        start, end = match.span()
         if end == len(text) or (has_capitals and text[end].islower()):
             continue
-        if not _ABBREVIATION.search(text[max(0, start - _LONGEST_ABBREVIATION) : start]):
+        if not _ABBREVIATION.search(text[max(0, start - _MAX_ABBREVIATION_LENGTH) : start]):
             ends.append(end)
     return [*ends, len(text)] if text else []
 
 
 def truncate_text(text: str, max_tokens: int, count_tokens: Callable[[str], int]) -> str:
-    """Return as much of a text as has at most `max_tokens` tokens, or its first character.
-
-    Args:
-        text: what is cut off.
-        max_tokens: of what is left.
-        count_tokens: says how many tokens a stretch of text becomes.
-    """
+    """Return the longest start of a text with at most `max_tokens` tokens, or one character."""
 
     def fits(start: int, end: int) -> bool:
         return count_tokens(text[start:end]) <= max_tokens
 
-    return text[: _furthest(0, len(text), max_tokens, fits)]
+    return text[: _longest_fitting_end(0, len(text), max_tokens, fits)]
 
 
 def word_separator(language: str) -> str:
-    """Return what stands between two sentences of a language: a blank, or nothing.
+    """Return what separates words and sentences of a language: a space, or nothing.
 
     Args:
         language: a tag such as `en`, `zh` or `zh-Hant`.
     """
     main = language.lower().replace("_", "-").split("-")[0]
-    return "" if main in _WITHOUT_BLANKS else " "
+    return "" if main in _WITHOUT_WHITESPACE else " "
 
 
-def _furthest(start: int, length: int, reach: int, fits: Callable[[int, int], bool]) -> int:
-    """Return an end that fits while the next one does not; `start + 1` where nothing fits.
+def word_indices(token_bytes: Sequence[bytes]) -> list[int | None]:
+    """Return the index of each token's word; None for a token of whitespace.
+
+    Words are separated by ASCII whitespace, as in command-line tools. A token of several words
+    belongs to the first.
 
     Args:
-        start: where the piece begins.
-        length: of the whole text.
-        reach: a guess of its characters; from there on twice as many at a time are tried.
-        fits: whether a piece may begin and end at two places.
+        token_bytes: UTF-8 bytes of each token, at least one; a character may span tokens.
     """
-    low, high = start + 1, min(start + reach, length)
+    indices: list[int | None] = []
+    num_words, is_inside = 0, False
+    for token in token_bytes:
+        words = token.split()
+        continues = is_inside and bool(words) and not token[:1].isspace()
+        indices.append(num_words - continues if words else None)
+        num_words += len(words) - continues
+        is_inside = not token[-1:].isspace()
+    return indices
+
+
+def first_word_indices(segments: Sequence[str]) -> list[int]:
+    """Return the index, in the whole text, of the word in which each segment begins.
+
+    Segments are not empty; the index of one of whitespace is meaningless.
+    """
+    return [index or 0 for index in word_indices([segment.encode() for segment in segments])]
+
+
+def unit_indices(
+    tokenizer: Tokenizer,
+    segments: Sequence[Sequence[int]],
+    first_words: Sequence[int],
+    separator: str,
+) -> list[int | None]:
+    """Return the index of each token's alignment unit: its word, or the token itself.
+
+    Args:
+        tokenizer: of the language.
+        segments: ids of each segment of the text.
+        first_words: index of the word in which each segment begins.
+        separator: between words; empty for a language whose units are tokens.
+    """
+    if not separator:
+        return list(range(sum(len(ids) for ids in segments)))
+    indices: list[int | None] = []
+    for ids, first in zip(segments, first_words, strict=True):
+        own = word_indices(tokenizer.to_bytes(ids))
+        indices += [None if index is None else first + index for index in own]
+    return indices
+
+
+def aligned_units(
+    links: Sequence[int], source: Sequence[int | None], target: Sequence[int | None]
+) -> tuple[tuple[int, int], ...]:
+    """Return the aligned pairs of source and target units, sorted.
+
+    A whitespace-only source token is attributed to the following word; whitespace-only target
+    tokens are ignored.
+
+    Args:
+        links: index of the source token aligned to each target token.
+        source: unit of each source token.
+        target: unit of each target token.
+    """
+    units = list(source)
+    for index in reversed(range(len(units) - 1)):
+        if units[index] is None:
+            units[index] = units[index + 1]
+    pairs = set()
+    for link, target_unit in zip(links, target, strict=True):
+        source_unit = units[link]
+        if source_unit is not None and target_unit is not None:
+            pairs.add((source_unit, target_unit))
+    return tuple(sorted(pairs))
+
+
+def pharaoh(pairs: Sequence[tuple[int, int]]) -> str:
+    """Return an alignment in Pharaoh format, such as `0-0 1-2`."""
+    return " ".join(f"{source}-{target}" for source, target in pairs)
+
+
+class Terminology:
+    """Source terms with their required translations."""
+
+    def __init__(self, lines: Iterable[str], name: str, *, source_language: str) -> None:
+        """Parse lines of a source term, a tab and a target term; lines of whitespace are skipped.
+
+        Args:
+            lines: of the file.
+            name: of the file, for messages.
+            source_language: if its words are separated by whitespace, terms match whole words only.
+
+        Raises:
+            DataError: a line is something else, or gives a term a second translation.
+        """
+        self.targets: dict[str, str] = {}
+        self._whole_words = word_separator(source_language) != ""
+        line_numbers: dict[str, int] = {}
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            parts = [part.strip() for part in line.split("\t")]
+            if len(parts) != 2 or not all(parts):
+                raise DataError(
+                    f"{name}:{number}",
+                    "must be a source term, a tab and a target term",
+                    got=repr(line),
+                )
+            source, target = parts
+            if self.targets.setdefault(source, target) != target:
+                raise DataError(
+                    f"{name}:{number}",
+                    f"has another translation than line {line_numbers[source]}",
+                    got=f"{target!r} for {source!r}",
+                    remedy="keep one of the two",
+                )
+            line_numbers.setdefault(source, number)
+        self._lengths = sorted({len(term) for term in self.targets}, reverse=True)
+
+    def target_terms(self, line: str) -> list[str]:
+        """Return the target terms of a line, each once, in the order of their source terms.
+
+        Of overlapping terms the longest counts, of equally long ones the first. Matching is
+        case-sensitive.
+        """
+        is_covered = [False] * len(line)
+        matches = []
+        for length in self._lengths:
+            for start in range(len(line) - length + 1):
+                end = start + length
+                term = line[start:end]
+                if term not in self.targets or any(is_covered[start:end]):
+                    continue
+                if self._whole_words and any(_is_within_word(line, i) for i in (start, end)):
+                    continue
+                is_covered[start:end] = [True] * length
+                matches.append((start, self.targets[term]))
+        return list(dict.fromkeys(target for _, target in sorted(matches)))
+
+
+def _longest_fitting_end(
+    start: int, length: int, guess: int, fits: Callable[[int, int], bool]
+) -> int:
+    """Return an end that fits while the next one does not, by bisection; at least `start + 1`.
+
+    The search begins with a segment of `guess` characters, which is doubled while it fits.
+    """
+    low, high = start + 1, min(start + guess, length)
     while fits(start, high):
         if high == length:
             return length
@@ -142,20 +268,30 @@ def _furthest(start: int, length: int, reach: int, fits: Callable[[int, int], bo
     return low
 
 
-def _good_ends(text: str, pauses: Sequence[Sequence[int]], start: int, limit: int) -> Iterator[int]:
-    """Yield where a piece had better end than at `limit`, the best place first."""
+def _ends_at_pauses(
+    text: str, pauses: Sequence[Sequence[int]], start: int, limit: int
+) -> Iterator[int]:
+    """Yield better ends of a segment than `limit`, the best first."""
     for ends in pauses:
-        place = bisect_right(ends, limit) - 1
-        if place >= 0 and ends[place] > start:
-            yield ends[place]
-    whole = limit
-    while whole > start and _continues(text, whole):
-        whole -= 1
-    if whole > start:
-        yield whole
+        index = bisect_right(ends, limit) - 1
+        if index >= 0 and ends[index] > start:
+            yield ends[index]
+    end = limit
+    while end > start and _continues_character(text, end):
+        end -= 1
+    if end > start:
+        yield end
 
 
-def _continues(text: str, place: int) -> bool:
-    """Say whether the code point at a place belongs to the character before it."""
-    is_mark = unicodedata.category(text[place]).startswith("M")
-    return is_mark or _JOINER in text[place - 1 : place + 1]
+def _continues_character(text: str, index: int) -> bool:
+    is_mark = unicodedata.category(text[index]).startswith("M")
+    return is_mark or _JOINER in text[index - 1 : index + 1]
+
+
+def _is_within_word(line: str, index: int) -> bool:
+    return 0 < index < len(line) and all(map(_is_word_character, line[index - 1 : index + 1]))
+
+
+def _is_word_character(character: str) -> bool:
+    # Vowel signs of many scripts are marks, not letters.
+    return character.isalnum() or unicodedata.category(character)[0] == "M" or character == "_"

@@ -1,6 +1,8 @@
-"""Pieces of words: byte-pair encoding and the unigram model, by sentencepiece."""
+"""Subword tokenizers by sentencepiece: BPE, the unigram model, and imported Marian models."""
 
+import base64
 import io
+import json
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,6 +13,7 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tformer_cli.child_process import num_threads
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.errors import CheckpointError, DataError
+from tformer_cli.json_text import parse_json
 from tformer_cli.text.normalizer import LINE_BREAKS_TO_SPACES, Normalizer
 from tformer_cli.text.vocabulary import (
     BOS_ID,
@@ -22,72 +25,77 @@ from tformer_cli.text.vocabulary import (
     UNK_ID,
 )
 
-# The unigram trainer takes quadratic time on a sentence without blanks, and sentencepiece drops
-# sentences above its limit, so longer lines are learnt from in parts.
+# The unigram trainer takes quadratic time in a sentence without whitespace, and sentencepiece
+# drops sentences above its limit, so longer training lines are split.
 SENTENCE_CHARACTERS = 1000
 
-# Characters that sentencepiece uses for itself: it writes a blank as the first, and drops every
-# training sentence with the second.
+# Sentencepiece writes a space as the first, and drops training sentences with the second.
 WHITESPACE_MARK = "\u2581"
 UNKNOWN_MARK = "\u2585"
 
-# The number of threads shows in the model, so it is the same on every machine.
+# The trained model depends on the number of threads, so it is the same on every machine.
 TRAINING_THREADS = 8
+
+TRAIN_AGAIN = "restore the file, or train again"
+IMPORT_AGAIN = "restore the file, or import the model again"
 
 Item = TypeVar("Item")
 
 
 class SubwordTokenizer:
-    """One side of a sentencepiece model.
+    """Tokenizer of one side by a sentencepiece model with the special tokens of tformer.
 
-    `decode(encode(line))` is the normalised line, except that runs of blanks (U+0020) become one,
-    blanks at both ends go, and U+2581 counts as a blank, because sentencepiece writes blanks so.
-    Any other character comes back, with byte fallback; without it an unseen one is lost.
+    `decode(encode(line))` is the normalized line, except that runs of spaces become one, spaces at
+    both ends are dropped, and U+2581 counts as a space. Without byte fallback, characters that
+    training did not see are lost.
     """
 
     kind: ClassVar = "subword"
 
     def __init__(self, model: bytes, normalizer: Normalizer, *, name: str) -> None:
-        """Read a model.
-
-        Args:
-            model: a serialised sentencepiece model.
-            normalizer: of this side.
-            name: of the model's file, for messages.
+        """Parse the serialized sentencepiece model in the file `name`.
 
         Raises:
-            CheckpointError: the bytes are no model, or one with other special tokens.
+            CheckpointError: the content is not a model, or one with other special tokens.
         """
         self.content = model
         self.normalizer = normalizer
-        self._processor = _processor(model, name)
+        self._processor = sentencepiece_processor(model, name, TRAIN_AGAIN)
         self.size: int = self._processor.get_piece_size()
+        first_tokens = self.tokens(range(min(NUM_SPECIAL, self.size)))
+        if first_tokens != list(SPECIAL_TOKENS):
+            raise CheckpointError(
+                name,
+                "has other special tokens than tformer's",
+                got=", ".join(first_tokens),
+                remedy=TRAIN_AGAIN,
+            )
         has_bytes = self.size > NUM_SPECIAL and self._processor.is_byte(NUM_SPECIAL)
         self.byte_ids = range(NUM_SPECIAL, NUM_SPECIAL + 256) if has_bytes else range(0)
         line_breaks = [self.byte_ids[ord(c)] for c in "\n\r"] if has_bytes else []
         self.suppressed_ids: tuple[int, ...] = (*SUPPRESSED_IDS, *line_breaks)
 
     def encode(self, line: str) -> list[int]:
-        """Return the ids of a line, in time linear in its length."""
+        """Return the ids of a line, in linear time."""
         ids: list[int] = self._processor.encode(self._text(line))
         return ids
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each line, with as many threads as the process that made this has."""
+        """Return the ids of each line, with the threads of the process that loaded the model."""
         ids: list[list[int]] = self._processor.encode([self._text(line) for line in lines])
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of ids; bytes that are not UTF-8 become U+FFFD."""
         text: str = self._processor.decode([int(i) for i in ids if i >= NUM_SPECIAL])
         return text.translate(LINE_BREAKS_TO_SPACES)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Return the pieces of ids, special ones included."""
+        """Return the pieces of ids, special tokens included."""
         return [self._processor.id_to_piece(int(i)) for i in ids]
 
     def to_bytes(self, ids: Sequence[int]) -> list[bytes]:
-        """Return the bytes of each piece; a word has a blank before it."""
+        """Return the bytes of each piece; a word has a space before it."""
         return [
             bytes([self.byte_ids.index(i)])
             if i in self.byte_ids
@@ -99,8 +107,106 @@ class SubwordTokenizer:
         return self.normalizer(line).replace(WHITESPACE_MARK, " ")
 
 
+class MarianTokenizer:
+    """Tokenizer of one side of an imported Marian model.
+
+    Sentencepiece splits a line into pieces, and a separate list maps pieces to ids; the special
+    tokens of tformer come first. A language code such as `>>de<<` at the start of a line is one
+    token. Ids and text equal those of transformers' MarianTokenizer, except that text never
+    becomes a special token.
+    """
+
+    kind: ClassVar = "marian"
+
+    def __init__(self, content: bytes, normalizer: Normalizer, *, name: str) -> None:
+        """Parse a file `name` written by `marian_file`.
+
+        Raises:
+            CheckpointError: the content is something else.
+        """
+        self.content = content
+        self.normalizer = normalizer
+        self.model, self.pieces = _parse_marian_file(content, name)
+        self._processor = sentencepiece_processor(self.model, name, IMPORT_AGAIN)
+        self._tokens = (*SPECIAL_TOKENS, *self.pieces)
+        self._ids = {piece: i for i, piece in enumerate(self.pieces, start=NUM_SPECIAL)}
+        self.size = len(self._tokens)
+        # The order of byte pieces differs between Marian models.
+        self.byte_ids = range(0)
+        line_breaks = [self._ids[piece] for piece in ("<0x0A>", "<0x0D>") if piece in self._ids]
+        self.suppressed_ids: tuple[int, ...] = (*SUPPRESSED_IDS, *line_breaks)
+
+    def encode(self, line: str) -> list[int]:
+        """Return the ids of a line."""
+        code, text = _split_code(self.normalizer(line))
+        return self._ids_of(code, self._processor.encode(text, out_type=str))
+
+    def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each line, with the threads of the process that loaded the model."""
+        codes_and_texts = [_split_code(self.normalizer(line)) for line in lines]
+        all_pieces = self._processor.encode([text for _, text in codes_and_texts], out_type=str)
+        return [
+            self._ids_of(code, pieces)
+            for (code, _), pieces in zip(codes_and_texts, all_pieces, strict=True)
+        ]
+
+    def split_code(self, line: str) -> tuple[str, str]:
+        """Return a language code of the vocabulary at the start of a line, and the rest."""
+        code, text = _split_code(line)
+        return (code, text) if code in self._ids else ("", line)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids without the special tokens."""
+        text: str = self._processor.decode(self.tokens([i for i in ids if i >= NUM_SPECIAL]))
+        return text.replace(WHITESPACE_MARK, " ").strip().translate(LINE_BREAKS_TO_SPACES)
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """Return the pieces of ids, special tokens included."""
+        return [self._tokens[i] for i in ids]
+
+    def to_bytes(self, ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes of each piece; a word has a space before it."""
+        return [
+            bytes([int(piece[1:-1], base=16)])
+            if self._processor.is_byte(self._processor.piece_to_id(piece))
+            else piece.replace(WHITESPACE_MARK, " ").encode()
+            for piece in self.tokens(ids)
+        ]
+
+    def _ids_of(self, code: str, pieces: Sequence[str]) -> list[int]:
+        all_pieces = [code, *pieces] if code else pieces
+        return [self._ids.get(piece, UNK_ID) for piece in all_pieces]
+
+
+def marian_file(model: bytes, pieces: Sequence[str]) -> bytes:
+    """Return the content of a Marian tokenizer file.
+
+    Args:
+        model: a serialized sentencepiece model.
+        pieces: the vocabulary without special tokens; all differ.
+    """
+    content = {"sentencepiece": base64.b64encode(model).decode("ascii"), "pieces": list(pieces)}
+    return (json.dumps(content, ensure_ascii=False, indent=0) + "\n").encode()
+
+
+def sentencepiece_processor(model: bytes, name: str, remedy: str) -> SentencePieceProcessor:
+    """Load a serialized sentencepiece model.
+
+    Raises:
+        CheckpointError: `model`, the content of the file `name`, is something else.
+    """
+    if not model:
+        raise CheckpointError(name, "is not a sentencepiece model", got="no bytes", remedy=remedy)
+    try:
+        return SentencePieceProcessor(model_proto=model, num_threads=num_threads())
+    except RuntimeError:
+        raise CheckpointError(
+            name, "is not a sentencepiece model", got=f"{len(model):,} bytes", remedy=remedy
+        ) from None
+
+
 def learn_subwords(lines: Iterable[str], config: SubwordConfig) -> bytes:
-    """Return the serialised sentencepiece model of the lines; the same lines give the same bytes.
+    """Train a sentencepiece model; the same lines give the same bytes.
 
     Raises:
         DataError: there is no text, or the vocabulary size does not suit it.
@@ -108,7 +214,7 @@ def learn_subwords(lines: Iterable[str], config: SubwordConfig) -> bytes:
     model = io.BytesIO()
     try:
         SentencePieceTrainer.train(
-            sentence_iterator=_sentences(lines),
+            sentence_iterator=_training_sentences(lines),
             model_writer=model,
             model_type=config.algorithm,
             vocab_size=config.vocab_size,
@@ -129,78 +235,68 @@ def learn_subwords(lines: Iterable[str], config: SubwordConfig) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _explained(str(error), config) from None
+        raise _training_error(str(error), config) from None
     return model.getvalue()
 
 
 def reservoir_sample(items: Iterable[Item], size: int, seed: int) -> list[Item]:
-    """Draw `size` items evenly from a stream, or keep all where there are fewer.
+    """Sample `size` items uniformly from a stream, or keep all if there are fewer.
 
-    Vitter 1985, algorithm R: item n enters with probability size / n.
+    Algorithm R of Vitter 1985: item n enters the sample with probability size / n.
     """
     generator = random.Random(seed)
     sample: list[Item] = []
-    for place, item in enumerate(items):
-        if place < size:
+    for index, item in enumerate(items):
+        if index < size:
             sample.append(item)
-        elif (slot := generator.randrange(place + 1)) < size:
+        elif (slot := generator.randrange(index + 1)) < size:
             sample[slot] = item
     return sample
 
 
-def _sentences(lines: Iterable[str]) -> Iterator[str]:
+def _training_sentences(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         text = line.replace(WHITESPACE_MARK, " ").replace(UNKNOWN_MARK, " ")
         for start in range(0, len(text), SENTENCE_CHARACTERS):
             yield text[start : start + SENTENCE_CHARACTERS]
 
 
-def sentencepiece_processor(model: bytes, name: str, remedy: str) -> SentencePieceProcessor:
-    """Return what cuts text into pieces.
-
-    Args:
-        model: a serialised sentencepiece model.
-        name: of its file, for messages.
-        remedy: likewise.
-
-    Raises:
-        CheckpointError: the bytes are no model.
-    """
-    if not model:
-        raise CheckpointError(name, "is not a sentencepiece model", got="no bytes", remedy=remedy)
-    try:
-        return SentencePieceProcessor(model_proto=model, num_threads=num_threads())
-    except RuntimeError:
-        raise CheckpointError(
-            name, "is not a sentencepiece model", got=f"{len(model):,} bytes", remedy=remedy
-        ) from None
-
-
-def _processor(model: bytes, name: str) -> SentencePieceProcessor:
-    remedy = "restore the file, or train again"
-    processor = sentencepiece_processor(model, name, remedy)
-    found = [processor.id_to_piece(i) for i in range(min(NUM_SPECIAL, processor.get_piece_size()))]
-    if found != list(SPECIAL_TOKENS):
-        raise CheckpointError(
-            name, "has other special tokens than tformer's", got=", ".join(found), remedy=remedy
-        )
-    return processor
-
-
-def _explained(message: str, config: SubwordConfig) -> DataError:
-    """Say what sentencepiece's complaint means in our terms."""
-    if found := re.search(r"size too high \(\d+\)\. Please set it to a value <= (\d+)", message):
+def _training_error(message: str, config: SubwordConfig) -> DataError:
+    """Translate an error of sentencepiece's trainer into keys of the config."""
+    if match := re.search(r"size too high \(\d+\)\. Please set it to a value <= (\d+)", message):
         return DataError(
             "tokenizer.vocab_size",
-            f"is larger than the text allows (at most {found[1]})",
+            f"is larger than the text allows (at most {match[1]})",
             got=str(config.vocab_size),
             remedy="make it smaller, or give more text",
         )
-    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return DataError(
             "tokenizer.vocab_size",
-            f"is smaller than the characters of the text need (at least {found[1]})",
+            f"is smaller than the characters of the text need (at least {match[1]})",
             got=str(config.vocab_size),
             remedy="enlarge it, or lower tokenizer.character_coverage",
         )
     return DataError("tokenizer", "sentencepiece found no vocabulary", got=message)
+
+
+def _parse_marian_file(content: bytes, name: str) -> tuple[bytes, tuple[str, ...]]:
+    """Return the sentencepiece model and the pieces."""
+    try:
+        parsed = parse_json(content)
+        model, pieces = base64.b64decode(parsed["sentencepiece"], validate=True), parsed["pieces"]
+        if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
+            raise TypeError("something other than a list of strings")
+        return model, tuple(pieces)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            name, "is not the vocabulary of a Marian model", got=repr(error), remedy=IMPORT_AGAIN
+        ) from None
+
+
+def _split_code(line: str) -> tuple[str, str]:
+    """Return the language code at the start of a line, or an empty one, and the rest."""
+    end = line.find("<<")
+    if not line.startswith(">>") or end < 0:
+        return "", line
+    return line[: end + 2], line[end + 2 :]

@@ -1,4 +1,4 @@
-"""What every tokenizer offers, and the pair of them that belongs to a run."""
+"""The interface of a tokenizer, and the two tokenizers of a run: learned, saved and loaded."""
 
 import hashlib
 import itertools
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from tformer_cli.config.schema.tokenizer import (
     CharConfig,
@@ -19,11 +19,20 @@ from tformer_cli.config.schema.tokenizer import (
 from tformer_cli.errors import CheckpointError, DataError
 from tformer_cli.json_text import parse_json
 from tformer_cli.storage.run_directory import whole_directory
-from tformer_cli.text.char import CharTokenizer, learn_characters
-from tformer_cli.text.marian import MarianTokenizer
 from tformer_cli.text.normalizer import Normalizer
-from tformer_cli.text.subword import SubwordTokenizer, learn_subwords, reservoir_sample
-from tformer_cli.text.word import WordTokenizer, learn_words
+from tformer_cli.text.subword import (
+    TRAIN_AGAIN,
+    MarianTokenizer,
+    SubwordTokenizer,
+    learn_subwords,
+    reservoir_sample,
+)
+from tformer_cli.text.symbol import (
+    CharTokenizer,
+    WordTokenizer,
+    learn_characters,
+    learn_words,
+)
 
 FORMAT_VERSION = 1
 HEADER_FILE = "tokenizer.json"
@@ -37,7 +46,6 @@ _TOKENIZERS: dict[
     "char": CharTokenizer,
     "marian": MarianTokenizer,
 }
-_SUFFIXES = {"subword": ".model", "word": ".json", "char": ".json", "marian": ".json"}
 
 Pairs = Callable[[], Iterable[tuple[str, str]]]
 
@@ -46,52 +54,42 @@ class Tokenizer(Protocol):
     """Text of one language to ids and back.
 
     Attributes:
-        kind: the `kind` of its configuration.
+        kind: of its config.
         content: of the file that it is saved as.
-        normalizer: what is done to a line first.
-        size: number of ids.
-        byte_ids: ids of single bytes, by byte; empty where there are none.
-        suppressed_ids: ids that no translation contains: all special ones but `</s>`, and the
-            bytes of the line breaks.
+        normalizer: applied to a line first.
+        size: number of ids, special ones included.
+        byte_ids: ids of single bytes, by byte; empty without byte fallback.
+        suppressed_ids: ids that no translation contains: special ones except EOS, and line breaks.
     """
 
-    @property
-    def kind(self) -> str: ...
-    @property
-    def content(self) -> bytes: ...
-    @property
-    def normalizer(self) -> Normalizer: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def byte_ids(self) -> range: ...
-    @property
-    def suppressed_ids(self) -> tuple[int, ...]: ...
+    kind: ClassVar[str]
+    content: bytes
+    normalizer: Normalizer
+    size: int
+    byte_ids: range
+    suppressed_ids: tuple[int, ...]
 
     def encode(self, line: str) -> list[int]:
-        """Return the ids of a line, no special ones among them but that of the unknown."""
+        """Return the ids of a line, without special ones except UNK."""
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each line, as `encode` does."""
+        """Return the ids of each line."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids without the special ones; never a line break in it."""
+        """Return the text of ids without special tokens and without line breaks."""
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Return each id's token as it is shown to people."""
+        """Return the printable token of each id."""
 
     def to_bytes(self, ids: Sequence[int]) -> list[bytes]:
-        """Return the UTF-8 bytes of text that each id stands for, blanks between words included."""
+        """Return the UTF-8 bytes of text of each id, whitespace between words included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenizers:
-    """The tokenizers of both languages of a run.
+    """The tokenizers of source and target language.
 
-    Attributes:
-        source: of the language that is read.
-        target: of the language that is written.
-        shared: whether both have the same vocabulary; their normalizers may still differ.
+    With `shared`, both have the same vocabulary; their normalizers may still differ.
     """
 
     source: Tokenizer
@@ -100,7 +98,7 @@ class Tokenizers:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all that decides which ids a text becomes."""
+        """Hash of everything that determines the ids of a text."""
         digest = hashlib.sha256()
         for name, content in self.files().items():
             digest.update(f"{name} {len(content)}\n".encode())
@@ -108,13 +106,13 @@ class Tokenizers:
         return digest.hexdigest()
 
     def save(self, directory: Path) -> None:
-        """Write a tokenizer folder in the place of what was there: as a whole, or not at all."""
+        """Write a tokenizer directory atomically, replacing an earlier one."""
         with whole_directory(directory) as temporary:
             for name, content in self.files().items():
                 (temporary / name).write_bytes(content)
 
     def files(self) -> dict[str, bytes]:
-        """Return the content of each file of a tokenizer folder."""
+        """Return the content of each file of a tokenizer directory."""
         header = {
             "format_version": FORMAT_VERSION,
             "kind": self.source.kind,
@@ -122,11 +120,11 @@ class Tokenizers:
             "source": asdict(self.source.normalizer),
             "target": asdict(self.target.normalizer),
         }
-        names = _file_names(self.source.kind, self.shared)
+        source_name, target_name = _file_names(self.source.kind, self.shared)
         return {
             HEADER_FILE: (json.dumps(header, indent=2) + "\n").encode(),
-            names[0]: self.source.content,
-            names[1]: self.target.content,
+            source_name: self.source.content,
+            target_name: self.target.content,
         }
 
 
@@ -134,30 +132,29 @@ def build_tokenizers(config: TokenizerConfig, pairs: Pairs, seed: int) -> Tokeni
     """Learn the tokenizers of both sides from parallel text.
 
     Args:
-        config: what kind of tokens.
-        pairs: returns the (source, target) lines from their beginning; called once or twice.
-            Only the sample that subwords are learnt from is held in memory.
-        seed: decides that sample.
+        config: kind and size of the vocabulary.
+        pairs: returns the (source, target) lines from the first on; called once or twice. Memory
+            holds only the sample that subwords are learned from.
+        seed: of that sample.
 
     Raises:
-        DataError: there is no text, or the configured sizes do not suit it; or tokens of this kind
-            are not learnt.
+        DataError: there is no text, or the vocabulary size does not suit it.
     """
     if isinstance(config, MarianConfig):
         raise DataError(
             "tokenizer.kind",
-            "comes with an imported model, and is not learnt from text",
+            "comes with an imported model, and is not learned from text",
             got=config.kind,
             remedy="name the run of `tformer import` in training.initialize_from",
         )
     if config.kind == "subword":
         sample = reservoir_sample(pairs(), config.sample_lines, seed)
-        return _learnt(config, lambda: sample)
-    return _learnt(config, pairs)
+        return _learned_tokenizers(config, lambda: sample)
+    return _learned_tokenizers(config, pairs)
 
 
 def load_tokenizers(directory: Path) -> Tokenizers:
-    """Read a tokenizer folder.
+    """Load a tokenizer directory.
 
     Raises:
         CheckpointError: a file is missing, damaged or of a newer version.
@@ -174,19 +171,19 @@ def load_tokenizers(directory: Path) -> Tokenizers:
             )
         kind, shared = header["kind"], header["shared"]
         normalizers = Normalizer(**header["source"]), Normalizer(**header["target"])
-        names = _file_names(kind, shared)
+        tokenizer_class, names = _TOKENIZERS[kind], _file_names(kind, shared)
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            str(file), "is damaged", got=repr(error), remedy="restore the file, or train again"
+            str(file), "is damaged", got=repr(error), remedy=TRAIN_AGAIN
         ) from None
     source, target = (
-        _TOKENIZERS[kind](_read(directory / name), normalizer, name=str(directory / name))
+        tokenizer_class(_read(directory / name), normalizer, name=str(directory / name))
         for name, normalizer in zip(names, normalizers, strict=True)
     )
     return Tokenizers(source, target, shared)
 
 
-def _learnt(config: LearntTokenizerConfig, pairs: Pairs) -> Tokenizers:
+def _learned_tokenizers(config: LearntTokenizerConfig, pairs: Pairs) -> Tokenizers:
     source_normalizer = Normalizer.of_side(config, "source")
     target_normalizer = Normalizer.of_side(config, "target")
     sources = (source_normalizer(source) for source, _ in pairs())
@@ -195,17 +192,17 @@ def _learnt(config: LearntTokenizerConfig, pairs: Pairs) -> Tokenizers:
         source_content = target_content = _learn(config, itertools.chain(sources, targets))
     else:
         source_content, target_content = _learn(config, sources), _learn(config, targets)
-    make = _TOKENIZERS[config.kind]
-    names = _file_names(config.kind, config.shared)
+    tokenizer_class = _TOKENIZERS[config.kind]
+    source_name, target_name = _file_names(config.kind, config.shared)
     return Tokenizers(
-        make(source_content, source_normalizer, name=names[0]),
-        make(target_content, target_normalizer, name=names[1]),
+        tokenizer_class(source_content, source_normalizer, name=source_name),
+        tokenizer_class(target_content, target_normalizer, name=target_name),
         config.shared,
     )
 
 
 def _learn(config: LearntTokenizerConfig, lines: Iterator[str]) -> bytes:
-    """Return the content of the file that holds the vocabulary of some normalised lines."""
+    """Return the content of a vocabulary file learned from normalized lines."""
     first = next(filter(None, lines), None)
     if first is None:
         raise DataError(
@@ -224,9 +221,9 @@ def _learn(config: LearntTokenizerConfig, lines: Iterator[str]) -> bytes:
 
 
 def _file_names(kind: str, shared: bool) -> tuple[str, str]:
-    """Return the files of the source and the target side; one and the same if they share it."""
-    suffix = _SUFFIXES[kind]
-    # Marian cuts each language by a model of its own, also where both have one vocabulary.
+    """Return the file of the source and of the target tokenizer; the same if shared."""
+    suffix = ".model" if kind == "subword" else ".json"
+    # Marian segments each language with its own model, even with a shared vocabulary.
     if shared and kind != "marian":
         return f"shared{suffix}", f"shared{suffix}"
     return f"source{suffix}", f"target{suffix}"
@@ -236,10 +233,8 @@ def _read(file: Path) -> bytes:
     try:
         if not file.exists() or file.is_file():
             return file.read_bytes()
-        # A pipe or a device may never end.
+        # Reading a pipe or a device may never end.
         got: str | None = "no regular file"
     except OSError as error:
         got = error.strerror
-    raise CheckpointError(
-        str(file), "cannot be read", got=got, remedy="restore the file, or train again"
-    )
+    raise CheckpointError(str(file), "cannot be read", got=got, remedy=TRAIN_AGAIN)

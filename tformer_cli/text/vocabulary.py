@@ -1,4 +1,4 @@
-"""Which token has which id."""
+"""Ids of special tokens, and the vocabulary of word and character tokenizers."""
 
 import json
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from tformer_cli.errors import CheckpointError
 from tformer_cli.json_text import parse_json
 
 PAD_ID, UNK_ID, BOS_ID, EOS_ID, MASK_ID, SEP_ID = range(6)
-# What a target begins with, by the kind of the network; a masked encoder looks at none.
+# First decoder input by kind of network; a masked encoder ignores it.
 DECODER_START_IDS = {
     "encoder_decoder": BOS_ID,
     "decoder_only": SEP_ID,
@@ -24,18 +24,15 @@ SPECIAL_TOKENS = (
     "<sep>",
     *(f"<tag_{i}>" for i in range(6, NUM_SPECIAL)),
 )
+# Special ids that no translation contains.
 SUPPRESSED_IDS = tuple(i for i in range(NUM_SPECIAL) if i != EOS_ID)
-"""The special ids that no translation contains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokens of a word or character tokenizer; the special ones come first.
+    """Tokens of a word or character tokenizer by id; all differ, the special ones come first.
 
-    Text never reaches a special id: a word that is spelled like a special token is unknown.
-
-    Attributes:
-        tokens: all tokens by id, no two alike.
+    Text never gets a special id: a word spelled like a special token is unknown.
     """
 
     tokens: tuple[str, ...]
@@ -46,15 +43,15 @@ class Vocabulary:
             raise ValueError("the special tokens must come first")
         ids = {token: i for i, token in enumerate(self.tokens)}
         if len(ids) < len(self.tokens):
-            twice = next(token for i, token in enumerate(self.tokens) if ids[token] != i)
-            raise ValueError(f"the token {twice!r} is there twice")
+            duplicate = next(token for i, token in enumerate(self.tokens) if ids[token] != i)
+            raise ValueError(f"the token {duplicate!r} is there twice")
         for token in SPECIAL_TOKENS:
             del ids[token]
         object.__setattr__(self, "_ids", ids)
 
     @classmethod
     def of(cls, words: Iterable[str]) -> "Vocabulary":
-        """Return the vocabulary of the special tokens and of `words`, in their order."""
+        """Return the vocabulary of the special tokens, then `words` in order."""
         return cls(SPECIAL_TOKENS + tuple(word for word in words if word not in SPECIAL_TOKENS))
 
     def __len__(self) -> int:
@@ -71,14 +68,10 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, content: bytes, name: str) -> "Vocabulary":
-        """Read the content of a vocabulary file.
-
-        Args:
-            content: what `to_json` returned.
-            name: of the file, for messages.
+        """Parse the content of the vocabulary file `name`.
 
         Raises:
-            CheckpointError: the file is damaged, or its tokens are no vocabulary.
+            CheckpointError: the content is not a vocabulary.
         """
         try:
             tokens = parse_json(content.decode("utf-8"))

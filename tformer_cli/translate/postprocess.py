@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from tformer_cli.search.alignment import Aligner
 from tformer_cli.search.request import Hypothesis, Request
+from tformer_cli.text.segments import aligned_units, first_word_indices, unit_indices
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.words import aligned_units, first_word_indices, unit_indices
 
 
 @dataclass(frozen=True, slots=True)

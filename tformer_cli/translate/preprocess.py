@@ -5,12 +5,16 @@ from typing import Literal
 
 from tformer_cli.errors import DataError, Problem
 from tformer_cli.search.request import Request
-from tformer_cli.text.marian import MarianTokenizer
-from tformer_cli.text.segments import segment_text, sentence_ends, truncate_text
-from tformer_cli.text.terminology import Terminology
+from tformer_cli.text.segments import (
+    Terminology,
+    first_word_indices,
+    segment_text,
+    sentence_ends,
+    truncate_text,
+)
+from tformer_cli.text.subword import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import EOS_ID
-from tformer_cli.text.words import first_word_indices
 
 # Numbers the pieces of a line, for what is drawn at random.
 MAX_PIECES = 1 << 20

@@ -27,8 +27,7 @@ from tformer_cli.search.request import Hypothesis, SpecialTokens
 from tformer_cli.search.workers import WorkersEngine
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_ensemble
-from tformer_cli.text.segments import word_separator
-from tformer_cli.text.terminology import Terminology
+from tformer_cli.text.segments import Terminology, word_separator
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import BOS_ID, DECODER_START_IDS, EOS_ID
 from tformer_cli.translate.mbr import MBR

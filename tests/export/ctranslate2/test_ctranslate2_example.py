@@ -13,8 +13,8 @@ from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
 from tformer_cli.export.ctranslate2.format import CTranslate2Format
 from tformer_cli.model.build import build_model
-from tformer_cli.text.marian import MarianTokenizer, marian_file
 from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.subword import MarianTokenizer, marian_file
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import NUM_SPECIAL
 from tformer_cli.translate.translator import Translator

@@ -42,8 +42,8 @@ from tformer_cli.export.marian.weights import (
 )
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.trained_model import TrainedModel
-from tformer_cli.text.marian import MarianTokenizer, marian_file
 from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.subword import MarianTokenizer, marian_file
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import NUM_SPECIAL
 

@@ -30,7 +30,7 @@ from tformer_cli.search.engine import NativeEngine
 from tformer_cli.storage.run_directory import new_directory, whole_file, write_json
 from tformer_cli.storage.tensors import save_tensors
 from tformer_cli.storage.trained_model import TrainedModel
-from tformer_cli.text.marian import MarianTokenizer
+from tformer_cli.text.subword import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizer
 from tformer_cli.text.vocabulary import NUM_SPECIAL
 from tformer_cli.translate.translator import special_tokens

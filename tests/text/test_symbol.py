@@ -1,4 +1,4 @@
-"""Words as torchtext's basic_english splits them."""
+"""Tokenizers of words and of characters."""
 
 import functools
 import subprocess
@@ -8,16 +8,66 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema.tokenizer import WordConfig
+from tformer_cli.config.schema.tokenizer import CharConfig, WordConfig
 from tformer_cli.errors import DataError
 from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.symbol import CharTokenizer, WordTokenizer, learn_characters, learn_words
 from tformer_cli.text.vocabulary import EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS, UNK_ID, Vocabulary
-from tformer_cli.text.word import WordTokenizer, learn_words
+
+
+def learned_characters(lines: list[str], min_frequency: int = 1) -> CharTokenizer:
+    content = learn_characters(lines, CharConfig(min_frequency=min_frequency))
+    return CharTokenizer(content, Normalizer(), name="characters")
+
+
+def test_characters_are_learned_by_frequency_then_code_point() -> None:
+    content = learn_characters(["banana", "bd"], CharConfig())
+    assert Vocabulary.from_json(content, "characters").tokens[NUM_SPECIAL:] == (
+        *("a", "b", "n"),
+        "d",
+    )
+
+
+def test_characters_below_the_frequency_are_unknown() -> None:
+    characters = learned_characters(["banana", "bd"], min_frequency=2)
+    assert characters.encode("bad") == [17, 16, UNK_ID]
+    assert characters.decode([17, 16, UNK_ID]) == "ba"
+    assert characters.tokens([17, 16, UNK_ID, EOS_ID]) == ["b", "a", "<unk>", "</s>"]
+
+
+@given(st.lists(st.text(min_size=1), min_size=1))
+def test_characters_restore_the_normalized_line(lines: list[str]) -> None:
+    normalized = [line for line in map(Normalizer(), lines) if line] or ["a"]
+    characters = learned_characters(normalized)
+    for line in normalized:
+        ids = characters.encode(line)
+        assert characters.decode(ids) == line
+        assert all(NUM_SPECIAL <= i < characters.size for i in ids)
+    assert characters.encode_batch(lines) == [characters.encode(line) for line in lines]
+
+
+def test_characters_are_normalized_first() -> None:
+    content = learn_characters(["ab"], CharConfig())
+    lower = CharTokenizer(content, Normalizer(lowercase=True), name="characters")
+    assert lower.decode(lower.encode("AB")) == "ab"
+
+
+def test_characters_suppress_all_special_ids_but_the_end() -> None:
+    assert set(learned_characters(["a"]).suppressed_ids) == set(range(NUM_SPECIAL)) - {EOS_ID}
+
+
+def test_characters_that_are_all_rare_are_refused() -> None:
+    with pytest.raises(DataError) as caught:
+        learned_characters(["abc"], min_frequency=2)
+    assert str(caught.value) == (
+        "tokenizer.min_frequency: no character of the text is that frequent; got 2; lower it"
+    )
+
 
 LINES = ["The dog sees a cat.", "A cat; the dog's cat!", "b b b c c"]
 
 
-def learnt(config: WordConfig) -> tuple[str, ...]:
+def learned_words(config: WordConfig) -> tuple[str, ...]:
     return Vocabulary.from_json(learn_words(LINES, config), "words").tokens[NUM_SPECIAL:]
 
 
@@ -27,8 +77,8 @@ def tokenizer() -> WordTokenizer:
     return WordTokenizer(content, Normalizer(), name="words")
 
 
-def test_words_are_learnt_by_frequency_then_alphabet() -> None:
-    assert learnt(WordConfig(min_frequency=1)) == (
+def test_words_are_learned_by_frequency_then_alphabet() -> None:
+    assert learned_words(WordConfig(min_frequency=1)) == (
         *("b", "cat"),
         *("a", "c", "dog", "the"),
         *("!", "'", ".", "s", "sees"),
@@ -36,8 +86,8 @@ def test_words_are_learnt_by_frequency_then_alphabet() -> None:
 
 
 def test_words_below_the_frequency_are_left_out() -> None:
-    assert learnt(WordConfig(min_frequency=2)) == ("b", "cat", "a", "c", "dog", "the")
-    assert learnt(WordConfig(min_frequency=3)) == ("b", "cat")
+    assert learned_words(WordConfig(min_frequency=2)) == ("b", "cat", "a", "c", "dog", "the")
+    assert learned_words(WordConfig(min_frequency=3)) == ("b", "cat")
 
 
 def test_words_beyond_the_size_are_left_out() -> None:
@@ -59,7 +109,7 @@ def test_words_of_text_are_never_special_but_unknown() -> None:
         assert set(words.encode(f"cat {token} cat")) == {UNK_ID, *words.encode("cat")}
 
 
-def test_words_that_look_special_are_not_learnt() -> None:
+def test_words_that_look_special_are_not_learned() -> None:
     content = learn_words(["</s> </s> cat cat"], WordConfig())
     assert Vocabulary.from_json(content, "words").tokens == (*SPECIAL_TOKENS, "cat")
 
