@@ -116,7 +116,7 @@ def in_words(scores: Sequence[float]) -> str:
 
 def search(decoding: dict[str, object]) -> str:
     """Say in a word or two how a text was translated."""
-    return "greedy" if decoding["kind"] == "greedy" else f"beam {decoding['size']}"
+    return "greedy" if decoding["kind"] == "greedy" else f"beam {decoding['beam_size']}"
 
 
 def num_parameters(file: Path) -> int:

@@ -30,7 +30,7 @@ model: {dim: 32, num_encoder_layers: 1, num_decoder_layers: 1, num_heads: 2, fee
 training:
   schedule: {kind: cosine, warmup_steps: 10}
   batch_tokens: 300
-  accumulate: 2
+  gradient_accumulation_steps: 2
   ema_decay: 0.9
   max_steps: 120
   validate_every: 40

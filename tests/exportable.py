@@ -14,8 +14,8 @@ from tformer_cli.config.schema.positions import (
     LinearScaling,
     NoPositions,
     NtkScaling,
-    RelativePositions,
     RotaryPositions,
+    T5Positions,
     YarnScaling,
 )
 from tformer_cli.config.schema.tokenizer import CharConfig
@@ -42,7 +42,7 @@ def scaled(scaling: LinearScaling | NtkScaling | YarnScaling) -> EncoderDecoderC
 MEMBERS = {
     "sinusoidal": BASE,
     "learned": replace(BASE, positions=LearnedPositions(max_length=LONGEST), norm_position="post"),
-    "rotary": replace(ROTARY, tie="none"),
+    "rotary": replace(ROTARY, tie_embeddings="none"),
     "linear": scaled(LinearScaling(factor=2.5)),
     "ntk": scaled(NtkScaling(factor=4.0)),
     "ntk-pair": replace(scaled(NtkScaling(factor=4.0)), num_heads=12),
@@ -51,12 +51,12 @@ MEMBERS = {
     "grouped": replace(BASE, num_heads=6, num_kv_heads=2, qk_norm=True, activation="geglu"),
     "modern": replace(ROTARY, norm="rms", activation="swiglu", bias=False, qk_norm=True),
     "no-bias": replace(BASE, bias=False, activation="silu", output_bias=True),
-    "relative": replace(BASE, positions=RelativePositions(num_buckets=8, max_distance=9)),
+    "relative": replace(BASE, positions=T5Positions(num_buckets=8, max_distance=9)),
     "relative-window": replace(
-        BASE, positions=RelativePositions(num_buckets=8, max_distance=5), window=7
+        BASE, positions=T5Positions(num_buckets=8, max_distance=5), sliding_window=7
     ),
     "none": replace(BASE, positions=NoPositions(), activation="gelu"),
-    "window": replace(ROTARY, window=3),
+    "window": replace(ROTARY, sliding_window=3),
     "deep": replace(BASE, norm_position="deep", num_encoder_layers=3),
     "deep-modern": replace(
         ROTARY, norm_position="deep", norm="rms", activation="swiglu", qk_norm=True
@@ -70,7 +70,7 @@ def char_tokenizers(*, shared: bool) -> Tokenizers:
 
 def lively(config: ModelConfig) -> TrainedModel:
     """Weights that let every part matter; some translations end early."""
-    tokenizers = char_tokenizers(shared=getattr(config, "tie", "all") != "none")
+    tokenizers = char_tokenizers(shared=getattr(config, "tie_embeddings", "all") != "none")
     model = build_model(
         config, source_size=tokenizers.source.size, target_size=tokenizers.target.size, seed=7
     )

@@ -18,9 +18,9 @@ from tformer_cli.config.schema.positions import (
     LinearScaling,
     NoPositions,
     NtkScaling,
-    RelativePositions,
     RotaryPositions,
     SinusoidalPositions,
+    T5Positions,
     YarnScaling,
 )
 
@@ -40,7 +40,7 @@ positions = st.one_of(
             SinusoidalPositions(),
             LearnedPositions(max_length=LONGEST),
             AlibiPositions(),
-            RelativePositions(num_buckets=8, max_distance=9),
+            T5Positions(num_buckets=8, max_distance=9),
             NoPositions(),
         ]
     ),
@@ -50,8 +50,8 @@ SHARED: dict[str, st.SearchStrategy[Any]] = {
     "dim": st.just(24),
     "num_heads": st.sampled_from([2, 3, 6]),
     "num_kv_heads": st.sampled_from([None, 1, 2, 3]),
-    "latent": st.sampled_from([None, None, LatentConfig(dim=6, rotary_dim=4)]),
-    "window": st.sampled_from([None, None, 1, 3]),
+    "latent": st.sampled_from([None, None, LatentConfig(kv_lora_rank=6, rope_head_dim=4)]),
+    "sliding_window": st.sampled_from([None, None, 1, 3]),
     "qk_norm": st.booleans(),
     "feedforward_dim": st.just(17),
     "activation": st.sampled_from(["relu", "gelu", "silu", "swiglu", "geglu"]),
@@ -73,7 +73,7 @@ encoder_decoders = st.builds(
     **SHARED,
     num_encoder_layers=st.integers(1, 2),
     num_decoder_layers=st.integers(1, 2),
-    tie=st.sampled_from(["none", "output", "all"]),
+    tie_embeddings=st.sampled_from(["none", "output", "all"]),
     output_bias=st.booleans(),
 ).filter(is_allowed)
 decoder_onlys = st.builds(
@@ -81,12 +81,12 @@ decoder_onlys = st.builds(
     **SHARED,
     num_layers=st.integers(1, 3),
     source_attention=st.sampled_from(["causal", "bidirectional"]),
-    tie=st.sampled_from(["none", "output"]),
+    tie_embeddings=st.sampled_from(["none", "output"]),
 ).filter(is_allowed)
 masked_encoders = st.builds(
     MaskedEncoderConfig,
     **SHARED,
     num_layers=st.integers(1, 3),
-    tie=st.sampled_from(["none", "output"]),
+    tie_embeddings=st.sampled_from(["none", "output"]),
 ).filter(is_allowed)
 translating = st.one_of(encoder_decoders, decoder_onlys)

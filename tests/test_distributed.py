@@ -273,7 +273,7 @@ def assert_equal_but_for_rounding(run: RunDirectory, other: RunDirectory) -> Non
 
 
 def test_two_processes_train_what_one_trains(alone, toy, tmp_path):
-    config = load_config(toy, (*EXACT, "training.accumulate=2"))
+    config = load_config(toy, (*EXACT, "training.gradient_accumulation_steps=2"))
     run = RunDirectory(tmp_path / "run")
     ended = together(2, lambda rank: train(config, run, device=torch.device("cpu")), tmp_path)
     assert [process.code for process in ended] == [0, 0], ended

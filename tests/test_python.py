@@ -43,7 +43,7 @@ def main(file: Path) -> str:
     try:
         translator: Translator = Translator.load(str(run))
         best: list[list[Translation]] = list(
-            translator.nbest(["a"], 2, decoding=BeamConfig(size=2))
+            translator.nbest(["a"], 2, decoding=BeamConfig(beam_size=2))
         )
         return best[0][0].text + translator.translate(["a"])[0] + f"{score.score:.2f}"
     except TformerError as error:
@@ -142,7 +142,7 @@ def test_evaluate_warns_of_a_text_seen_in_training_as_the_command_does(toy_run, 
         (
             lambda run: Translator.load(run).translate(["a"], decoding={"kind": "beam"}),
             "`decoding`: must be a search; got {'kind': 'beam'}; "
-            "pass BeamConfig(size=5), GreedyConfig() or SampleConfig()",
+            "pass BeamConfig(beam_size=5), GreedyConfig() or SampleConfig()",
         ),
         (
             lambda run: Translator.load(run).translate(["a"], decoding=BeamConfig),

@@ -28,7 +28,7 @@ training:
   save_every: 6
   report_every: 5
   precision: float32
-decoding: {kind: beam, size: 2, max_length: 20}
+decoding: {kind: beam, beam_size: 2, max_length: 20}
 """
 
 # The same text's source side alone, for a masked encoder.
@@ -38,8 +38,10 @@ MASKED = (
     .replace("  test:\n    toy: {source: test.src, target: test.tgt}\n", "")
     .replace("model:\n", "model:\n  kind: masked_encoder\n")
     .replace("  num_encoder_layers: 1\n  num_decoder_layers: 1\n", "  num_layers: 1\n")
-    .replace("  validation_decoding: {kind: greedy, max_length: 20}\n", "  select: loss\n")
-    .replace("decoding: {kind: beam, size: 2, max_length: 20}\n", "")
+    .replace(
+        "  validation_decoding: {kind: greedy, max_length: 20}\n", "  selection_metric: loss\n"
+    )
+    .replace("decoding: {kind: beam, beam_size: 2, max_length: 20}\n", "")
 )
 
 

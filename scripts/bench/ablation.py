@@ -45,7 +45,7 @@ def training(steps: int) -> TrainingConfig:
         validate_every=steps,
         validation_decoding=GreedyConfig(),
         save_every=min(steps, 100),
-        select="loss",
+        selection_metric="loss",
     )
 
 

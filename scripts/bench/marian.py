@@ -179,7 +179,7 @@ def table(result: dict[str, Any]) -> str:
     ):
         rows.append((title, *(form.format(side[key]) for side in sides)))
     for kind, search in result["searches"].items():
-        title = f"BLEU {kind}" + (f" {search['size']}" if kind == "beam" else "")
+        title = f"BLEU {kind}" + (f" {search['beam_size']}" if kind == "beam" else "")
         rows.append((title, *(f"{side['bleu'][kind]:.2f}" for side in sides)))
     lines = [f"{title:<24}{ours:>12}{marians:>12}" for title, ours, marians in rows]
     lines.append(f"{result['split']}, {result['signature']}")

@@ -233,7 +233,7 @@ def quality(
     result = {
         "test_set": test_set,
         "decoding": asdict(parsed.decoding),
-        "select": parsed.training.select,
+        "select": parsed.training.selection_metric,
         "max_steps": parsed.training.max_steps,
         "allowed_minutes": minutes,
         "init_std": init_std,

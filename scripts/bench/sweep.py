@@ -37,8 +37,8 @@ class Outcome:
         learning_rate: the peak.
         warmup_steps: of linear rise to the peak.
         steps: the budget.
-        valid_score: the best on the validation text, BLEU or negative loss as `training.select`
-            says; None where the training failed.
+        valid_score: the best on the validation text, BLEU or negative loss, as
+            `training.selection_metric` says; None where the training failed.
         at_step: when that was.
     """
 
@@ -165,8 +165,8 @@ def sweep(
 
     Each combination is a training of --steps steps with a schedule of that length, one after
     another, in a process of its own and with the same environment and allocator. What counts is the
-    best score on the validation text (training.select); no test set is read. The same command goes
-    on where it was stopped.
+    best score on the validation text (training.selection_metric); no test set is read. The same
+    command goes on where it was stopped.
 
     Example: python scripts/bench/sweep.py configs/enja50k.yaml --folder runs/sweep-enja50k
     --optimizers adamw,muon --rates 1e-3,3e-3,6e-3

@@ -72,10 +72,12 @@ def test_check_says_ok(folder: Path) -> None:
 
 def test_check_tells_every_mistake(folder: Path) -> None:
     Path("x.yaml").write_text(f"{CONFIG}seed: x\nmodel: {{num_heads: 3}}\n", encoding="utf-8")
-    assert complaint(ConfigError, "check", "x.yaml", "--set", "decoding.size=0").split("\n") == [
+    assert complaint(ConfigError, "check", "x.yaml", "--set", "decoding.beam_size=0").split(
+        "\n"
+    ) == [
         "x.yaml:6: seed: must be a whole number; got x",
         "x.yaml:7: model.num_heads: must divide dim (256); got 3",
-        "--set decoding.size: must be at least 1; got 0",
+        "--set decoding.beam_size: must be at least 1; got 0",
     ]
 
 

@@ -136,12 +136,12 @@ def test_another_translation_is_one_line_and_leaves_nothing(
 def test_keys_that_are_not_exact_are_refused_all_at_once(run, tmp_path, tformer):
     forget_origin(RunDirectory(run))
     file = run / "config.yaml"
-    text = file.read_text().replace("window: null", "window: 3")
+    text = file.read_text().replace("sliding_window: null", "sliding_window: 3")
     file.write_text(text)
     assert refused(tformer, tmp_path, run, tmp_path / "model") == (
-        "model.window: has no exact counterpart in CTranslate2; "
+        "model.sliding_window: has no exact counterpart in CTranslate2; "
         "got 3 with positions of kind sinusoidal; "
-        "train with rotary positions, or with model.window: null\n"
+        "train with rotary positions, or with model.sliding_window: null\n"
     )
 
 

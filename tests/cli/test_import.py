@@ -93,7 +93,7 @@ def test_an_imported_run_is_trained_on(opus, run, tmp_path, tformer):
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     result = tformer(
-        "train", run / "config.yaml", "--continue-from", run, "--run", on, "--device", "cpu", *words
+        "train", run / "config.yaml", "--init-from", run, "--run", on, "--device", "cpu", *words
     )
     assert result.exit_code == 0, result.stderr
     before, after = (load_trained_model(RunDirectory(path)) for path in (run, on))

@@ -163,7 +163,12 @@ def test_json_has_the_same_numbers(tformer, file):
 
 
 def test_settings_change_the_network(tformer, file):
-    latent = ["--set", "model.latent={dim: 5, rotary_dim: 2}", "--set", "model.num_kv_heads=null"]
+    latent = [
+        "--set",
+        "model.latent={kv_lora_rank: 5, rope_head_dim: 2}",
+        "--set",
+        "model.num_kv_heads=null",
+    ]
     latent += ["--set", "model.positions={kind: rotary}"]
     shown = tformer("model", file, *latent).stdout
     assert "\nattention     3 heads of 4, over latents of 5 and keys of 2\n" in shown
@@ -184,7 +189,7 @@ def test_billions_of_parameters_need_no_memory(tformer, file):
 def test_a_decoder_only_is_one_stream(tformer, file):
     file.write_text(
         CONFIG[: CONFIG.index("model:")]
-        + "model: {kind: decoder_only, dim: 12, num_heads: 3, num_layers: 2, window: 4, "
+        + "model: {kind: decoder_only, dim: 12, num_heads: 3, num_layers: 2, sliding_window: 4, "
         "qk_norm: true, positions: {kind: alibi}}\n",
         encoding="utf-8",
     )
@@ -204,7 +209,7 @@ def masked(file: Path) -> Path:
         "data: {train: [{text: no.en}], valid: {text: no.en}}\n"
         "tokenizer: {kind: subword, vocab_size: 300}\n"
         "model: {kind: masked_encoder, dim: 12, num_heads: 3}\n"
-        "training: {select: loss}\n",
+        "training: {selection_metric: loss}\n",
         encoding="utf-8",
     )
     return file
@@ -273,7 +278,7 @@ def test_subwords_have_their_number_in_the_config(tformer, file):
 
 
 def test_two_vocabularies_are_as_large_as_each_other(tformer, file):
-    apart = ["--set", "tokenizer.shared=false", "--set", "model.tie=output"]
+    apart = ["--set", "tokenizer.shared=false", "--set", "model.tie_embeddings=output"]
     shown = tformer("model", file, *apart).stdout
     assert "\nvocabulary    300, for each language\n" in shown
     assert "\n  embeddings   7,200  " in shown

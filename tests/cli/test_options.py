@@ -16,7 +16,7 @@ from tformer_cli.config.schema.decoding import (
 )
 from tformer_cli.errors import ConfigError, UsageError
 
-BEAM = BeamConfig(size=4, max_length=20, length_penalty=0.6)
+BEAM = BeamConfig(beam_size=4, max_length=20, length_penalty=0.6)
 
 
 def config(decoding: DecodingConfig) -> Config:
@@ -29,18 +29,25 @@ def config(decoding: DecodingConfig) -> Config:
     ("own", "beam", "settings", "expected"),
     [
         (BEAM, 1, [], GreedyConfig(max_length=20)),
-        (BEAM, 8, [], BeamConfig(size=8, max_length=20, length_penalty=0.6)),
-        (SampleConfig(top_k=3), 8, [], BeamConfig(size=8)),
+        (BEAM, 8, [], BeamConfig(beam_size=8, max_length=20, length_penalty=0.6)),
+        (SampleConfig(top_k=3), 8, [], BeamConfig(beam_size=8)),
         (BEAM, 1, ["decoding.max_length=9"], GreedyConfig(max_length=9)),
         (BEAM, 1, ["decoding={kind: greedy, min_length: 2}"], GreedyConfig(min_length=2)),
         (
             BEAM,
             6,
-            ["decoding.patience=2.0", "decoding.groups=3"],
-            BeamConfig(size=6, max_length=20, length_penalty=0.6, patience=2.0, groups=3),
+            ["decoding.patience=2.0", "decoding.num_beam_groups=3"],
+            BeamConfig(
+                beam_size=6, max_length=20, length_penalty=0.6, patience=2.0, num_beam_groups=3
+            ),
         ),
-        (BEAM, 6, ["decoding={size: 6, groups: 2}"], BeamConfig(size=6, groups=2)),
-        (SampleConfig(), 6, ["decoding={kind: beam, size: 6}"], BeamConfig(size=6)),
+        (
+            BEAM,
+            6,
+            ["decoding={beam_size: 6, num_beam_groups: 2}"],
+            BeamConfig(beam_size=6, num_beam_groups=2),
+        ),
+        (SampleConfig(), 6, ["decoding={kind: beam, beam_size: 6}"], BeamConfig(beam_size=6)),
     ],
 )
 def test_a_beam_size_keeps_what_settings_ask_for(own, beam, settings, expected):
@@ -56,8 +63,8 @@ def test_a_beam_size_keeps_what_settings_ask_for(own, beam, settings, expected):
         (BEAM, 1, "decoding.length_penalty=0.5", "length_penalty is 0.5"),
         (BEAM, 1, "decoding.coverage_penalty=0.5", "coverage_penalty is 0.5"),
         (BEAM, 1, "decoding.patience=2.0", "patience is 2.0"),
-        (BEAM, 1, "decoding.groups=2", "groups is 2"),
-        (BEAM, 5, "decoding.size=8", "size is 8"),
+        (BEAM, 1, "decoding.num_beam_groups=2", "num_beam_groups is 2"),
+        (BEAM, 5, "decoding.beam_size=8", "beam_size is 8"),
         (SampleConfig(), 5, "decoding.top_k=10", "top_k is 10"),
     ],
 )
@@ -80,13 +87,15 @@ def test_a_length_penalty_that_would_undo_a_setting_is_refused(beam):
     )
     assert chosen_decoding(config(BEAM), beam, 2.0, settings).patience == 3.0
     assert chosen_decoding(config(BEAM), beam, 0.5, settings[1:]).length_penalty == 0.5
-    assert chosen_decoding(config(BEAM), beam, 0.5, ["decoding={size: 5}"]).length_penalty == 0.5
+    assert (
+        chosen_decoding(config(BEAM), beam, 0.5, ["decoding={beam_size: 5}"]).length_penalty == 0.5
+    )
 
 
 def test_a_beam_size_that_the_groups_of_the_run_do_not_divide_is_refused():
     with pytest.raises(ConfigError) as raised:
-        chosen_decoding(config(BeamConfig(size=4, groups=2)), 5, None)
-    assert str(raised.value) == "decoding.groups: must divide size (5); got 2"
+        chosen_decoding(config(BeamConfig(beam_size=4, num_beam_groups=2)), 5, None)
+    assert str(raised.value) == "decoding.num_beam_groups: must divide beam_size (5); got 2"
 
 
 @pytest.mark.parametrize(

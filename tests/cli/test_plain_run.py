@@ -108,7 +108,7 @@ def test_a_network_that_does_not_translate_is_refused(masked_run, tmp_path, tfor
     assert result.exit_code == 2
     assert result.stderr == (
         f"{masked_run}: does not translate; got model.kind masked_encoder; "
-        "train an encoder_decoder that begins with it: training.initialize_from\n"
+        "train an encoder_decoder that begins with it: training.init_from\n"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -151,7 +151,7 @@ def test_an_imported_run_is_trained_on(toy_run, again, tmp_path, tformer):
     settings = {"data.root": corpus, "training.max_steps": 12}
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     words += ["--set", "training.validate_every=12", "--device", "cpu"]
-    result = tformer("train", again / "config.yaml", "--continue-from", again, "--run", on, *words)
+    result = tformer("train", again / "config.yaml", "--init-from", again, "--run", on, *words)
     assert result.exit_code == 0, result.stderr
     reports = [json.loads(line) for line in (on / "metrics.jsonl").read_text().splitlines()]
     before = [json.loads(line) for line in (toy_run / "metrics.jsonl").read_text().splitlines()]

@@ -186,11 +186,11 @@ def test_another_training_begins_with_the_weights_of_a_run(tformer, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     short, first = ("--set", "training.max_steps=12"), "first: no \N{ROCKET}"
     assert tformer("train", file, "--run", first, *short).exit_code == 0
-    result = tformer("train", file, "--run", "more", "--continue-from", first, *short)
+    result = tformer("train", file, "--run", "more", "--init-from", first, *short)
     assert result.exit_code == 0
     checkpoint = tmp_path / first / "checkpoints" / "step-000012"
     assert f"beginning with the weights of {checkpoint}\n" in result.stderr
-    again = tformer("train", file, "--run", "more", "--continue-from", first, *short)
+    again = tformer("train", file, "--run", "more", "--init-from", first, *short)
     assert "more: finished at step 12" in again.stderr
 
 

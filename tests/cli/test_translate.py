@@ -508,11 +508,11 @@ def test_nbest_by_utility_has_each_text_once(toy_run, tformer, source):
     [
         (("--candidates", 4), "--candidates: has no effect without --mbr; got 4; add --mbr chrf"),
         (
-            ("--beam", 5, "--set", "decoding.groups=2"),
-            "--set decoding.groups: must divide size (5); got 2",
+            ("--beam", 5, "--set", "decoding.num_beam_groups=2"),
+            "--set decoding.num_beam_groups: must divide beam_size (5); got 2",
         ),
         (
-            ("--beam", 5, "--set", "decoding={size: 4, groups: 2}"),
+            ("--beam", 5, "--set", "decoding={beam_size: 4, groups: 2}"),
             "--beam: contradicts --set, by which size is 4; got 5; leave one of them out",
         ),
     ],
@@ -524,7 +524,7 @@ def test_choices_without_effect_are_refused(toy_run, tformer, options, message):
 
 def test_groups_of_a_beam_are_chosen_together_with_its_size(toy_run, tformer, source):
     words = ("translate", toy_run, "-i", source, "--beam", 6, "--nbest", 6)
-    options = ("--set", "decoding.groups=3", "--set", "decoding.diversity=9")
+    options = ("--set", "decoding.num_beam_groups=3", "--set", "decoding.diversity_penalty=9")
 
     def beginnings(*words):
         rows = [row.split(" ||| ") for row in tformer(*words).stdout.splitlines()]

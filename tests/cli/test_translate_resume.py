@@ -103,7 +103,7 @@ def test_an_unbroken_run_leaves_nothing_beside_its_output(translate, target, tmp
     [
         (("--nbest", 2), "--nbest"),
         (("--json",), "--json"),
-        (("--beam", 3), "decoding.size"),
+        (("--beam", 3), "decoding.beam_size"),
         (("--ban", "E", "--precision", "bfloat16"), "--ban, --precision"),
         (("--checkpoint", "step-000006"), "model"),
     ],

@@ -68,7 +68,8 @@ def output(*arguments: str) -> str:
 def test_vocab_of_a_text_alone_has_one_side(folder: Path) -> None:
     (folder / "tiny.yaml").write_text(
         "data:\n  source_language: en\n  train: [{text: train.en}]\n  valid: {text: valid.en}\n"
-        "tokenizer: {kind: char}\nmodel: {kind: masked_encoder}\ntraining: {select: loss}\n"
+        "tokenizer: {kind: char}\nmodel: {kind: masked_encoder}\n"
+        "training: {selection_metric: loss}\n"
     )
     heading, size, *_ = output().split("\n")
     assert heading.split() == ["train", "en", "valid", "en"]
@@ -177,7 +178,7 @@ def test_vocab_names_all_missing_texts_before_anything_else(folder: Path) -> Non
 def test_vocab_of_a_run_that_goes_on_from_another_is_that_of_the_other(folder: Path) -> None:
     output("--run", "first")
     (folder / "train.en").write_text("ab\nabcdba\n")
-    output("--set", "training.initialize_from=first")
+    output("--set", "training.init_from=first")
     first, second = (
         load_tokenizers(folder / name / "tokenizer").fingerprint for name in ("first", "runs/tiny")
     )

@@ -167,7 +167,7 @@ def test_override_keeps_the_order_of_the_file(file: Path) -> None:
         ("seed=-1", "seed: must be at least 0; got -1"),
         ("seed=# 5", "seed: has no value; got # 5"),
         ("seed=[1", "seed: has a [ that is not closed; add ]"),
-        ("decoding.beam=5", "decoding.beam: no such key; did you mean size?"),
+        ("decoding.beam=5", "decoding.beam: no such key; did you mean beam_size?"),
         ("seed.x=1", "seed.x: seed: must be a whole number; got a mapping"),
         ("training.max_step=5", "training.max_step: no such key; did you mean max_steps?"),
         ("data.train.1.source=x",
@@ -221,7 +221,9 @@ def test_override_of_kind_keeps_misspelt_keys_to_be_refused(file: Path) -> None:
 
 
 def test_a_search_of_another_kind_keeps_what_both_have(file: Path) -> None:
-    config = load_config(file, ["decoding.size=4", "decoding.patience=2", "decoding.min_length=3"])
+    config = load_config(
+        file, ["decoding.beam_size=4", "decoding.patience=2", "decoding.min_length=3"]
+    )
     assert changed_decoding(config, ["decoding.kind=sample"]) == SampleConfig(min_length=3)
     greedy = changed_decoding(config, ["decoding.kind=greedy", "decoding.max_length=9"])
     assert greedy == GreedyConfig(min_length=3, max_length=9)
@@ -339,8 +341,8 @@ def test_missing_data_of_a_shipped_config_can_be_fetched(tmp_path: Path) -> None
 def test_search_setting_without_its_section(file: Path) -> None:
     config = load_config(file)
     remedies = {
-        "beam=5": "write decoding.size=5",
-        "size=5": "write decoding.size=5",
+        "beam=5": "write decoding.beam_size=5",
+        "size=5": "write decoding.beam_size=5",
         "length_penalty=1": "write decoding.length_penalty=1",
         "seed=1": None,
     }
@@ -381,10 +383,10 @@ _RULED = {
     "latent": st.none(),
     "num_buckets": st.sampled_from([4, 32]),
     "max_distance": st.integers(17, 999),
-    "fast": st.just(32.0),
-    "slow": st.just(1.0),
+    "beta_fast": st.just(32.0),
+    "beta_slow": st.just(1.0),
     "shared": st.just(True),
-    "tie": st.sampled_from(["none", "output"]),
+    "tie_embeddings": st.sampled_from(["none", "output"]),
     "max_steps": st.integers(1000, MOST),
     "warmup_steps": st.integers(1, 1000),
     "validate_every": st.integers(1, 1000),
@@ -407,7 +409,8 @@ def values_of(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
     if origin is Literal:
         return st.sampled_from(arguments)
     if origin is Annotated:
-        return st.one_of(_numbers(arguments[0], arguments[1]))
+        bounds = [extra for extra in arguments[1:] if isinstance(extra, Bounds)]
+        return _numbers(arguments[0], bounds[0]) if bounds else values_of(arguments[0])
     if origin is tuple and arguments[-1] is Ellipsis:
         return st.lists(values_of(arguments[0]), min_size=1, max_size=2).map(tuple)
     if origin is tuple:
@@ -441,7 +444,9 @@ def _numbers(kind: type, bounds: Bounds) -> st.SearchStrategy[Any]:
 
 def _coherent(decoding: DecodingConfig) -> DecodingConfig:
     if isinstance(decoding, BeamConfig):
-        decoding = dataclasses.replace(decoding, size=(decoding.size + 1) // 2 * 2, groups=2)
+        decoding = dataclasses.replace(
+            decoding, beam_size=(decoding.beam_size + 1) // 2 * 2, num_beam_groups=2
+        )
     shortest = min(decoding.min_length, 599)
     return dataclasses.replace(decoding, max_length=600, min_length=shortest)
 
@@ -468,7 +473,7 @@ def _masking(config: Config) -> Config:
     )
     training = dataclasses.replace(
         config.training,
-        select="loss",
+        selection_metric="loss",
         validation_decoding=GreedyConfig(),
         sample_translations=TrainingConfig().sample_translations,
     )
@@ -533,9 +538,11 @@ def test_as_plain_holds_only_what_json_knows(file: Path) -> None:
 def test_all_that_is_wrong_with_changes_of_a_search_is_said_at_once(file: Path) -> None:
     config = load_config(file)
     with pytest.raises(ConfigError) as caught:
-        changed_decoding(config, ["decoding.sizze=3", "training.max_steps=1", "decoding.size=[1"])
+        changed_decoding(
+            config, ["decoding.beam_sizze=3", "training.max_steps=1", "decoding.beam_size=[1"]
+        )
     assert [problem.where for problem in caught.value.problems] == [
-        "`settings` decoding.sizze",
+        "`settings` decoding.beam_sizze",
         "`settings` training.max_steps",
-        "`settings` decoding.size",
+        "`settings` decoding.beam_size",
     ]

@@ -92,16 +92,16 @@ def test_text_field_keeps_what_yaml_would_take_for_something_else() -> None:
             "model.latent: must be a mapping (key: value); got off; write null",
         ),
         (
-            "training: {accumulate: yes}",
-            "training.accumulate: must be a whole number; got yes",
+            "training: {gradient_accumulation_steps: yes}",
+            "training.gradient_accumulation_steps: must be a whole number; got yes",
         ),
         (
             "training: {tensorboard: True}",
             "training.tensorboard: must be true or false; got True; write true",
         ),
-        ("decoding: {beam: 5}", "decoding.beam: no such key; did you mean size?"),
+        ("decoding: {beam: 5}", "decoding.beam: no such key; did you mean beam_size?"),
         ("model: {d_model: 5}", "model.d_model: no such key; did you mean dim?"),
-        ("beam: 5", "beam: no such key; did you mean decoding.size?"),
+        ("beam: 5", "beam: no such key; did you mean decoding.beam_size?"),
         ("seed: true", "seed: must be a whole number; got true"),
         ("seed: 0x1F", "seed: must be a whole number; got 0x1F"),
         ("seed: '1'", 'seed: must be a whole number; got "1"'),
@@ -312,7 +312,7 @@ def test_named_texts_are_a_mapping_and_each_is_read() -> None:
 def test_text_alone_is_told_from_a_pair_by_its_key() -> None:
     data = parsed(
         "data: {train: [{text: a, weight: 2}, {text: b}], valid: {text: c}}\n"
-        "model: {kind: masked_encoder}\ntraining: {select: loss}\n"
+        "model: {kind: masked_encoder}\ntraining: {selection_metric: loss}\n"
     ).data
     assert data.train == (
         PlainTrainingText(text=Path("a"), weight=2.0),
@@ -414,13 +414,13 @@ def test_conflict_of_an_unwritten_key_stands_at_the_nearest_written_one() -> Non
 def test_all_problems_come_at_once_in_the_order_of_the_file() -> None:
     assert complaints(
         "evaluation: {blue: {}}\n"
-        "decoding: {size: 0}\n"
+        "decoding: {beam_size: 0}\n"
         "training: {max_steps: 10, report_every: often}\n"
         "model: {num_heads: 3}\n"
         "tokenizer: {vocab_size: 100, shared: false}\n"
     ) == [
         "x.yaml:4: evaluation.blue: no such key; did you mean bleu?",
-        "x.yaml:5: decoding.size: must be at least 1; got 0",
+        "x.yaml:5: decoding.beam_size: must be at least 1; got 0",
         "x.yaml:6: training.report_every: must be a whole number; got often",
         "x.yaml:7: model.num_heads: must divide dim (256); got 3",
         "x.yaml:8: tokenizer.vocab_size: must be at least 273 with byte_fallback "

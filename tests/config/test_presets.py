@@ -96,7 +96,7 @@ def test_vaswani_is_the_network_of_the_paper(name):
     assert {key: getattr(model, key) for key in PAPER[name]} == PAPER[name]
     assert (model.num_encoder_layers, model.num_decoder_layers) == (6, 6)
     assert (model.norm, model.norm_position, model.activation) == ("layer", "post", "relu")
-    assert (model.positions, model.tie) == (SinusoidalPositions(), "all")
+    assert (model.positions, model.tie_embeddings) == (SinusoidalPositions(), "all")
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -115,7 +115,7 @@ def test_vaswani_learns_as_in_the_paper(name):
         # Equation 3.
         expected = dim**-0.5 * min(step**-0.5, step * 4000**-1.5)
         assert rate(step) == pytest.approx(expected, rel=1e-3)
-    assert config.decoding == BeamConfig(size=4, length_penalty=0.6)
+    assert config.decoding == BeamConfig(beam_size=4, length_penalty=0.6)
 
 
 @pytest.mark.parametrize("name", ["modern", "deep-shallow", "t5-like", "decoder-only"])
@@ -140,7 +140,7 @@ def test_modern_is_what_ctranslate2_can_run():
     assert model.positions == RotaryPositions()
     assert not model.bias
     # It has neither of these.
-    assert (model.latent, model.qk_norm, model.window) == (None, False, None)
+    assert (model.latent, model.qk_norm, model.sliding_window) == (None, False, None)
 
 
 def test_modern_has_half_the_cache_and_no_biases():

@@ -13,7 +13,7 @@ from tformer_cli.config.load import as_plain
 from tformer_cli.config.reference import Row, docstrings, option_table, rows, with_option_table
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
-from tformer_cli.config.schema.limits import Bounds, Conflict
+from tformer_cli.config.schema.limits import Bounds, Conflict, Former
 from tformer_cli.errors import Problem
 
 README = Path(__file__).parent.parent.parent / "README.md"
@@ -47,7 +47,7 @@ def test_every_field_of_the_schema_is_documented() -> None:
         cls
         for module in modules
         for _, cls in inspect.getmembers(module, dataclasses.is_dataclass)
-        if cls not in (Bounds, Conflict, Problem)
+        if cls not in (Bounds, Conflict, Former, Problem)
     }
     assert Config in classes
     for cls in classes:
@@ -96,13 +96,13 @@ def test_table_has_every_key_of_a_default_config() -> None:
         Row(
             "**`model.positions.kind`**",
             "`sinusoidal`",
-            "`sinusoidal`, `learned`, `rotary`, `alibi`, `relative`, `none`",
+            "`sinusoidal`, `learned`, `rotary`, `alibi`, `t5`, `none`",
             "How the model knows the order of tokens. "
             "`sinusoidal`: Fixed sine and cosine waves; sentences may be longer than those in "
             "training. `learned`: A trained vector for each position; longer lines are "
             "translated in pieces. `rotary`: Queries and keys of self-attention are turned by "
             "their positions. `alibi`: Attention falls with distance, in each head at a rate of "
-            "its own. `relative`: A trained number for each head and class of distances is added "
+            "its own. `t5`: A trained number for each head and class of distances is added "
             "to attention (T5). `none`: No positions: what an encoder reads is a bag of words.",
         ),
     ],

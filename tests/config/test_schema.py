@@ -39,7 +39,7 @@ PLAIN = PlainText(text=Path("a"))
 MASKED = Config(
     data=DataConfig(train=(PlainTrainingText(text=Path("a")),), valid=PLAIN),
     model=MaskedEncoderConfig(),
-    training=TrainingConfig(select="loss"),
+    training=TrainingConfig(selection_metric="loss"),
 )
 
 
@@ -77,7 +77,7 @@ def test_masked_encoder_has_its_own_rules() -> None:
         (
             {"training": TrainingConfig()},
             Conflict(
-                "training.select",
+                "training.selection_metric",
                 "must be loss with model.kind masked_encoder, which does not translate",
                 "bleu",
             ),
@@ -207,10 +207,10 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
         (
             dataclasses.replace(CONFIG, tokenizer=CharConfig(shared=False)),
             Conflict(
-                "model.tie",
+                "model.tie_embeddings",
                 "source and target embeddings can be tied only with tokenizer.shared: true",
                 "all",
-                "write tie: output, or share the vocabulary",
+                "write tie_embeddings: output, or share the vocabulary",
             ),
         ),
         (
@@ -269,16 +269,16 @@ def test_rules_hold_at_their_edges() -> None:
 
 
 def test_groups_of_a_beam_are_equal_and_more_than_one() -> None:
-    assert list(check(BeamConfig(size=6, groups=3, diversity=2.0))) == []
-    assert list(check(BeamConfig(size=5, groups=3))) == [
-        Conflict("groups", "must divide size (5)", "3")
+    assert list(check(BeamConfig(beam_size=6, num_beam_groups=3, diversity_penalty=2.0))) == []
+    assert list(check(BeamConfig(beam_size=5, num_beam_groups=3))) == [
+        Conflict("num_beam_groups", "must divide beam_size (5)", "3")
     ]
-    assert list(check(BeamConfig(diversity=2.0))) == [
+    assert list(check(BeamConfig(diversity_penalty=2.0))) == [
         Conflict(
-            "diversity",
+            "diversity_penalty",
             "has no effect on one group",
             "2",
-            "set groups to 2 or more, or leave it out",
+            "set num_beam_groups to 2 or more, or leave it out",
         )
     ]
 
@@ -289,7 +289,11 @@ def test_groups_of_a_beam_are_equal_and_more_than_one() -> None:
         (BeamConfig(length_penalty=10.1), "length_penalty", "must be at most 10"),
         (BeamConfig(patience=1e308), "patience", "must be at most 1000"),
         (BeamConfig(coverage_penalty=1e308), "coverage_penalty", "must be at most 1000"),
-        (BeamConfig(groups=5, diversity=1e39), "diversity", "must be at most 1000"),
+        (
+            BeamConfig(num_beam_groups=5, diversity_penalty=1e39),
+            "diversity_penalty",
+            "must be at most 1000",
+        ),
         (GreedyConfig(max_length_ratio=1e308), "max_length_ratio", "must be at most 1000"),
         (GreedyConfig(min_length_ratio=1e308), "min_length_ratio", "must be at most 1000"),
         (GreedyConfig(frequency_penalty=1e308), "frequency_penalty", "must be at most 1000"),

@@ -11,7 +11,7 @@ from tformer_cli.search.request import Hypothesis, Request
 SENTENCE = Request(source=(7, 8, 3))
 ONE = Hypothesis((20, 21, 22), log_prob=-4.0, score=-1.0, finished=True)
 OTHER = Hypothesis((20, 25, 26), log_prob=-4.0, score=-1.0, finished=True)
-BEAM = BeamConfig(size=2)
+BEAM = BeamConfig(beam_size=2)
 GREEDY = GreedyConfig()
 
 
@@ -35,7 +35,7 @@ class Told:
 
 
 def test_searches_are_greedy_and_a_beam():
-    assert searches(30) == [GreedyConfig(max_length=30), BeamConfig(size=5, max_length=30)]
+    assert searches(30) == [GreedyConfig(max_length=30), BeamConfig(beam_size=5, max_length=30)]
 
 
 def test_equal_translations_have_no_differences():

@@ -108,7 +108,9 @@ def test_rounded_numbers_may_differ(model, text, tmp_path):
 
 
 def test_unsupported_keys_come_before_anything_is_written(text, tmp_path):
-    config = replace(BASE, positions=RotaryPositions(), latent=LatentConfig(dim=6, rotary_dim=4))
+    config = replace(
+        BASE, positions=RotaryPositions(), latent=LatentConfig(kv_lora_rank=6, rope_head_dim=4)
+    )
     with (
         pytest.raises(ConfigError, match=r"model\.latent"),
         exported(lively(config), EXACT, tmp_path / "model", text),

@@ -152,7 +152,7 @@ def test_weights_that_are_not_those_of_the_settings_are_named(found, name):
 
 
 def test_a_new_model_has_the_shapes_of_its_config_and_takes_weights():
-    config = EncoderDecoderConfig(dim=6, num_heads=3, feedforward_dim=7, tie="output")
+    config = EncoderDecoderConfig(dim=6, num_heads=3, feedforward_dim=7, tie_embeddings="output")
     sizes = {"source_size": 11, "target_size": 13, "settings": Path("config.yaml")}
     model = new_model(config, **sizes)
     found = shapes(config, num_weights=999, **sizes)
@@ -180,7 +180,7 @@ def test_layers_without_weights_are_refused_before_they_are_built():
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite_are_refused(number):
-    config = EncoderDecoderConfig(dim=6, num_heads=3, feedforward_dim=7, tie="output")
+    config = EncoderDecoderConfig(dim=6, num_heads=3, feedforward_dim=7, tie_embeddings="output")
     sizes = {"source_size": 11, "target_size": 13, "settings": Path("config.yaml")}
     found = shapes(config, num_weights=999, **sizes)
     weights = {name: torch.full(size, number) for name, size in found.items()}

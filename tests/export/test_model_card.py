@@ -79,11 +79,11 @@ def test_page_says_what_the_model_is_and_how_to_use_it(model):
 
 def test_page_names_the_data_and_no_folder_of_this_machine(model):
     config = model.config
-    training = replace(config.training, initialize_from=Path("/secret/runs/first"))
+    training = replace(config.training, init_from=Path("/secret/runs/first"))
     with_ancestor = replace(config, training=training)
     page = model_card(replace(model, config=with_ancestor), CARD, [])
     assert "- `data.train.0`: `text.en`, `text.de`" in page
-    assert "initialize_from: first" in page
+    assert "init_from: first" in page
     assert "secret" not in page
 
 

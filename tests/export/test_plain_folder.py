@@ -38,7 +38,9 @@ SOME_MEMBERS = {
     "not tied": MEMBERS["rotary"],
     "learned": MEMBERS["learned"],
     "deep": MEMBERS["deep-modern"],
-    "latent": replace(BASE, positions=RotaryPositions(), latent=LatentConfig(dim=6, rotary_dim=4)),
+    "latent": replace(
+        BASE, positions=RotaryPositions(), latent=LatentConfig(kv_lora_rank=6, rope_head_dim=4)
+    ),
     "alibi": replace(BASE, positions=AlibiPositions()),
     "stream": STREAM,
     "bidirectional": replace(STREAM, source_attention="bidirectional"),
@@ -77,7 +79,9 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 @given(config=translating)
 def test_what_is_read_is_what_was_written(config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("member")
-    tokenizers = char_tokenizers(shared=config.kind == "decoder_only" or config.tie == "all")
+    tokenizers = char_tokenizers(
+        shared=config.kind == "decoder_only" or config.tie_embeddings == "all"
+    )
     sizes = {"source_size": tokenizers.source.size, "target_size": tokenizers.target.size}
     network = build_model(config, **sizes, seed=7)
     model = short(trained(network, tokenizers, config), shared=tokenizers.shared)
@@ -92,14 +96,14 @@ def test_what_is_read_is_what_was_written(config, tmp_path_factory):
 @pytest.mark.parametrize("name", SOME_MEMBERS)
 def test_members_of_every_kind_pass_their_check(name, tmp_path):
     config = SOME_MEMBERS[name]
-    model = short(lively(config), shared=config.tie != "none")
+    model = short(lively(config), shared=config.tie_embeddings != "none")
     text = CheckText.of(LINES, model.tokenizers, name="valid.en", max_length=20)
     with exported(model, EXACT, tmp_path / "plain", text) as (_, (greedy, beam)):
         assert not greedy.differences
         assert not beam.differences
         assert greedy.num_equal == greedy.num_lines == len(text.lines)
         assert beam.num_equal == beam.num_lines
-        assert beam.search.size == BEAM_SIZE
+        assert beam.search.beam_size == BEAM_SIZE
     assert [file.name for file in tmp_path.iterdir()] == ["plain"]
 
 
@@ -224,7 +228,7 @@ def test_names_are_the_shortest_ends_that_differ(paths):
 
 
 def test_what_the_training_began_with_is_left_out(model):
-    training = replace(model.config.training, initialize_from=Path("/secret/run"))
+    training = replace(model.config.training, init_from=Path("/secret/run"))
     config = portable_config(replace(model.config, training=training))
     assert config.training == model.config.training
 
@@ -245,7 +249,7 @@ def test_the_example_prints_the_best_of_the_beam(model, folder, monkeypatch, cap
     line = LINES[3]
     monkeypatch.chdir(folder)
     exec(EXACT.example(model, line), {})
-    search = replace(model.config.decoding, size=BEAM_SIZE)
+    search = replace(model.config.decoding, beam_size=BEAM_SIZE)
     translator = Translator.from_model(
         model.model, model.tokenizers, model.config, torch.device("cpu")
     )

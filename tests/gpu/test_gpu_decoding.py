@@ -19,11 +19,11 @@ LONGEST = 12
 STREAM = VARIANTS["one stream"]
 NETWORKS = VARIANTS | {
     "normed stream": replace(STREAM, qk_norm=True),
-    "latent stream": replace(STREAM, latent=LatentConfig(dim=16, rotary_dim=8)),
+    "latent stream": replace(STREAM, latent=LatentConfig(kv_lora_rank=16, rope_head_dim=8)),
 }
 SEARCHES = {
     "greedy": GreedyConfig(max_length=LONGEST),
-    "beam": BeamConfig(size=4, max_length=LONGEST),
+    "beam": BeamConfig(beam_size=4, max_length=LONGEST),
     "sample": SampleConfig(max_length=LONGEST),
 }
 # How far a token's log probability may be off: the digits of logits of about 4.

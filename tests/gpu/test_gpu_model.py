@@ -16,9 +16,9 @@ from tformer_cli.config.schema.model import (
 from tformer_cli.config.schema.positions import (
     AlibiPositions,
     LearnedPositions,
-    RelativePositions,
     RotaryPositions,
     SinusoidalPositions,
+    T5Positions,
 )
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch, Example, collate
@@ -47,7 +47,7 @@ VARIANTS = {
     "rms": replace(BASE, norm="rms"),
     "gelu": replace(BASE, activation="gelu"),
     "learned": replace(BASE, positions=LearnedPositions(max_length=40)),
-    "untied": replace(BASE, tie="none"),
+    "untied": replace(BASE, tie_embeddings="none"),
     "deep": replace(BASE, num_encoder_layers=5, num_decoder_layers=1),
     # Heads of 4: too narrow for some kernels of attention.
     "narrow": replace(BASE, dim=12, num_heads=3, feedforward_dim=17),
@@ -61,9 +61,11 @@ VARIANTS = {
         bias=False,
         qk_norm=True,
     ),
-    "latent": replace(BASE, positions=RotaryPositions(), latent=LatentConfig(dim=16, rotary_dim=8)),
+    "latent": replace(
+        BASE, positions=RotaryPositions(), latent=LatentConfig(kv_lora_rank=16, rope_head_dim=8)
+    ),
     "alibi": replace(BASE, positions=AlibiPositions(), norm_position="deep"),
-    "relative": replace(BASE, positions=RelativePositions(), window=5, num_kv_heads=1),
+    "relative": replace(BASE, positions=T5Positions(), sliding_window=5, num_kv_heads=1),
     "one stream": DecoderOnlyConfig(
         dim=64, num_layers=3, num_heads=4, feedforward_dim=112, dropout=0.0
     ),

@@ -166,9 +166,9 @@ def translators(tmp_path_factory: pytest.TempPathFactory) -> tuple[Translator, T
     "search",
     [
         GreedyConfig(max_length=20),
-        BeamConfig(size=2, max_length=20),
-        BeamConfig(size=5, max_length=20, length_penalty=0.6),
-        BeamConfig(size=5, max_length=20, length_penalty=0.0),
+        BeamConfig(beam_size=2, max_length=20),
+        BeamConfig(beam_size=5, max_length=20, length_penalty=0.6),
+        BeamConfig(beam_size=5, max_length=20, length_penalty=0.0),
     ],
     ids=["greedy", "beam 2", "beam 5", "beam 5 without penalty"],
 )

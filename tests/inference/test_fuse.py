@@ -43,14 +43,16 @@ def test_weights_are_rounded_once_as_autocast_rounds_them_in_each_call(precision
 
 @pytest.mark.parametrize("tie", ["none", "all"])
 def test_weights_that_are_not_fused_are_shared(tie):
-    model = small_model(tie=tie).train()
+    model = small_model(tie_embeddings=tie).train()
     twin = fused(model)
     assert twin.encoder.embeddings.tokens.weight is model.encoder.embeddings.tokens.weight
     ours, theirs = twin.decoder.layers[0], model.decoder.layers[0]
     assert ours.feedforward.outer.weight is theirs.feedforward.outer.weight
     assert not any(module.training for module in twin.modules())
     assert all(module.training for module in model.modules())
-    assert set(dict(model.named_parameters())) == set(dict(small_model(tie=tie).named_parameters()))
+    assert set(dict(model.named_parameters())) == set(
+        dict(small_model(tie_embeddings=tie).named_parameters())
+    )
 
 
 def test_weights_of_wide_outputs_lie_in_long_rows():

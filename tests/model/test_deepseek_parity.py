@@ -58,7 +58,7 @@ def deepseek(rope_parameters: dict[str, object]) -> DeepseekV2Config:
 
 
 def latent_attention(*, bias: bool = False) -> LatentAttention:
-    latent = LatentConfig(dim=R, rotary_dim=DR)
+    latent = LatentConfig(kv_lora_rank=R, rope_head_dim=DR)
     ours = LatentAttention(D, H, latent, 0.0, bias=bias, epsilon=1e-6)
     return randomised(ours).double()
 

@@ -19,7 +19,7 @@ def small_config(**changes) -> EncoderDecoderConfig:
         "num_encoder_layers": 2,
         "num_decoder_layers": 2,
         "dropout": 0.3,
-        "tie": "all",
+        "tie_embeddings": "all",
     }
     return EncoderDecoderConfig(**(defaults | changes))
 
@@ -51,14 +51,14 @@ def test_forward_gives_the_logits_of_real_positions_row_after_row():
 
 @pytest.mark.parametrize(("tie", "distinct"), [("none", 3), ("output", 2), ("all", 1)])
 def test_tying_shares_the_embedding_matrices(tie, distinct):
-    model = small_model(tie=tie)
+    model = small_model(tie_embeddings=tie)
     matrices = (
         model.encoder.embeddings.tokens.weight,
         model.decoder.embeddings.tokens.weight,
         model.output.weight,
     )
     assert len({matrix.data_ptr() for matrix in matrices}) == distinct
-    untied = small_model(tie="none").num_parameters()
+    untied = small_model(tie_embeddings="none").num_parameters()
     assert model.num_parameters() == untied - (3 - distinct) * V * 12
 
 

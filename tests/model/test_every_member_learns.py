@@ -21,8 +21,8 @@ from tformer_cli.config.schema.positions import (
     AlibiPositions,
     LearnedPositions,
     NoPositions,
-    RelativePositions,
     RotaryPositions,
+    T5Positions,
     YarnScaling,
 )
 from tformer_cli.config.schema.schedule import CosineSchedule
@@ -63,7 +63,7 @@ LLAMA: dict[str, Any] = {
     "bias": False,
 }
 T5: dict[str, Any] = {
-    "positions": RelativePositions(num_buckets=16, max_distance=20),
+    "positions": T5Positions(num_buckets=16, max_distance=20),
     "activation": "geglu",
     "norm": "rms",
     "bias": False,
@@ -76,7 +76,7 @@ GPT2: dict[str, Any] = {
 }
 LATENT: dict[str, Any] = {
     "positions": RotaryPositions(),
-    "latent": LatentConfig(dim=24, rotary_dim=16),
+    "latent": LatentConfig(kv_lora_rank=24, rope_head_dim=16),
 }
 YARN = RotaryPositions(scaling=YarnScaling(factor=2.0, original_length=16))
 
@@ -89,7 +89,7 @@ MEMBERS: dict[str, ModelConfig] = {
     "ALiBi": two_stacks(positions=AlibiPositions()),
     "YaRN": two_stacks(positions=YARN),
     "latent": two_stacks(**LATENT),
-    "window": two_stacks(window=3),
+    "window": two_stacks(sliding_window=3),
     "one stack as GPT-2": one_stack(**GPT2),
     "one stack as Llama": one_stack(**LLAMA),
     "one stack as T5": one_stack(**T5, source_attention="bidirectional"),

@@ -42,7 +42,7 @@ def ours_like(theirs: GPT2LMHeadModel) -> Seq2Seq:
         positions=LearnedPositions(max_length=LONGEST),
         dropout=0.0,
         # Their output is the table of embeddings; ours are multiplied by the root of the width.
-        tie="none",
+        tie_embeddings="none",
     )
     return build_model(config, source_size=V, target_size=V, seed=1).double().eval()
 

@@ -15,8 +15,8 @@ from tformer_cli.config.schema.model import (
 )
 from tformer_cli.config.schema.positions import (
     LearnedPositions,
-    RelativePositions,
     RotaryPositions,
+    T5Positions,
 )
 from tformer_cli.model.blocks.residual import alone, encoder_and_decoder
 from tformer_cli.model.build import build_model, build_network
@@ -24,7 +24,7 @@ from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Network
 
 D, H, F, V = 96, 4, 160, 500
-CONFIG = EncoderDecoderConfig(dim=D, num_heads=H, feedforward_dim=F, tie="none")
+CONFIG = EncoderDecoderConfig(dim=D, num_heads=H, feedforward_dim=F, tie_embeddings="none")
 
 
 def model() -> EncoderDecoder:
@@ -71,7 +71,7 @@ def test_matrices_are_xavier_uniform_and_biases_zero():
 
 @pytest.mark.parametrize("scheme", ["xavier", "normal", "t5"])
 @pytest.mark.parametrize(
-    "positions", [LearnedPositions(max_length=90), RelativePositions(num_buckets=64)]
+    "positions", [LearnedPositions(max_length=90), T5Positions(num_buckets=64)]
 )
 def test_embeddings_and_tables_of_positions_are_normal_with_a_zero_row_for_padding(
     positions, scheme
@@ -106,26 +106,39 @@ def test_the_normal_scheme_is_that_of_gpt2(kind, activation):
 
 def test_the_scheme_of_t5_goes_by_the_width_that_comes_in():
     config = EncoderDecoderConfig(
-        dim=D, num_heads=H, num_kv_heads=2, feedforward_dim=F, initialization="t5", tie="none"
+        dim=D,
+        num_heads=H,
+        num_kv_heads=2,
+        feedforward_dim=F,
+        initialization="t5",
+        tie_embeddings="none",
     )
     for module in network(config).modules():
         if isinstance(module, nn.Linear):
             assert_spread(module.weight, module.in_features**-0.5)
 
 
-LATENT = LatentConfig(dim=30, rotary_dim=8)
+LATENT = LatentConfig(kv_lora_rank=30, rope_head_dim=8)
 
 
 @pytest.mark.parametrize(
     "config",
     [
-        EncoderDecoderConfig(dim=D, norm_position="deep", num_decoder_layers=3, tie="none"),
-        EncoderDecoderConfig(dim=D, norm_position="deep", activation="geglu", tie="none"),
-        DecoderOnlyConfig(dim=D, norm_position="deep", tie="none"),
-        DecoderOnlyConfig(
-            dim=D, norm_position="deep", positions=RotaryPositions(), latent=LATENT, tie="none"
+        EncoderDecoderConfig(
+            dim=D, norm_position="deep", num_decoder_layers=3, tie_embeddings="none"
         ),
-        MaskedEncoderConfig(dim=D, norm_position="deep", tie="none"),
+        EncoderDecoderConfig(
+            dim=D, norm_position="deep", activation="geglu", tie_embeddings="none"
+        ),
+        DecoderOnlyConfig(dim=D, norm_position="deep", tie_embeddings="none"),
+        DecoderOnlyConfig(
+            dim=D,
+            norm_position="deep",
+            positions=RotaryPositions(),
+            latent=LATENT,
+            tie_embeddings="none",
+        ),
+        MaskedEncoderConfig(dim=D, norm_position="deep", tie_embeddings="none"),
     ],
 )
 def test_with_deep_norm_what_blocks_add_begins_smaller(config):

@@ -38,7 +38,7 @@ def choice(norm_position: str, activation: str, bias: bool) -> dict[str, Any]:
         "norm_epsilon": 1e-5,
         "bias": bias,
         "positions": NoPositions(),
-        "tie": "none",
+        "tie_embeddings": "none",
     }
 
 

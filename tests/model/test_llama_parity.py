@@ -63,7 +63,7 @@ def ours_of(num_kv_heads: int, positions: RotaryPositions, **changes) -> Decoder
         norm="rms",
         positions=positions,
         dropout=0.0,
-        tie="none",
+        tie_embeddings="none",
         **changes,
     )
 
@@ -103,7 +103,7 @@ def test_ntk_scaling_equals_dynamic_scaling_at_a_length_of_the_same_factor(
 @given(widths, bases, factors, st.integers(7, 4096), st.sampled_from([(32.0, 1.0), (8.0, 0.5)]))
 def test_yarn_equals_that_of_transformers(width, base, factor, original, limits):
     fast, slow = limits
-    scaling = YarnScaling(factor=factor, original_length=original, fast=fast, slow=slow)
+    scaling = YarnScaling(factor=factor, original_length=original, beta_fast=fast, beta_slow=slow)
     rope = {
         "rope_type": "yarn",
         "rope_theta": base,

@@ -47,7 +47,7 @@ def ours() -> Seq2Seq:
         norm_position="post",
         norm_epsilon=1e-5,
         positions=LearnedPositions(max_length=LONGEST),
-        tie="all",
+        tie_embeddings="all",
     )
     return build_model(config, source_size=V, target_size=V, seed=1).double().eval()
 

@@ -12,7 +12,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.config.schema.positions import RelativePositions
+from tformer_cli.config.schema.positions import T5Positions
 from tformer_cli.model.blocks.bias import RelativeBias
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
@@ -54,10 +54,10 @@ def ours_of(activation: str) -> Seq2Seq:
         activation=activation,
         norm="rms",
         bias=False,
-        positions=RelativePositions(num_buckets=BUCKETS, max_distance=FARTHEST),
+        positions=T5Positions(num_buckets=BUCKETS, max_distance=FARTHEST),
         initialization="t5",
         dropout=0.0,
-        tie="all",
+        tie_embeddings="all",
     )
     return build_model(config, source_size=V, target_size=V, seed=1).double().eval()
 
@@ -170,7 +170,7 @@ def test_first_weights_are_spread_as_those_of_t5():
         activation="geglu",
         norm="rms",
         bias=False,
-        positions=RelativePositions(num_buckets=512, max_distance=600),
+        positions=T5Positions(num_buckets=512, max_distance=600),
         initialization="t5",
     )
     ours = build_model(config, source_size=900, target_size=900, seed=3)

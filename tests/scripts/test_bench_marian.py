@@ -116,7 +116,7 @@ def test_json_tells_both_sides_of_the_same_training(run, tmp_path, capsys):
     assert result["split"] == "toy"
     assert result["checkpoint"] == "last"
     assert result["attention"] == "sdpa"
-    assert result["searches"]["beam"]["size"] == 3
+    assert result["searches"]["beam"]["beam_size"] == 3
     assert "|tok:13a|" in result["signature"]
     assert printed.err.startswith(f"marian step {STEPS}/{STEPS}  loss ")
 
@@ -131,7 +131,9 @@ def test_going_on_equals_an_unbroken_training(run, config, tmp_path):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("search", [GreedyConfig(max_length=9), BeamConfig(size=3, max_length=9)])
+@pytest.mark.parametrize(
+    "search", [GreedyConfig(max_length=9), BeamConfig(beam_size=3, max_length=9)]
+)
 def test_search_never_writes_reserved_ids(search, config, tokenizers):
     model = built(config, tokenizers)
     suppressed = list(tokenizers.target.suppressed_ids)
@@ -165,7 +167,7 @@ def test_loss_equals_ours_on_the_same_logits(config, tokenizers):
 
 @pytest.mark.parametrize(("tie", "tables"), [("all", 1), ("output", 2), ("none", 3)])
 def test_marian_ties_what_the_run_ties(tie, tables, config, tokenizers):
-    model = built(replace(config, model=replace(config.model, tie=tie)), tokenizers)
+    model = built(replace(config, model=replace(config.model, tie_embeddings=tie)), tokenizers)
     alone = built(config, tokenizers)
     added = marian_model.count_parameters(model) - marian_model.count_parameters(alone)
     assert added == (tables - 1) * tokenizers.source.size * config.model.dim
@@ -193,7 +195,7 @@ def test_table_reads_as_two_columns():
     result = {
         "tformer": side,
         "marian": side | {"bleu": {"greedy": 1.0, "beam": 2.0}, "init_std": 0.02},
-        "searches": {"greedy": {}, "beam": {"size": 5}},
+        "searches": {"greedy": {}, "beam": {"beam_size": 5}},
         "split": "flickr",
         "signature": "nrefs:1",
         "checkpoint": "best",

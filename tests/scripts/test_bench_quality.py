@@ -38,7 +38,7 @@ SHORT = (
     "training.save_every=1",
     "training.schedule.warmup_steps=1",
     "training.validation_decoding.max_length=5",
-    "training.select=loss",
+    "training.selection_metric=loss",
     "decoding.max_length=5",
 )
 
@@ -197,7 +197,7 @@ def test_score_is_computed_anew_only_for_another_search_or_other_weights(learnt,
     monkeypatch.setattr(Ours, "translate", copied)
     assert learnt.score(first, "toy") == found
     assert asked == []
-    search = replace(learnt.config.decoding, size=3)
+    search = replace(learnt.config.decoding, beam_size=3)
     other = Ours(replace(learnt.config, decoding=search), learnt.run)
     assert other.score(first, "toy") != found
     assert asked == [first.name]

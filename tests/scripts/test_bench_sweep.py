@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tformer_cli.errors import ConfigError, TrainingError
 
-SETTINGS = ("training.validation_decoding.max_length=5", "training.select=loss")
+SETTINGS = ("training.validation_decoding.max_length=5", "training.selection_metric=loss")
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def seeds(toy_run, tmp_path):
         state = json.loads(file.read_text()) | {"seconds": 60.0 * minutes}
         file.write_text(json.dumps(state))
         result = {"name": "BLEU", "score": score, "signature": "s", "num_sentences": 9}
-        content = {"scores": [result], "decoding": {"kind": "beam", "size": 5}}
+        content = {"scores": [result], "decoding": {"kind": "beam", "beam_size": 5}}
         run.eval.mkdir()
         (run.eval / "toy.json").write_text(json.dumps(content))
     return runs
@@ -59,7 +59,7 @@ def test_several_seeds_share_a_row_with_their_mean_and_deviation(seeds):
 
 def test_seeds_that_were_scored_otherwise_share_no_row(seeds):
     file = seeds[1].eval / "toy.json"
-    file.write_text(file.read_text().replace('"size": 5', '"size": 4'))
+    file.write_text(file.read_text().replace('"beam_size": 5', '"beam_size": 4'))
     with pytest.raises(CheckpointError) as caught:
         make_score_table.rows(seeds)
     assert str(caught.value) == (

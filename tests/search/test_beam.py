@@ -50,7 +50,9 @@ def all_translations(table, max_length, length_penalty):
 def test_a_beam_that_holds_everything_finds_the_best_translations(seed, length_penalty):
     tables = random_tables(seed, sentences=2, vocab_size=4)
     everything = 2 * 3**3
-    config = BeamConfig(size=everything, patience=10.0, length_penalty=length_penalty, max_length=4)
+    config = BeamConfig(
+        beam_size=everything, patience=10.0, length_penalty=length_penalty, max_length=4
+    )
     for hypotheses, table in zip(search(tables, config, nbest=5), tables, strict=True):
         scores = all_translations(table, 4, length_penalty)
         best = sorted(scores.values(), reverse=True)[:5]
@@ -76,10 +78,10 @@ def by_the_rules(table, config, nbest):
             for token, log_prob in enumerate(next_log_probs(table, row[-1], is_first=len(row) == 1))
         ]
         continuations.sort(key=lambda item: -item[1])
-        candidates = continuations[: 2 * config.size]
-        substitutes = [item for item in candidates[config.size :] if item[0][-1] != END]
+        candidates = continuations[: 2 * config.beam_size]
+        substitutes = [item for item in candidates[config.beam_size :] if item[0][-1] != END]
         live = []
-        for rank, (row, total) in enumerate(candidates[: config.size]):
+        for rank, (row, total) in enumerate(candidates[: config.beam_size]):
             if total == -float("inf"):
                 continue
             if row[-1] == END or is_last:
@@ -93,7 +95,7 @@ def by_the_rules(table, config, nbest):
         if config.length_penalty == config.coverage_penalty == 0:
             is_done = top_ended and len(stored) >= nbest
         else:
-            is_done = len(stored) >= rounded(config.size * config.patience)
+            is_done = len(stored) >= rounded(config.beam_size * config.patience)
         if is_done or is_last:
             break
     return sorted(stored, key=lambda item: -item[0])[:nbest]
@@ -116,7 +118,7 @@ def test_beam_search_follows_the_rules_of_ctranslate2(
 ):
     tables = random_tables(seed, sentences=3, vocab_size=7)
     config = BeamConfig(
-        size=size, length_penalty=length_penalty, patience=patience, max_length=max_length
+        beam_size=size, length_penalty=length_penalty, patience=patience, max_length=max_length
     )
     nbest = min(size, max(1, round(size * patience)))
     for hypotheses, table in zip(search(tables, config, nbest), tables, strict=True):
@@ -135,7 +137,7 @@ def test_with_a_coverage_penalty_all_that_are_stored_come_out(seed, length_penal
     # Ids ascend, so no two sequences take the same transitions and tie.
     tables[:, :, END + 1 :] += torch.full((8, 8), -torch.inf).tril()[:, END + 1 :]
     config = BeamConfig(
-        size=5,
+        beam_size=5,
         length_penalty=length_penalty,
         patience=patience,
         max_length=8,
@@ -151,14 +153,14 @@ def test_with_a_coverage_penalty_all_that_are_stored_come_out(seed, length_penal
 def test_a_beam_of_one_is_greedy_search(seed):
     tables = random_tables(seed, sentences=4, vocab_size=6)
     greedy = search_tables(tables, GreedySearch(GreedyConfig(max_length=8), SPECIAL_TOKENS, CPU))
-    beam = search(tables, BeamConfig(size=1, max_length=8))
+    beam = search(tables, BeamConfig(beam_size=1, max_length=8))
     assert [best.token_ids for (best,) in beam] == [found.token_ids for (found,) in greedy]
 
 
 @given(seeds, st.integers(1, 4), st.integers(1, 4))
 def test_the_company_of_a_sentence_changes_nothing(seed, size, num_slots):
     tables = random_tables(seed, sentences=5, vocab_size=6)
-    config = BeamConfig(size=size, max_length=9)
+    config = BeamConfig(beam_size=size, max_length=9)
     together = search(tables, config, num_slots=num_slots)
     alone = [search(tables[n : n + 1], config)[0] for n in range(5)]
     assert [best.token_ids for (best,) in together] == [best.token_ids for (best,) in alone]
@@ -173,7 +175,7 @@ def test_the_company_of_a_sentence_changes_nothing(seed, size, num_slots):
 def test_a_reused_slot_has_none_of_the_tokens_of_another_sentence(seed, size, num_slots, penalty):
     # A hypothesis of a single token ends in the step that begins it.
     tables = random_tables(seed, sentences=9, vocab_size=6)
-    config = BeamConfig(size=size, max_length=1, **penalty)
+    config = BeamConfig(beam_size=size, max_length=1, **penalty)
     together = search(tables, config, num_slots=num_slots)
     alone = [search(tables[n : n + 1], config)[0] for n in range(9)]
     for (one,), (other,) in zip(together, alone, strict=True):
@@ -184,6 +186,6 @@ def test_a_reused_slot_has_none_of_the_tokens_of_another_sentence(seed, size, nu
 def test_a_hypothesis_cut_at_the_length_limit_says_that_it_is_not_finished():
     tables = random_tables(1, sentences=1, vocab_size=5)
     tables[:, :, END] = -50.0
-    ((best,),) = search(tables, BeamConfig(size=2, max_length=4))
+    ((best,),) = search(tables, BeamConfig(beam_size=2, max_length=4))
     assert not best.finished
     assert len(best.token_ids) == 4

@@ -104,11 +104,11 @@ def test_a_beam_that_holds_everything_finds_the_best_that_contain_the_phrases(
     if most > 8:
         phrases, most = phrases[:1], limit + 1
     config = BeamConfig(
-        size=2**8,
+        beam_size=2**8,
         patience=50.0,
         length_penalty=length_penalty,
         max_length=most,
-        no_repeat_ngram=rule.get("no_repeat", 0),
+        no_repeat_ngram_size=rule.get("no_repeat", 0),
     )
     more = {key: value for key, value in rule.items() if key != "no_repeat"}
     (found,) = search(table, config, [(phrases, more)], nbest=4)
@@ -130,7 +130,7 @@ rules = st.fixed_dictionaries(
         "min_length": st.integers(1, 6),
         "length_penalty": st.sampled_from([0.0, 1.0]),
         "patience": st.sampled_from([0.5, 1.0, 2.0]),
-        "no_repeat_ngram": st.sampled_from([0, 0, 2]),
+        "no_repeat_ngram_size": st.sampled_from([0, 0, 2]),
     }
 )
 asked = st.lists(
@@ -162,7 +162,7 @@ def test_a_finished_translation_has_every_phrase(seed, rules, asked):
         assert len(ids) + best.finished <= most
         if best.finished:
             assert num_met(ids, phrases) == len(phrases)
-        if not more["banned"] and not rules["no_repeat_ngram"]:
+        if not more["banned"] and not rules["no_repeat_ngram_size"]:
             assert num_met(ids, phrases) == len(phrases)
         assert best.log_prob == pytest.approx(log_prob(table, ids, best.finished), rel=1e-4)
 
@@ -174,7 +174,7 @@ def test_what_is_banned_stays_banned_where_phrases_are_required(seed, rules, ask
     for (_, more), (best,) in zip(asked, search(tables, BeamConfig(**rules), asked), strict=True):
         free = best.token_ids[len(more["prefix"]) :]
         assert all(not occurrences(free, phrase) for phrase in more["banned"])
-        size = rules["no_repeat_ngram"]
+        size = rules["no_repeat_ngram_size"]
         if size and not more["prefix"]:
             assert not repeats(best.token_ids, size)
 
@@ -208,7 +208,7 @@ def test_without_phrases_it_is_beam_search(seed, rules, asked):
 def test_a_phrase_that_cannot_come_leaves_the_translation_unfinished():
     tables = random_tables(3, sentences=1, vocab_size=6)
     asked = [(((2,), (3, 4), (3, 4)), {})]
-    config = BeamConfig(size=4, max_length=9, no_repeat_ngram=1)
+    config = BeamConfig(beam_size=4, max_length=9, no_repeat_ngram_size=1)
     ((best,),) = search(tables, config, asked)
     assert not best.finished
     # What ends for want of tokens has met as much as can be met.
@@ -225,7 +225,7 @@ def test_a_phrase_waits_for_its_place():
     table[:, 7] = -6.0
     table[5, 7] = 5.0
     table[7, 6] = 6.0
-    ((best,),) = search(tables, BeamConfig(size=4, max_length=20), [(((7,),), {})])
+    ((best,),) = search(tables, BeamConfig(beam_size=4, max_length=20), [(((7,),), {})])
     assert best.token_ids == (2, 3, 4, 5, 7, 6)
     assert best.finished
 
@@ -237,7 +237,7 @@ def test_a_phrase_without_a_place_does_not_make_the_translation_long():
     for last, token in itertools.pairwise([START, 2, 3, 4, 5, 6, END]):
         table[last, token] = 9.0
     for size in (2, 5):
-        config = BeamConfig(size=size, max_length=200)
+        config = BeamConfig(beam_size=size, max_length=200)
         ((best,),) = search(tables, config, [(((7,), (7, 8)), {})])
         assert best.finished
         assert len(best.token_ids) < 20
@@ -255,7 +255,7 @@ def model_log_prob(engine, source, row):
 
 
 def test_a_model_with_a_cache_writes_the_phrases_and_says_what_they_cost():
-    engine, config = native_engine(), BeamConfig(size=3, max_length=12)
+    engine, config = native_engine(), BeamConfig(beam_size=3, max_length=12)
     phrases = [((7,), (9, 10)), (), ((8, 8, 8),), ((11, 12), (11, 13), (30,))]
     inputs = [
         replace(one, required=phrases[number % 4]) for number, one in enumerate(sentences(20))
@@ -284,6 +284,6 @@ def test_a_model_with_a_cache_writes_the_phrases_and_says_what_they_cost():
 def test_all_that_is_told_has_equally_many_phrases(seed):
     tables = random_tables(seed, sentences=1, vocab_size=6)
     asked = [(((2,), (3, 4), (3, 4)), {})]
-    config = BeamConfig(size=4, max_length=9, no_repeat_ngram=1, coverage_penalty=0.1)
+    config = BeamConfig(beam_size=4, max_length=9, no_repeat_ngram_size=1, coverage_penalty=0.1)
     (found,) = search(tables, config, asked, nbest=3)
     assert len({num_met(one.token_ids, asked[0][0]) for one in found}) == 1

@@ -18,7 +18,7 @@ MOST = 9
 TOKENS = 40
 SEARCHES = [
     lambda: GreedySearch(GreedyConfig(max_length=MOST), SPECIAL_TOKENS, CPU),
-    lambda: BeamSearch(BeamConfig(size=2, max_length=MOST), SPECIAL_TOKENS, CPU),
+    lambda: BeamSearch(BeamConfig(beam_size=2, max_length=MOST), SPECIAL_TOKENS, CPU),
 ]
 
 
@@ -162,7 +162,7 @@ class Aging(TableStepper):
     "search",
     [
         lambda: GreedySearch(GreedyConfig(max_length=99), SPECIAL_TOKENS, CPU),
-        lambda: BeamSearch(BeamConfig(size=2, max_length=99), SPECIAL_TOKENS, CPU),
+        lambda: BeamSearch(BeamConfig(beam_size=2, max_length=99), SPECIAL_TOKENS, CPU),
     ],
 )
 def test_a_translation_that_does_not_end_begins_anew_behind_the_others(search):

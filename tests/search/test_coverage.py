@@ -15,7 +15,7 @@ from tformer_cli.search.coverage import log_coverage
 from tformer_cli.search.request import EMPTY
 from tformer_cli.search.workers import WorkersEngine
 
-SEARCH = BeamConfig(size=4, max_length=12, patience=2.0, coverage_penalty=0.7)
+SEARCH = BeamConfig(beam_size=4, max_length=12, patience=2.0, coverage_penalty=0.7)
 
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 0.2, 0.7]), min_size=3, max_size=3), min_size=1))
@@ -31,7 +31,7 @@ def test_log_coverage_is_the_sum_of_logarithms_up_to_one(rows):
 @pytest.mark.parametrize(("length_penalty", "groups"), [(0.0, 1), (1.0, 1), (1.0, 2)])
 def test_the_best_of_all_that_is_stored_wins_with_its_coverage(length_penalty, groups):
     engine, inputs = native_engine(), requests(12)
-    search = replace(SEARCH, length_penalty=length_penalty, groups=groups)
+    search = replace(SEARCH, length_penalty=length_penalty, num_beam_groups=groups)
     # No sentence stores so many, so all that it stores come out.
     found = engine.translate(inputs, search, nbest=100)
     aligner = Aligner(engine.models, SPECIAL_TOKENS.bos, device=torch.device("cpu"))

@@ -38,14 +38,18 @@ class GroupByHand:
     """A group of one sentence: rows as (ids, log probability, what it has lost)."""
 
     def __init__(self, config, nbest):
-        self.size = config.size // config.groups
+        self.size = config.beam_size // config.num_beam_groups
         self.config, self.nbest = config, min(nbest, self.size)
         self.live, self.stored, self.top_ended = [((START,), 0.0, 0.0)], [], False
 
     def step(self, table, length, chosen):
         """Go on by a token; return which tokens it chooses."""
         continuations = [
-            ((*row, token), total + log_prob, lost + self.config.diversity * chosen.count(token))
+            (
+                (*row, token),
+                total + log_prob,
+                lost + self.config.diversity_penalty * chosen.count(token),
+            )
             for row, total, lost in self.live
             for token, log_prob in enumerate(next_log_probs(table, row[-1], is_first=length == 1))
             if log_prob > -math.inf
@@ -73,7 +77,7 @@ class GroupByHand:
 
 
 def by_the_rules(table, config, nbest):
-    groups = [GroupByHand(config, nbest) for _ in range(config.groups)]
+    groups = [GroupByHand(config, nbest) for _ in range(config.num_beam_groups)]
     at_work = list(groups)
     for length in range(1, config.max_length + 1):
         chosen = []
@@ -101,9 +105,9 @@ def test_diverse_beam_search_follows_its_rules(
 ):
     tables = ascending_tables(seed, sentences=2, vocab_size=9)
     config = BeamConfig(
-        size=shape[0] * shape[1],
-        groups=shape[0],
-        diversity=diversity,
+        beam_size=shape[0] * shape[1],
+        num_beam_groups=shape[0],
+        diversity_penalty=diversity,
         length_penalty=length_penalty,
         patience=patience,
         max_length=max_length,
@@ -122,8 +126,8 @@ def test_groups_that_need_not_differ_find_what_a_beam_of_their_size_finds(
 ):
     groups, size = shape
     tables = ascending_tables(seed, sentences=3, vocab_size=7)
-    plain = BeamConfig(size=size, length_penalty=length_penalty, max_length=8)
-    config = replace(plain, size=groups * size, groups=groups, diversity=0.0)
+    plain = BeamConfig(beam_size=size, length_penalty=length_penalty, max_length=8)
+    config = replace(plain, beam_size=groups * size, num_beam_groups=groups, diversity_penalty=0.0)
     expected = search_tables(tables, BeamSearch(plain, SPECIAL_TOKENS, CPU, nbest=size))
     assert search(tables, config, groups * size) == expected
 
@@ -133,8 +137,8 @@ def test_groups_that_need_not_differ_find_what_a_beam_of_their_size_finds(
 def test_the_first_group_is_a_beam_of_its_own(seed, shape, num_slots):
     groups, size = shape
     tables = ascending_tables(seed, sentences=4, vocab_size=7)
-    plain = BeamConfig(size=size, max_length=8)
-    config = replace(plain, size=groups * size, groups=groups, diversity=1.0)
+    plain = BeamConfig(beam_size=size, max_length=8)
+    config = replace(plain, beam_size=groups * size, num_beam_groups=groups, diversity_penalty=1.0)
     found = search(tables, config, groups * size, num_slots)
     expected = search_tables(tables, BeamSearch(plain, SPECIAL_TOKENS, CPU))
     for own, all_of_them in zip(expected, found, strict=True):
@@ -145,16 +149,16 @@ def test_the_first_group_is_a_beam_of_its_own(seed, shape, num_slots):
 @given(seeds, shapes, st.integers(1, 4))
 def test_the_company_of_a_sentence_changes_nothing(seed, shape, num_slots):
     tables = random_tables(seed, sentences=5, vocab_size=7)
-    config = BeamConfig(size=shape[0] * shape[1], groups=shape[0], max_length=9)
-    together = search(tables, config, config.size, num_slots)
-    alone = [search(tables[n : n + 1], config, config.size)[0] for n in range(5)]
+    config = BeamConfig(beam_size=shape[0] * shape[1], num_beam_groups=shape[0], max_length=9)
+    together = search(tables, config, config.beam_size, num_slots)
+    alone = [search(tables[n : n + 1], config, config.beam_size)[0] for n in range(5)]
     for one, two in zip(together, alone, strict=True):
         assert [best.token_ids for best in one] == [best.token_ids for best in two]
 
 
 def test_with_a_model_the_size_of_batches_changes_nothing():
     engine, inputs = native_engine(), requests(8)
-    config = BeamConfig(size=6, groups=3, max_length=10)
+    config = BeamConfig(beam_size=6, num_beam_groups=3, max_length=10)
     expected = engine.translate(inputs, config, nbest=6)
     for num_beams in (1, 13):
         engine.max_slots = num_beams
@@ -166,16 +170,18 @@ def test_with_a_model_the_size_of_batches_changes_nothing():
 
 def test_groups_begin_with_different_words_where_that_costs_less_than_their_diversity():
     tables = random_tables(3, sentences=6, vocab_size=9)
-    config = BeamConfig(size=4, groups=4, diversity=100.0, max_length=9)
+    config = BeamConfig(beam_size=4, num_beam_groups=4, diversity_penalty=100.0, max_length=9)
     for hypotheses in search(tables, config, 4):
         assert len({one.token_ids[0] for one in hypotheses}) == 4
-    same = search(tables, replace(config, diversity=0.0), 4)
+    same = search(tables, replace(config, diversity_penalty=0.0), 4)
     assert [len(hypotheses) for hypotheses in same] == [1] * 6
 
 
 def test_the_score_does_not_count_what_a_row_has_lost():
     tables = random_tables(3, sentences=6, vocab_size=9)
-    config = BeamConfig(size=4, groups=2, diversity=3.0, max_length=9, length_penalty=0.6)
+    config = BeamConfig(
+        beam_size=4, num_beam_groups=2, diversity_penalty=3.0, max_length=9, length_penalty=0.6
+    )
     for hypotheses in search(tables, config, 4):
         scores = [one.score for one in hypotheses]
         assert scores == sorted(scores, reverse=True)
@@ -192,7 +198,9 @@ def test_groups_keep_to_prefixes_and_limits(seed, num_slots):
         Request((number, 2, 2, END), prefix=(5, 2 + number), banned=((4,),), number=number)
         for number in range(3)
     ]
-    config = BeamConfig(size=4, groups=2, min_length=4, max_length=6, no_repeat_ngram=2)
+    config = BeamConfig(
+        beam_size=4, num_beam_groups=2, min_length=4, max_length=6, no_repeat_ngram_size=2
+    )
     beam = DiverseBeamSearch(config, SPECIAL_TOKENS, CPU, nbest=4)
     for request, hypotheses in zip(
         inputs, search_requests(tables, beam, inputs, num_slots), strict=True

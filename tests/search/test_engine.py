@@ -15,7 +15,7 @@ from tformer_cli.search.workers import WorkersEngine
 
 V, START, END, SUPPRESSED = 31, 2, 3, (0, 1, 2, 4, 5)
 SPECIAL_TOKENS = SpecialTokens(START, END, SUPPRESSED)
-SEARCHES = [GreedyConfig(max_length=12), BeamConfig(size=3, max_length=12)]
+SEARCHES = [GreedyConfig(max_length=12), BeamConfig(beam_size=3, max_length=12)]
 
 
 def small_model(seed: int = 11, dtype: torch.dtype = torch.float64) -> Seq2Seq:
@@ -25,7 +25,7 @@ def small_model(seed: int = 11, dtype: torch.dtype = torch.float64) -> Seq2Seq:
         feedforward_dim=16,
         num_encoder_layers=1,
         num_decoder_layers=2,
-        tie="none",
+        tie_embeddings="none",
     )
     model = build_model(config, source_size=V, target_size=V, seed=seed).to(dtype)
     # Large matrices let sentences differ, and a long vector lets some end before the limit.
@@ -142,7 +142,7 @@ def test_an_empty_sentence_gives_an_empty_hypothesis_in_its_place(search):
 
 
 def test_groups_of_a_beam_translate_an_empty_sentence_once():
-    search = BeamConfig(size=4, groups=2, max_length=9)
+    search = BeamConfig(beam_size=4, num_beam_groups=2, max_length=9)
     inputs = asked([7, END], [], [8, 9, END])
     found = native_engine().translate(inputs, search, nbest=4)
     assert found[1] == [EMPTY]
@@ -157,7 +157,7 @@ def test_progress_counts_every_sentence_once():
 
 
 def test_nbest_is_sorted_and_has_no_suppressed_token():
-    found = native_engine().translate(requests(), BeamConfig(size=4, max_length=9), nbest=4)
+    found = native_engine().translate(requests(), BeamConfig(beam_size=4, max_length=9), nbest=4)
     for hypotheses in found:
         scores = [hypothesis.score for hypothesis in hypotheses]
         assert scores == sorted(scores, reverse=True)
@@ -168,7 +168,7 @@ def test_nbest_is_sorted_and_has_no_suppressed_token():
 
 def test_a_large_vocabulary_lets_fewer_sentences_work_together(monkeypatch):
     engine, inputs = native_engine(), requests(20)
-    expected = engine.translate(inputs, BeamConfig(size=2, max_length=9))
+    expected = engine.translate(inputs, BeamConfig(beam_size=2, max_length=9))
     monkeypatch.setattr("tformer_cli.search.engine.MAX_LOGITS", 2 * 2 * V)
     widths = []
     step = EncoderDecoder.step
@@ -178,7 +178,7 @@ def test_a_large_vocabulary_lets_fewer_sentences_work_together(monkeypatch):
         return step(model, target, cache)
 
     monkeypatch.setattr(EncoderDecoder, "step", watched)
-    found = engine.translate(inputs, BeamConfig(size=2, max_length=9))
+    found = engine.translate(inputs, BeamConfig(beam_size=2, max_length=9))
     assert max(widths) == 2
     assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
 

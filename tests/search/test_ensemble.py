@@ -33,9 +33,9 @@ from tformer_cli.search.workers import WorkersEngine
 V = 7
 SEARCHES_OF_TABLES = {
     "greedy": lambda: GreedySearch(GreedyConfig(max_length=9), SPECIAL_TOKENS, CPU),
-    "beam": lambda: BeamSearch(BeamConfig(size=3, max_length=9), SPECIAL_TOKENS, CPU, nbest=3),
+    "beam": lambda: BeamSearch(BeamConfig(beam_size=3, max_length=9), SPECIAL_TOKENS, CPU, nbest=3),
     "groups": lambda: DiverseBeamSearch(
-        BeamConfig(size=4, groups=2, max_length=9), SPECIAL_TOKENS, CPU, nbest=4
+        BeamConfig(beam_size=4, num_beam_groups=2, max_length=9), SPECIAL_TOKENS, CPU, nbest=4
     ),
     "sample": lambda: SampleSearch(SampleConfig(max_length=9), SPECIAL_TOKENS, CPU, nbest=2),
 }
@@ -140,7 +140,7 @@ def test_several_models_translate_by_the_mean_of_their_probabilities():
 
 def test_ensembles_translate_in_several_processes():
     engine, inputs = ensemble_engine(11, 12), requests(10)
-    config = BeamConfig(size=3, max_length=9)
+    config = BeamConfig(beam_size=3, max_length=9)
     found = WorkersEngine(engine, 2).translate(inputs, config, nbest=2)
     assert [[one.token_ids for one in many] for many in found] == [
         [one.token_ids for one in many] for many in engine.translate(inputs, config, nbest=2)

@@ -36,7 +36,7 @@ settings = st.fixed_dictionaries(
         "min_length_ratio": st.sampled_from([0.0, 1.0]),
         "repetition_penalty": st.sampled_from([1.0, 1.5]),
         "frequency_penalty": st.sampled_from([0.0, 0.7]),
-        "no_repeat_ngram": st.integers(0, 3),
+        "no_repeat_ngram_size": st.integers(0, 3),
     }
 )
 requests = st.lists(
@@ -52,7 +52,9 @@ requests = st.lists(
 )
 searches = {
     "greedy": lambda rules: GreedySearch(GreedyConfig(**rules), SPECIAL_TOKENS, CPU),
-    "beam": lambda rules: BeamSearch(BeamConfig(size=3, **rules), SPECIAL_TOKENS, CPU, nbest=2),
+    "beam": lambda rules: BeamSearch(
+        BeamConfig(beam_size=3, **rules), SPECIAL_TOKENS, CPU, nbest=2
+    ),
     "sample": lambda rules: SampleSearch(SampleConfig(**rules), SPECIAL_TOKENS, CPU, nbest=2),
 }
 
@@ -80,7 +82,7 @@ def contains(ids, phrase, start):
 
 def is_stuck(request, rules, ids, place):
     """Whether no token but the end was allowed at a place, so that the row could only end."""
-    n = rules["no_repeat_ngram"]
+    n = rules["no_repeat_ngram_size"]
     for token in range(2, V):
         row = (*ids[:place], token)
         grams = [row[i : i + n] for i in range(len(row) - n + 1)] if n else []
@@ -114,7 +116,7 @@ def test_translations_keep_to_all_rules(kind, rules, parts, seed):
             for phrase in request.banned:
                 if free:
                     assert not contains(ids, phrase, len(request.prefix) + len(phrase) - 1)
-            n = rules["no_repeat_ngram"]
+            n = rules["no_repeat_ngram_size"]
             if n:
                 for place in range(max(len(request.prefix), n), len(ids)):
                     earlier = [ids[i : i + n] for i in range(place - n + 1)]
@@ -150,7 +152,7 @@ def test_the_shortest_translation_is_as_short_as_it_may_be(kind):
 @pytest.mark.parametrize("kind", searches)
 def test_a_row_that_nothing_else_is_left_for_ends_before_the_shortest_length(kind):
     tables = random_tables(7, sentences=2, vocab_size=V)
-    rules = {"no_repeat_ngram": 1, "min_length": 9, "max_length": 12}
+    rules = {"no_repeat_ngram_size": 1, "min_length": 9, "max_length": 12}
     found = search_requests(tables, searches[kind](rules), asked([([2], (), ())] * 2))
     for table, hypotheses in zip(tables, found, strict=True):
         for one in hypotheses:
@@ -161,8 +163,10 @@ def test_a_row_that_nothing_else_is_left_for_ends_before_the_shortest_length(kin
 
 FARTHEST = {
     "greedy": lambda rules: GreedyConfig(**rules),
-    "beam": lambda rules: BeamConfig(size=4, length_penalty=10, patience=1000, **rules),
-    "diverse": lambda rules: BeamConfig(size=4, groups=2, diversity=1000, **rules),
+    "beam": lambda rules: BeamConfig(beam_size=4, length_penalty=10, patience=1000, **rules),
+    "diverse": lambda rules: BeamConfig(
+        beam_size=4, num_beam_groups=2, diversity_penalty=1000, **rules
+    ),
     "careful": lambda rules: SampleConfig(temperature=0.001, top_p=1e-6, **rules),
     "reckless": lambda rules: SampleConfig(temperature=1000, **rules),
 }

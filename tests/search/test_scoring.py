@@ -77,14 +77,14 @@ def test_a_token_is_no_less_probable_than_over_all_ids(scorer):
     "search",
     [
         GreedyConfig(max_length=12),
-        BeamConfig(size=4, max_length=12),
-        BeamConfig(size=4, groups=2, max_length=12),
+        BeamConfig(beam_size=4, max_length=12),
+        BeamConfig(beam_size=4, num_beam_groups=2, max_length=12),
     ],
     ids=["greedy", "beam", "groups"],
 )
 def test_scores_of_hypotheses_are_what_the_search_says_of_them(scorer, search):
     sources = [[one, other, END] for one in range(6, V) for other in range(6, V)]
-    nbest = search.size if isinstance(search, BeamConfig) else 1
+    nbest = search.beam_size if isinstance(search, BeamConfig) else 1
     requests = [Request(tuple(source)) for source in sources]
     found = NativeEngine(scorer.models[0], SPECIAL_TOKENS, device=CPU).translate(
         requests, search, nbest=nbest

@@ -83,7 +83,7 @@ def test_fewer_at_a_time_stay_fewer_and_are_told_once():
     engine.translate(inputs, GREEDY, on_warning=warnings.append)
     assert engine.max_slots == max_slots
     # A search of more rows may need still fewer.
-    engine.translate(inputs, BeamConfig(size=5, max_length=12), on_warning=warnings.append)
+    engine.translate(inputs, BeamConfig(beam_size=5, max_length=12), on_warning=warnings.append)
     assert len(warnings) == 1
 
 
@@ -145,7 +145,7 @@ def test_memory_for_not_even_one_sentence_is_refused(search):
         limited(0).translate(requests(20), search)
     assert str(caught.value) == (
         "cpu: memory ran out on a single sentence; "
-        "lower `decoding.size`, `count`, decoding.max_length or "
+        "lower `decoding.beam_size`, `count`, decoding.max_length or "
         "`max_source_length`"
     )
 
@@ -169,7 +169,7 @@ def test_memory_for_not_even_one_sentence_of_a_process_is_refused():
     with pytest.raises(DeviceError) as caught:
         WorkersEngine(limited(0), 2).translate(asked([7, 3]), GreedyConfig(max_length=9))
     assert str(caught.value).startswith(
-        "cpu: memory ran out on a single sentence; lower `decoding.size`"
+        "cpu: memory ran out on a single sentence; lower `decoding.beam_size`"
     )
 
 
@@ -185,9 +185,10 @@ from tformer_cli.search.request import Request
 from tformer_cli.model.build import build_model
 
 torch.set_num_threads(1)
-V, search = 20_000, BeamConfig(size=4, max_length=4)
+V, search = 20_000, BeamConfig(beam_size=4, max_length=4)
 config = EncoderDecoderConfig(
-    dim=32, num_heads=2, feedforward_dim=32, num_encoder_layers=1, num_decoder_layers=1, tie="none"
+    dim=32, num_heads=2, feedforward_dim=32, num_encoder_layers=1, num_decoder_layers=1,
+    tie_embeddings="none",
 )
 model = build_model(config, source_size=V, target_size=V, seed=1).eval()
 engine = NativeEngine(model, SpecialTokens(2, 3, (0, 1, 2)), device=torch.device("cpu"))

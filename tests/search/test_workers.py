@@ -29,7 +29,7 @@ def test_processes_translate_as_one_does(search):
 def test_more_processes_than_sentences_do_no_harm():
     workers = WorkersEngine(native_engine(), 4)
     for inputs in ([], [[]], [[7, 8, 3]], [[7, 3], [], [8, 9, 3]]):
-        found = workers.translate(asked(*inputs), BeamConfig(size=3, max_length=9), nbest=2)
+        found = workers.translate(asked(*inputs), BeamConfig(beam_size=3, max_length=9), nbest=2)
         assert [len(hypotheses) for hypotheses in found] == [2 for _ in inputs]
         empty = [hypotheses == [EMPTY] * 2 for hypotheses in found]
         assert empty == [not sentence for sentence in inputs]
@@ -46,7 +46,7 @@ def test_a_process_begins_when_there_is_a_sentence_for_it():
 def test_processes_translate_an_empty_sentence_as_often_as_one_does():
     inputs = asked([7, 8, 3], [])
     for groups in (1, 2):
-        search = BeamConfig(size=4, groups=groups, max_length=9)
+        search = BeamConfig(beam_size=4, num_beam_groups=groups, max_length=9)
         (_, expected) = native_engine().translate(inputs, search, nbest=3)
         (_, found) = WorkersEngine(native_engine(), 2).translate(inputs, search, nbest=3)
         assert found == expected == [EMPTY] * (3 if groups == 1 else 1)

@@ -44,11 +44,11 @@ def test_the_optimizer_of_another_model_is_refused(saved):
 
 @pytest.mark.parametrize("tie", ["none", "output", "all"])
 def test_what_is_saved_comes_back_to_the_bit(tmp_path, tie):
-    network = model(1, tie=tie)
+    network = model(1, tie_embeddings=tie)
     optimizer = stepped_optimizer(network)
     folder = tmp_path / "checkpoints" / "step-000007"
     save_checkpoint(folder, network, optimizer, STATE)
-    other = model(2, tie=tie)
+    other = model(2, tie_embeddings=tie)
     other_optimizer = build_optimizer(AdamWConfig(), other)
     load_weights(folder, other)
     load_optimizer(folder, other, other_optimizer)

@@ -32,7 +32,7 @@ def edit(file, old, new):
         ("num_heads: 2", "num_heads: 4", "model.num_heads", "2", "4"),
         ("activation: relu", "activation: gelu", "model.activation", "relu", "gelu"),
         ("kind: sinusoidal", "kind: none", "model.positions.kind", "sinusoidal", "none"),
-        ("window: null", "window: 3", "model.window", "None", "3"),
+        ("sliding_window: null", "sliding_window: 3", "model.sliding_window", "None", "3"),
         ("lowercase: none", "lowercase: source", "tokenizer.lowercase", "none", "source"),
     ],
 )

@@ -12,7 +12,7 @@ from killing import killed
 from tformer_cli.errors import DataError, StorageError, UsageError
 from tformer_cli.storage.partial_file import PartialFile, partial_file
 
-MADE_FROM = {"--input": "3fe0", "decoding.size": 5, "--ban": ["a", "b"]}
+MADE_FROM = {"--input": "3fe0", "decoding.beam_size": 5, "--ban": ["a", "b"]}
 PARTS = ["eins\nzwei\n", "drei\n", "ä\n" * 7]
 WHOLE = "".join(PARTS)
 
@@ -129,7 +129,7 @@ def test_what_was_damaged_is_refused_and_left_as_it_is(tmp_path, damage):
     ("changes", "named"),
     [
         ({"--input": "0000"}, "--input"),
-        ({"decoding.size": 4, "--input": None}, "--input, decoding.size"),
+        ({"decoding.beam_size": 4, "--input": None}, "--input, decoding.beam_size"),
         ({"--new": 1}, "--new"),
     ],
 )

@@ -111,7 +111,7 @@ def test_cutting_a_batch_masks_the_same_tokens(toy, tokenizers):
             )
         ]
 
-    assert rows() == rows("training.accumulate=3")
+    assert rows() == rows("training.gradient_accumulation_steps=3")
 
 
 def test_every_epoch_masks_other_tokens(toy, tokenizers):
@@ -125,7 +125,7 @@ def test_every_epoch_masks_other_tokens(toy, tokenizers):
 
 
 def test_the_loss_of_a_step_is_that_of_torch(toy, tokenizers):
-    config = load_config(toy, ["model.dropout=0", "training.accumulate=2"])
+    config = load_config(toy, ["model.dropout=0", "training.gradient_accumulation_steps=2"])
     found = prepared(config, tokenizers)
     group = next(iter(found.groups(found.beginning())))
     losses, num_asked = 0.0, 0
@@ -227,7 +227,7 @@ def test_what_translates_refuses_it(masked):
         load_trained_model(masked)
     assert str(caught.value) == (
         f"{masked.path}: does not translate; got model.kind masked_encoder; "
-        "train an encoder_decoder that begins with it: training.initialize_from"
+        "train an encoder_decoder that begins with it: training.init_from"
     )
 
 

@@ -10,7 +10,12 @@ from tformer_cli.training.optim import build_optimizer, set_learning_rate
 
 def model(tie: str = "all") -> Seq2Seq:
     config = EncoderDecoderConfig(
-        dim=12, num_heads=3, feedforward_dim=16, num_encoder_layers=1, num_decoder_layers=1, tie=tie
+        dim=12,
+        num_heads=3,
+        feedforward_dim=16,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        tie_embeddings=tie,
     )
     return build_model(config, source_size=20, target_size=20, seed=1)
 
@@ -30,7 +35,7 @@ def test_only_matrices_of_linear_layers_are_decayed():
 
 
 def test_an_untied_output_is_decayed_as_a_matrix():
-    network = model(tie="none")
+    network = model(tie_embeddings="none")
     optimizer = build_optimizer(AdamWConfig(weight_decay=0.25), network)
     decayed = {id(p) for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]}
     assert id(network.output.weight) in decayed

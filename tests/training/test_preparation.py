@@ -35,7 +35,7 @@ def test_layers_are_recomputed_where_the_config_says_so(tmp_path):
 
 def test_a_training_may_go_on_recomputing_without_changing_a_bit(tmp_path, capsys):
     file = write_toy(tmp_path / "data", config=CONFIG.replace("dropout: 0.1", "dropout: 0.3"))
-    run, pieces = RunDirectory(tmp_path / "run"), "training.accumulate=2"
+    run, pieces = RunDirectory(tmp_path / "run"), "training.gradient_accumulation_steps=2"
 
     def trained(*overrides: str) -> dict[str, torch.Tensor]:
         train(load_config(file, (pieces, *overrides)), run, device=CPU)
@@ -63,7 +63,7 @@ def latent(kind: type[TransformerConfig], dim: int, rotary_dim: int) -> Transfor
         dim=40,
         num_heads=4,
         positions=RotaryPositions(),
-        latent=LatentConfig(dim=dim, rotary_dim=rotary_dim),
+        latent=LatentConfig(kv_lora_rank=dim, rope_head_dim=rotary_dim),
     )
 
 
@@ -80,7 +80,7 @@ def latent(kind: type[TransformerConfig], dim: int, rotary_dim: int) -> Transfor
         (
             latent(DecoderOnlyConfig, 12, 6),
             torch.bfloat16,
-            {"latent.dim": (12, 8), "latent.rotary_dim": (6, 8)},
+            {"latent.kv_lora_rank": (12, 8), "latent.rope_head_dim": (6, 8)},
         ),
     ],
 )

@@ -42,7 +42,7 @@ def trained(config_file: Path, folder: Path, *overrides: str) -> RunDirectory:
 
 
 def after(first: RunDirectory) -> str:
-    return f"training.initialize_from={first.path}"
+    return f"training.init_from={first.path}"
 
 
 def test_the_weights_and_the_tokenizers_are_those_of_the_run_before(first, toy, tmp_path, capsys):
@@ -88,14 +88,14 @@ def refusal(*arguments: object) -> str:
 
 
 def test_a_run_cannot_go_on_from_itself(toy, tmp_path):
-    assert refusal(toy, tmp_path / "a", f"training.initialize_from={tmp_path}/x/../a") == (
+    assert refusal(toy, tmp_path / "a", f"training.init_from={tmp_path}/x/../a") == (
         f"{tmp_path}/a: a new training cannot go on from the folder that it is to write; "
         "name another folder with `run`"
     )
 
 
 def test_a_run_that_has_no_run_before_it_leaves_no_folder(toy, tmp_path):
-    said = refusal(toy, tmp_path / "run", f"training.initialize_from={tmp_path}/none")
+    said = refusal(toy, tmp_path / "run", f"training.init_from={tmp_path}/none")
     assert said == f"{tmp_path}/none: no such run folder; name the folder of a run"
     assert not (tmp_path / "run").exists()
 
@@ -137,7 +137,7 @@ def test_another_function_of_the_weights_is_named(first, toy, tmp_path, override
 
 
 def test_dropout_and_how_far_a_model_sees_may_change(first, toy, tmp_path):
-    changed = ("model.dropout=0.3", "model.window=4", "model.initialization=normal")
+    changed = ("model.dropout=0.3", "model.sliding_window=4", "model.initialization=normal")
     run = trained(toy, tmp_path / "run", *SHORT, *STILL, after(first), *changed)
     old, new = (load_file(first.pointed("last") / TRAINED_FILE), run.pointed("last") / MODEL_FILE)
     for name, weight in load_file(new).items():

@@ -45,7 +45,7 @@ def begun(
     translation: Path, masked: RunDirectory, *overrides: str
 ) -> tuple[EncoderDecoder, EncoderDecoder, Tokenizers, list[str]]:
     """Return a model that begins with a run, and without it, its tokenizers and what was said."""
-    setting = f"training.initialize_from={masked.path}"
+    setting = f"training.init_from={masked.path}"
     config = load_config(translation, [setting, *overrides])
     pretrained = PretrainedRun.of(config, RunDirectory(translation.parent / "run"))
     said: list[str] = []
@@ -59,8 +59,11 @@ def begun(
     ("overrides", "anew"),
     [
         ((), "decoder.layers, decoder.norm"),
-        (("model.tie=output",), "decoder.embeddings, decoder.layers, decoder.norm"),
-        (("model.tie=none",), "decoder.embeddings, decoder.layers, decoder.norm, output"),
+        (("model.tie_embeddings=output",), "decoder.embeddings, decoder.layers, decoder.norm"),
+        (
+            ("model.tie_embeddings=none",),
+            "decoder.embeddings, decoder.layers, decoder.norm, output",
+        ),
     ],
 )
 def test_a_translation_model_takes_over_the_encoder_to_the_bit(
@@ -85,7 +88,7 @@ def test_a_translation_model_takes_over_the_encoder_to_the_bit(
 
 
 def test_a_target_may_have_a_vocabulary_of_its_own(translation, masked):
-    separate = ("tokenizer.shared=false", "model.tie=output")
+    separate = ("tokenizer.shared=false", "model.tie_embeddings=output")
     model, _, tokenizers, said = begun(translation, masked, *separate)
     assert said[0] == "building the vocabulary of the target"
     known = load_tokenizers(masked.tokenizer)
@@ -97,7 +100,7 @@ def test_a_target_may_have_a_vocabulary_of_its_own(translation, masked):
 
 
 def test_a_translation_begins_with_it(translation, masked, tmp_path, capsys):
-    setting = f"training.initialize_from={masked.path}"
+    setting = f"training.init_from={masked.path}"
     run = trained(translation, tmp_path / "run", *SHORT, setting)
     assert isinstance(load_trained_model(run).model, EncoderDecoder)
     assert f"beginning with the encoder of {masked.pointed('last')}: " in capsys.readouterr().err

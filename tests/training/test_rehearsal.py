@@ -156,7 +156,7 @@ def test_a_folder_of_somebody_else_is_refused_before_anything_is_read(toy, tmp_p
 def test_weights_that_a_training_would_begin_with_are_read(toy, tmp_path, capsys):
     first = RunDirectory(tmp_path / "first")
     train(load_config(toy), first, device=CPU)
-    after = f"training.initialize_from={first.path}"
+    after = f"training.init_from={first.path}"
     with rehearsed(toy, after) as found:
         weights = load_file(first.pointed("last") / "model.safetensors")
         for name, parameter in found.prepared.model.named_parameters():
@@ -242,9 +242,12 @@ def test_a_moving_average_follows(toy):
 def test_processes_of_torchrun_are_refused(toy, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(UsageError) as caught, rehearsed(toy, "training.accumulate=2"):
+    with (
+        pytest.raises(UsageError) as caught,
+        rehearsed(toy, "training.gradient_accumulation_steps=2"),
+    ):
         pass
     assert str(caught.value) == (
         "torchrun: trainings are rehearsed by one process; got 4 processes; without torchrun, "
-        "a process takes as much memory as each of them with training.accumulate=8"
+        "a process takes as much memory as each of them with training.gradient_accumulation_steps=8"
     )

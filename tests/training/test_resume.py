@@ -22,7 +22,7 @@ DECIDING = {
     "batch_tokens",
     "max_steps",
     "ema_decay",
-    "initialize_from",
+    "init_from",
     "precision",
 }
 

@@ -239,7 +239,7 @@ def test_float16_gives_the_gradient_of_float32_but_for_rounding():
 
 def test_parts_are_watched_on_request_when_a_report_is_due():
     for is_watched in (False, True):
-        subject = train_state(watch_parts=is_watched, report_every=2)
+        subject = train_state(log_parameter_norms=is_watched, report_every=2)
         reports = list(islice(train_steps(subject, groups(batch()), 1), 4))
         watched = [report.step for report in reports if report.parts]
         assert watched == ([2, 4] if is_watched else [])

@@ -18,7 +18,7 @@ from tformer_cli.training.trainer import train
 
 
 def test_its_curves_are_those_of_the_metrics_also_after_a_break(tmp_path, monkeypatch):
-    settings = ["training.tensorboard=true", "training.watch_parts=true"]
+    settings = ["training.tensorboard=true", "training.log_parameter_norms=true"]
     config = load_config(write_toy(tmp_path / "data"), settings)
     run = RunDirectory(tmp_path / "run")
 

@@ -136,7 +136,7 @@ def test_accumulating_changes_the_weights_by_rounding_only(toy, tmp_path):
         "training.optimizer={kind: adam, epsilon: 1e-4}",
     )
     whole = trained(toy, tmp_path / "whole", *settings)
-    parts = trained(toy, tmp_path / "parts", *settings, "training.accumulate=3")
+    parts = trained(toy, tmp_path / "parts", *settings, "training.gradient_accumulation_steps=3")
     one, two = (load_file(run.pointed("last") / "model.safetensors") for run in (whole, parts))
     assert one.keys() == two.keys() != set()
     for key in one:
@@ -195,17 +195,17 @@ def test_a_change_of_the_trajectory_is_refused(toy, tmp_path):
     assert str(caught.value) == (
         f"{tmp_path / 'run'}: training.batch_tokens has changed since this run began "
         "(it was 300); got 301; change it back, begin again with `fresh=True`, or train its "
-        "weights further: `training.initialize_from=RUN` `run=NEW`"
+        "weights further: `training.init_from=RUN` `run=NEW`"
     )
 
 
 def test_a_change_that_leaves_the_trajectory_alone_is_accepted_and_said(toy, tmp_path, capsys):
     trained(toy, tmp_path / "run")
-    trained(toy, tmp_path / "run", "decoding.size=3", "training.save_every=4")
+    trained(toy, tmp_path / "run", "decoding.beam_size=3", "training.save_every=4")
     output = capsys.readouterr().err
-    assert "accepted a changed setting: decoding.size: 2 -> 3" in output
+    assert "accepted a changed setting: decoding.beam_size: 2 -> 3" in output
     assert "accepted a changed setting: training.save_every: 6 -> 4" in output
-    assert load_config(tmp_path / "run" / "config.yaml").decoding.size == 3
+    assert load_config(tmp_path / "run" / "config.yaml").decoding.beam_size == 3
 
 
 def test_changed_training_text_is_refused(toy, tmp_path):
@@ -217,7 +217,7 @@ def test_changed_training_text_is_refused(toy, tmp_path):
     assert str(caught.value) == (
         f"{tmp_path / 'run'}: the training text or its tokenizer has changed since this run began; "
         "restore it, begin again with `fresh=True`, or train its weights further: "
-        "`training.initialize_from=RUN` `run=NEW`"
+        "`training.init_from=RUN` `run=NEW`"
     )
 
 
@@ -348,7 +348,7 @@ def test_a_checkpoint_under_the_name_of_a_later_one_gives_way_to_the_one_before(
 @pytest.mark.parametrize(
     "setting",
     [
-        "training.select=loss",
+        "training.selection_metric=loss",
         "evaluation.bleu.lowercase=true",
         "data.target_language=zh",
         "training.validation_decoding.max_length=7",
@@ -609,7 +609,7 @@ def test_a_rollback_brings_back_no_score_of_another_validation(toy, tmp_path, mo
         return place in bad
 
     poison(monkeypatch, is_bad)
-    run = trained(toy, tmp_path / "run", "training.select=loss")
+    run = trained(toy, tmp_path / "run", "training.selection_metric=loss")
     (rollback,) = kinds(run, "rollback")
     assert (rollback["from_step"], rollback["step"]) == (15, 12)
     state = load_state(run.pointed("last"))
@@ -785,7 +785,7 @@ def test_memory_that_runs_out_is_counted_and_told_once(toy, tmp_path, monkeypatc
     first = events[0]
     told = (
         f"step {first['step']}: memory ran out; redone in {first['num_pieces']} pieces, and so is "
-        "every step that needs it; a larger training.accumulate saves the time\n"
+        "every step that needs it; a larger training.gradient_accumulation_steps saves the time\n"
     )
     output = capsys.readouterr().err
     assert output.count("memory ran out") == 1
@@ -804,7 +804,11 @@ def start_and_wait_for(config_file: Path, run: Path, line: str) -> subprocess.Po
 
 def test_training_stops_when_it_gets_no_better(toy, tmp_path, capsys):
     # So high a learning rate ruins the model: the first validation stays the best.
-    settings = ("training.patience=2", "training.validate_every=3", "training.select=loss")
+    settings = (
+        "training.patience=2",
+        "training.validate_every=3",
+        "training.selection_metric=loss",
+    )
     ruined = "training.optimizer.learning_rate=1.0"
     run = trained(toy, tmp_path / "run", *settings, ruined)
     losses = [line["loss"] for line in reported(run) if line["kind"] == "valid"]
@@ -841,7 +845,11 @@ def test_a_validation_loss_that_is_no_number_gives_way_to_any_that_is_one(
     # The first and the third of four overflow, as in float16 a long line may.
     losses = iter([math.nan, None, math.nan, None])
     monkeypatch.setattr(run_module, "validate", overflowing)
-    settings = ("training.select=loss", "training.validate_every=6", "training.keep_best=2")
+    settings = (
+        "training.selection_metric=loss",
+        "training.validate_every=6",
+        "training.keep_best=2",
+    )
     run = trained(toy, tmp_path / "run", *settings)
     best = [line["step"] for line in kinds(run, "valid") if line["is_best"]]
     assert best == [6, 12, 24]
@@ -968,7 +976,7 @@ def test_two_threads_go_on_to_the_bit_in_float32_and_in_bfloat16(tmp_path):
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, capsys, monkeypatch):
     """By its own hand, so that it is at the same step on every machine; torture.py chooses none."""
     config = CONFIG.replace("dropout: 0.1", "dropout: 0.3").replace(
-        "max_steps: 24", "max_steps: 24\n  accumulate: 2\n  ema_decay: 0.9"
+        "max_steps: 24", "max_steps: 24\n  gradient_accumulation_steps: 2\n  ema_decay: 0.9"
     )
     # As a processor trains that multiplies it.
     config = config.replace("precision: float32", "precision: bfloat16")

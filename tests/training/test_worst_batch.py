@@ -25,7 +25,7 @@ def groups(store: TokenStore, training: TrainingConfig, seed: int = 1):
         for batches, _ in training_micro_batches(
             store,
             epoch_plans(store, batch_tokens=training.batch_tokens, seed=seed),
-            accumulate=training.accumulate,
+            accumulate=training.gradient_accumulation_steps,
             data_position=DataPosition(),
         )
     )
@@ -44,7 +44,9 @@ def text(*rows: tuple[int, int]) -> TokenStore:
 
 
 budgets = st.builds(
-    TrainingConfig, batch_tokens=st.integers(20, 120), accumulate=st.sampled_from([1, 2, 3, 8])
+    TrainingConfig,
+    batch_tokens=st.integers(20, 120),
+    gradient_accumulation_steps=st.sampled_from([1, 2, 3, 8]),
 )
 
 
@@ -76,7 +78,9 @@ def test_some_batch_of_equal_lengths_costs_as_much(training, max_length):
     costs = []
     for width in range(2, max_length + 2):
         for rows in range(1, training.batch_tokens // width + 1):
-            part = len(np.array_split(range(rows), min(training.accumulate, rows))[0])
+            part = len(
+                np.array_split(range(rows), min(training.gradient_accumulation_steps, rows))[0]
+            )
             costs.append((part * width, part * width**2))
     assert np.max(costs, axis=0).tolist() == worst_costs(training, max_length).tolist()
 

@@ -127,7 +127,7 @@ def test_a_layer_and_a_head_can_be_chosen(tokenizers):
 def test_what_both_stacks_know_of_places_comes_once(tokenizers):
     waves = maps_of(TRANSLATES, tokenizers, "bad", "A").positions
     assert [(one.stacks, one.table.kind) for one in waves] == [(("encoder", "decoder"), "vectors")]
-    falling = EncoderDecoderConfig(**SHAPE, positions=AlibiPositions(), window=3)
+    falling = EncoderDecoderConfig(**SHAPE, positions=AlibiPositions(), sliding_window=3)
     found = maps_of(falling, tokenizers, "bad", "A").positions
     # A decoder has no distances behind.
     assert [(one.stacks, one.table.kind) for one in found] == [

@@ -87,21 +87,22 @@ def test_the_middle_one_wins_over_the_most_probable():
 def test_the_search_says_how_many_candidates_there_are():
     assert MBR().num_wanted(SampleConfig()) == 32
     assert MBR(num_candidates=7).num_wanted(SampleConfig()) == 7
-    assert MBR().num_wanted(BeamConfig(size=6)) == 6
-    assert MBR(num_candidates=4).num_wanted(BeamConfig(size=6)) == 4
+    assert MBR().num_wanted(BeamConfig(beam_size=6)) == 6
+    assert MBR(num_candidates=4).num_wanted(BeamConfig(beam_size=6)) == 4
 
 
 def test_a_search_that_keeps_fewer_candidates_is_refused():
     with pytest.raises(UsageError) as raised:
-        MBR(num_candidates=32).num_wanted(BeamConfig(size=5))
+        MBR(num_candidates=32).num_wanted(BeamConfig(beam_size=5))
     assert str(raised.value) == (
         "`num_candidates`: must be at most the beam size (5); got 32; "
-        "use `BeamConfig(size=32)`, or decoding.kind=sample"
+        "use `BeamConfig(beam_size=32)`, or decoding.kind=sample"
     )
     with pytest.raises(UsageError) as raised:
         MBR().num_wanted(GreedyConfig())
     assert str(raised.value) == (
-        "`mbr`: has no effect on greedy search; use `BeamConfig(size=8)`, or decoding.kind=sample"
+        "`mbr`: has no effect on greedy search; use `BeamConfig(beam_size=8)`, or "
+        "decoding.kind=sample"
     )
 
 

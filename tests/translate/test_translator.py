@@ -36,7 +36,7 @@ from tformer_cli.translate.postprocess import best_combinations
 from tformer_cli.translate.preprocess import MAX_PIECES
 from tformer_cli.translate.translator import Translator
 
-BEAM = BeamConfig(size=3)
+BEAM = BeamConfig(beam_size=3)
 CPU = torch.device("cpu")
 
 
@@ -293,7 +293,7 @@ def learnt_positions(tokenizers: Tokenizers) -> tuple[Seq2Seq, Config]:
         dim=12, num_heads=3, feedforward_dim=16, positions=LearnedPositions(max_length=10)
     )
     size = tokenizers.source.size
-    config = Config(data=data, model=model, decoding=BeamConfig(size=2, max_length=7))
+    config = Config(data=data, model=model, decoding=BeamConfig(beam_size=2, max_length=7))
     return build_model(model, source_size=size, target_size=size, seed=4), config
 
 
@@ -438,7 +438,7 @@ def test_without_blanks_alignments_count_tokens(translator):
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        (BeamConfig(groups=2), "groups: must divide size (5); got 2"),
+        (BeamConfig(num_beam_groups=2), "num_beam_groups: must divide beam_size (5); got 2"),
         (SampleConfig(temperature=0.0), "temperature: must be at least 0.001; got 0.0"),
         (GreedyConfig(max_length=0), "max_length: must be at least 1; got 0"),
     ],
@@ -621,11 +621,11 @@ def test_phrases_of_a_line_in_pieces_are_refused(translator):
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        (GreedyConfig(), "needs beam search; got greedy; use `BeamConfig(size=5)`"),
-        (SampleConfig(), "needs beam search; got sample; use `BeamConfig(size=5)`"),
+        (GreedyConfig(), "needs beam search; got greedy; use `BeamConfig(beam_size=5)`"),
+        (SampleConfig(), "needs beam search; got sample; use `BeamConfig(beam_size=5)`"),
         (
-            BeamConfig(size=4, groups=2),
-            "needs a beam of one group; got 2; use decoding.groups=1",
+            BeamConfig(beam_size=4, num_beam_groups=2),
+            "needs a beam of one group; got 2; use decoding.num_beam_groups=1",
         ),
     ],
 )

@@ -4,14 +4,21 @@ import contextlib
 import io
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 import typer
 from typer.core import TyperCommand
 
-from tformer_cli.cli.options import message
+from tformer_cli.cli.options import message as text_of
+from tformer_cli.config.renamed import RenamedKeysWarning
 from tformer_cli.errors import DeviceError, StorageError, TformerError, UsageError
+
+# Former names of options, which are still accepted.
+FORMER_OPTIONS = {"continue-from": "init-from"}
+
+_show_any_warning = warnings.showwarning
 
 
 class PlainCommand(TyperCommand):
@@ -122,7 +129,10 @@ def new_app(**settings: Any) -> typer.Typer:
     """Return a command line with plain help and plain errors."""
     return Application(
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "token_normalize_func": lambda name: FORMER_OPTIONS.get(name, name),
+        },
         rich_markup_mode=None,
         **settings,
     )
@@ -136,6 +146,7 @@ def run(app: typer.Typer) -> None:
     if sys.stderr is None:
         # The shell has closed it.
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as we run
+    warnings.showwarning = _show_warning
     try:
         with _blamed_stdout():
             app()
@@ -147,8 +158,23 @@ def run(app: typer.Typer) -> None:
         mistake = error if isinstance(error, TformerError) else refusal(error)
         # A terminal that was closed shows nothing.
         with contextlib.suppress(OSError):
-            typer.echo("\n".join(map(message, mistake.problems)), err=True)
+            typer.echo("\n".join(map(text_of, mistake.problems)), err=True)
         sys.exit(mistake.exit_code)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print renamed keys as a line, by the first process alone; other warnings as Python does."""
+    if not isinstance(message, RenamedKeysWarning):
+        _show_any_warning(message, category, filename, lineno, file, line)
+    elif os.environ.get("RANK", "0") == "0":
+        typer.echo(text_of(message.problem), err=True)
 
 
 @contextlib.contextmanager

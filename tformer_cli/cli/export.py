@@ -229,7 +229,7 @@ def _check(
             for found in (comparison.theirs, comparison.ours)
         )
     return Check(
-        search=f"beam search of {search.size}"
+        search=f"beam search of {search.beam_size}"
         if isinstance(search, BeamConfig)
         else "greedy search",
         num_lines=comparison.num_lines,

@@ -201,12 +201,12 @@ def _attention(config: ModelConfig) -> Iterator[str]:
     yield f"{config.num_heads} heads of {config.head_dim}"
     if config.kv_heads != config.num_heads:
         yield f"keys and values in {config.kv_heads}"
-    if config.latent is not None:
-        yield f"over latents of {config.latent.dim} and keys of {config.latent.rotary_dim}"
+    if (latent := config.latent) is not None:
+        yield f"over latents of {latent.kv_lora_rank} and keys of {latent.rope_head_dim}"
     if config.qk_norm:
         yield "queries and keys normalised"
-    if config.window is not None:
-        yield f"window of {config.window}"
+    if config.sliding_window is not None:
+        yield f"window of {config.sliding_window}"
 
 
 def _tree_rows(module: "Part", indent: str = "") -> Iterator[Row]:

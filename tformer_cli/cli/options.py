@@ -48,7 +48,7 @@ SearchSetOption = Annotated[
     typer.Option(
         "--set",
         metavar="decoding.KEY=VALUE",
-        help="Change the run's search; may be repeated: decoding.no_repeat_ngram=3, or "
+        help="Change the run's search; may be repeated: decoding.no_repeat_ngram_size=3, or "
         "'decoding={kind: sample, top_k: 10}'.",
     ),
 ]
@@ -104,7 +104,7 @@ OF_ARGUMENTS = {
     "device": "--device",
     "engine": "--backend",
     "fresh": "--fresh",
-    "initialize_from": "--continue-from",
+    "init_from": "--init-from",
     "long_lines": "--long-lines",
     "max_source_length": "--max-source-length",
     "max_source_sentences": "--max-source-sentences",
@@ -119,7 +119,7 @@ OF_ARGUMENTS = {
     "run": "--run",
     "sentence": "SENTENCE",
     "settings": "--set",
-    "size": "--beam",
+    "beam_size": "--beam",
     "split": "--split",
     "target": "--target",
     "terminology": "--terminology",
@@ -128,7 +128,7 @@ OF_ARGUMENTS = {
     "valid": "--valid-source and --valid-target",
     "workers": "--workers",
 }
-# `workers`, `workers=1`, `decoding.size`, `BeamConfig(size=5)`.
+# `workers`, `workers=1`, `decoding.beam_size`, `BeamConfig(beam_size=5)`.
 _ARGUMENT = re.compile(r'`(?:\w+[.(])?(\w+)(?:="?([^`]*?)"?)?\)?`')
 
 NAMES = {"greedy": "greedy search", "beam": "beam search", "sample": "sampling"}
@@ -221,7 +221,7 @@ def chosen_decoding(
     """
     if beam is not None and beam > 1 and isinstance(config.decoding, BeamConfig):
         # A setting may make sense for this size alone.
-        config = replace(config, decoding=replace(config.decoding, size=beam))
+        config = replace(config, decoding=replace(config.decoding, beam_size=beam))
     decoding = changed_decoding(config, settings or [])
     if beam is not None:
         decoding = _of_beam(beam, decoding, before=config.decoding)
@@ -261,9 +261,9 @@ def _of_beam(size: int, asked: DecodingConfig, *, before: DecodingConfig) -> Dec
     if size == 1:
         found = GreedyConfig(**rules)
     elif isinstance(asked, BeamConfig):
-        found = replace(asked, size=size)
+        found = replace(asked, beam_size=size)
     else:
-        found = BeamConfig(size=size, **rules)
+        found = BeamConfig(beam_size=size, **rules)
     own, others = asdict(found), asdict(before)
     for key, value in asdict(asked).items():
         if value not in (own.get(key), others.get(key)):

@@ -35,7 +35,7 @@ def train(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Forget what the run folder holds and begin again.")
     ] = False,
-    continue_from: Annotated[
+    init_from: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN",
@@ -83,7 +83,7 @@ def train(
 
     Example: tformer train runs/demo
 
-    Example: tformer train configs/demo.yaml --continue-from runs/demo --run runs/demo-more
+    Example: tformer train configs/demo.yaml --init-from runs/demo --run runs/demo-more
 
     Example: tformer train configs/demo.yaml --dry-run
 
@@ -93,8 +93,8 @@ def train(
     config = _config_file(config)
     parsed = load_config(config, settings or [])
     check_data_files(parsed.data, places_of_keys(config, settings or []))
-    if continue_from is not None:
-        begun = replace(parsed.training, initialize_from=continue_from.resolve())
+    if init_from is not None:
+        begun = replace(parsed.training, init_from=init_from.resolve())
         parsed = replace(parsed, training=begun)
     run_directory = run_of_config(config, run)
 

@@ -16,15 +16,13 @@ BOOLEANS = {
 
 # Names that other toolkits use for our keys.
 _SYNONYMS = {
-    "beam": "size",
-    "beam_size": "size",
-    "num_beams": "size",
+    "beam": "beam_size",
+    "num_beams": "beam_size",
     "lr": "learning_rate",
     "warmup": "warmup_steps",
     "batch_size": "batch_tokens",
     "max_tokens": "batch_tokens",
-    "update_freq": "accumulate",
-    "gradient_accumulation_steps": "accumulate",
+    "update_freq": "gradient_accumulation_steps",
     "train_steps": "max_steps",
     "d_model": "dim",
     "hidden_size": "dim",

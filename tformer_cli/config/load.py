@@ -11,6 +11,7 @@ import yaml
 
 from tformer_cli.config.hint import our_key
 from tformer_cli.config.parse import parse_config
+from tformer_cli.config.renamed import current_path, warn_of_names, with_current_names
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, Text
 from tformer_cli.config.schema.decoding import DecodingConfig
@@ -57,8 +58,8 @@ def changed_decoding(config: Config, settings: Sequence[str]) -> DecodingConfig:
 
     Args:
         config: complete, as that of a run is.
-        settings: `decoding.size=8`; `decoding.kind=sample` drops the keys that sampling does not
-            have, and `decoding={kind: sample}` replaces the whole section.
+        settings: `decoding.beam_size=8`; `decoding.kind=sample` drops the keys that sampling does
+            not have, and `decoding={kind: sample}` replaces the whole section.
 
     Raises:
         ConfigError: everything that is wrong with them.
@@ -204,7 +205,7 @@ def _tree(path: Path) -> yaml.Node:
         raise ConfigError([Problem(str(path), "is empty", remedy=_NEW_CONFIG)])
     if isinstance(root, yaml.ScalarNode):
         raise ConfigError([Problem(str(path), "is plain text, not a config", remedy=_NEW_CONFIG)])
-    return root
+    return with_current_names(root, str(path))
 
 
 def _read(path: Path) -> str:
@@ -239,7 +240,7 @@ def _read(path: Path) -> str:
 def _search_setting(override: str, decoding: DecodingConfig) -> str | None:
     """Return how to write an override that lacks the name of its section, if it does."""
     key, _, value = override.partition("=")
-    key = our_key(key)
+    key = current_path(f"decoding.{our_key(key)}").removeprefix("decoding.")
     if key not in {part.name for part in dataclasses.fields(decoding)}:
         return None
     return f"write decoding.{key}={value}"
@@ -274,14 +275,17 @@ def _overridden(root: yaml.Node, override: str) -> yaml.Node:
     Raises:
         ConfigError: the override is not KEY=VALUE, or its key is not there.
     """
-    key, equals, text = override.partition("=")
+    old_key, equals, text = override.partition("=")
+    key = current_path(old_key)
     name = f"{OVERRIDE}{key}"
     if not equals or not all(key.split(".")):
         raise ConfigError([Problem(name, "must be KEY=VALUE", override)])
     value = compose(text or "null", name)
     if value is None:
         raise ConfigError([Problem(name, "has no value", text)])
-    return _with_value(root, key.split("."), value)
+    if key != old_key:
+        warn_of_names(f"{OVERRIDE}{old_key}", [f"{key} for {old_key.rpartition('.')[2]}"])
+    return with_current_names(_with_value(root, key.split("."), value), name)
 
 
 def _with_value(node: yaml.Node | None, keys: Sequence[str], value: yaml.Node) -> yaml.Node:
@@ -313,9 +317,9 @@ def _with_value(node: yaml.Node | None, keys: Sequence[str], value: yaml.Node) -
 
 def _with_absolute_paths(config: Config, folder: Path) -> Config:
     data, training = _absolute_data(config.data, folder), config.training
-    if training.initialize_from is not None:
-        before = _absolute(folder, training.initialize_from)
-        training = dataclasses.replace(training, initialize_from=before)
+    if training.init_from is not None:
+        before = _absolute(folder, training.init_from)
+        training = dataclasses.replace(training, init_from=before)
     return dataclasses.replace(config, data=data, training=training)
 
 

@@ -363,8 +363,7 @@ def _inner_keys(cls: Any) -> Iterator[str]:
 
 def _kind(cls: Any) -> str:
     """Return the value of `kind` that stands for a member of a union."""
-    (kind,) = typing.get_args(annotations(cls)["kind"])
-    return str(kind)
+    return str(cls.__dataclass_fields__["kind"].default)
 
 
 def _is_required(part: dataclasses.Field[Any]) -> bool:

@@ -154,7 +154,8 @@ def _values(hint: Any) -> str:
     """Return in words what a field may hold."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return f"{_values(arguments[0])} {_interval(arguments[1])}"
+        intervals = [_interval(extra) for extra in arguments[1:] if isinstance(extra, Bounds)]
+        return " ".join([_values(arguments[0]), *intervals])
     if origin in (typing.Union, types.UnionType):
         return ", or ".join(_values(argument) for argument in arguments)
     if origin is Literal:

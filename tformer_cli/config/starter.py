@@ -206,12 +206,12 @@ training:
   schedule: {{kind: cosine, warmup_steps: {size.warmup_steps}}} # rises, then falls until max_steps
   label_smoothing: 0.1 # how much certainty the model is spared
   batch_tokens: {size.batch_tokens} # tokens of one step
-  accumulate: 1 # 2, 4, ... need less memory, with the same result
+  gradient_accumulation_steps: 1 # 2, 4, ... need less memory, with the same result
   max_steps: {size.max_steps} # when to stop at the latest
   validate_every: {size.validate_every} # steps between two looks at loss and BLEU
   patience: 8                      # validations in a row without a better one that end it sooner
   save_every: {size.validate_every} # steps between two checkpoints
-decoding: {{kind: beam, size: 5, max_length: {size.max_length}}} # how translations are searched for
+decoding: {{kind: beam, beam_size: 5, max_length: {size.max_length}}} # how to translate
 evaluation: {{bleu: {{tokenize: auto}}}} # sacrebleu's settings
 """
     return "".join(map(_aligned, text.splitlines(keepends=True)))

@@ -40,7 +40,7 @@ class Masking:
     @classmethod
     def from_config(cls, config: MaskedEncoderConfig, vocabulary_size: int, seed: int) -> Self:
         """Return what a config asks for."""
-        return cls(config.mask_share, vocabulary_size, seed)
+        return cls(config.mask_prob, vocabulary_size, seed)
 
     def apply(self, batch: Batch, epoch: int) -> Batch:
         """Return a batch of which the source hides tokens, and the target asks for those alone.

@@ -65,7 +65,10 @@ def searches(max_length: int) -> list[DecodingConfig]:
     Args:
         max_length: longest translation in tokens.
     """
-    return [GreedyConfig(max_length=max_length), BeamConfig(size=BEAM_SIZE, max_length=max_length)]
+    return [
+        GreedyConfig(max_length=max_length),
+        BeamConfig(beam_size=BEAM_SIZE, max_length=max_length),
+    ]
 
 
 def compare(
@@ -88,7 +91,7 @@ def compare(
     Raises:
         DeviceError: memory does not suffice for a single request.
     """
-    nbest = search.size if isinstance(search, BeamConfig) else 1
+    nbest = search.beam_size if isinstance(search, BeamConfig) else 1
     found, others = (
         engine.translate(requests, search, nbest=nbest, on_done=on_done)
         for engine in (ours, theirs)

@@ -196,9 +196,9 @@ def _data(trained: TrainedModel) -> str:
 def _yaml_block(trained: TrainedModel) -> str:
     plain = as_plain(trained.config)
     kept = {key: plain[key] for key in ("seed", "tokenizer", "model", "training", "decoding")}
-    if (first := trained.config.training.initialize_from) is not None:
+    if (first := trained.config.training.init_from) is not None:
         # Where it lies on this machine is nobody's business.
-        kept["training"]["initialize_from"] = first.name
+        kept["training"]["init_from"] = first.name
     text = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True, default_flow_style=None)
     return f"```yaml\n{text}```"
 

@@ -101,7 +101,9 @@ class PlainFormat(Format):
 
     def example(self, trained: TrainedModel, line: str) -> str:
         """Return lines of Python that translate a line, as `Format` says."""
-        search = f"BeamConfig(size={BEAM_SIZE}, max_length={trained.config.decoding.max_length})"
+        search = (
+            f"BeamConfig(beam_size={BEAM_SIZE}, max_length={trained.config.decoding.max_length})"
+        )
         return "\n".join(
             [
                 "# On a command line: tformer translate, with the name of this folder.",
@@ -143,7 +145,7 @@ def portable_config(config: Config) -> Config:
             valid=renamed(data.valid),
             test={name: renamed(text) for name, text in data.test.items()},
         ),
-        training=replace(config.training, initialize_from=None),
+        training=replace(config.training, init_from=None),
     )
 
 

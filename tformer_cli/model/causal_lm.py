@@ -26,7 +26,7 @@ class DecoderOnly(Seq2Seq):
         self.stream = Stream(config, vocab_size)
         self.output = nn.Linear(config.dim, vocab_size, bias=False)
         initialise(self, config)
-        if config.tie == "output":
+        if config.tie_embeddings == "output":
             self.output.weight = self.stream.embeddings.tokens.weight
 
     def stacks(self) -> list[Stack]:

@@ -31,9 +31,9 @@ class EncoderDecoder(Seq2Seq):
         self.decoder = Decoder(config, target_size, depths[1])
         self.output = nn.Linear(config.dim, target_size, bias=config.output_bias)
         initialise(self, config)
-        if config.tie in ("output", "all"):
+        if config.tie_embeddings in ("output", "all"):
             self.output.weight = self.decoder.embeddings.tokens.weight
-        if config.tie == "all":
+        if config.tie_embeddings == "all":
             self.encoder.embeddings.tokens.weight = self.decoder.embeddings.tokens.weight
 
     def stacks(self) -> list[Stack]:

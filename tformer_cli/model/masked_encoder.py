@@ -25,7 +25,7 @@ class MaskedEncoder(Network):
         self.encoder = Encoder(config, vocab_size, alone(config.num_layers))
         self.output = nn.Linear(config.dim, vocab_size, bias=False)
         initialise(self, config)
-        if config.tie == "output":
+        if config.tie_embeddings == "output":
             self.output.weight = self.encoder.embeddings.tokens.weight
 
     def wanted_states(

@@ -51,7 +51,7 @@ class BeamSearch:
         self.nbest = nbest
         # What is stored is ranked anew by what it covers.
         self.num_kept = nbest if config.coverage_penalty == 0 else None
-        self.num_beams = config.size
+        self.num_beams = config.beam_size
         self.enough = max(nbest, config.enough)
 
     def start(self, requests: Sequence[Request]) -> None:

@@ -18,8 +18,8 @@ from tformer_cli.search.topk import TopK, offer
 class DiverseBeamSearch:
     """G beam searches of K / G rows each, that take turns at every step.
 
-    A group ranks a token lower by `diversity` for each time that a group before it has the token
-    among its K / G best continuations of the same step, whether they end or not. A row keeps
+    A group ranks a token lower by `diversity_penalty` for each time that a group before it has the
+    token among its K / G best continuations of the same step, whether they end or not. A row keeps
     what it has lost, but its score does not count it, so the translations of all groups compare.
     A sentence is done when all its groups are; it has their translations, each of them once.
     """
@@ -42,10 +42,10 @@ class DiverseBeamSearch:
         """
         self.device = device
         self.num_kept = nbest if config.coverage_penalty == 0 else None
-        self.num_beams = config.size
+        self.num_beams = config.beam_size
         self.groups = [
             Group(config, special_tokens, device, nbest=nbest, num_before=number)
-            for number in range(config.groups)
+            for number in range(config.num_beam_groups)
         ]
 
     def start(self, requests: Sequence[Request]) -> None:
@@ -105,10 +105,10 @@ class Group(BeamSearch):
         num_before: int,
     ) -> None:
         """Set the rules, as `DiverseBeamSearch` does; `num_before` groups come before this one."""
-        size = config.size // config.groups
-        own = replace(config, size=size, groups=1)
+        size = config.beam_size // config.num_beam_groups
+        own = replace(config, beam_size=size, num_beam_groups=1)
         super().__init__(own, special_tokens, device, nbest=min(nbest, size))
-        self.diversity = config.diversity
+        self.diversity = config.diversity_penalty
         # Only tokens that lose can fall out of a row's best, and they are so many at most.
         self.num_offered = (2 + num_before) * size
 

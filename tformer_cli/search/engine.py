@@ -199,7 +199,8 @@ class NativeEngine:
             raise DeviceError(
                 where,
                 "memory ran out on a single sentence",
-                remedy="lower `decoding.size`, `count`, decoding.max_length or `max_source_length`",
+                remedy="lower `decoding.beam_size`, `count`, decoding.max_length or "
+                "`max_source_length`",
             )
         self.max_slots = places // 2
         if not self._is_short:
@@ -242,7 +243,7 @@ def build_search(
         return GreedySearch(config, special_tokens, device, scored=scored)
     if isinstance(config, SampleConfig):
         return SampleSearch(config, special_tokens, device, nbest=nbest)
-    if config.groups > 1:
+    if config.num_beam_groups > 1:
         return DiverseBeamSearch(config, special_tokens, device, nbest=nbest)
     if any(request.required for request in requests):
         return ConstrainedBeamSearch(config, special_tokens, device, nbest=nbest)
@@ -251,7 +252,7 @@ def build_search(
 
 def empty_translations(config: DecodingConfig, nbest: int) -> list[Hypothesis]:
     """Return what translates an empty source: nothing, once where groups of a beam must differ."""
-    is_diverse = isinstance(config, BeamConfig) and config.groups > 1
+    is_diverse = isinstance(config, BeamConfig) and config.num_beam_groups > 1
     return [EMPTY] * (1 if is_diverse else nbest)
 
 

@@ -66,7 +66,7 @@ class LogitsProcessor:
             or self._has_prefixes
             or config.repetition_penalty != 1
             or config.frequency_penalty != 0
-            or config.no_repeat_ngram > 0
+            or config.no_repeat_ngram_size > 0
             or any(least > 1 for least, _ in limits)
         )
 
@@ -92,8 +92,8 @@ class LogitsProcessor:
             penalize_repetition(scores, rows, config.repetition_penalty)
         if config.frequency_penalty != 0:
             penalize_frequency(scores, rows, config.frequency_penalty)
-        if config.no_repeat_ngram > 0:
-            ban_repeated_ngrams(scores, rows, config.no_repeat_ngram)
+        if config.no_repeat_ngram_size > 0:
+            ban_repeated_ngrams(scores, rows, config.no_repeat_ngram_size)
         if self._has_phrases:
             self._ban_phrases(scores, rows)
         is_short = (rows.lengths < self._least)[:, None]

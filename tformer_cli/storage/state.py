@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from tformer_cli.config.renamed import current_settings
 from tformer_cli.errors import CheckpointError, NewerFormatError
 from tformer_cli.json_text import read_json
 from tformer_cli.storage.layout import FORMAT_VERSION, STATE_FILE
@@ -96,7 +97,8 @@ class TrainingState:
             TypeError: something is missing, or there is what this version does not know.
         """
         left_out = tuple(map(tuple, content.get("left_out", ())))
-        return cls(**{**content, "left_out": left_out})
+        settings = current_settings(content.get("settings", {}))
+        return cls(**{**content, "left_out": left_out, "settings": settings})
 
 
 def _is_text(value: object) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from tformer_cli.config.load import load_config
+from tformer_cli.config.renamed import current_settings
 from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import CheckpointError
 from tformer_cli.model.build import build_network
@@ -79,7 +80,7 @@ def load_trained_model(run: RunDirectory, name: str = "best") -> TrainedModel:
             str(run.path),
             "does not translate",
             got=f"model.kind {trained.config.model.kind}",
-            remedy="train an encoder_decoder that begins with it: training.initialize_from",
+            remedy="train an encoder_decoder that begins with it: training.init_from",
         )
     return TrainedModel(
         trained.config,
@@ -135,7 +136,7 @@ def _load_plain(folder: RunDirectory) -> TrainedNetwork:
     """Load the network of a plain folder, whose weights have notes in place of a state."""
     config, tokenizers = load_config(folder.config_file), load_tokenizers(folder.tokenizer)
     notes = read_notes(folder.path / MODEL_FILE)
-    check_settings(notes, config, folder.config_file)
+    check_settings(current_settings(notes), config, folder.config_file)
     check_tokenizers(notes.get(TOKENIZERS_NOTE, ""), tokenizers, folder.tokenizer)
     model = _network(config, tokenizers, folder.path)
     return TrainedNetwork(config, tokenizers, model, 0, noted_sentences(notes))

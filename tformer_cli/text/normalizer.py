@@ -4,7 +4,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Literal
 
-from tformer_cli.config.schema.tokenizer import LearntTokenizerConfig
+from tformer_cli.config.schema.tokenizer import LearnedTokenizerConfig
 
 LINE_BREAKS_TO_SPACES = str.maketrans("\r\n", "  ")
 
@@ -22,7 +22,7 @@ class Normalizer:
 
     @classmethod
     def of_side(
-        cls, config: LearntTokenizerConfig, side: Literal["source", "target"]
+        cls, config: LearnedTokenizerConfig, side: Literal["source", "target"]
     ) -> "Normalizer":
         """Return the normalizer that a config asks for on one side."""
         sides = (side, "both")

@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 
 from tformer_cli.config.schema.tokenizer import (
     CharConfig,
-    LearntTokenizerConfig,
+    LearnedTokenizerConfig,
     MarianConfig,
     SubwordConfig,
     TokenizerConfig,
@@ -145,7 +145,7 @@ def build_tokenizers(config: TokenizerConfig, pairs: Pairs, seed: int) -> Tokeni
             "tokenizer.kind",
             "comes with an imported model, and is not learned from text",
             got=config.kind,
-            remedy="name the run of `tformer import` in training.initialize_from",
+            remedy="name the run of `tformer import` in training.init_from",
         )
     if config.kind == "subword":
         sample = reservoir_sample(pairs(), config.sample_lines, seed)
@@ -183,7 +183,7 @@ def load_tokenizers(directory: Path) -> Tokenizers:
     return Tokenizers(source, target, shared)
 
 
-def _learned_tokenizers(config: LearntTokenizerConfig, pairs: Pairs) -> Tokenizers:
+def _learned_tokenizers(config: LearnedTokenizerConfig, pairs: Pairs) -> Tokenizers:
     source_normalizer = Normalizer.of_side(config, "source")
     target_normalizer = Normalizer.of_side(config, "target")
     sources = (source_normalizer(source) for source, _ in pairs())
@@ -201,7 +201,7 @@ def _learned_tokenizers(config: LearntTokenizerConfig, pairs: Pairs) -> Tokenize
     )
 
 
-def _learn(config: LearntTokenizerConfig, lines: Iterator[str]) -> bytes:
+def _learn(config: LearnedTokenizerConfig, lines: Iterator[str]) -> bytes:
     """Return the content of a vocabulary file learned from normalized lines."""
     first = next(filter(None, lines), None)
     if first is None:

@@ -219,7 +219,8 @@ class TrainingLogger:
             self._has_run_out_of_memory = True
             self.log(
                 f"step {report.step}: memory ran out; redone in {report.num_pieces} pieces, "
-                "and so is every step that needs it; a larger training.accumulate saves the time"
+                "and so is every step that needs it; a larger "
+                "training.gradient_accumulation_steps saves the time"
             )
 
     def _record(self, numbers: dict[str, object]) -> None:

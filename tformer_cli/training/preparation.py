@@ -95,7 +95,7 @@ class Preparation:
         for batches, following in training_micro_batches(
             self.store,
             self.plans,
-            accumulate=training.accumulate,
+            accumulate=training.gradient_accumulation_steps,
             data_position=place,
             start_id=DECODER_START_IDS[self.config.model.kind],
             rank=self.train_state.world.rank,
@@ -204,8 +204,8 @@ def slow_attention(
     if model.latent is None or model.kind == "encoder_decoder":
         widths["num_heads"] = "the width of a head, dim / num_heads,", model.head_dim
     if model.latent is not None:
-        widths["latent.dim"] = "this width", model.latent.dim
-        widths["latent.rotary_dim"] = "this width", model.latent.rotary_dim
+        widths["latent.kv_lora_rank"] = "this width", model.latent.kv_lora_rank
+        widths["latent.rope_head_dim"] = "this width", model.latent.rope_head_dim
     name, multiple = str(precision).removeprefix("torch."), LOADED_BYTES // precision.itemsize
     for key, (subject, width) in widths.items():
         if width % multiple:

@@ -20,12 +20,12 @@ from tformer_cli.training.checkpoints import Log, last_checkpoint
 from tformer_cli.training.pretrained_encoder import DROPOUTS, PretrainedEncoder, shown
 
 # A model may see further than its weights have learnt to, which is what it is trained further for.
-FREE_KEYS = ("initialization", "window", *DROPOUTS)
+FREE_KEYS = ("initialization", "sliding_window", *DROPOUTS)
 
 
 @dataclass(frozen=True, slots=True)
 class PretrainedRun:
-    """A run whose weights another run begins with, as `training.initialize_from` says."""
+    """A run whose weights another run begins with, as `training.init_from` says."""
 
     run: RunDirectory
 
@@ -40,7 +40,7 @@ class PretrainedRun:
         Raises:
             CheckpointError: a run cannot go on from itself, or from one that is not there.
         """
-        path = config.training.initialize_from
+        path = config.training.init_from
         if path is None:
             return None
         if path.resolve() == run.path.resolve():

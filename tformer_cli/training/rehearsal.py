@@ -182,7 +182,8 @@ def _check_alone(config: Config) -> None:
             "trainings are rehearsed by one process",
             got=f"{size} processes",
             remedy="without torchrun, a process takes as much memory as each of them with "
-            f"training.accumulate={size * config.training.accumulate}",
+            "training.gradient_accumulation_steps="
+            f"{size * config.training.gradient_accumulation_steps}",
         )
 
 

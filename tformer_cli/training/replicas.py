@@ -109,7 +109,7 @@ def check_alike(world: World, config: Config, beginning: TrainingState) -> None:
         **{
             key: str(value)
             for key, value in leaves(config)
-            if not key.startswith("data.") and key != "training.initialize_from"
+            if not key.startswith("data.") and key != "training.init_from"
         },
         "the number format": beginning.environment["precision"],
         "the training text": beginning.data_fingerprint[:HASH_DIGITS],

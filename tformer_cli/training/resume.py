@@ -14,8 +14,8 @@ from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingState
 
 # Keys that do not change what the training steps compute, but for the masks of dropout, which each
-# piece of `accumulate` has of its own. The training text is not compared by its path: the examples
-# made from it are, by their hash.
+# piece of `gradient_accumulation_steps` has of its own. The training text is not compared by its
+# path: the examples made from it are, by their hash.
 FREE_KEYS = (
     "data.source_language",
     "data.target_language",
@@ -23,7 +23,7 @@ FREE_KEYS = (
     "data.train",
     "data.valid",
     "data.test",
-    "training.accumulate",
+    "training.gradient_accumulation_steps",
     "training.gradient_checkpointing",
     "training.validate_every",
     "training.validation_decoding",
@@ -31,10 +31,10 @@ FREE_KEYS = (
     "training.save_every",
     "training.keep_checkpoints",
     "training.keep_best",
-    "training.select",
+    "training.selection_metric",
     "training.patience",
     "training.report_every",
-    "training.watch_parts",
+    "training.log_parameter_norms",
     "training.tensorboard",
     "decoding",
     "evaluation",
@@ -43,7 +43,7 @@ FREE_KEYS = (
 # What to do instead of going on with a run that is no longer the same.
 ELSEWHERE = (
     "begin again with `fresh=True`, or train its weights further: "
-    "`training.initialize_from=RUN` `run=NEW`"
+    "`training.init_from=RUN` `run=NEW`"
 )
 
 

@@ -67,7 +67,8 @@ class StepReport:
         num_pieces: micro-batches that the step was redone in because memory ran out; 0 if it
             did not.
         loss_scale: for the next step.
-        parts: what it did to each part of the model, where `training.watch_parts` asks for it.
+        parts: what it did to each part of the model, where `training.log_parameter_norms` asks
+            for it.
     """
 
     step: int
@@ -181,7 +182,7 @@ def train_steps(
             yield NonFiniteStep(step, group, gradient.loss, gradient.norm)
             continue
         scale = gradient.loss_scale.stepped(train_state.precision)
-        is_watched = config.watch_parts and step % config.report_every == 0
+        is_watched = config.log_parameter_norms and step % config.report_every == 0
         watch = PartsWatch(model) if is_watched else None
         if gradient.norm > max_norm:
             torch._foreach_mul_(_gradients(model), max_norm / gradient.norm)

@@ -182,7 +182,7 @@ class _Sitting:
         self.state = self.beginning
         check_alike(world, config, self.beginning)
         if world.is_first:
-            if checkpoint is None and config.training.initialize_from is not None:
+            if checkpoint is None and config.training.init_from is not None:
                 self._begin()
             # Everything that can be wrong with config and text has shown by now.
             if checkpoint is not None:

@@ -156,7 +156,7 @@ def _masked_batches(
 
 def selection_score(validation: Validation, config: Config) -> float:
     """Return what a better checkpoint has more of: BLEU, or negative loss."""
-    if config.training.select == "loss":
+    if config.training.selection_metric == "loss":
         loss = validation.likelihood.loss
         # One that is no number is worse than any, and compares with none.
         return -math.inf if math.isnan(loss) else -loss
@@ -170,8 +170,8 @@ def validation_fingerprint(config: Config) -> str:
         DataError: the validation text cannot be read.
         ConfigError: the metric's tokenizer is not installed.
     """
-    wanted: tuple[object, ...] = (config.training.select,)
-    if config.training.select == "bleu":
+    wanted: tuple[object, ...] = (config.training.selection_metric,)
+    if config.training.selection_metric == "bleu":
         # Its options say what tokens the target language has, too.
         bleu = build_metric("bleu", config.evaluation, config.data.target_language)
         wanted += (bleu.options, config.training.validation_decoding)

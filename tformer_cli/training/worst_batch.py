@@ -38,7 +38,7 @@ def worst_case_shapes(training: TrainingConfig, max_length: int) -> list[Shape]:
     rows = np.arange(1, training.batch_tokens // 2 + 1)
     widths = np.minimum(training.batch_tokens // rows, max_length + 1)
     # The largest of the micro-batches, as numpy.array_split cuts them.
-    tokens = -(-rows // training.accumulate) * widths
+    tokens = -(-rows // training.gradient_accumulation_steps) * widths
     most = {
         int(np.lexsort((rows, second, first))[-1])
         for first, second in ((tokens, tokens * widths), (tokens * widths, tokens))

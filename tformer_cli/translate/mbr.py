@@ -58,18 +58,19 @@ class MBR:
             raise UsageError(
                 "`mbr`",
                 "has no effect on greedy search",
-                remedy="use `BeamConfig(size=8)`, or decoding.kind=sample",
+                remedy="use `BeamConfig(beam_size=8)`, or decoding.kind=sample",
             )
         if not isinstance(decoding, BeamConfig):
             return self.num_candidates or NUM_SAMPLES
-        if self.num_candidates is not None and self.num_candidates > decoding.size:
+        if self.num_candidates is not None and self.num_candidates > decoding.beam_size:
             raise UsageError(
                 "`num_candidates`",
-                f"must be at most the beam size ({decoding.size})",
+                f"must be at most the beam size ({decoding.beam_size})",
                 got=str(self.num_candidates),
-                remedy=f"use `BeamConfig(size={self.num_candidates})`, or decoding.kind=sample",
+                remedy=f"use `BeamConfig(beam_size={self.num_candidates})`, or "
+                "decoding.kind=sample",
             )
-        return self.num_candidates or decoding.size
+        return self.num_candidates or decoding.beam_size
 
     def ranked(
         self, candidates: Sequence[Hypothesis], texts: Sequence[str], *, has_blanks: bool

@@ -499,13 +499,13 @@ def _num_wanted(search: DecodingConfig, count: int, mbr: MBR | None) -> int:
         )
     if isinstance(search, SampleConfig):
         return num_wanted
-    beam_size = search.size if isinstance(search, BeamConfig) else 1
+    beam_size = search.beam_size if isinstance(search, BeamConfig) else 1
     if count > beam_size:
         raise UsageError(
             "`count`",
             f"must be at most the beam size ({beam_size})",
             got=str(count),
-            remedy=f"use `BeamConfig(size={count})`",
+            remedy=f"use `BeamConfig(beam_size={count})`",
         )
     return num_wanted
 
@@ -522,7 +522,7 @@ def _checked_search(decoding: DecodingConfig) -> DecodingConfig:
             "`decoding`",
             "must be a search",
             got=repr(decoding),
-            remedy="pass BeamConfig(size=5), GreedyConfig() or SampleConfig()",
+            remedy="pass BeamConfig(beam_size=5), GreedyConfig() or SampleConfig()",
         )
     return checked(decoding, "decoding")
 
@@ -549,14 +549,14 @@ def _check_keeps_to_phrases(search: DecodingConfig, argument: str) -> None:
     """
     if not isinstance(search, BeamConfig):
         raise UsageError(
-            argument, "needs beam search", got=search.kind, remedy="use `BeamConfig(size=5)`"
+            argument, "needs beam search", got=search.kind, remedy="use `BeamConfig(beam_size=5)`"
         )
-    if search.groups > 1:
+    if search.num_beam_groups > 1:
         raise UsageError(
             argument,
             "needs a beam of one group",
-            got=str(search.groups),
-            remedy="use decoding.groups=1",
+            got=str(search.num_beam_groups),
+            remedy="use decoding.num_beam_groups=1",
         )
 
 

@@ -229,7 +229,7 @@ class Marian(Contestant):
     def _validation_score(self, marian: "MarianMTModel", tokenizers: Tokenizers) -> float:
         """Return what a better checkpoint has more of: BLEU, or negative loss."""
         config = self.config
-        if config.training.select == "loss":
+        if config.training.selection_metric == "loss":
             return -mean_nll(marian, evaluation_store(config.data.valid, tokenizers), CPU)
         metric = build_metric("bleu", config.evaluation, config.data.target_language)
         search = config.training.validation_decoding

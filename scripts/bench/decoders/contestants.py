@@ -75,7 +75,7 @@ class Task:
         """The same as a config says it."""
         if self.beam == 1:
             return GreedyConfig(max_length=self.max_length)
-        return BeamConfig(size=self.beam, max_length=self.max_length)
+        return BeamConfig(beam_size=self.beam, max_length=self.max_length)
 
 
 class Contestant(ABC):

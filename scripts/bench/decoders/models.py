@@ -127,7 +127,7 @@ def refuse_another_design(model: EncoderDecoderConfig) -> None:
         UsageError: it is not of Marian's design.
     """
     design, marians = (
-        (config.norm_position, config.norm, config.positions.kind, config.tie)
+        (config.norm_position, config.norm, config.positions.kind, config.tie_embeddings)
         for config in (model, NETWORK)
     )
     if design != marians:

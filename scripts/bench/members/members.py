@@ -16,9 +16,9 @@ from tformer_cli.config.schema.positions import (
     AlibiPositions,
     LearnedPositions,
     NoPositions,
-    RelativePositions,
     RotaryPositions,
     SinusoidalPositions,
+    T5Positions,
 )
 from tformer_cli.model.build import build_network
 
@@ -54,7 +54,8 @@ def in_one_stream(config: EncoderDecoderConfig) -> ModelConfig:
     shared = {
         name: getattr(config, name)
         for name in DecoderOnlyConfig.__dataclass_fields__
-        if name in EncoderDecoderConfig.__dataclass_fields__ and name not in ("kind", "tie")
+        if name in EncoderDecoderConfig.__dataclass_fields__
+        and name not in ("kind", "tie_embeddings")
     }
     layers = config.num_encoder_layers + config.num_decoder_layers
     return DecoderOnlyConfig(**shared, num_layers=layers, source_attention="bidirectional")
@@ -65,12 +66,12 @@ CHANGES: Mapping[str, Change] = {
     "sinusoidal": changed(positions=SinusoidalPositions()),
     "learned": changed(positions=LearnedPositions(max_length=256)),
     "alibi": changed(positions=AlibiPositions()),
-    "relative": changed(positions=RelativePositions()),
+    "t5": changed(positions=T5Positions()),
     "no-positions": changed(positions=NoPositions()),
     "multi-head": changed(num_kv_heads=None),
     "multi-query": changed(num_kv_heads=1),
-    "latent": changed(num_kv_heads=None, latent=LatentConfig(dim=48, rotary_dim=16)),
-    "window": changed(window=8),
+    "latent": changed(num_kv_heads=None, latent=LatentConfig(kv_lora_rank=48, rope_head_dim=16)),
+    "window": changed(sliding_window=8),
     "qk-norm": changed(qk_norm=True),
     "relu": changed(activation="relu"),
     "layer-norm": changed(norm="layer"),

@@ -98,8 +98,8 @@ def build_marian(
             max_position_embeddings=num_positions,
             init_std=init_std,
             scale_embedding=True,
-            share_encoder_decoder_embeddings=model.tie == "all",
-            tie_word_embeddings=model.tie != "none",
+            share_encoder_decoder_embeddings=model.tie_embeddings == "all",
+            tie_word_embeddings=model.tie_embeddings != "none",
             pad_token_id=PAD_ID,
             bos_token_id=BOS_ID,
             decoder_start_token_id=BOS_ID,
@@ -210,10 +210,10 @@ def generate(
     from transformers import GenerationConfig
 
     marian.eval()
-    beam = search if isinstance(search, BeamConfig) else BeamConfig(size=1)
+    beam = search if isinstance(search, BeamConfig) else BeamConfig(beam_size=1)
     settings = GenerationConfig(
         do_sample=False,
-        num_beams=beam.size,
+        num_beams=beam.beam_size,
         length_penalty=beam.length_penalty,
         max_new_tokens=search.max_length,
         min_new_tokens=1,
@@ -224,7 +224,7 @@ def generate(
         pad_token_id=PAD_ID,
     )
     translations: list[list[int]] = [[] for _ in sentences]
-    widths, counts = [len(sentence) for sentence in sentences], [beam.size] * len(sentences)
+    widths, counts = [len(sentence) for sentence in sentences], [beam.beam_size] * len(sentences)
     for places in length_batches(widths, counts, BATCH_TOKENS):
         source, mask = pad_rows([sentences[place] for place in places])
         written = marian.generate(

@@ -93,7 +93,7 @@ def train_marian(
         groups = training_micro_batches(
             store,
             epoch_plans(store, batch_tokens=training.batch_tokens, seed=config.seed),
-            accumulate=training.accumulate,
+            accumulate=training.gradient_accumulation_steps,
             data_position=DataPosition(state.epoch, state.batch),
         )
         while state.step < steps and not (validate is not None and is_finished(state, training)):

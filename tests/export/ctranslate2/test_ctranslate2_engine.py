@@ -57,8 +57,8 @@ def requests(model):
     ("search", "nbest"),
     [
         (GreedyConfig(max_length=9), 1),
-        (BeamConfig(size=4, max_length=9, length_penalty=0.5), 4),
-        (BeamConfig(size=3, max_length=12, length_penalty=0.0, patience=2.0), 2),
+        (BeamConfig(beam_size=4, max_length=9, length_penalty=0.5), 4),
+        (BeamConfig(beam_size=3, max_length=12, length_penalty=0.0, patience=2.0), 2),
     ],
 )
 def test_hypotheses_are_those_of_our_engine(ours, theirs, requests, search, nbest):
@@ -96,7 +96,7 @@ def test_neither_batches_nor_what_is_under_way_change_hypotheses(
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
     engine = form.engine(model, tmp_path)
     assert engine.translator.num_translators == num_threads
-    search = BeamConfig(size=3, max_length=9)
+    search = BeamConfig(beam_size=3, max_length=9)
     many = requests * 7
     expected = engine.translate(many, search, nbest=nbest)
     monkeypatch.setattr(ctranslate2_engine, "BATCH", 2)
@@ -184,12 +184,12 @@ def test_an_end_token_that_is_certain_leaves_numbers(theirs, requests, monkeypat
             "decoding.coverage_penalty: has no exact counterpart in CTranslate2; got 0.2",
         ),
         (
-            BeamConfig(size=4, groups=2),
-            "decoding.groups: has no exact counterpart in CTranslate2; got 2",
+            BeamConfig(beam_size=4, num_beam_groups=2),
+            "decoding.num_beam_groups: has no exact counterpart in CTranslate2; got 2",
         ),
         (
-            GreedyConfig(no_repeat_ngram=3),
-            "decoding.no_repeat_ngram: has no exact counterpart in CTranslate2; got 3",
+            GreedyConfig(no_repeat_ngram_size=3),
+            "decoding.no_repeat_ngram_size: has no exact counterpart in CTranslate2; got 3",
         ),
         (
             GreedyConfig(min_length=2),
@@ -206,7 +206,7 @@ def test_searches_that_it_does_otherwise_are_refused(theirs, requests, search, m
 @pytest.mark.parametrize(("patience", "most"), [(0.5, 3), (0.3, 2), (0.05, 0)])
 def test_more_translations_than_patience_leaves_are_refused(theirs, requests, patience, most):
     """Five times the patience, halves upwards."""
-    search = BeamConfig(size=5, max_length=9, patience=patience)
+    search = BeamConfig(beam_size=5, max_length=9, patience=patience)
     if most > 0:
         assert {len(found) for found in theirs.translate(requests, search, nbest=most)} == {most}
     with pytest.raises(UsageError) as raised:

@@ -22,7 +22,7 @@ from tformer_cli.translate.translator import Translator
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 
 PAIRS = [(f"the Dog {i} sleeps, ok", f"der Hund {i} schläft, gut") for i in range(30)]
-BEAM = BeamConfig(size=5, max_length=15)
+BEAM = BeamConfig(beam_size=5, max_length=15)
 LINE = "Ｔhe Dog 'sleeps' ok: 漢\\"
 
 
@@ -56,7 +56,7 @@ NUM_STATEMENTS = {"shared": 5, "apart": 6, "char": 4, "word": 5, "marian": 6}
 
 def known(tokenizers: Tokenizers):
     """A model of these tokens; characters that no piece has go through bytes."""
-    config = replace(BASE, tie="all" if tokenizers.shared else "output")
+    config = replace(BASE, tie_embeddings="all" if tokenizers.shared else "output")
     model = build_model(
         config, source_size=tokenizers.source.size, target_size=tokenizers.target.size, seed=5
     )

@@ -65,17 +65,19 @@ PLAIN = EncoderDecoderConfig(
 )
 CONFIGS = {
     "pre": PLAIN,
-    "post": replace(PLAIN, norm_position="post", tie="output"),
+    "post": replace(PLAIN, norm_position="post", tie_embeddings="output"),
     "rms": replace(PLAIN, norm="rms", activation="gelu"),
-    "post-rms": replace(PLAIN, norm="rms", norm_position="post", tie="none"),
-    "learned": replace(PLAIN, positions=LearnedPositions(max_length=LONGEST), tie="none"),
+    "post-rms": replace(PLAIN, norm="rms", norm_position="post", tie_embeddings="none"),
+    "learned": replace(
+        PLAIN, positions=LearnedPositions(max_length=LONGEST), tie_embeddings="none"
+    ),
 }
 SEARCHES = [
     GreedyConfig(max_length=23),
-    BeamConfig(size=5, max_length=23),
-    BeamConfig(size=3, max_length=19, length_penalty=0.6, patience=2.0),
-    BeamConfig(size=4, max_length=23, length_penalty=0.0, coverage_penalty=0.9),
-    BeamConfig(size=3, max_length=19, patience=2.0, coverage_penalty=0.4),
+    BeamConfig(beam_size=5, max_length=23),
+    BeamConfig(beam_size=3, max_length=19, length_penalty=0.6, patience=2.0),
+    BeamConfig(beam_size=4, max_length=23, length_penalty=0.0, coverage_penalty=0.9),
+    BeamConfig(beam_size=3, max_length=19, patience=2.0, coverage_penalty=0.4),
 ]
 
 
@@ -134,7 +136,10 @@ def source_tokens(tokenizers: Tokenizers) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_given_translations_have_the_same_probabilities(name, tmp_path):
-    config, tokenizers = CONFIGS[name], char_tokenizers(shared=CONFIGS[name].tie == "all")
+    config, tokenizers = (
+        CONFIGS[name],
+        char_tokenizers(shared=CONFIGS[name].tie_embeddings == "all"),
+    )
     model = random_model(config, tokenizers)
     target = tokenizers.target
     pairs = [pair for pair in zip(LINES, TRANSLATIONS, strict=True) if pair[0]]
@@ -150,12 +155,15 @@ def test_given_translations_have_the_same_probabilities(name, tmp_path):
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam", "patient", "covering", "both"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_translations_are_those_of_our_own_engine(name, search, tmp_path):
-    config, tokenizers = CONFIGS[name], char_tokenizers(shared=CONFIGS[name].tie == "all")
+    config, tokenizers = (
+        CONFIGS[name],
+        char_tokenizers(shared=CONFIGS[name].tie_embeddings == "all"),
+    )
     model = random_model(config, tokenizers)
-    beam = search if isinstance(search, BeamConfig) else BeamConfig(size=1, length_penalty=0)
+    beam = search if isinstance(search, BeamConfig) else BeamConfig(beam_size=1, length_penalty=0)
     results = exported(model, tokenizers, config, tmp_path / "model").translate_batch(
         source_tokens(tokenizers),
-        beam_size=beam.size,
+        beam_size=beam.beam_size,
         length_penalty=beam.length_penalty,
         coverage_penalty=beam.coverage_penalty,
         patience=beam.patience,
@@ -267,7 +275,7 @@ def test_tied_tables_are_written_once(tmp_path):
     tokenizers = char_tokenizers(shared=True)
     sizes = []
     for tie in ("all", "output", "none"):
-        config = replace(PLAIN, tie=tie)
+        config = replace(PLAIN, tie_embeddings=tie)
         write_ctranslate2(random_model(config, tokenizers), tokenizers, config, tmp_path / tie)
         sizes.append((tmp_path / tie / "model.bin").stat().st_size)
     table = tokenizers.target.size * PLAIN.dim * 4
@@ -343,7 +351,7 @@ def test_distances_beyond_every_class_are_alike_too(name, tmp_path):
     assert result.log_probs == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-LATENT = LatentConfig(dim=6, rotary_dim=4)
+LATENT = LatentConfig(kv_lora_rank=6, rope_head_dim=4)
 
 
 @pytest.mark.parametrize(
@@ -371,21 +379,21 @@ LATENT = LatentConfig(dim=6, rotary_dim=4)
             ],
         ),
         (
-            EncoderDecoderConfig(window=3),
+            EncoderDecoderConfig(sliding_window=3),
             [
-                "model.window: has no exact counterpart in CTranslate2; "
+                "model.sliding_window: has no exact counterpart in CTranslate2; "
                 "got 3 with positions of kind sinusoidal; "
-                "train with rotary positions, or with model.window: null"
+                "train with rotary positions, or with model.sliding_window: null"
             ],
         ),
         (
-            replace(PLAIN, latent=LATENT, positions=LearnedPositions(), window=2),
+            replace(PLAIN, latent=LATENT, positions=LearnedPositions(), sliding_window=2),
             [
                 "model.latent: has no exact counterpart in CTranslate2; got dim 6; "
                 "train with model.latent: null",
-                "model.window: has no exact counterpart in CTranslate2; "
+                "model.sliding_window: has no exact counterpart in CTranslate2; "
                 "got 2 with positions of kind learned; "
-                "train with rotary positions, or with model.window: null",
+                "train with rotary positions, or with model.sliding_window: null",
             ],
         ),
     ],

@@ -192,7 +192,7 @@ def test_an_imported_run_is_what_was_read(opus, tmp_path):
     assert loaded.config.data.source_language == "en"
     assert loaded.config.data.target_language == "xx"
     assert loaded.config.model == read.config.model
-    assert loaded.config.decoding == read.config.decoding == BeamConfig(size=4, max_length=63)
+    assert loaded.config.decoding == read.config.decoding == BeamConfig(beam_size=4, max_length=63)
     assert loaded.tokenizers.fingerprint == read.tokenizers.fingerprint
     for (name, weight), (_, expected) in zip(
         loaded.model.named_parameters(), read.model.named_parameters(), strict=True

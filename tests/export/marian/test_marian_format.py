@@ -51,9 +51,9 @@ APART = SubwordConfig(vocab_size=40, byte_fallback=False, algorithm="unigram", s
 CASES = {
     "all": (PLAIN, LETTERS),
     "bytes": (replace(PLAIN, activation="silu", output_bias=True), BYTES),
-    "output": (replace(PLAIN, tie="output", activation="gelu"), LETTERS),
-    "none": (replace(PLAIN, tie="none", num_encoder_layers=2), APART),
-    "apart": (replace(PLAIN, tie="output", output_bias=True), APART),
+    "output": (replace(PLAIN, tie_embeddings="output", activation="gelu"), LETTERS),
+    "none": (replace(PLAIN, tie_embeddings="none", num_encoder_layers=2), APART),
+    "apart": (replace(PLAIN, tie_embeddings="output", output_bias=True), APART),
 }
 LINES = [*SOURCES, "xyz sat", "hats  hats ", "Hüte <s> 漢", "a"]
 PAIRS = [*zip(SOURCES, TARGETS, strict=True), ("cats", "Hüte"), ("the mat", "und und")]
@@ -127,7 +127,7 @@ def test_what_no_translation_has_is_impossible_there(tmp_path, monkeypatch):
 
 def test_generate_there_searches_as_the_run_does(tmp_path, monkeypatch):
     model = trained(*CASES["all"])
-    beam = BeamConfig(size=4, length_penalty=0.6, max_length=9)
+    beam = BeamConfig(beam_size=4, length_penalty=0.6, max_length=9)
     model = replace(model, config=replace(model.config, decoding=beam))
     write_marian(model, tmp_path / "marian")
     theirs, tokenizer = loaded(tmp_path / "marian", monkeypatch), tokenizer_of(tmp_path / "marian")
@@ -140,7 +140,8 @@ def test_generate_there_searches_as_the_run_does(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "search", [GreedyConfig(max_length=9), BeamConfig(size=4, length_penalty=0.6, max_length=9)]
+    "search",
+    [GreedyConfig(max_length=9), BeamConfig(beam_size=4, length_penalty=0.6, max_length=9)],
 )
 def test_a_search_that_goes_there_and_back_is_the_same(search, tmp_path):
     model = trained(*CASES["all"])
@@ -154,7 +155,7 @@ def test_a_run_that_goes_there_and_back_translates_alike(name, tmp_path):
     ours = trained(*CASES[name])
     write_marian(ours, tmp_path / "marian")
     back = read_marian(tmp_path / "marian")
-    assert back.config.model.tie == ours.config.model.tie
+    assert back.config.model.tie_embeddings == ours.config.model.tie_embeddings
     assert back.config.model.activation == ours.config.model.activation
     assert translations(back) == [text.strip() for text in translations(ours)]
     for found, expected in zip(token_log_probs(back), token_log_probs(ours), strict=True):
@@ -241,7 +242,7 @@ def test_all_keys_of_another_function_are_named_at_once(tmp_path):
         dim=24,
         num_heads=4,
         num_kv_heads=2,
-        window=3,
+        sliding_window=3,
         qk_norm=True,
         activation="swiglu",
         norm="rms",
@@ -258,7 +259,7 @@ def test_all_keys_of_another_function_are_named_at_once(tmp_path):
         "model.bias: must be true in a Marian model; got false",
         "model.positions: must be of kind sinusoidal in a Marian model; got rotary",
         "model.num_kv_heads: must be null in a Marian model; got 2",
-        "model.window: must be null in a Marian model; got 3",
+        "model.sliding_window: must be null in a Marian model; got 3",
         "model.qk_norm: must be false in a Marian model; got true",
         "tokenizer.lowercase: must be none in a Marian model; got source",
         "tokenizer.nfkc: must be none in a Marian model; got both",
@@ -273,7 +274,7 @@ def test_all_keys_of_another_function_are_named_at_once(tmp_path):
             "model.kind: must be encoder_decoder in a Marian model; got decoder_only",
         ),
         (
-            {"model": replace(PLAIN, latent=LatentConfig(dim=6, rotary_dim=4))},
+            {"model": replace(PLAIN, latent=LatentConfig(kv_lora_rank=6, rope_head_dim=4))},
             "model.latent: must be null in a Marian model; got dim 6",
         ),
         (

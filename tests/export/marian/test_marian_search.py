@@ -34,8 +34,8 @@ def test_without_the_file_the_search_is_our_own(file):
     ("content", "expected"),
     [
         ({}, BeamConfig()),
-        ({"num_beams": 4, "max_length": 512}, BeamConfig(size=4, max_length=511)),
-        ({"num_beams": 6, "length_penalty": 0}, BeamConfig(size=6, length_penalty=0.0)),
+        ({"num_beams": 4, "max_length": 512}, BeamConfig(beam_size=4, max_length=511)),
+        ({"num_beams": 6, "length_penalty": 0}, BeamConfig(beam_size=6, length_penalty=0.0)),
         ({"length_penalty": 0.6}, BeamConfig(length_penalty=0.6)),
         ({"num_beams": 1}, GreedyConfig()),
         ({"num_beams": 1, "max_length": 20}, GreedyConfig(max_length=19)),
@@ -78,8 +78,8 @@ REMEDY = "mend generation_config.json, or remove it to have a search of ours"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"num_beams": 0}, "decoding.size: must be at least 1; got 0"),
-        ({"num_beams": 2000}, "decoding.size: must be at most 1000; got 2000"),
+        ({"num_beams": 0}, "decoding.beam_size: must be at least 1; got 0"),
+        ({"num_beams": 2000}, "decoding.beam_size: must be at most 1000; got 2000"),
         ({"length_penalty": -1}, "decoding.length_penalty: must be at least 0; got -1.0"),
         ({"max_new_tokens": 0}, "decoding.max_length: must be at least 1; got 0"),
         ({"max_length": 1}, "decoding.max_length: must be at least 1; got 0"),

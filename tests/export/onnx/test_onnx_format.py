@@ -14,7 +14,7 @@ import torch
 from exportable import BASE, LINES, MEMBERS, ROTARY, lively
 
 from tformer_cli.config.schema.model import DecoderOnlyConfig, LatentConfig
-from tformer_cli.config.schema.positions import AlibiPositions, RelativePositions
+from tformer_cli.config.schema.positions import AlibiPositions, T5Positions
 from tformer_cli.errors import ExportError, UsageError
 from tformer_cli.export.format import CheckText, check, exported
 from tformer_cli.export.onnx import format as onnx_format
@@ -34,9 +34,9 @@ STREAM = DecoderOnlyConfig(
 )
 ALL = {
     **MEMBERS,
-    "latent": replace(ROTARY, latent=LatentConfig(dim=6, rotary_dim=4)),
+    "latent": replace(ROTARY, latent=LatentConfig(kv_lora_rank=6, rope_head_dim=4)),
     "alibi": replace(BASE, positions=AlibiPositions()),
-    "causal-stream": replace(STREAM, num_layers=2, positions=RelativePositions(num_buckets=8)),
+    "causal-stream": replace(STREAM, num_layers=2, positions=T5Positions(num_buckets=8)),
     "bidirectional-stream": replace(STREAM, num_layers=2, source_attention="bidirectional"),
 }
 

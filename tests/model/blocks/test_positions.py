@@ -16,9 +16,9 @@ from tformer_cli.config.schema.positions import (
     AlibiPositions,
     LearnedPositions,
     NoPositions,
-    RelativePositions,
     RotaryPositions,
     SinusoidalPositions,
+    T5Positions,
     YarnScaling,
 )
 from tformer_cli.model.blocks.positions import SinusoidalEncoding, build_positions
@@ -57,13 +57,13 @@ def test_learned_positions_are_rows_of_a_table():
         (LearnedPositions(), None, {"absolute"}),
         (RotaryPositions(), None, {"rotary"}),
         (AlibiPositions(), None, {"bias"}),
-        (RelativePositions(), 5, {"bias"}),
+        (T5Positions(), 5, {"bias"}),
         (RotaryPositions(), 5, {"rotary", "bias"}),
         (NoPositions(), None, set()),
     ],
 )
 def test_a_scheme_is_one_of_three_members_and_a_window_a_bias(chosen, window, members):
-    config = EncoderDecoderConfig(dim=8, positions=chosen, window=window)
+    config = EncoderDecoderConfig(dim=8, positions=chosen, sliding_window=window)
     positions = build_positions(config, is_causal=True)
     names = (field.name for field in dataclasses.fields(positions))
     assert {name for name in names if getattr(positions, name) is not None} == members
@@ -71,7 +71,7 @@ def test_a_scheme_is_one_of_three_members_and_a_window_a_bias(chosen, window, me
 
 def test_rotary_positions_turn_a_head_or_of_latent_attention_the_shared_key():
     config = EncoderDecoderConfig(dim=24, num_heads=4, positions=RotaryPositions())
-    latent = dataclasses.replace(config, latent=LatentConfig(dim=7, rotary_dim=10))
+    latent = dataclasses.replace(config, latent=LatentConfig(kv_lora_rank=7, rope_head_dim=10))
     for chosen, width in ((config, 6), (latent, 10)):
         turn = build_positions(chosen, is_causal=True).rotary(torch.arange(3))
         assert turn.cosines.shape == (3, width)
@@ -85,13 +85,13 @@ def test_rotary_positions_turn_a_head_or_of_latent_attention_the_shared_key():
         RotaryPositions(),
         RotaryPositions(scaling=YarnScaling(factor=4.0, original_length=20)),
         AlibiPositions(),
-        RelativePositions(num_buckets=4, max_distance=9),
+        T5Positions(num_buckets=4, max_distance=9),
         NoPositions(),
     ],
 )
 @torch.no_grad()
 def test_all_but_learned_positions_go_on_for_ever(chosen, kind):
-    config = kind(dim=8, num_heads=2, feedforward_dim=11, positions=chosen, tie="output")
+    config = kind(dim=8, num_heads=2, feedforward_dim=11, positions=chosen, tie_embeddings="output")
     config = dataclasses.replace(config, **dict.fromkeys(counts(config), 1))
     model = build_model(config, source_size=V, target_size=V, seed=1).double().eval()
     assert model.max_length is None

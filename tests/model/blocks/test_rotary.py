@@ -109,9 +109,9 @@ def test_yarn_leaves_fast_waves_alone_and_interpolates_slow_ones():
     for before, after in zip(plain.tolist(), scaled.tolist(), strict=True):
         turns = original * before / (2 * math.pi)
         # A pair on either side, for the limits are whole pairs.
-        if turns > scaling.fast * 1.5:
+        if turns > scaling.beta_fast * 1.5:
             assert math.isclose(after, before, rel_tol=1e-6)
-        elif turns < scaling.slow / 1.5:
+        elif turns < scaling.beta_slow / 1.5:
             assert math.isclose(after, before / factor, rel_tol=1e-6)
         else:
             assert before / factor * 0.999 <= after <= before * 1.001

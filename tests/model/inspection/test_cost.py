@@ -77,5 +77,5 @@ def test_shared_heads_save_projections_and_no_looks(num_kv_heads):
 def test_a_latent_makes_looks_dearer():
     """Every head looks at a whole latent: the cache shrinks, the work grows."""
     own = EncoderDecoderConfig(dim=24, num_heads=4, positions=RotaryPositions())
-    narrow = replace(own, latent=LatentConfig(dim=12, rotary_dim=2))
+    narrow = replace(own, latent=LatentConfig(kv_lora_rank=12, rope_head_dim=2))
     assert operations(narrow, V).target_to_target > operations(own, V).target_to_target

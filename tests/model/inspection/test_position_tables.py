@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from model.test_family import V, lively
 
 from tformer_cli.config.schema.model import DecoderOnlyConfig, EncoderDecoderConfig
-from tformer_cli.config.schema.positions import LearnedPositions, RelativePositions
+from tformer_cli.config.schema.positions import LearnedPositions, T5Positions
 from tformer_cli.inference.fuse import fused
 from tformer_cli.model.blocks.bias import FAR
 from tformer_cli.model.build import build_network
@@ -82,13 +82,13 @@ def test_a_bias_depends_on_distance_as_the_table_says(config):
 @pytest.mark.parametrize(
     ("config", "last"),
     [
-        (EncoderDecoderConfig(dim=12, num_heads=3, positions=RelativePositions()), [6, 0]),
-        (DecoderOnlyConfig(dim=12, num_heads=3, positions=RelativePositions()), [0]),
+        (EncoderDecoderConfig(dim=12, num_heads=3, positions=T5Positions()), [6, 0]),
+        (DecoderOnlyConfig(dim=12, num_heads=3, positions=T5Positions()), [0]),
         (
             DecoderOnlyConfig(
                 dim=12,
                 num_heads=3,
-                positions=RelativePositions(),
+                positions=T5Positions(),
                 source_attention="bidirectional",
             ),
             [6],

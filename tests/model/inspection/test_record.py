@@ -150,11 +150,11 @@ def test_rows_sum_to_one_and_padding_and_future_have_no_weight(config):
 
 
 @torch.no_grad()
-@given(encoder_decoders.filter(lambda config: config.window is not None))
+@given(encoder_decoders.filter(lambda config: config.sliding_window is not None))
 def test_a_window_hides_all_that_is_farther_away(config):
     network = member(config)
     places = torch.arange(T)
-    far = (places[:, None] - places).abs() >= config.window
+    far = (places[:, None] - places).abs() >= config.sliding_window
     _, decoder = attention_maps(network, *inputs(network))
     for layer in decoder:
         assert not layer.self_attention[far.expand_as(layer.self_attention)].any()

@@ -94,7 +94,7 @@ def test_parameters_by_part_follow_the_data():
     counts = parameters_by_part(sketch(TINY))
     assert list(counts) == ["embeddings", "encoder", "decoder", "output"]
     assert (counts["embeddings"], counts["output"]) == (V * 12, 0)
-    own = parameters_by_part(sketch(DecoderOnlyConfig(dim=12, num_heads=3, tie="none")))
+    own = parameters_by_part(sketch(DecoderOnlyConfig(dim=12, num_heads=3, tie_embeddings="none")))
     assert (own["embeddings"], own["output"]) == (V * 12, V * 12)
 
 

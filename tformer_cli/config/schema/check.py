@@ -95,6 +95,6 @@ def _bounds(hint: object) -> Iterator[Bounds]:
     for extra in getattr(hint, "__metadata__", ()):
         if isinstance(extra, Bounds):
             yield extra
-    if typing.get_origin(hint) is not Annotated:
-        for member in typing.get_args(hint):
-            yield from _bounds(member)
+    members = typing.get_args(hint)
+    for member in members[:1] if typing.get_origin(hint) is Annotated else members:
+        yield from _bounds(member)

@@ -46,12 +46,12 @@ class Config:
     """The scores."""
 
     def conflicts(self) -> Iterator[Conflict]:
-        if self.model.tie == "all" and not self.tokenizer.shared:
+        if self.model.tie_embeddings == "all" and not self.tokenizer.shared:
             yield Conflict(
-                "model.tie",
+                "model.tie_embeddings",
                 "source and target embeddings can be tied only with tokenizer.shared: true",
                 "all",
-                "write tie: output, or share the vocabulary",
+                "write tie_embeddings: output, or share the vocabulary",
             )
         if self.model.kind == "decoder_only" and not self.tokenizer.shared:
             yield Conflict(
@@ -124,11 +124,11 @@ class Config:
                 "must be null with model.kind masked_encoder, whose text has one side",
                 f"{self.data.filters.max_ratio:g}",
             )
-        if self.training.select != "loss":
+        if self.training.selection_metric != "loss":
             yield Conflict(
-                "training.select",
+                "training.selection_metric",
                 "must be loss with model.kind masked_encoder, which does not translate",
-                self.training.select,
+                self.training.selection_metric,
             )
         default = Config(data=self.data)
         for key in OF_TRANSLATIONS:

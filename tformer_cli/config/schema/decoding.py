@@ -10,6 +10,7 @@ from tformer_cli.config.schema.limits import (
     Conflict,
     Count,
     CountOrZero,
+    Former,
     Seed,
 )
 
@@ -34,7 +35,7 @@ class SearchConfig:
     """Factor of the log probability of a token that is written already (Keskar et al. 2019)."""
     frequency_penalty: Penalty = 0.0
     """Taken off the log probability of a token for each time that it is written already."""
-    no_repeat_ngram: CountOrZero = 0
+    no_repeat_ngram_size: Annotated[CountOrZero, Former("no_repeat_ngram")] = 0
     """No n-gram of so many tokens comes twice; 0 lets all."""
 
     def conflicts_of_positions(self, longest: int) -> Iterator[Conflict]:
@@ -71,35 +72,39 @@ class BeamConfig(SearchConfig):
 
     kind: Literal["beam"] = "beam"
     """The best of several translations kept at each step."""
-    size: Annotated[int, Bounds(minimum=1, maximum=1000)] = 5
+    beam_size: Annotated[int, Bounds(minimum=1, maximum=1000), Former("size")] = 5
     """Translations kept alive at each step."""
     length_penalty: Annotated[float, Bounds(minimum=0, maximum=10)] = 1.0
     """The score is log probability / length ** length_penalty; 0 favours short translations."""
     patience: Annotated[float, Bounds(above=0, maximum=1000)] = 1.0
-    """Stop when size * patience translations are finished (Kasai et al. 2022)."""
+    """Stop when beam_size * patience translations are finished (Kasai et al. 2022)."""
     coverage_penalty: Penalty = 0.0
     """Weight, in the score, of the sum of log(min(attention to a source token, 1))."""
-    groups: Count = 1
+    num_beam_groups: Annotated[Count, Former("groups")] = 1
     """Parts of the beam that keep apart from each other (Vijayakumar et al. 2018)."""
-    diversity: Penalty = DIVERSITY
+    diversity_penalty: Annotated[Penalty, Former("diversity")] = DIVERSITY
     """What a group takes off a token for each time that one before it chose it at this step."""
 
     @property
     def enough(self) -> int:
         """Finished translations that end the search of a sentence."""
         # By `round` 2.5 would be 2, but by C++ it is 3.
-        return math.floor(self.size * self.patience + 0.5)
+        return math.floor(self.beam_size * self.patience + 0.5)
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from SearchConfig.conflicts(self)
-        if self.size % self.groups:
-            yield Conflict("groups", f"must divide size ({self.size})", str(self.groups))
-        if self.groups == 1 and self.diversity != DIVERSITY:
+        if self.beam_size % self.num_beam_groups:
             yield Conflict(
-                "diversity",
+                "num_beam_groups",
+                f"must divide beam_size ({self.beam_size})",
+                str(self.num_beam_groups),
+            )
+        if self.num_beam_groups == 1 and self.diversity_penalty != DIVERSITY:
+            yield Conflict(
+                "diversity_penalty",
                 "has no effect on one group",
-                f"{self.diversity:g}",
-                "set groups to 2 or more, or leave it out",
+                f"{self.diversity_penalty:g}",
+                "set num_beam_groups to 2 or more, or leave it out",
             )
 
 

@@ -28,6 +28,14 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
+class Former:
+    """The former name of a key, or of its only value: still accepted, with a warning."""
+
+    key: str | None = None
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Conflict:
     """A rule that a value breaks.
 

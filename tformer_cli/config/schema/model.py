@@ -9,6 +9,7 @@ from tformer_cli.config.schema.limits import (
     Bounds,
     Conflict,
     Count,
+    Former,
     PositiveFloat,
     Probability,
 )
@@ -23,14 +24,14 @@ from tformer_cli.config.schema.positions import (
 class LatentConfig:
     """Multi-head latent attention (DeepSeek-AI 2024, section 2.1)."""
 
-    dim: Count
+    kv_lora_rank: Annotated[Count, Former("dim")]
     """Width of the latent that the keys and values of all heads are made from."""
-    rotary_dim: Annotated[int, Bounds(minimum=2, maximum=MOST)]
+    rope_head_dim: Annotated[int, Bounds(minimum=2, maximum=MOST), Former("rotary_dim")]
     """Width of the key that all heads share, which rotary positions turn; even."""
 
     def conflicts(self) -> Iterator[Conflict]:
-        if self.rotary_dim % 2:
-            yield Conflict("rotary_dim", "must be even", str(self.rotary_dim))
+        if self.rope_head_dim % 2:
+            yield Conflict("rope_head_dim", "must be even", str(self.rope_head_dim))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +46,7 @@ class TransformerConfig:
     """Heads that keys and values have, each shared by some of the others; null is `num_heads`."""
     latent: LatentConfig | None = None
     """Make keys and values of self-attention from a narrow latent, all that is cached."""
-    window: Count | None = None
+    sliding_window: Annotated[Count | None, Former("window")] = None
     """Tokens that self-attention sees, on either side and its own; null is all."""
     qk_norm: bool = False
     """Normalise (RMSNorm) the queries and keys of self-attention."""
@@ -139,7 +140,7 @@ class EncoderDecoderConfig(TransformerConfig):
     """Layers of the encoder."""
     num_decoder_layers: Count = 4
     """Layers of the decoder."""
-    tie: Literal["none", "output", "all"] = "all"
+    tie_embeddings: Annotated[Literal["none", "output", "all"], Former("tie")] = "all"
     """Share the target embedding with the output (`output`), and with the source too (`all`)."""
     output_bias: bool = False
     """Add a trained number to the logit of each token."""
@@ -155,7 +156,7 @@ class DecoderOnlyConfig(TransformerConfig):
     """Layers of the only stack."""
     source_attention: Literal["causal", "bidirectional"] = "causal"
     """Source tokens see those before them, or all of the source."""
-    tie: Literal["none", "output"] = "output"
+    tie_embeddings: Annotated[Literal["none", "output"], Former("tie")] = "output"
     """Share the embedding with the output (`output`)."""
 
     @property
@@ -173,10 +174,10 @@ class MaskedEncoderConfig(TransformerConfig):
     """An encoder says what stood behind masks, for an encoder_decoder to begin with."""
     num_layers: Count = 4
     """Layers of the only stack."""
-    mask_share: Annotated[float, Bounds(above=0, below=1)] = 0.15
+    mask_prob: Annotated[float, Bounds(above=0, below=1), Former("mask_share")] = 0.15
     """Share of the tokens that the model is asked for; of ten, eight are masked, one is another
     token and one stays."""
-    tie: Literal["none", "output"] = "output"
+    tie_embeddings: Annotated[Literal["none", "output"], Former("tie")] = "output"
     """Share the embedding with the output (`output`)."""
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tformer_cli.config.schema.limits import MOST, Bounds, Conflict, Count, PositiveFloat
+from tformer_cli.config.schema.limits import MOST, Bounds, Conflict, Count, Former, PositiveFloat
 
 Factor = Annotated[float, Bounds(minimum=1)]
 
@@ -57,14 +57,16 @@ class YarnScaling:
     """How many times longer sequences may be than those in training."""
     original_length: Count
     """Longest sequence in training, in tokens."""
-    fast: PositiveFloat = 32.0
+    beta_fast: Annotated[PositiveFloat, Former("fast")] = 32.0
     """Waves that turn at least so often within `original_length` stay."""
-    slow: PositiveFloat = 1.0
+    beta_slow: Annotated[PositiveFloat, Former("slow")] = 1.0
     """Waves that turn at most so often within `original_length` are interpolated wholly."""
 
     def conflicts(self) -> Iterator[Conflict]:
-        if self.fast <= self.slow:
-            yield Conflict("fast", f"must be above slow ({self.slow:g})", f"{self.fast:g}")
+        if self.beta_fast <= self.beta_slow:
+            yield Conflict(
+                "beta_fast", f"must be above beta_slow ({self.beta_slow:g})", f"{self.beta_fast:g}"
+            )
 
 
 ScalingConfig = LinearScaling | NtkScaling | YarnScaling
@@ -91,10 +93,10 @@ class AlibiPositions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RelativePositions:
+class T5Positions:
     """A trained number for each head and class of distances (Raffel et al. 2020, section 2.1)."""
 
-    kind: Literal["relative"] = "relative"
+    kind: Annotated[Literal["t5"], Former(value="relative")] = "t5"
     """A trained number for each head and class of distances is added to attention (T5)."""
     num_buckets: Annotated[int, Bounds(minimum=4, maximum=MOST)] = 32
     """Classes of distances, half of them of one distance each; even, for an encoder has as many
@@ -123,6 +125,6 @@ PositionsConfig = (
     | LearnedPositions
     | RotaryPositions
     | AlibiPositions
-    | RelativePositions
+    | T5Positions
     | NoPositions
 )

@@ -85,5 +85,5 @@ class MarianConfig:
     """One vocabulary for both languages, or one each; each is cut by a model of its own."""
 
 
-LearntTokenizerConfig = SubwordConfig | WordConfig | CharConfig
-TokenizerConfig = LearntTokenizerConfig | MarianConfig
+LearnedTokenizerConfig = SubwordConfig | WordConfig | CharConfig
+TokenizerConfig = LearnedTokenizerConfig | MarianConfig

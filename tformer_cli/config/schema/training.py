@@ -11,6 +11,7 @@ from tformer_cli.config.schema.limits import (
     Conflict,
     Count,
     CountOrZero,
+    Former,
     PositiveFloat,
     Probability,
 )
@@ -32,7 +33,7 @@ class TrainingConfig:
     """Largest norm of the gradient; larger ones are scaled down. Null leaves them."""
     batch_tokens: Count = 4096
     """Padded target tokens of one optimiser step, and the same limit for source tokens."""
-    accumulate: Count = 1
+    gradient_accumulation_steps: Annotated[Count, Former("accumulate")] = 1
     """Cut each batch into this many pieces to save memory; the result is the same, but for masks of
     dropout."""
     gradient_checkpointing: bool = False
@@ -51,7 +52,7 @@ class TrainingConfig:
     """Newest checkpoints kept."""
     keep_best: Count = 1
     """Best checkpoints kept beside them; `tformer average --best` wants several."""
-    select: Literal["bleu", "loss"] = "bleu"
+    selection_metric: Annotated[Literal["bleu", "loss"], Former("select")] = "bleu"
     """What makes a checkpoint better than another: validation BLEU, or validation loss."""
     patience: Count | None = None
     """Stop after this many validations in a row without a better one; null goes on to the end."""
@@ -59,10 +60,10 @@ class TrainingConfig:
     """Validate and keep a moving average of the weights, this much of it old at each step."""
     report_every: Count = 50
     """Steps between two lines of progress in metrics.jsonl and on a screen without bars."""
-    initialize_from: Path | None = None
+    init_from: Annotated[Path | None, Former("initialize_from")] = None
     """A run folder whose tokenizers and last weights this training begins with; an encoder_decoder
     may begin with those of a masked_encoder."""
-    watch_parts: bool = False
+    log_parameter_norms: Annotated[bool, Former("watch_parts")] = False
     """Report the gradient norm and the relative update of each part of the model as well."""
     tensorboard: bool = False
     """Show metrics.jsonl in TensorBoard too; needs `pip install 'tformer[tensorboard]'`."""

@@ -27,7 +27,7 @@ BATCHES_AHEAD = 2
 # Where the end token is certain, what else may come has a probability that no float tells from 0.
 TINY = 1e-12
 # What of a search CTranslate2 does alike.
-SHARED_KEYS = frozenset({"kind", "max_length", "size", "length_penalty", "patience"})
+SHARED_KEYS = frozenset({"kind", "max_length", "beam_size", "length_penalty", "patience"})
 
 
 class CTranslate2Engine:
@@ -100,7 +100,9 @@ class CTranslate2Engine:
         reject_other_searches(config)
         reject_constraints(requests)
         self._check_positions(requests, config)
-        beam = config if isinstance(config, BeamConfig) else BeamConfig(size=1, length_penalty=0)
+        beam = (
+            config if isinstance(config, BeamConfig) else BeamConfig(beam_size=1, length_penalty=0)
+        )
         reject_impatience(beam, nbest)
         found = [[EMPTY] * nbest for _ in requests]
         order = longest_first(requests)
@@ -110,7 +112,7 @@ class CTranslate2Engine:
             results: list[Any] = self.translator.translate_batch(
                 [self.source(requests[number].source) for number in numbers],
                 asynchronous=True,
-                beam_size=beam.size,
+                beam_size=beam.beam_size,
                 num_hypotheses=nbest,
                 length_penalty=beam.length_penalty,
                 patience=beam.patience,

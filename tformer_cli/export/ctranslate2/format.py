@@ -123,12 +123,18 @@ def unsupported(config: ModelConfig, quantization: Quantization | None = None) -
         return
     positions = config.positions
     if config.latent is not None:
-        yield problem("latent", f"dim {config.latent.dim}", "train with model.latent: null")
+        yield problem(
+            "latent", f"dim {config.latent.kv_lora_rank}", "train with model.latent: null"
+        )
     if positions.kind == "alibi":
         yield problem("positions.kind", "alibi", "train with rotary or relative positions")
-    if config.window is not None and isinstance(positions, SinusoidalPositions | LearnedPositions):
-        got = f"{config.window} with positions of kind {positions.kind}"
-        yield problem("window", got, "train with rotary positions, or with model.window: null")
+    if config.sliding_window is not None and isinstance(
+        positions, SinusoidalPositions | LearnedPositions
+    ):
+        got = f"{config.sliding_window} with positions of kind {positions.kind}"
+        yield problem(
+            "sliding_window", got, "train with rotary positions, or with model.sliding_window: null"
+        )
     has_yarn = isinstance(positions, RotaryPositions) and isinstance(positions.scaling, YarnScaling)
     if has_yarn and quantization in ("float16", "bfloat16"):
         got = f"yarn in {quantization}, which rounds its frequencies"

@@ -14,9 +14,9 @@ from tformer_cli.config.schema.positions import (
     LinearScaling,
     NoPositions,
     NtkScaling,
-    RelativePositions,
     RotaryPositions,
     SinusoidalPositions,
+    T5Positions,
     YarnScaling,
 )
 from tformer_cli.export.extra import package
@@ -117,7 +117,7 @@ def has_distance_bias(config: EncoderDecoderConfig) -> bool:
     A network without positions gets one of zeros, or else CTranslate2 would add sine waves.
     """
     positions = config.positions
-    return config.window is not None or isinstance(positions, RelativePositions | NoPositions)
+    return config.sliding_window is not None or isinstance(positions, T5Positions | NoPositions)
 
 
 def _rotary(config: EncoderDecoderConfig, specs: Any) -> dict[str, Any]:
@@ -183,8 +183,8 @@ def _distances(stack: Stack, config: EncoderDecoderConfig) -> tuple[Tensor, int]
     rounds the borders between those.
     """
     positions = config.positions
-    longest = positions.max_distance if isinstance(positions, RelativePositions) else 1
-    reach = max(longest, config.window or 1)
+    longest = positions.max_distance if isinstance(positions, T5Positions) else 1
+    reach = max(longest, config.sliding_window or 1)
     lengths = torch.arange(2 * reach, device=_device(stack)).clamp(max=reach)
     sides = [-lengths] if isinstance(stack, Decoder) else [-lengths, lengths]
     tables = [_bias(stack.bias, side, config.num_heads) for side in sides]

@@ -93,7 +93,7 @@ def read_marian(
     shape = read_shape(folder / SETTINGS_FILE)
     decoding = read_search(folder / SEARCH_FILE)
     languages = read_languages(folder / "tokenizer_config.json")
-    if languages.are_apart and shape.model.tie == "all":
+    if languages.are_apart and shape.model.tie_embeddings == "all":
         raise CheckpointError(
             str(folder / "tokenizer_config.json"),
             "has two vocabularies where config.json has one table of embeddings",
@@ -220,13 +220,13 @@ def _names_of_tables(
     theirs: Mapping[str, Tensor], config: EncoderDecoderConfig
 ) -> tuple[str, str, str]:
     """Return the names of the source and target embeddings and of the output."""
-    if config.tie == "all":
+    if config.tie_embeddings == "all":
         shared = SHARED if SHARED in theirs else TARGET_EMBEDDINGS
         return shared, shared, shared
     source, target = (
         name if name in theirs else SHARED for name in (SOURCE_EMBEDDINGS, TARGET_EMBEDDINGS)
     )
-    return source, target, target if config.tie == "output" else OUTPUT_MAP
+    return source, target, target if config.tie_embeddings == "output" else OUTPUT_MAP
 
 
 def _check_tables(
@@ -278,7 +278,7 @@ def scaled_down(weights: dict[str, Tensor], config: EncoderDecoderConfig) -> dic
     """
     root = math.sqrt(config.dim)
     factors = {SOURCE: 1 / root, TARGET: 1 / root}
-    if config.tie != "none":
+    if config.tie_embeddings != "none":
         last = f"decoder.layers.{config.num_decoder_layers - 1}.feedforward_norm"
         factors |= {OUTPUT: 1 / root, f"{last}.weight": root, f"{last}.bias": root}
     return weights | {name: weights[name] * factor for name, factor in factors.items()}

@@ -141,9 +141,9 @@ def unsupported(config: Config) -> Iterator[Problem]:
     if model.kv_heads != model.num_heads:
         yield _misfit("model.num_kv_heads", "null", str(model.num_kv_heads))
     if model.latent is not None:
-        yield _misfit("model.latent", "null", f"dim {model.latent.dim}")
-    if model.window is not None:
-        yield _misfit("model.window", "null", str(model.window))
+        yield _misfit("model.latent", "null", f"dim {model.latent.kv_lora_rank}")
+    if model.sliding_window is not None:
+        yield _misfit("model.sliding_window", "null", str(model.sliding_window))
     if model.qk_norm:
         yield _misfit("model.qk_norm", "false", "true")
     if tokenizer.kind not in ("subword", "marian"):
@@ -211,13 +211,17 @@ def _weights(trained: TrainedModel) -> dict[str, Tensor]:
 
 
 def _named(tables: Tables, config: EncoderDecoderConfig) -> dict[str, Tensor]:
-    if config.tie == "all":
+    if config.tie_embeddings == "all":
         return {"model.shared.weight": tables.source}
     embeddings = {
         "model.encoder.embed_tokens.weight": tables.source,
         "model.decoder.embed_tokens.weight": tables.target,
     }
-    return embeddings if config.tie == "output" else embeddings | {"lm_head.weight": tables.output}
+    return (
+        embeddings
+        if config.tie_embeddings == "output"
+        else embeddings | {"lm_head.weight": tables.output}
+    )
 
 
 def _settings(config: Config, source_size: int, target_size: int) -> dict[str, Any]:
@@ -237,8 +241,8 @@ def _settings(config: Config, source_size: int, target_size: int) -> dict[str, A
         "decoder_ffn_dim": model.feedforward_dim,
         "activation_function": THEIR_ACTIVATIONS[model.activation],
         "scale_embedding": True,
-        "share_encoder_decoder_embeddings": model.tie == "all",
-        "tie_word_embeddings": model.tie != "none",
+        "share_encoder_decoder_embeddings": model.tie_embeddings == "all",
+        "tie_word_embeddings": model.tie_embeddings != "none",
         "max_position_embeddings": _positions(config),
         "dropout": model.dropout,
         "attention_dropout": model.own_dropout(model.attention_dropout),
@@ -255,7 +259,7 @@ def _generation(config: Config) -> dict[str, Any]:
     search = config.decoding
     beam: dict[str, Any] = {"num_beams": 1}
     if isinstance(search, BeamConfig):
-        beam = {"num_beams": search.size, "length_penalty": search.length_penalty}
+        beam = {"num_beams": search.beam_size, "length_penalty": search.length_penalty}
     return _roles() | {"min_new_tokens": 1, "max_new_tokens": search.max_length} | beam
 
 

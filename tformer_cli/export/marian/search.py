@@ -49,9 +49,9 @@ def _search(settings: Settings) -> DecodingConfig:
         limits["max_length"] = settings.take("max_length", int) - 1
     beam: dict[str, Any] = {}
     if says("num_beams"):
-        beam["size"] = settings.take("num_beams", int)
+        beam["beam_size"] = settings.take("num_beams", int)
     if says("length_penalty"):
         beam["length_penalty"] = settings.take("length_penalty", float)
-    if beam.get("size") == 1:
+    if beam.get("beam_size") == 1:
         return GreedyConfig(**limits)
     return BeamConfig(**limits, **beam)

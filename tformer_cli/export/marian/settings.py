@@ -169,7 +169,7 @@ def _model(settings: Settings, *, is_shared: bool) -> EncoderDecoderConfig:
         dropout=settings.take("dropout", float),
         attention_dropout=settings.take("attention_dropout", float),
         feedforward_dropout=settings.take("activation_dropout", float),
-        tie="none" if not is_tied else "all" if is_shared else "output",
+        tie_embeddings="none" if not is_tied else "all" if is_shared else "output",
         output_bias=True,
     )
     for conflict in [] if settings.problems else check(model, "model"):

@@ -65,14 +65,14 @@ class LatentAttention(nn.Module):
         self.num_heads = num_heads
         self.dropout = dropout
         self.attend: Attend = attend
-        self.widths = [head_dim, latent.rotary_dim]
-        self.shared_widths = [latent.dim, latent.rotary_dim]
-        self.kept = Widths(1, latent.rotary_dim, latent.dim)
+        self.widths = [head_dim, latent.rope_head_dim]
+        self.shared_widths = [latent.kv_lora_rank, latent.rope_head_dim]
+        self.kept = Widths(1, latent.rope_head_dim, latent.kv_lora_rank)
         self.query = nn.Linear(dim, num_heads * sum(self.widths), bias=bias)
         self.down = nn.Linear(dim, sum(self.shared_widths), bias=bias)
-        self.norm = RMSNorm(latent.dim, eps=epsilon)
-        self.key = PerHead(latent.dim, num_heads, head_dim)
-        self.value = PerHead(latent.dim, num_heads, head_dim)
+        self.norm = RMSNorm(latent.kv_lora_rank, eps=epsilon)
+        self.key = PerHead(latent.kv_lora_rank, num_heads, head_dim)
+        self.value = PerHead(latent.kv_lora_rank, num_heads, head_dim)
         self.output = nn.Linear(dim, dim, bias=bias)
         # Logits are divided by the root of the width of keys as they were before the latent.
         self.scale = math.sqrt(sum(self.shared_widths) / sum(self.widths))

@@ -10,9 +10,9 @@ from tformer_cli.config.schema.model import TransformerConfig
 from tformer_cli.config.schema.positions import (
     AlibiPositions,
     LearnedPositions,
-    RelativePositions,
     RotaryPositions,
     SinusoidalPositions,
+    T5Positions,
 )
 from tformer_cli.model.blocks.bias import Alibi, DistanceBias, RelativeBias, SumOfBiases, Window
 from tformer_cli.model.blocks.rotary import RotaryEncoding
@@ -72,17 +72,17 @@ def build_positions(config: TransformerConfig, *, is_causal: bool) -> Positions:
     elif isinstance(chosen, LearnedPositions):
         absolute = nn.Embedding(chosen.max_length, config.dim)
     elif isinstance(chosen, RotaryPositions):
-        width = config.head_dim if config.latent is None else config.latent.rotary_dim
+        width = config.head_dim if config.latent is None else config.latent.rope_head_dim
         rotary = RotaryEncoding(width, chosen)
     elif isinstance(chosen, AlibiPositions):
         biases.append(Alibi(config.num_heads))
-    elif isinstance(chosen, RelativePositions):
+    elif isinstance(chosen, T5Positions):
         biases.append(
             RelativeBias(
                 chosen.num_buckets, chosen.max_distance, config.num_heads, is_causal=is_causal
             )
         )
-    if config.window is not None:
-        biases.append(Window(config.window))
+    if config.sliding_window is not None:
+        biases.append(Window(config.sliding_window))
     bias = SumOfBiases(biases) if len(biases) > 1 else next(iter(biases), None)
     return Positions(absolute, rotary, bias)

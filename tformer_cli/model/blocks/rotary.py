@@ -106,7 +106,7 @@ def slow_share(head_dim: int, base: float, scaling: YarnScaling) -> Tensor:
         length = scaling.original_length / (times * 2 * math.pi)
         return head_dim * math.log(length) / (2 * math.log(base))
 
-    first = max(math.floor(pair_that_turns(scaling.fast)), 0)
-    last = min(math.ceil(pair_that_turns(scaling.slow)), head_dim - 1)
+    first = max(math.floor(pair_that_turns(scaling.beta_fast)), 0)
+    last = min(math.ceil(pair_that_turns(scaling.beta_slow)), head_dim - 1)
     pairs = torch.arange(head_dim // 2).float()
     return ((pairs - first) / max(last - first, 1e-3)).clamp(0, 1)

@@ -104,7 +104,7 @@ def _self_attention(config: TransformerConfig) -> tuple[int, int]:
     if config.latent is None:
         # A query times a key, and a weight times a value.
         return 2 * square + _key_value(config), 2 * _product(config.dim)
-    latent, rotary = config.latent.dim, config.latent.rotary_dim
+    latent, rotary = config.latent.kv_lora_rank, config.latent.rope_head_dim
     query = square + _product(config.dim, config.num_heads * rotary)
     down = _product(config.dim, latent + rotary)
     # Queries over latents, and values from them.
