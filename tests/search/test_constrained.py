@@ -125,7 +125,7 @@ def test_a_beam_that_holds_everything_finds_the_best_that_contain_the_phrases(
 
 rules = st.fixed_dictionaries(
     {
-        "size": st.integers(1, 5),
+        "beam_size": st.integers(1, 5),
         "max_length": st.integers(1, 12),
         "min_length": st.integers(1, 6),
         "length_penalty": st.sampled_from([0.0, 1.0]),
