@@ -371,7 +371,7 @@ def test_no_text_teaches_them():
         build_tokenizers(MarianConfig(), lambda: [("a", "b")], 1)
     assert str(caught.value) == (
         "tokenizer.kind: comes with an imported model, and is not learned from text; got marian; "
-        "name the run of `tformer import` in training.initialize_from"
+        "name the run of `tformer import` in training.init_from"
     )
 
 
