@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.errors import DataError, Interrupted, TformerError
-from tformer_cli.storage.run_directory import whole_file, writing
+from tformer_cli.storage.atomic import atomic_write, storage_errors
 
 COMMIT = "a3d2e0d26b56f3846f66a952536ffed4e401d05a"
 REPOSITORY = f"https://raw.githubusercontent.com/multi30k/dataset/{COMMIT}"
@@ -217,12 +217,12 @@ def receive_rest(url: str, part: Path, timeout_seconds: float) -> None:
         BrokenOff: another try may do better.
         DownloadError: another try would do no better.
     """
-    with writing(part):
+    with storage_errors(part):
         offset = part.stat().st_size if part.exists() else 0
     response = answer(url, offset, timeout_seconds)
     if response is None:
         return
-    with response, writing(part):
+    with response, storage_errors(part):
         start, size = span(response)
         if start != offset:
             part.unlink(missing_ok=True)
@@ -349,7 +349,7 @@ def write_gzip(path: Path, text: bytes) -> None:
         StorageError: the system does not let it be written.
     """
     with (
-        whole_file(path) as temporary,
+        atomic_write(path) as temporary,
         temporary.open("wb") as raw,
         gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed,
     ):

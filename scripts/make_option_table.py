@@ -6,7 +6,7 @@ Example: python scripts/make_option_table.py
 from pathlib import Path
 
 from tformer_cli.config.reference import with_option_table
-from tformer_cli.storage.run_directory import write_text
+from tformer_cli.storage.atomic import write_text
 
 if __name__ == "__main__":
     readme = Path(__file__).parent.parent / "README.md"

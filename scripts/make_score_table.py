@@ -18,8 +18,8 @@ from typing import Any
 from safetensors import safe_open
 
 from tformer_cli.errors import CheckpointError
-from tformer_cli.storage.layout import MODEL_FILE
-from tformer_cli.storage.run_directory import RunDirectory, write_text
+from tformer_cli.storage.atomic import write_text
+from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
 from tformer_cli.storage.state import load_state
 
 README = Path(__file__).parent.parent / "README.md"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from killing import MORE_CALLS
 
-from tformer_cli.storage.staging import MARK
+from tformer_cli.storage.atomic import MARK
 
 
 class Disk:

@@ -17,7 +17,7 @@ from tformer_cli.device import (
     prefers_onednn,
     resolve_device,
     resolve_precision,
-    seed_draws,
+    seed_device,
 )
 from tformer_cli.errors import DeviceError
 
@@ -73,9 +73,9 @@ def test_precision_on_a_cpu_is_bfloat16_where_it_is_multiplied(flags, best, monk
         return f"processor\t: 0\nmodel name\t: Some: CPU\nflags\t\t: {flags}\n\n"
 
     monkeypatch.setattr(Path, "read_text", read)
-    monkeypatch.setattr(device, "onednn_takes_bfloat16", lambda: True)
+    monkeypatch.setattr(device, "onednn_supports_bfloat16", lambda: True)
     assert resolve_precision("auto", CPU) == best
-    monkeypatch.setattr(device, "onednn_takes_bfloat16", lambda: False)
+    monkeypatch.setattr(device, "onednn_supports_bfloat16", lambda: False)
     assert resolve_precision("auto", CPU) == torch.float32
     assert resolve_precision("float32", CPU) == torch.float32
     assert resolve_precision("bfloat16", CPU) == torch.bfloat16
@@ -131,10 +131,10 @@ def test_eight_bits_are_for_processors_that_gain_by_them(monkeypatch):
 
 AS_LIMITED = """
 import torch
-from tformer_cli.device import has_vnni, multiplies_bfloat16
+from tformer_cli.device import has_bfloat16_matmul, has_vnni
 from tformer_cli.inference.pack import packed_where_faster
 assert not has_vnni()
-assert not multiplies_bfloat16()
+assert not has_bfloat16_matmul()
 rows, linear = torch.randn(2, 512), torch.nn.Linear(512, 512)
 with torch.no_grad():
     narrow = packed_where_faster(linear.bfloat16())(rows.bfloat16())
@@ -156,7 +156,7 @@ def test_eight_bits_are_for_a_cpu():
 
 
 def test_the_draws_of_a_device_are_those_that_torch_makes_of_the_seed():
-    seed_draws(torch.device("cpu"), 5)
+    seed_device(torch.device("cpu"), 5)
     drawn = torch.rand(3)
     torch.manual_seed(5)
     assert torch.equal(drawn, torch.rand(3))
@@ -196,17 +196,18 @@ def test_freed_memory_is_kept_until_it_is_given_back():
     script = """
 import torch
 from pathlib import Path
-from tformer_cli.device import give_back_memory, keep_freed_memory
+from tformer_cli.device import empty_cache
+from tformer_cli.process import tune_allocator
 def held():
     status = Path("/proc/self/status").read_text()
     return int(status.partition("RssAnon:")[2].split()[0]) / 2**10
-keep_freed_memory()
+tune_allocator()
 before = held()
 tensors = [torch.ones(2**18) for _ in range(128)]
 last = tensors.pop()
 tensors.clear()
 kept = held() - before
-give_back_memory(torch.device("cpu"))
+empty_cache(torch.device("cpu"))
 print(kept, held() - before)
 """
     command = [sys.executable, "-c", script]

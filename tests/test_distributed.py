@@ -22,7 +22,14 @@ from toy import write_toy
 from tformer_cli.config.load import load_config
 from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.corpus.pipeline import training_micro_batches
-from tformer_cli.distributed import ALONE, GPU_PATIENCE, PATIENCE, World, joined, own_device
+from tformer_cli.distributed import (
+    GPU_TIMEOUT,
+    SINGLE_PROCESS,
+    TIMEOUT,
+    World,
+    local_device,
+    process_group,
+)
 from tformer_cli.errors import DeviceError
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
@@ -52,21 +59,21 @@ def test_processes_tell_each_other_what_they_should(tmp_path, monkeypatch):
     def talk(rank: int) -> None:
         # The third process is the first of another machine.
         os.environ["LOCAL_RANK"] = str(rank % 2)
-        with joined(torch.device("cpu")) as world:
+        with process_group(torch.device("cpu")) as world:
             summed = [torch.full((2, 3), float(rank + 1)), torch.tensor(0.5), torch.ones(7)]
             summed += [torch.full((4, 2), float(rank)).t(), torch.ones(1, dtype=torch.float64)]
-            world.add(summed)
+            world.all_reduce_(summed)
             shared = [torch.tensor(float(rank + 5)), torch.full((2, 2), rank, dtype=torch.uint8)]
-            world.share(shared)
+            world.broadcast(shared)
             heard = {
                 "add": [tensor.tolist() for tensor in summed],
                 "share": [tensor.tolist() for tensor in shared],
-                "sums": world.sums(2**40 + rank, 0.25),
-                "largest": world.largest(7 * rank),
+                "sums": world.all_reduce_sum(2**40 + rank, 0.25),
+                "largest": world.all_reduce_max(7 * rank),
                 "gather": world.gather(["ä\n", "b"] * rank),
-                "told": world.told({"ä": [1, None, -math.inf]} if rank == 0 else None),
+                "told": world.broadcast_object({"ä": [1, None, -math.inf]} if rank == 0 else None),
             }
-            with world.first_alone(), (tmp_path / "heard").open("a") as file:
+            with world.main_process_first(), (tmp_path / "heard").open("a") as file:
                 file.write(json.dumps({"rank": world.rank, **heard}) + "\n")
 
     ended = together(4, talk, tmp_path)
@@ -89,28 +96,28 @@ def test_processes_tell_each_other_what_they_should(tmp_path, monkeypatch):
 
 def test_a_process_alone_hears_itself():
     tensor = torch.tensor([1.0, 2.0])
-    ALONE.add([tensor])
+    SINGLE_PROCESS.all_reduce_([tensor])
     assert tensor.tolist() == [1.0, 2.0]
-    assert ALONE.sums(3, 0.5) == [3.0, 0.5]
-    assert ALONE.largest(4) == 4
-    assert ALONE.gather(["a", "b"]) == [["a", "b"]]
-    assert ALONE.told({"a": [1]}) == {"a": [1]}
-    ALONE.share([tensor])
+    assert SINGLE_PROCESS.all_reduce_sum(3, 0.5) == [3.0, 0.5]
+    assert SINGLE_PROCESS.all_reduce_max(4) == 4
+    assert SINGLE_PROCESS.gather(["a", "b"]) == [["a", "b"]]
+    assert SINGLE_PROCESS.broadcast_object({"a": [1]}) == {"a": [1]}
+    SINGLE_PROCESS.broadcast([tensor])
     assert tensor.tolist() == [1.0, 2.0]
-    with ALONE.first_alone():
-        ALONE.wait()
-    assert ALONE.is_first
+    with SINGLE_PROCESS.main_process_first():
+        SINGLE_PROCESS.barrier()
+    assert SINGLE_PROCESS.is_main_process
 
 
 @pytest.mark.parametrize("num_items", [0, 1, 2, 3, 7])
 def test_what_is_dealt_out_and_collected_is_in_order(monkeypatch, num_items):
     items = [f"{place}" for place in range(num_items)]
     worlds = [World(rank, 3) for rank in range(3)]
-    shares = [list(world.dealt(items)) for world in worlds]
+    shares = [list(world.shard(items)) for world in worlds]
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     monkeypatch.setattr(World, "gather", lambda world, lines: shares)
     for world, share in zip(worlds, shares, strict=True):
-        assert world.collected(share) == items
+        assert world.gather_shards(share) == items
 
 
 @pytest.mark.parametrize(
@@ -130,10 +137,10 @@ def test_a_process_that_has_gone_is_said_in_a_line(monkeypatch, phrase, expected
     monkeypatch.setattr(torch.distributed, "broadcast", fail)
     world = World(0, 2)
     for talk in (
-        lambda: world.largest(3),
-        lambda: world.sums(3),
+        lambda: world.all_reduce_max(3),
+        lambda: world.all_reduce_sum(3),
         lambda: world.gather(["a"]),
-        lambda: world.told("a"),
+        lambda: world.broadcast_object("a"),
     ):
         with pytest.raises((RuntimeError, DeviceError)) as caught:
             talk()
@@ -144,31 +151,31 @@ def test_a_process_that_has_gone_is_said_in_a_line(monkeypatch, phrase, expected
 def test_each_process_of_a_machine_has_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert own_device(torch.device("cuda")) == torch.device("cuda:3")
-    assert own_device(torch.device("cpu")) == torch.device("cpu")
+    assert local_device(torch.device("cuda")) == torch.device("cuda:3")
+    assert local_device(torch.device("cpu")) == torch.device("cpu")
     for name, there in (("cuda", 3), ("cuda:1", 1)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
         with pytest.raises(DeviceError) as caught:
-            own_device(torch.device(name))
+            local_device(torch.device(name))
         assert str(caught.value) == (
             f'torchrun: each process of a machine needs a GPU of its own; `device="{name}"` has '
             f'{there}; got process 4; lower --nproc-per-node, or use `device="cpu"`'
         )
     monkeypatch.setenv("LOCAL_RANK", "0")
-    assert own_device(torch.device("cuda:1")) == torch.device("cuda:1")
+    assert local_device(torch.device("cuda:1")) == torch.device("cuda:1")
     monkeypatch.delenv("LOCAL_RANK")
-    assert own_device(torch.device("cuda")) == torch.device("cuda")
+    assert local_device(torch.device("cuda")) == torch.device("cuda")
 
 
 def test_processes_that_cannot_find_each_other_are_refused(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RANK", "0")
-    with joined(torch.device("cpu")) as world:
-        assert world == ALONE
+    with process_group(torch.device("cpu")) as world:
+        assert world == SINGLE_PROCESS
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_PORT", "29500")
-    with pytest.raises(DeviceError) as caught, joined(torch.device("cpu")):
+    with pytest.raises(DeviceError) as caught, process_group(torch.device("cpu")):
         pass
     assert str(caught.value) == (
         "torchrun: RANK and WORLD_SIZE are set, and not all that goes with them; "
@@ -197,12 +204,12 @@ def test_on_gpus_a_process_has_its_own_and_waits_by_nccl_for_minutes(monkeypatch
     monkeypatch.setattr(torch.distributed, "new_group", group("gpus", nccl))
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
-    with joined(device) as world:
-        expected = World(1, 2, 1, nccl) if size == 2 else ALONE
+    with process_group(device) as world:
+        expected = World(1, 2, 1, nccl) if size == 2 else SINGLE_PROCESS
         assert world == expected
-    groups = [("all", "gloo", PATIENCE), ("gpus", "nccl", GPU_PATIENCE)]
+    groups = [("all", "gloo", TIMEOUT), ("gpus", "nccl", GPU_TIMEOUT)]
     assert asked == [("device", device), *(groups if size == 2 else [])]
-    assert GPU_PATIENCE < timedelta(hours=1) < PATIENCE
+    assert GPU_TIMEOUT < timedelta(hours=1) < TIMEOUT
 
 
 def test_tensors_on_gpus_are_exchanged_by_nccl_and_others_by_gloo(monkeypatch):
@@ -218,8 +225,8 @@ def test_tensors_on_gpus_are_exchanged_by_nccl_and_others_by_gloo(monkeypatch):
     monkeypatch.setattr(torch.distributed, "all_reduce", ask)
     nccl = object()
     world = World(0, 2, 0, nccl)
-    world.share([OnGpu(), torch.ones(2)])
-    world.add([torch.ones(2)])
+    world.broadcast([OnGpu(), torch.ones(2)])
+    world.all_reduce_([torch.ones(2)])
     assert asked == [("gpu", nccl), ("cpu", None), ("cpu", None)]
 
 
@@ -380,7 +387,7 @@ from tformer_cli.training.trainer import train
 save = Checkpoints.save
 
 def slow_save(checkpoints, state):
-    if checkpoints.world.is_first:
+    if checkpoints.world.is_main_process:
         time.sleep(1)
     save(checkpoints, state)
 

@@ -13,7 +13,7 @@ PACKAGE = Path(tformer_cli.__file__).parent
 
 # Each rung may import from itself and from the rungs above it.
 LADDER = [
-    ["errors", "version", "child_process", "json_text"],
+    ["errors", "version", "process", "json_text"],
     ["config.schema", "device", "distributed", "padding", "storage"],
     ["plotting"],
     ["config"],
@@ -24,7 +24,6 @@ LADDER = [
     [
         "storage.checkpoint",
         "storage.integrity",
-        "storage.layout",
         "storage.origin",
         "storage.state",
         "storage.tensors",

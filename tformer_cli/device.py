@@ -1,7 +1,6 @@
 """Where and how precisely to compute, and where randomness comes from."""
 
 import contextlib
-import ctypes
 import hashlib
 import platform
 import resource
@@ -11,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from tformer_cli.child_process import num_cores
 from tformer_cli.errors import DeviceError
+from tformer_cli.process import c_library, num_cores
 
 # The allocators of the CPU, of Apple's GPU and of cuBLAS have no error class of their own, and
 # oneDNN, which multiplies bfloat16 on a CPU, does not say what it lacked to create a product.
@@ -65,7 +64,7 @@ def _best_device() -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def seed_draws(device: torch.device, seed: int) -> None:
+def seed_device(device: torch.device, seed: int) -> None:
     """Seed what is drawn on a device."""
     # torch.manual_seed also notes the stack for each kind of GPU that this process has not used,
     # which takes milliseconds: too long for each step of a training on the CPU.
@@ -114,7 +113,7 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         if device.type == "cuda":
             return torch.bfloat16 if has_bfloat16 else torch.float16
-        narrow = device.type == "cpu" and multiplies_bfloat16()
+        narrow = device.type == "cpu" and has_bfloat16_matmul()
         return torch.bfloat16 if narrow else torch.float32
     if name == "bfloat16" and not has_bfloat16:
         raise DeviceError(
@@ -143,14 +142,14 @@ def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCon
     return torch.autocast(device.type, dtype)
 
 
-def default_workers(device: torch.device) -> int:
+def default_num_workers(device: torch.device) -> int:
     """Return how many processes translate best: one a core on a CPU, where they share weights."""
     if device.type != "cpu" or sys.platform != "linux":
         return 1
     return num_cores()
 
 
-def batch_factor(device: torch.device) -> int:
+def batch_size_factor(device: torch.device) -> int:
     """Return how many times as much a device translates at once as a core of a CPU.
 
     A GPU wants as much as its memory holds; where that is less, halves are taken.
@@ -164,25 +163,6 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def keep_freed_memory() -> None:
-    """Let the C library keep the memory that tensors give back, for the next ones.
-
-    By default glibc returns every large buffer to the system when it is freed, and the next step
-    pays for fresh pages again: a fifth of the time of a small model's training step.
-    """
-    libc = _c_library()
-    if libc is None or not hasattr(libc, "mallopt"):
-        return
-    trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
-    libc.mallopt(mmap_max, 0)
-    libc.mallopt(trim_threshold, ctypes.c_int(2**31 - 1))
-
-
-def _c_library() -> ctypes.CDLL | None:
-    """Return the C library that this process runs on, on Linux."""
-    return ctypes.CDLL(None) if sys.platform == "linux" else None
-
-
 def hardware_name(device: torch.device) -> str:
     """Return what a device calls itself, such as `Intel(R) Xeon(R) CPU @ 2.50GHz`."""
     if device.type == "cuda":
@@ -190,22 +170,22 @@ def hardware_name(device: torch.device) -> str:
     return _processor("model name") or platform.processor() or platform.machine()
 
 
-def multiplies_bfloat16() -> bool:
+def has_bfloat16_matmul() -> bool:
     """Return whether the processor has instructions for it, which make products twice as fast.
 
     oneDNN, which uses them, may be kept from it (ONEDNN_MAX_CPU_ISA).
     """
     has_instructions = not {"avx512_bf16", "amx_bf16"}.isdisjoint(_processor("flags").split())
-    return has_instructions and onednn_takes_bfloat16()
+    return has_instructions and onednn_supports_bfloat16()
 
 
 def has_vnni() -> bool:
     """Return whether torch has instructions for products of int8 here; others take a plain loop."""
     # Where oneDNN is kept from AVX-512, it takes no weights in bfloat16 either.
-    return torch.cpu._is_vnni_supported() and onednn_takes_bfloat16()
+    return torch.cpu._is_vnni_supported() and onednn_supports_bfloat16()
 
 
-def onednn_takes_bfloat16() -> bool:
+def onednn_supports_bfloat16() -> bool:
     """Return whether oneDNN takes weights in bfloat16: never where it has AVX2 alone."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
@@ -239,7 +219,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def room_for_model(device: torch.device) -> Iterator[None]:
+def memory_errors(device: torch.device) -> Iterator[None]:
     """Say so where a device has no memory left for a model.
 
     Raises:
@@ -258,16 +238,16 @@ def room_for_model(device: torch.device) -> Iterator[None]:
         ) from error
 
 
-def give_back_memory(device: torch.device) -> None:
+def empty_cache(device: torch.device) -> None:
     """Return memory that is cached, so that pieces of another size find room.
 
-    It goes to the device, or on a CPU, from what `keep_freed_memory` has kept, to the system.
+    It goes to the device, or on a CPU, from what `tune_allocator` has kept, to the system.
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif device.type == "mps":
         torch.mps.empty_cache()
-    libc = _c_library()
+    libc = c_library()
     if device.type == "cpu" and libc is not None and hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 

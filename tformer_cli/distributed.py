@@ -20,20 +20,20 @@ from tformer_cli.errors import DeviceError, Interrupted
 
 # One process may encode a large corpus while the others wait, which they do on the CPU. A process
 # that dies is noticed by torchrun, not by this.
-PATIENCE = timedelta(days=2)
+TIMEOUT = timedelta(days=2)
 # On GPUs they meet when each has its gradients, which may take one of them some rounds of halving.
 # Whoever waits there for a process that has died, on another machine, is noticed by nobody else.
-GPU_PATIENCE = timedelta(minutes=15)
+GPU_TIMEOUT = timedelta(minutes=15)
 
 # Tensors are added up together until they have so many bytes: what that takes of memory, when a
 # step has taken all there is.
 BUCKET_BYTES = 32 << 20
 
 # What else torchrun tells a process.
-MEETING = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+RENDEZVOUS = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 # How gloo says that a process has ended.
-GONE = ("closed by peer", "reset by peer", "Broken pipe")
+PEER_CLOSED = ("closed by peer", "reset by peer", "Broken pipe")
 
 Item = TypeVar("Item")
 
@@ -57,11 +57,11 @@ class World:
     gpu_group: "distributed.ProcessGroup | None" = None
 
     @property
-    def is_first(self) -> bool:
+    def is_main_process(self) -> bool:
         """Whether this process writes the files and speaks for all."""
         return self.rank == 0
 
-    def add(self, tensors: Sequence[Tensor]) -> None:
+    def all_reduce_(self, tensors: Sequence[Tensor]) -> None:
         """Let each tensor be its sum over all processes, to the same bits everywhere."""
         if self.size == 1:
             return
@@ -70,37 +70,37 @@ class World:
             flat = bucket[0].flatten()
             if len(bucket) > 1:
                 flat = torch.cat([tensor.flatten() for tensor in bucket])
-            with _in_company():
+            with _peer_errors():
                 distributed.all_reduce(flat, group=self._group(flat))
             parts = torch.split(flat, [tensor.numel() for tensor in bucket])
             for tensor, part in zip(bucket, parts, strict=True):
                 tensor.copy_(part.view_as(tensor))
 
-    def share(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Let each tensor be what the first process has."""
         if self.size > 1:
             for tensor in tensors:
-                with _in_company():
+                with _peer_errors():
                     distributed.broadcast(tensor, 0, group=self._group(tensor))
 
     def _group(self, tensor: Tensor) -> "distributed.ProcessGroup | None":
         return self.gpu_group if tensor.is_cuda else None
 
-    def sums(self, *numbers: float) -> list[float]:
+    def all_reduce_sum(self, *numbers: float) -> list[float]:
         """Return the sum of each number over all processes; whole numbers are summed exactly."""
         totals = torch.tensor(numbers, dtype=torch.float64)
-        self.add([totals])
+        self.all_reduce_([totals])
         return totals.tolist()
 
-    def largest(self, number: int) -> int:
+    def all_reduce_max(self, number: int) -> int:
         """Return the largest of the numbers of all processes."""
         found = torch.tensor(number)
         if self.size > 1:
-            with _in_company():
+            with _peer_errors():
                 distributed.all_reduce(found, distributed.ReduceOp.MAX)
         return int(found)
 
-    def told(self, value: Any = None) -> Any:
+    def broadcast_object(self, value: Any = None) -> Any:
         """Return what the first process has to say: plain data, such as JSON holds.
 
         Args:
@@ -111,10 +111,10 @@ class World:
         # As JSON in a tensor: torch would pickle objects.
         text = _text_tensor(json.dumps(value))
         length = torch.tensor([len(text)])
-        self.share([length])
-        if not self.is_first:
+        self.broadcast([length])
+        if not self.is_main_process:
             text = torch.zeros(int(length), dtype=torch.uint8)
-        self.share([text])
+        self.broadcast([text])
         return json.loads(text.numpy().tobytes())
 
     def gather(self, lines: Sequence[str]) -> list[list[str]]:
@@ -123,47 +123,47 @@ class World:
             return [list(lines)]
         own = _text_tensor(json.dumps(list(lines)))
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        with _in_company():
+        with _peer_errors():
             distributed.all_gather(lengths, torch.tensor([len(own)]))
         longest = int(max(lengths))
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(own)] = own
         texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
-        with _in_company():
+        with _peer_errors():
             distributed.all_gather(texts, padded)
         return [
             json.loads(text[: int(length)].numpy().tobytes())
             for text, length in zip(texts, lengths, strict=True)
         ]
 
-    def dealt(self, items: Sequence[Item]) -> Sequence[Item]:
+    def shard(self, items: Sequence[Item]) -> Sequence[Item]:
         """Return this process's share of items that are dealt out like cards."""
         return items[self.rank :: self.size]
 
-    def collected(self, lines: Sequence[str]) -> list[str]:
+    def gather_shards(self, lines: Sequence[str]) -> list[str]:
         """Return what all made of their shares, a line for each item, in the order of the items."""
         shares = self.gather(lines)
         num_items = sum(map(len, shares))
         return [shares[i % self.size][i // self.size] for i in range(num_items)]
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Wait until all processes are here."""
         # Not by torch's barrier: it may take a GPU that belongs to another process.
-        self.largest(0)
+        self.all_reduce_max(0)
 
     @contextlib.contextmanager
-    def first_alone(self) -> Iterator[None]:
+    def main_process_first(self) -> Iterator[None]:
         """Let the first process do something, then one of each machine, then all the others.
 
         Whoever comes later finds it done, in a folder of all machines or of its own, and no two
         write into one folder at a time, also where the file system has no locks.
         """
-        turn = 0 if self.is_first else 1 if self.local_rank == 0 else 2
+        turn = 0 if self.is_main_process else 1 if self.local_rank == 0 else 2
         for _ in range(turn):
-            self.wait()
+            self.barrier()
         yield
         for _ in range(turn, 2):
-            self.wait()
+            self.barrier()
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
@@ -185,7 +185,7 @@ def _text_tensor(text: str) -> Tensor:
 
 
 @contextlib.contextmanager
-def _in_company() -> Iterator[None]:
+def _peer_errors() -> Iterator[None]:
     """Be brief where another process has gone: it says itself what was wrong.
 
     Raises:
@@ -194,14 +194,14 @@ def _in_company() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not any(phrase in str(error) for phrase in GONE):
+        if not any(phrase in str(error) for phrase in PEER_CLOSED):
             raise
         raise DeviceError(
             "torchrun", "another process has ended", remedy="see what it says"
         ) from None
 
 
-ALONE = World()
+SINGLE_PROCESS = World()
 
 
 def num_processes() -> int:
@@ -212,7 +212,7 @@ def num_processes() -> int:
 
 
 @contextlib.contextmanager
-def joined(device: torch.device) -> Iterator[World]:
+def process_group(device: torch.device) -> Iterator[World]:
     """Join the processes that torchrun has started; without it, be alone.
 
     Args:
@@ -226,9 +226,9 @@ def joined(device: torch.device) -> Iterator[World]:
         torch.cuda.set_device(device)
     size = num_processes()
     if size == 1:
-        yield ALONE
+        yield SINGLE_PROCESS
         return
-    unknown = [name for name in MEETING if name not in os.environ]
+    unknown = [name for name in RENDEZVOUS if name not in os.environ]
     if unknown:
         raise DeviceError(
             "torchrun",
@@ -236,10 +236,10 @@ def joined(device: torch.device) -> Iterator[World]:
             got=f"no {', '.join(unknown)}",
             remedy="start the processes by torchrun, or unset RANK",
         )
-    distributed.init_process_group("gloo", timeout=PATIENCE)
+    distributed.init_process_group("gloo", timeout=TIMEOUT)
     gpu_group = None
     if device.type == "cuda":
-        gpu_group = distributed.new_group(backend="nccl", timeout=GPU_PATIENCE)
+        gpu_group = distributed.new_group(backend="nccl", timeout=GPU_TIMEOUT)
     try:
         yield World(distributed.get_rank(), size, int(os.environ["LOCAL_RANK"]), gpu_group)
     except Interrupted:
@@ -251,7 +251,7 @@ def joined(device: torch.device) -> Iterator[World]:
     distributed.destroy_process_group()
 
 
-def own_device(device: torch.device) -> torch.device:
+def local_device(device: torch.device) -> torch.device:
     """Return the GPU of this process among those of its machine, where GPUs are asked for.
 
     Raises:

@@ -1,7 +1,7 @@
 """The two conditions in which contestants are measured; all of a comparison have the same one.
 
 `default`: no variables but those of the user, and the C library's own allocator. `tuned`: the
-variables of tformer's command line, and the allocator that `keep_freed_memory` asks for, set by
+variables of tformer's command line, and the allocator that `tune_allocator` asks for, set by
 variables too, so that it is in force for whoever is measured, whatever they import.
 """
 
@@ -15,7 +15,7 @@ from tformer_cli.cli.app import ENVIRONMENT
 Condition = Literal["default", "tuned"]
 CONDITIONS: tuple[Condition, ...] = get_args(Condition)
 
-# What glibc reads when a process begins; the same numbers as in `keep_freed_memory`.
+# What glibc reads when a process begins; the same numbers as in `tune_allocator`.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
 SETTINGS = ENVIRONMENT | ALLOCATOR
 

@@ -295,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def write(file: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file whole."""
-    from tformer_cli.storage.run_directory import write_text
+    from tformer_cli.storage.atomic import write_text
 
     write_text(file, json.dumps(content, indent=2) + "\n")
 

@@ -45,13 +45,14 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store, training_store
-from tformer_cli.device import keep_freed_memory, resolve_device
+from tformer_cli.device import resolve_device
 from tformer_cli.errors import CheckpointError, TformerError, UsageError
 from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS, evaluate
 from tformer_cli.evaluation.likelihood import reference_likelihood
 from tformer_cli.evaluation.metrics import Score, build_metric
+from tformer_cli.process import tune_allocator
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingState, load_state
+from tformer_cli.storage.state import TrainingProgress, load_state
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.translate.translator import Translator
 
@@ -108,7 +109,7 @@ def compare(
         config,
         store,
         folder,
-        begin=replace(finished, step=0, epoch=0, batch=0, num_tokens=0, seconds=0.0),
+        begin=replace(finished, step=0, data_position=(0, 0), num_tokens=0, seconds=0.0),
         steps=finished.step if steps is None else steps,
         device=device,
     )
@@ -215,7 +216,7 @@ def _searches(config: Config, beam: int | None) -> dict[str, DecodingConfig]:
     return searches
 
 
-def _course(state: TrainingState) -> dict[str, float]:
+def _course(state: TrainingProgress) -> dict[str, float]:
     """Return what a training has taken."""
     return {
         "steps": state.step,
@@ -225,7 +226,9 @@ def _course(state: TrainingState) -> dict[str, float]:
     }
 
 
-def _refuse_other_batches(run: RunDirectory, finished: TrainingState, state: TrainingState) -> None:
+def _refuse_other_batches(
+    run: RunDirectory, finished: TrainingProgress, state: TrainingProgress
+) -> None:
     if state.step == finished.step and state.num_tokens != finished.num_tokens:
         raise CheckpointError(
             str(run.path),
@@ -278,7 +281,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    keep_freed_memory()
+    tune_allocator()
     result = compare(
         RunDirectory(options.run),
         split=options.split,

@@ -19,7 +19,8 @@ from trainers.contestants import CPU, Task
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.schema.optimizer import AdamWConfig
 from tformer_cli.corpus.pipeline import training_pairs, training_store
-from tformer_cli.device import hardware_name, keep_freed_memory
+from tformer_cli.device import hardware_name
+from tformer_cli.process import tune_allocator
 from tformer_cli.text.tokenizer import build_tokenizers
 
 LENGTHS = (512, 1024, 2048, 4096)
@@ -81,7 +82,7 @@ def parts(
     Example: python scripts/bench/parts.py --steps 100
     """
     torch.set_num_threads(threads)
-    keep_freed_memory()
+    tune_allocator()
     result: dict[str, Any] = {
         "layer_norm": {
             str(dim): norm_ratio(dim, rows=2048, rounds=20 * rounds) for dim in (128, 512)

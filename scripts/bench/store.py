@@ -31,7 +31,7 @@ from tformer_cli.corpus.pipeline import (
 )
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.corpus.store import TokenStore
-from tformer_cli.device import keep_freed_memory
+from tformer_cli.process import tune_allocator
 from tformer_cli.text.tokenizer import build_tokenizers, load_tokenizers
 
 NUM_WORDS = 20_000
@@ -97,7 +97,7 @@ def measure_build(folder: Path) -> dict[str, float]:
 def measure_start(folder: Path, batch_tokens: int, num_batches: int) -> dict[str, float]:
     """Open the store and take the first batches of an epoch, as a training does."""
     data, tokenizers = data_of(folder), load_tokenizers(folder / "tokenizer")
-    keep_freed_memory()
+    tune_allocator()
 
     def batches(store: TokenStore) -> Iterator[object]:
         plans = epoch_plans(store, batch_tokens=batch_tokens, seed=1)

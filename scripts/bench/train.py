@@ -43,7 +43,8 @@ from tformer_cli.corpus.pipeline import epoch_plans, training_pairs, training_st
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import hardware_name
 from tformer_cli.errors import UsageError
-from tformer_cli.storage.run_directory import RunDirectory, write_text
+from tformer_cli.storage.atomic import write_text
+from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 
 DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "data" / "multi30k"

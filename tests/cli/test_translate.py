@@ -15,7 +15,7 @@ from storage.saving import forget_origin
 from tformer_cli import Translator
 from tformer_cli.cli.translate import _json_line, _text_lines
 from tformer_cli.config.schema.decoding import GreedyConfig
-from tformer_cli.storage.integrity import save_sums
+from tformer_cli.storage.integrity import write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.translate import translator as translator_room
 from tformer_cli.translate.postprocess import Translation
@@ -410,7 +410,7 @@ def test_a_run_that_counted_no_sentences_translates_lines_as_they_are(toy_run, t
         assert state.pop("max_source_sentences") == 1
         (checkpoint / "state.json").write_text(json.dumps(state))
         (checkpoint / "SHA256SUMS").unlink()
-        save_sums(checkpoint)
+        write_checksums(checkpoint)
     whole = ("translate", toy_run, "--max-source-sentences", 3)
     result = tformer("translate", older.path, stdin="ab cd. fed. bca\n")
     assert (result.stderr, result.stdout) == ("", tformer(*whole, stdin="ab cd. fed. bca\n").stdout)

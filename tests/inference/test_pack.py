@@ -11,7 +11,7 @@ from model.blocks.test_linear import of_any_shape
 from torch import nn
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.device import multiplies_bfloat16, onednn_takes_bfloat16
+from tformer_cli.device import has_bfloat16_matmul, onednn_supports_bfloat16
 from tformer_cli.inference import pack
 from tformer_cli.inference.fuse import fused
 from tformer_cli.inference.pack import SMALLEST, PackedLinear, packed_where_faster
@@ -46,7 +46,7 @@ def test_the_company_of_a_row_changes_rounding_alone(seed, num_rows):
 
 # oneDNN packs weights in bfloat16 on processors with AVX-512 or AVX-NE-CONVERT, and no others.
 packs_bfloat16 = pytest.mark.skipif(
-    not onednn_takes_bfloat16(), reason="oneDNN takes no weights in bfloat16 on this processor"
+    not onednn_supports_bfloat16(), reason="oneDNN takes no weights in bfloat16 on this processor"
 )
 
 
@@ -62,7 +62,7 @@ def test_weights_of_half_precision_take_any_states_and_give_their_own_format():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "num_outputs", "prefers_onednn", "multiplies_bfloat16", "is_packed"),
+    ("dtype", "num_outputs", "prefers_onednn", "has_bfloat16_matmul", "is_packed"),
     [
         (torch.float32, SMALLEST // 64, True, False, True),
         (torch.float32, SMALLEST // 64 - 1, True, True, False),
@@ -73,10 +73,10 @@ def test_weights_of_half_precision_take_any_states_and_give_their_own_format():
     ],
 )
 def test_weights_are_packed_where_the_processor_gains_by_it(
-    dtype, num_outputs, prefers_onednn, multiplies_bfloat16, is_packed, monkeypatch
+    dtype, num_outputs, prefers_onednn, has_bfloat16_matmul, is_packed, monkeypatch
 ):
     monkeypatch.setattr(pack, "prefers_onednn", lambda: prefers_onednn)
-    monkeypatch.setattr(pack, "multiplies_bfloat16", lambda: multiplies_bfloat16)
+    monkeypatch.setattr(pack, "has_bfloat16_matmul", lambda: has_bfloat16_matmul)
     linear = nn.Linear(64, num_outputs, dtype=dtype)
     found = packed_where_faster(linear)
     assert isinstance(found, PackedLinear) if is_packed else found is linear
@@ -86,7 +86,7 @@ def test_weights_are_packed_where_the_processor_gains_by_it(
 def test_weights_of_half_precision_are_packed_by_processors_that_can_alone():
     linear, states = nn.Linear(48, 24).bfloat16(), torch.randn(5, 48).bfloat16()
     layer = packed_where_faster(linear)
-    assert isinstance(layer, PackedLinear) == multiplies_bfloat16()
+    assert isinstance(layer, PackedLinear) == has_bfloat16_matmul()
     torch.testing.assert_close(layer(states), linear(states), rtol=0.02, atol=0.02)
 
 

@@ -22,7 +22,7 @@ from tformer_cli.config.schema.optimizer import AdamConfig, MuonConfig
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store, training_store
 from tformer_cli.errors import CheckpointError, TrainingError, UsageError
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingState, load_state
+from tformer_cli.storage.state import TrainingProgress, load_state
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.training.loss import smoothed_nll_sum
@@ -64,13 +64,13 @@ def built(config: Config, tokenizers: Tokenizers) -> MarianMTModel:
     return marian_model.build_marian(config, tokenizers, num_positions=60)
 
 
-def began(run: RunDirectory) -> TrainingState:
+def began(run: RunDirectory) -> TrainingProgress:
     return replace(
         load_state(run.pointed("last")), step=0, epoch=0, batch=0, num_tokens=0, seconds=0.0
     )
 
 
-def learn(run: RunDirectory, config: Config, folder: Path, steps: int) -> TrainingState:
+def learn(run: RunDirectory, config: Config, folder: Path, steps: int) -> TrainingProgress:
     tokenizers = load_tokenizers(run.tokenizer)
     return marian_training.train_marian(
         built(config, tokenizers),

@@ -29,7 +29,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import Interrupted, TformerError, TrainingError, UsageError
 from tformer_cli.plotting.curves import save
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingState, load_state
+from tformer_cli.storage.state import TrainingProgress, load_state
 
 NAMES = ("ours", "hf")
 SHORT = (
@@ -207,7 +207,7 @@ def test_score_is_computed_anew_only_for_another_search_or_other_weights(learnt,
     assert asked == [first.name, first.name]
 
 
-def content(run: RunDirectory, step: int) -> tuple[TrainingState, dict[str, torch.Tensor]]:
+def content(run: RunDirectory, step: int) -> tuple[TrainingProgress, dict[str, torch.Tensor]]:
     folder = run.checkpoint(step)
     tensors = load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
     return replace(load_state(folder), seconds=0.0), tensors
@@ -254,9 +254,9 @@ def test_marian_stops_when_it_gets_no_better(config, tmp_path, monkeypatch):
 
 
 def test_training_is_over_when_it_is_judged_or_its_time_is_up(config):
-    state = replace(TrainingState.beginning("", {}), step=4, seconds=30.0)
+    state = replace(TrainingProgress.initial("", {}), step=4, seconds=30.0)
 
-    def is_over(state: TrainingState | None, seconds: float) -> bool:
+    def is_over(state: TrainingProgress | None, seconds: float) -> bool:
         contestant = Ours(config, RunDirectory(Path("nowhere")))
         object.__setattr__(contestant, "state", lambda: state)
         return contestant.is_over(seconds)
@@ -347,8 +347,8 @@ class Standing(Contestant):
     pointer = "last"
     train = translate = num_parameters = None
 
-    def state(self) -> TrainingState:
-        return replace(TrainingState.beginning("", {}), step=3, num_tokens=9, seconds=60.0)
+    def state(self) -> TrainingProgress:
+        return replace(TrainingProgress.initial("", {}), step=3, num_tokens=9, seconds=60.0)
 
 
 @pytest.fixture

@@ -374,10 +374,10 @@ def test_a_process_of_a_condition_has_its_environment_and_its_allocator(conditio
     assert found == (conditions.SETTINGS if is_tuned else dict.fromkeys(conditions.SETTINGS))
 
 
-def test_the_allocator_of_the_variables_is_that_of_keep_freed_memory():
+def test_the_allocator_of_the_variables_is_that_of_tune_allocator():
     code = (
-        "import conditions; from tformer_cli.device import keep_freed_memory; "
-        "before = conditions.report(); keep_freed_memory(); "
+        "import conditions; from tformer_cli.process import tune_allocator; "
+        "before = conditions.report(); tune_allocator(); "
         "print(before['keeps_freed_memory'], conditions.report()['keeps_freed_memory'])"
     )
     folder, env = Path(conditions.__file__).parent, conditions.environment("default")

@@ -10,23 +10,21 @@ from tformer_cli.config.schema.optimizer import AdamWConfig, OptimizerConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.storage.integrity import save_sums
-from tformer_cli.storage.layout import STATE_FILE, SUMS_FILE
-from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingState
+from tformer_cli.storage.integrity import write_checksums
+from tformer_cli.storage.run_directory import CHECKSUMS_FILE, STATE_FILE, RunDirectory
+from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.training.optim import build_optimizer
 
-STATE = TrainingState(
+STATE = TrainingProgress(
     step=7,
-    epoch=1,
-    batch=3,
+    data_position=(1, 3),
     best_step=4,
     best_score=12.5,
     num_tokens=1000,
     seconds=2.5,
     data_fingerprint="abc",
     environment={"torch": "2"},
-    left_out=((0, 5), (1, 2)),
+    skipped_batches=((0, 5), (1, 2)),
     learning_rate_factor=0.25,
     num_rollbacks=2,
 )
@@ -61,5 +59,5 @@ def forget_origin(run: RunDirectory) -> None:
         state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
         del state["settings"], state["tokenizer_fingerprint"]
         (checkpoint / STATE_FILE).write_text(json.dumps(state | {"format_version": 2}))
-        (checkpoint / SUMS_FILE).unlink()
-        save_sums(checkpoint)
+        (checkpoint / CHECKSUMS_FILE).unlink()
+        write_checksums(checkpoint)

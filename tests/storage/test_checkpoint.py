@@ -15,11 +15,7 @@ from tformer_cli.storage.checkpoint import (
     load_weights,
     save_checkpoint,
 )
-from tformer_cli.storage.layout import (
-    MODEL_FILE,
-    OPTIMIZER_FILE,
-    STATE_FILE,
-)
+from tformer_cli.storage.run_directory import MODEL_FILE, OPTIMIZER_FILE, STATE_FILE
 from tformer_cli.storage.state import load_state
 from tformer_cli.training.optim import build_optimizer
 

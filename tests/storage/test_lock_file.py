@@ -10,12 +10,12 @@ import pytest
 
 from tformer_cli.errors import StorageError
 from tformer_cli.storage import lock
-from tformer_cli.storage.lock import alone, take_lock
+from tformer_cli.storage.lock import acquire, alone
 
 
 def is_free(lock: Path) -> bool:
     with lock.open("rb") as other:
-        return take_lock(other.fileno())
+        return acquire(other.fileno())
 
 
 def test_nobody_else_has_the_lock_in_the_meantime(tmp_path):

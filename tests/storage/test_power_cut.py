@@ -15,16 +15,16 @@ from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.appended_file import AppendedFile
 from tformer_cli.corpus.store_builder import Pace, stored
-from tformer_cli.storage import partial_file, run_directory
-from tformer_cli.storage.integrity import damage
-from tformer_cli.storage.run_directory import (
-    RunDirectory,
+from tformer_cli.storage import atomic, partial_file
+from tformer_cli.storage.atomic import (
+    atomic_directory,
     new_directory,
-    put_back,
-    whole_directory,
+    recover_interrupted_writes,
     write_text,
 )
-from tformer_cli.storage.state import TrainingState
+from tformer_cli.storage.integrity import verify_checksums
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.tokenizer import build_tokenizers, load_tokenizers
 from tformer_cli.training.checkpoints import Checkpoints
 from tformer_cli.training.tokenizers import save_tokenizers
@@ -67,7 +67,7 @@ def test_a_file_is_old_or_new_and_in_the_end_new(disk, cut):
     assert set(states) == {("old", None), ("new", None), ("new", "new")}
 
 
-def written(path: Path, content: str, write=whole_directory) -> None:
+def written(path: Path, content: str, write=atomic_directory) -> None:
     with write(path) as temporary:
         for name in ("part", "inner/part"):
             (temporary / name).parent.mkdir(exist_ok=True)
@@ -78,7 +78,7 @@ def test_a_folder_is_old_or_new_and_in_the_end_new(disk, cut):
     states = []
 
     def check(folder: Path) -> object:
-        put_back(folder)
+        recover_interrupted_writes(folder)
         states.append(tuple(text_of(folder / "a" / name) for name in ("part", "inner/part")))
         return states[-1]
 
@@ -124,15 +124,15 @@ def test_the_pointers_name_whole_checkpoints_at_any_time_and_the_newest_in_the_e
         optimizer,
         None,
     )
-    state = TrainingState.beginning("abc", {})
+    state = TrainingProgress.initial("abc", {})
 
     def check(folder: Path) -> object:
         run, pointed = RunDirectory(folder), []
-        put_back(run.checkpoints)
+        recover_interrupted_writes(run.checkpoints)
         for name in ("last", "best"):
             checkpoint = run.pointed(name)
             if checkpoint is not None:
-                assert damage(checkpoint) is None
+                assert verify_checksums(checkpoint) is None
                 pointed.append(checkpoint.name)
         assert pointed or not (folder / "checkpoints" / "step-000002").exists()
         return pointed
@@ -147,7 +147,7 @@ def test_the_pointers_name_whole_checkpoints_at_any_time_and_the_newest_in_the_e
 def test_a_vocabulary_is_absent_or_whole_and_in_the_end_there_with_its_origin(disk, cut):
     def check(folder: Path) -> object:
         run = RunDirectory(folder)
-        put_back(folder)
+        recover_interrupted_writes(folder)
         if not run.tokenizer.exists():
             return None
         assert load_tokenizers(run.tokenizer).fingerprint == TOKENIZERS.fingerprint
@@ -185,7 +185,7 @@ def test_what_a_growing_store_has_saved_is_there(disk, cut):
         with AppendedFile(disk / "a") as file:
             file.write(b"saved")
             file.save()
-            run_directory.sync_directory(disk)
+            atomic.sync_directory(disk)
             file.write(b" or not")
 
     assert cut(deed, lambda folder: text_of(folder / "a")) == ["saved"] * 2
@@ -194,7 +194,7 @@ def test_what_a_growing_store_has_saved_is_there(disk, cut):
 def unsynced_file(path: Path) -> None:
     path.with_name("temporary").write_text("new")
     path.with_name("temporary").replace(path)
-    run_directory.sync_directory(path.parent)
+    atomic.sync_directory(path.parent)
 
 
 def unsynced_folder(path: Path) -> None:

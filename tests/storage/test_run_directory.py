@@ -9,29 +9,27 @@ import pytest
 from killing import Killed, cut_short
 
 from tformer_cli.errors import CheckpointError, StorageError, UsageError
-from tformer_cli.storage.run_directory import (
-    RunDirectory,
+from tformer_cli.storage.atomic import (
+    atomic_directory,
+    atomic_write,
     empty_directory,
     new_directory,
-    newest_run,
-    put_back,
+    recover_interrupted_writes,
     remove_directory,
-    run_of_config,
-    whole_directory,
-    whole_file,
     write_text,
 )
+from tformer_cli.storage.run_directory import RunDirectory, newest_run, run_of_config
 
 
 def test_a_file_is_replaced_only_when_its_writer_succeeds(tmp_path):
     file = tmp_path / "folder" / "file.txt"
     write_text(file, "old\n")
-    with pytest.raises(KeyError), whole_file(file) as temporary:  # noqa: PT012
+    with pytest.raises(KeyError), atomic_write(file) as temporary:  # noqa: PT012
         temporary.write_text("half")
         assert file.read_text() == "old\n"
         raise KeyError
     assert file.read_text() == "old\n"
-    with whole_file(file) as temporary:
+    with atomic_write(file) as temporary:
         temporary.write_text("new\n")
         assert file.read_text() == "old\n"
     assert file.read_text() == "new\n"
@@ -40,13 +38,13 @@ def test_a_file_is_replaced_only_when_its_writer_succeeds(tmp_path):
 
 def test_a_folder_is_replaced_only_when_its_writer_succeeds(tmp_path):
     folder = tmp_path / "folder"
-    with whole_directory(folder) as temporary:
+    with atomic_directory(folder) as temporary:
         (temporary / "old").write_text("1")
-    with pytest.raises(KeyError), whole_directory(folder) as temporary:  # noqa: PT012
+    with pytest.raises(KeyError), atomic_directory(folder) as temporary:  # noqa: PT012
         (temporary / "new").write_text("2")
         raise KeyError
     assert [file.name for file in folder.iterdir()] == ["old"]
-    with whole_directory(folder) as temporary:
+    with atomic_directory(folder) as temporary:
         (temporary / "new").write_text("3")
     assert [file.name for file in folder.iterdir()] == ["new"]
     assert list(tmp_path.iterdir()) == [folder]
@@ -54,7 +52,7 @@ def test_a_folder_is_replaced_only_when_its_writer_succeeds(tmp_path):
 
 def test_a_kill_between_two_moves_takes_no_folder_away(tmp_path, monkeypatch):
     folder, rename = tmp_path / "folder", Path.rename
-    with whole_directory(folder) as temporary:
+    with atomic_directory(folder) as temporary:
         (temporary / "part").write_text("old")
 
     def killed(self: Path, target: Path) -> Path:
@@ -64,19 +62,19 @@ def test_a_kill_between_two_moves_takes_no_folder_away(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", killed)
-        with pytest.raises(Killed), whole_directory(folder) as temporary:
+        with pytest.raises(Killed), atomic_directory(folder) as temporary:
             (temporary / "part").write_text("new")
     assert not folder.exists()
-    put_back(tmp_path)
+    recover_interrupted_writes(tmp_path)
     assert (folder / "part").read_text() == "old"
-    with whole_directory(folder) as temporary:
+    with atomic_directory(folder) as temporary:
         (temporary / "part").write_text("new")
-    put_back(tmp_path)
+    recover_interrupted_writes(tmp_path)
     assert (folder / "part").read_text() == "new"
     assert list(tmp_path.iterdir()) == [folder]
 
 
-def written(path: Path, content: str, write=whole_directory) -> None:
+def written(path: Path, content: str, write=atomic_directory) -> None:
     with write(path) as temporary:
         (temporary / "inner").mkdir()
         (temporary / "inner" / "part").write_text(content)
@@ -150,7 +148,7 @@ def test_folders_of_the_user_with_names_like_ours_stay(tmp_path):
     before = tree(tmp_path)
     written(tmp_path / "out", "1", new_directory)
     written(tmp_path / "out", "2")
-    put_back(tmp_path)
+    recover_interrupted_writes(tmp_path)
     remove_directory(tmp_path / "out")
     assert tree(tmp_path) == before
 
@@ -176,7 +174,7 @@ def test_a_kill_at_any_call_leaves_old_or_new_and_the_next_writer_leaves_no_left
             prepare(path)
         was_killed = cut_short(lambda path=path: write(path), num_calls, monkeypatch)
         if path.parent.exists():
-            put_back(path.parent)
+            recover_interrupted_writes(path.parent)
             assert [child.name for child in path.parent.iterdir()] in ([], ["name"])
         states.add(str(tree(path) or (path.read_text() if path.is_file() else None)))
         if not was_killed:
@@ -194,10 +192,10 @@ def test_a_kill_at_any_call_leaves_old_or_new_and_the_next_writer_leaves_no_left
 
 def test_what_a_living_writer_is_at_stays(tmp_path):
     path = tmp_path / "file"
-    with whole_file(path) as slow:
+    with atomic_write(path) as slow:
         slow.write_text("slow")
         write_text(path, "fast")
-        put_back(tmp_path)
+        recover_interrupted_writes(tmp_path)
         assert path.read_text() == "fast"
         assert slow.read_text() == "slow"
     assert path.read_text() == "slow"
@@ -214,7 +212,7 @@ def test_where_there_are_no_locks_nobody_removes_what_may_be_written_still(tmp_p
 
 def test_a_folder_that_cannot_take_its_place_leaves_the_old_one(tmp_path, monkeypatch):
     folder, rename = tmp_path / "folder", Path.rename
-    with whole_directory(folder) as temporary:
+    with atomic_directory(folder) as temporary:
         (temporary / "part").write_text("old")
 
     def refused(self: Path, target: Path) -> Path:
@@ -223,7 +221,7 @@ def test_a_folder_that_cannot_take_its_place_leaves_the_old_one(tmp_path, monkey
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", refused)
-    with pytest.raises(StorageError), whole_directory(folder) as temporary:
+    with pytest.raises(StorageError), atomic_directory(folder) as temporary:
         (temporary / "part").write_text("new")
     assert (folder / "part").read_text() == "old"
     assert list(tmp_path.iterdir()) == [folder]
@@ -233,7 +231,7 @@ def test_a_link_to_a_folder_stays(tmp_path):
     real, link = tmp_path / "real", tmp_path / "link"
     link.symlink_to(real)
     for content in ("old", "new"):
-        with whole_directory(link) as temporary:
+        with atomic_directory(link) as temporary:
             (temporary / "part").write_text(content)
     (real / "folder").mkdir()
     assert (real / "part").read_text() == "new"
@@ -310,7 +308,7 @@ def test_what_a_disk_refuses_is_said_of_the_file_and_leaves_the_old_one(
     write_text(folder / "part", "old\n")
     monkeypatch.setattr(os, "fsync", refuse)
     assert refusal(file) == f"{file}: cannot be written; got {SYSTEM_ERRORS[number]}"
-    with pytest.raises(StorageError) as caught, whole_directory(folder) as temporary:
+    with pytest.raises(StorageError) as caught, atomic_directory(folder) as temporary:
         (temporary / "part").write_text("new\n")
     assert str(caught.value) == f"{folder}: cannot be written; got {SYSTEM_ERRORS[number]}"
     assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}
@@ -413,7 +411,7 @@ def test_a_folder_that_cannot_be_emptied_is_gone_under_its_name(tmp_path, monkey
 
 
 def test_a_whole_directory_may_have_folders_in_it(tmp_path):
-    with whole_directory(tmp_path / "run") as temporary:
+    with atomic_directory(tmp_path / "run") as temporary:
         (temporary / "inner" / "most").mkdir(parents=True)
         (temporary / "inner" / "most" / "file").write_text("1")
     assert (tmp_path / "run" / "inner" / "most" / "file").read_text() == "1"

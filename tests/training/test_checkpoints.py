@@ -12,14 +12,15 @@ from train_states import train_state
 
 from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.config.schema.training import TrainingConfig
+from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.checkpoint import save_average
-from tformer_cli.storage.integrity import save_sums
-from tformer_cli.storage.run_directory import RunDirectory, write_text
-from tformer_cli.storage.state import TrainingState
+from tformer_cli.storage.integrity import write_checksums
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.training.checkpoints import Checkpoints, checkpoint_before, last_checkpoint
 from tformer_cli.training.ema import MovingAverage
 
-STATE = TrainingState.beginning("abc", {})
+STATE = TrainingProgress.initial("abc", {})
 EACH_STEP = TrainingConfig(save_every=1)
 
 
@@ -41,9 +42,9 @@ def checkpoints(run: RunDirectory, **changes: int) -> Checkpoints:
     return Checkpoints(run, config, subject.model, subject.optimizer, average)
 
 
-def states(*scores: float | None) -> list[TrainingState]:
+def states(*scores: float | None) -> list[TrainingProgress]:
     """States at steps 1, 2, ...; None was not validated."""
-    found: list[TrainingState] = []
+    found: list[TrainingProgress] = []
     best: tuple[float | None, int | None] = (None, None)
     for step, score in enumerate(scores, 1):
         if score is not None and (best[0] is None or score >= best[0]):
@@ -107,7 +108,7 @@ def test_going_back_restores_weights_average_and_moments_to_the_bit(run):
         subject.average.update(subject.model, state.step)
         subject.save(state)
         tensors[state.step] = snapshot(subject)
-    assert subject.go_back(run.checkpoint(1)) == replace(states(1.0)[0], is_due=True)
+    assert subject.go_back(run.checkpoint(1)) == replace(states(1.0)[0], is_scheduled=True)
     for one, two in zip(snapshot(subject), tensors[1], strict=True):
         assert torch.equal(one, two)
     subject.begin_again(train_state().model)
@@ -168,16 +169,19 @@ def test_an_average_that_is_best_stays_so(run):
 
 
 @pytest.mark.parametrize(
-    ("score", "judged_by", "is_average"), [(2.9, "", True), (3.1, "", False), (2.9, "x", False)]
+    ("score", "validation_fingerprint", "is_average"),
+    [(2.9, "", True), (3.1, "", False), (2.9, "x", False)],
 )
-def test_only_what_is_better_takes_the_place_of_an_average(run, score, judged_by, is_average):
+def test_only_what_is_better_takes_the_place_of_an_average(
+    run, score, validation_fingerprint, is_average
+):
     subject = checkpoints(run)
     first, second = states(1.0, score)
     subject.save(first)
     average = run.checkpoints / "average-last-1"
     save_average(average, subject.model, replace(first, score=3.0))
     run.point("best", average)
-    subject.save(replace(second, judged_by=judged_by))
+    subject.save(replace(second, validation_fingerprint=validation_fingerprint))
     assert run.pointed("best") == (average if is_average else run.checkpoint(2))
 
 
@@ -233,12 +237,12 @@ def test_a_state_that_no_training_wrote_leads_to_the_checkpoint_before(run):
         subject.save(state)
     file = run.checkpoint(2) / "state.json"
     content = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps(content | {"batch": -3}), encoding="utf-8")
+    file.write_text(json.dumps(content | {"data_position": [0, -3]}), encoding="utf-8")
     (run.checkpoint(2) / "SHA256SUMS").unlink()
-    save_sums(run.checkpoint(2))
+    write_checksums(run.checkpoint(2))
     said: list[str] = []
     assert last_checkpoint(run, said.append) == run.checkpoint(1)
-    assert said == [f"{file}: is damaged; got batch -3; going on from step-000001"]
+    assert said == [f"{file}: is damaged; got data_position [0, -3]; going on from step-000001"]
 
 
 def test_training_goes_back_to_the_newest_checkpoint_that_steps_were_taken_from(run):

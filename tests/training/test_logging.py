@@ -8,7 +8,7 @@ import pytest
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.evaluation.likelihood import Likelihood
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingState
+from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.training.logging import TrainingLogger
 from tformer_cli.training.validation import Validation
 
@@ -33,7 +33,7 @@ REPORT = json.dumps({"kind": "train", "step": 3, "loss": 1.0})
 def test_lines_that_are_no_reports_are_left_out(tmp_path, line):
     run = RunDirectory(tmp_path)
     run.metrics_file.write_text(f"{line}\n{REPORT}\n", encoding="utf-8")
-    before = TrainingState.beginning("", {})
+    before = TrainingProgress.initial("", {})
     TrainingLogger(run, TrainingConfig()).truncate(before)
     assert run.metrics_file.read_text(encoding="utf-8") == ""
     run.metrics_file.write_text(f"{REPORT}\n{line}\n{REPORT}\n", encoding="utf-8")

@@ -19,8 +19,7 @@ from tformer_cli.corpus.batch import Example, collate
 from tformer_cli.corpus.masking import Masking
 from tformer_cli.errors import CheckpointError, DataError, Interrupted
 from tformer_cli.plotting.history import read_history
-from tformer_cli.storage.layout import MODEL_FILE
-from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model, load_trained_network
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.training.averaging import average

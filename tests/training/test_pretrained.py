@@ -13,8 +13,7 @@ from toy import write_toy
 
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import CheckpointError, ConfigError, Interrupted
-from tformer_cli.storage.layout import MODEL_FILE, TRAINED_FILE
-from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import MODEL_FILE, RAW_MODEL_FILE, RunDirectory
 from tformer_cli.storage.state import load_state
 from tformer_cli.text.tokenizer import load_tokenizers
 from tformer_cli.training.trainer import train
@@ -48,7 +47,7 @@ def after(first: RunDirectory) -> str:
 def test_the_weights_and_the_tokenizers_are_those_of_the_run_before(first, toy, tmp_path, capsys):
     run = trained(toy, tmp_path / "run", *SHORT, *STILL, after(first))
     # What the optimiser moved, not its average, is what goes on.
-    old = load_file(first.pointed("last") / TRAINED_FILE)
+    old = load_file(first.pointed("last") / RAW_MODEL_FILE)
     new = load_file(run.pointed("last") / MODEL_FILE)
     for name in old:
         torch.testing.assert_close(new[name], old[name], rtol=0, atol=1e-9)
@@ -139,7 +138,7 @@ def test_another_function_of_the_weights_is_named(first, toy, tmp_path, override
 def test_dropout_and_how_far_a_model_sees_may_change(first, toy, tmp_path):
     changed = ("model.dropout=0.3", "model.sliding_window=4", "model.initialization=normal")
     run = trained(toy, tmp_path / "run", *SHORT, *STILL, after(first), *changed)
-    old, new = (load_file(first.pointed("last") / TRAINED_FILE), run.pointed("last") / MODEL_FILE)
+    old, new = (load_file(first.pointed("last") / RAW_MODEL_FILE), run.pointed("last") / MODEL_FILE)
     for name, weight in load_file(new).items():
         torch.testing.assert_close(weight, old[name], rtol=0, atol=1e-9)
 

@@ -10,8 +10,7 @@ from toy import CONFIG, MASKED, write_toy
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import CheckpointError, ConfigError
 from tformer_cli.model.encoder_decoder import EncoderDecoder
-from tformer_cli.storage.layout import MODEL_FILE
-from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.training.preparation import init_model

@@ -11,7 +11,7 @@ from train_states import batch, groups, train_state
 
 from tformer_cli.corpus.batch import Example, collate
 from tformer_cli.corpus.bucketing import DataPosition
-from tformer_cli.distributed import ALONE, World
+from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import TrainingError
 from tformer_cli.training import step
 from tformer_cli.training.amp import LossScale
@@ -94,7 +94,7 @@ def test_each_process_draws_dropout_of_its_own():
     assert len(set(losses)) == 4
     assert losses == [loss(World(rank, 4)) for rank in range(4)]
     # The first of several draws what a process alone does.
-    assert losses[0] == loss(ALONE)
+    assert losses[0] == loss(SINGLE_PROCESS)
 
 
 def weights(subject) -> dict[str, torch.Tensor]:

@@ -27,7 +27,7 @@ from tformer_cli.corpus.pipeline import training_micro_batches
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.storage.integrity import save_sums
+from tformer_cli.storage.integrity import write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import best_checkpoints, load_state, save_state
 from tformer_cli.storage.trained_model import load_trained_model
@@ -234,7 +234,7 @@ def test_a_run_that_counted_none_counts_none_when_it_goes_on(again):
     shutil.rmtree(again.checkpoint(24))
     (again.checkpoint(18) / "SHA256SUMS").unlink()
     save_state(replace(state, max_source_sentences=None), again.checkpoint(18))
-    save_sums(again.checkpoint(18))
+    write_checksums(again.checkpoint(18))
     again.point("last", again.checkpoint(18))
     trained(again.config_file, again.path)
     assert load_state(again.checkpoint(24)).max_source_sentences is None
@@ -245,8 +245,8 @@ def test_a_place_beyond_the_end_of_an_epoch_is_refused(again):
     last = again.pointed("last")
     state = load_state(last)
     (last / "SHA256SUMS").unlink()
-    save_state(replace(state, batch=10**9), last)
-    save_sums(last)
+    save_state(replace(state, data_position=(state.data_position[0], 10**9)), last)
+    write_checksums(last)
     with pytest.raises(CheckpointError) as caught:
         trained(again.config_file, again.path)
     found = r"is damaged; got batch 1000000000 of an epoch of \d+; use an earlier checkpoint"
@@ -565,7 +565,7 @@ def test_single_bad_batches_are_left_out(toy, tmp_path, monkeypatch, capsys):
     poison(monkeypatch, in_second_epoch(1, 3))
     run = trained(toy, tmp_path / "run")
     state = load_state(run.pointed("last"))
-    assert state.left_out == ((1, 1), (1, 3))
+    assert state.skipped_batches == ((1, 1), (1, 3))
     assert (state.step, state.num_rollbacks, state.learning_rate_factor) == (24, 0, 1.0)
     skips = kinds(run, "skip")
     assert [(line["epoch"], line["batch"]) for line in skips] == [(1, 1), (1, 3)]
@@ -581,7 +581,7 @@ def test_bad_batches_in_a_row_take_the_training_back(toy, tmp_path, monkeypatch,
     training = load_config(toy).training
     schedule = build_schedule(training.schedule, peak=5e-3, max_steps=24)
     state = load_state(run.pointed("last"))
-    assert state.left_out == ((1, 1), (1, 2), (1, 3))
+    assert state.skipped_batches == ((1, 1), (1, 2), (1, 3))
     assert (state.step, state.num_rollbacks, state.learning_rate_factor) == (24, 1, 0.5)
     (rollback,) = kinds(run, "rollback")
     assert rollback["from_step"] > rollback["step"] > 0
@@ -724,7 +724,7 @@ def test_a_checkpoint_that_no_step_leads_on_from_is_not_gone_back_to(
     finished, toy, tmp_path, monkeypatch
 ):
     ends = load_state(finished.checkpoint(12))
-    bad = [DataPosition(ends.epoch, ends.batch + i) for i in range(3)]
+    bad = [DataPosition(ends.data_position[0], ends.data_position[1] + i) for i in range(3)]
     poison(monkeypatch, lambda place: place in bad)
     run = trained(toy, tmp_path / "run")
     assert [line["step"] for line in kinds(run, "rollback")] == [6]
@@ -830,7 +830,11 @@ def test_patience_counts_validations_since_the_best_one(toy, tmp_path):
         best, stale = (score, 0) if score >= best else (best, stale + 1)
         if run.checkpoint(step).exists():
             state = load_state(run.checkpoint(step))
-            assert (state.score, state.best_score, state.num_stale) == (score, best, stale)
+            assert (state.score, state.best_score, state.num_bad_validations) == (
+                score,
+                best,
+                stale,
+            )
 
 
 def test_a_validation_loss_that_is_no_number_gives_way_to_any_that_is_one(

@@ -72,7 +72,7 @@ def evaluate(
 
     from tqdm import tqdm
 
-    from tformer_cli.device import default_workers
+    from tformer_cli.device import default_num_workers
     from tformer_cli.evaluation import evaluate as evaluation_room
     from tformer_cli.evaluation.evaluator import Evaluator, warn_of_overlap
     from tformer_cli.evaluation.metrics import MetricName, build_metric
@@ -94,7 +94,7 @@ def evaluate(
     decoding = chosen_decoding(config, beam, length_penalty, settings)
     choice = chosen_mbr(mbr, candidates)
     warn_of_overlap(config.data, texts, warn)
-    evaluator.translator.start_workers(workers or default_workers(evaluator.device))
+    evaluator.translator.start_workers(workers or default_num_workers(evaluator.device))
     results = {}
     for name, text in texts.items():
         with tqdm(unit="line", disable=not sys.stderr.isatty(), leave=False) as bar:

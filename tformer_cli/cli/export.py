@@ -20,7 +20,8 @@ from tformer_cli.cli.options import (
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.errors import DataError, UsageError
-from tformer_cli.storage.run_directory import RunDirectory, write_text
+from tformer_cli.storage.atomic import write_text
+from tformer_cli.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from tformer_cli.export.check import Comparison

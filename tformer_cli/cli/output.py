@@ -10,7 +10,7 @@ from typing import TextIO
 
 from tformer_cli.cli.entry import ReaderGone
 from tformer_cli.errors import UsageError
-from tformer_cli.storage.run_directory import whole_file
+from tformer_cli.storage.atomic import atomic_write
 
 # Behind `> FILE` it is that file, which holds what others have written and must not be replaced.
 STDOUT = Path("/dev/stdout")
@@ -109,7 +109,7 @@ def opened(file: Path | None) -> Iterator[TextIO]:
             sys.stdout.flush()
         return
     with (
-        whole_file(file) as temporary,
+        atomic_write(file) as temporary,
         temporary.open("w", encoding="utf-8", newline="\n") as output,
     ):
         yield output

@@ -68,7 +68,8 @@ def score(
     from tqdm import tqdm
 
     from tformer_cli.corpus.reader import read_pairs
-    from tformer_cli.device import keep_freed_memory, resolve_device, resolve_precision
+    from tformer_cli.device import resolve_device, resolve_precision
+    from tformer_cli.process import tune_allocator
     from tformer_cli.search.engine import NativeEngine
     from tformer_cli.storage.trained_model import load_ensemble
     from tformer_cli.translate.score import score_pairs
@@ -83,7 +84,7 @@ def score(
         [run_directory, *map(RunDirectory, ensemble or [])], checkpoint
     )
     place = resolve_device(device)
-    keep_freed_memory()
+    tune_allocator()
     engine = NativeEngine(
         trained.model,
         special_tokens(trained.tokenizers.target, trained.config.model),

@@ -189,13 +189,9 @@ def translate(
 
     from tqdm import tqdm
 
-    from tformer_cli.device import (
-        default_workers,
-        keep_freed_memory,
-        resolve_device,
-        resolve_precision,
-    )
-    from tformer_cli.distributed import joined, num_processes, own_device
+    from tformer_cli.device import default_num_workers, resolve_device, resolve_precision
+    from tformer_cli.distributed import local_device, num_processes, process_group
+    from tformer_cli.process import tune_allocator
     from tformer_cli.storage.trained_model import load_ensemble
     from tformer_cli.text.segments import pharaoh
     from tformer_cli.translate.translator import Translator
@@ -230,8 +226,8 @@ def translate(
     trained, *others = load_ensemble(runs, checkpoint)
     if backend == "ctranslate2" and device == "auto":
         device = "cpu"
-    place = own_device(resolve_device(device))
-    keep_freed_memory()
+    place = local_device(resolve_device(device))
+    tune_allocator()
     if backend == "ctranslate2":
         demands = {
             "--prefixes": prefix_file,
@@ -245,7 +241,7 @@ def translate(
             "--quantization", "has no effect without --backend ctranslate2", got=quantization
         )
     if workers is None:
-        workers = default_workers(place) if num_processes() == 1 else 1
+        workers = default_num_workers(place) if num_processes() == 1 else 1
     translator = Translator.from_model(
         trained.model,
         trained.tokenizers,
@@ -278,19 +274,19 @@ def translate(
     del trained, others
     translator.start_workers(workers)
     with (
-        joined(place) as world,
-        _destination(output_file, made) if world.is_first else discarded() as output,
+        process_group(place) as world,
+        _destination(output_file, made) if world.is_main_process else discarded() as output,
         streamed(alignments_file)
-        if world.is_first and alignments_file is not None
+        if world.is_main_process and alignments_file is not None
         else discarded() as alignments,
         tqdm(
             total=total,
             initial=output.num_lines,
             unit="line",
-            disable=total is None or not world.is_first or not sys.stderr.isatty(),
+            disable=total is None or not world.is_main_process or not sys.stderr.isatty(),
         ) as bar,
     ):
-        num_done = world.largest(output.num_lines)
+        num_done = world.all_reduce_max(output.num_lines)
         if sentence is not None:
             windows = iter([[InputLine(line) for line in given_lines(sentence)]])
         elif is_typed:
@@ -298,7 +294,7 @@ def translate(
         else:
             windows = _windows(input_file, beside, num_done, world.size)
         for window in windows:
-            own = world.dealt(window)
+            own = world.shard(window)
             found = translator.nbest(
                 [one.text for one in own],
                 nbest,
@@ -318,17 +314,17 @@ def translate(
                 on_warning=warn,
             )
             results = list(found)
-            numbers = world.dealt(range(num_done + 1, num_done + 1 + len(window)))
+            numbers = world.shard(range(num_done + 1, num_done + 1 + len(window)))
             written = [
                 _json_line(number, asked.text, translations)
                 if as_json
                 else _text_lines(number, translations, numbered=nbest > 1)
                 for number, asked, translations in zip(numbers, own, results, strict=True)
             ]
-            output.add("".join(world.collected(written)), len(window))
+            output.add("".join(world.gather_shards(written)), len(window))
             if alignments_file is not None:
                 pairs = [f"{pharaoh(best.alignments or ())}\n" for best, *_ in results]
-                alignments.add("".join(world.collected(pairs)), len(window))
+                alignments.add("".join(world.gather_shards(pairs)), len(window))
             num_done += len(window)
             bar.update(num_done - bar.n)
 

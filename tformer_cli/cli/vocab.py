@@ -11,13 +11,8 @@ from tformer_cli.cli.messages import suggest
 from tformer_cli.cli.options import SetOption
 from tformer_cli.config.load import check_data_files, dump_config, load_config, places_of_keys
 from tformer_cli.errors import UsageError
-from tformer_cli.storage.run_directory import (
-    RunDirectory,
-    make_directory,
-    run_of_config,
-    write_text,
-    writing,
-)
+from tformer_cli.storage.atomic import make_directory, storage_errors, write_text
+from tformer_cli.storage.run_directory import RunDirectory, run_of_config
 
 if TYPE_CHECKING:
     from tformer_cli.corpus.vocabulary_report import VocabularyReport
@@ -59,7 +54,7 @@ def vocab(
     from tformer_cli.training.tokenizers import new_tokenizers, origin_of, save_tokenizers
 
     pretrained = PretrainedRun.of(parsed, run_directory)
-    with writing(run_directory.path):
+    with storage_errors(run_directory.path):
         make_directory(run_directory.path)
     with locked(run_directory):
         # A training may have begun and ended meanwhile.

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from tformer_cli.errors import UsageError
-from tformer_cli.storage.run_directory import whole_file
+from tformer_cli.storage.atomic import atomic_write
 
 _SHIPPED = Path(__file__).parents[1] / "shipped"
 _FOLDERS = ("configs", "data/demo")
@@ -35,6 +35,6 @@ def write_shipped(folder: Path) -> dict[str, int]:
                     str(copy), "is there already, and is another file", remedy="name another folder"
                 )
     for file, copy in missing:
-        with whole_file(copy) as temporary:
+        with atomic_write(copy) as temporary:
             shutil.copyfile(file, temporary)
     return {name: len(found) for name, found in files.items()}

@@ -11,7 +11,7 @@ import yaml
 from tformer_cli.config.load import LINE_ENDS
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.errors import UsageError
-from tformer_cli.storage.run_directory import write_text
+from tformer_cli.storage.atomic import write_text
 
 _COMMENT_COLUMN = 34
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tformer_cli.child_process import begin_child
 from tformer_cli.config.schema.data import FilterConfig
 from tformer_cli.corpus.filters import FilterReport, filter_lengths, pair_digests
 from tformer_cli.errors import TrainingError
+from tformer_cli.process import begin_child
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 
 # Chunks that wait for each process, so that none waits for the reader.

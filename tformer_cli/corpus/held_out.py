@@ -15,7 +15,7 @@ from tformer_cli.corpus.overlap import BLANK, line_key, overlaps
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.json_text import read_json
-from tformer_cli.storage.run_directory import whole_directory, write_json
+from tformer_cli.storage.atomic import atomic_directory, write_json
 
 MAX_HELD_OUT = 1000
 """Largest number of pairs in each held-out part."""
@@ -102,7 +102,7 @@ def split_text(
             got=f"{len(keys):,} pairs",
             remedy="give `valid`",
         )
-    with whole_directory(output) as temporary:
+    with atomic_directory(output) as temporary:
         files = {part: [temporary / name for name in names[part]] for part in names}
         _write_parts(text, parts, files, on_done)
         # Last, so that a part which is changed later on is newer.

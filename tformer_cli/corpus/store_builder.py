@@ -15,7 +15,6 @@ from typing import Self
 import numpy as np
 from tqdm import tqdm
 
-from tformer_cli.child_process import num_cores
 from tformer_cli.config.schema.data import AnyTrainingText, FilterConfig
 from tformer_cli.corpus.appended_file import AppendedFile
 from tformer_cli.corpus.encoding import EncodedPairs, Sentences, encoder, id_dtypes
@@ -32,15 +31,16 @@ from tformer_cli.corpus.store_folder import (
 from tformer_cli.corpus.text_digests import TextDigests
 from tformer_cli.errors import DataError
 from tformer_cli.json_text import read_json
-from tformer_cli.storage.lock import alone
-from tformer_cli.storage.run_directory import (
+from tformer_cli.process import num_cores
+from tformer_cli.storage.atomic import (
+    atomic_directory,
     make_directory,
+    recover_interrupted_write,
+    storage_errors,
     sync_directory,
-    whole_directory,
     write_json,
-    writing,
 )
-from tformer_cli.storage.staging import sweep
+from tformer_cli.storage.lock import alone
 from tformer_cli.text.tokenizer import Tokenizers
 
 # Below this size of all texts, starting processes takes longer than encoding.
@@ -92,7 +92,7 @@ def stored(
         TrainingError: a process that encodes died.
     """
     weights = [text.weight for text in texts]
-    with writing(stores):
+    with storage_errors(stores):
         make_directory(stores)
     key = _key(texts, tokenizers, filters, stores)
     folder, begun = StoreFolder(stores / key), stores / f"{key}.building"
@@ -117,7 +117,7 @@ def stored(
             shutil.rmtree(begun, ignore_errors=True)
     # What a kill left of names that are not written again.
     for path in (folder.path, stores / TEXTS_FILE):
-        sweep(path)
+        recover_interrupted_write(path)
     return found
 
 
@@ -145,7 +145,7 @@ class Building:
         self._sides = SIDES[: len(id_dtypes)]
         self._file_names = [*itertools.chain.from_iterable(self._sides), PAIR_DIGESTS]
         self._journal_file = path / "journal.json"
-        with contextlib.ExitStack() as opened, writing(path):
+        with contextlib.ExitStack() as opened, storage_errors(path):
             make_directory(path)
             self._files = {
                 name: opened.enter_context(AppendedFile(path / name)) for name in self._file_names
@@ -162,7 +162,7 @@ class Building:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with writing(self.path):
+        with storage_errors(self.path):
             self._closing.close()
 
     def append(self, number: int, pairs: EncodedPairs) -> None:
@@ -171,7 +171,7 @@ class Building:
         Raises:
             StorageError: the disk is full or broken.
         """
-        with writing(self.path):
+        with storage_errors(self.path):
             for (ids, offsets), sentences in zip(self._sides, pairs.sides, strict=True):
                 self._append(ids, offsets, sentences)
             self._files[PAIR_DIGESTS].write(pairs.digests.tobytes())
@@ -183,7 +183,7 @@ class Building:
         Raises:
             StorageError: the disk is full or broken.
         """
-        with writing(self.path):
+        with storage_errors(self.path):
             for file in self._files.values():
                 file.save()
             sync_directory(self.path)
@@ -204,10 +204,10 @@ class Building:
         num_pairs = sum(report.kept for report in self.reports)
         repeated = np.zeros(num_pairs, dtype=np.bool_)
         if len(digests):
-            with writing(self.path):
+            with storage_errors(self.path):
                 repeated = find_repeats(digests, self.path)
         # Copied rather than moved: if it fails, the next one goes on from here.
-        with whole_directory(folder.path) as temporary:
+        with atomic_directory(folder.path) as temporary:
             for (ids, offsets), id_dtype in zip(self._sides, self._id_dtypes, strict=True):
                 _copy(
                     (self._mapped(ids, id_dtype), self._mapped(offsets, OFFSET_DTYPE)),

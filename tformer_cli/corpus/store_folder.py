@@ -15,7 +15,7 @@ from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.weights import PairWeights
 from tformer_cli.json_text import read_json
-from tformer_cli.storage.run_directory import write_json
+from tformer_cli.storage.atomic import write_json
 
 # Part of every store's key: raise it when the files or their meaning change.
 FORMAT_VERSION = 2

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tformer_cli.errors import DataError
 from tformer_cli.json_text import read_json
-from tformer_cli.storage.run_directory import write_text
+from tformer_cli.storage.atomic import write_text
 
 # A file changed this recently may change again without a trace in its times.
 SETTLED_NS = 2_000_000_000

@@ -14,12 +14,12 @@ from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.corpus.store import TokenStore
-from tformer_cli.distributed import ALONE, World
+from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import DataError, Problem
 from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
 from tformer_cli.evaluation.metrics import Metric, MetricName, Score
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.storage.run_directory import write_json, write_text
+from tformer_cli.storage.atomic import write_json, write_text
 from tformer_cli.text.vocabulary import BOS_ID
 from tformer_cli.translate.mbr import MBR
 from tformer_cli.translate.translator import Translator
@@ -59,7 +59,7 @@ def evaluate(
     others: Sequence[Seq2Seq] = (),
     device: torch.device,
     precision: torch.dtype = torch.float32,
-    world: World = ALONE,
+    world: World = SINGLE_PROCESS,
     on_done: Callable[[int], object] = lambda count: None,
     on_warning: Callable[[Problem], object] = lambda problem: None,
 ) -> Evaluation:
@@ -100,7 +100,7 @@ def evaluate(
     sources, references = zip(*read_pairs(text.source, text.target), strict=True)
     search = translator.decoding if decoding is None else decoding
     translations = translator.nbest(
-        world.dealt(sources),
+        world.shard(sources),
         1,
         decoding=search,
         mbr=mbr,
@@ -111,7 +111,7 @@ def evaluate(
         on_done=on_done,
         on_warning=on_warning,
     )
-    hypotheses = tuple(world.collected([best.text for best, *_ in translations]))
+    hypotheses = tuple(world.gather_shards([best.text for best, *_ in translations]))
     scores = {metric.name: metric.score(hypotheses, references) for metric in metrics}
     return Evaluation(scores, likelihood, hypotheses, search, mbr, 1 + len(others))
 

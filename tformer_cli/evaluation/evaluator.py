@@ -12,10 +12,11 @@ from tformer_cli.config.schema.data import DataConfig, ParallelText, Text
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.overlap import overlap_warnings
 from tformer_cli.corpus.reader import read_texts
-from tformer_cli.device import keep_freed_memory, resolve_device, resolve_precision
+from tformer_cli.device import resolve_device, resolve_precision
 from tformer_cli.errors import DataError, Problem, UsageError
 from tformer_cli.evaluation.evaluate import Evaluation, evaluate, save_evaluation
 from tformer_cli.evaluation.metrics import MetricName, build_metric
+from tformer_cli.process import tune_allocator
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel, load_ensemble
 from tformer_cli.translate.mbr import MBR
@@ -62,7 +63,7 @@ class Evaluator:
         models = load_ensemble(runs, checkpoint)
         place = resolve_device(device)
         number_format = resolve_precision(precision, place)
-        keep_freed_memory()
+        tune_allocator()
         first, *others = models
         translator = Translator.from_model(
             first.model,

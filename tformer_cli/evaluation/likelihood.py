@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.device import autocast
-from tformer_cli.distributed import ALONE, World
+from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.model.network import Network
 from tformer_cli.search.scoring import halving_on_oom
 from tformer_cli.search.stepper import log_mean_probabilities
@@ -50,7 +50,7 @@ def reference_likelihood(
     device: torch.device,
     precision: torch.dtype,
     others: Sequence[Network] = (),
-    world: World = ALONE,
+    world: World = SINGLE_PROCESS,
 ) -> Likelihood:
     """Run a model over references, with dropout off.
 
@@ -74,7 +74,7 @@ def reference_likelihood(
             nll += part_nll
             num_correct += part_correct
         num_tokens += batch.num_target_tokens
-    nll, num_correct, num_tokens = world.sums(nll, num_correct, num_tokens)
+    nll, num_correct, num_tokens = world.all_reduce_sum(nll, num_correct, num_tokens)
     return Likelihood(nll / num_tokens, num_correct / num_tokens, int(num_tokens))
 
 

@@ -14,7 +14,7 @@ from tformer_cli.errors import ConfigError, DataError, ExportError, Problem
 from tformer_cli.export.check import Comparison, Difference, compare, score, searches
 from tformer_cli.search.engine import Engine, NativeEngine
 from tformer_cli.search.request import Hypothesis, Request
-from tformer_cli.storage.run_directory import new_directory
+from tformer_cli.storage.atomic import new_directory
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import EOS_ID

@@ -9,10 +9,11 @@ from tformer_cli.config.load import dump_config
 from tformer_cli.errors import CheckpointError
 from tformer_cli.export.marian.folder import SETTINGS_FILE, read_marian
 from tformer_cli.export.plain_folder import read_plain_folder
+from tformer_cli.storage.atomic import check_absent, new_directory, write_text
 from tformer_cli.storage.checkpoint import save_checkpoint
 from tformer_cli.storage.origin import model_settings
-from tformer_cli.storage.run_directory import RunDirectory, check_absent, new_directory, write_text
-from tformer_cli.storage.state import TrainingState
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.storage.trained_model import TrainedModel
 
 
@@ -72,7 +73,7 @@ def _write(trained: TrainedModel, run: RunDirectory) -> None:
     checkpoint = run.checkpoint(trained.step)
     tokenizers = trained.tokenizers.fingerprint
     state = replace(
-        TrainingState.beginning(tokenizers, {}, tokenizers),
+        TrainingProgress.initial(tokenizers, {}, tokenizers),
         max_source_sentences=trained.max_source_sentences,
         settings=model_settings(trained.config),
     )

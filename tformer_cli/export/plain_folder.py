@@ -31,7 +31,7 @@ from tformer_cli.export.imported_folder import (
 )
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.engine import NativeEngine
-from tformer_cli.storage.layout import MODEL_FILE
+from tformer_cli.storage.atomic import atomic_write, write_text
 from tformer_cli.storage.origin import (
     SENTENCES_NOTE,
     TOKENIZERS_NOTE,
@@ -40,7 +40,7 @@ from tformer_cli.storage.origin import (
     model_settings,
     noted_sentences,
 )
-from tformer_cli.storage.run_directory import RunDirectory, whole_file, write_text
+from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
 from tformer_cli.storage.tensors import metadata_of, read_notes, save_tensors
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
@@ -88,7 +88,7 @@ class PlainFormat(Format):
         }
         if trained.max_source_sentences is not None:
             notes[SENTENCES_NOTE] = str(trained.max_source_sentences)
-        with whole_file(folder / MODEL_FILE) as temporary:
+        with atomic_write(folder / MODEL_FILE) as temporary:
             save_tensors(weights, temporary, metadata_of(notes))
         write_text(run.config_file, dump_config(portable_config(trained.config)))
         trained.tokenizers.save(run.tokenizer)

@@ -7,7 +7,7 @@ as fast as torch's own, and one of many rows a tenth less than that.
 import torch
 from torch import Tensor, nn
 
-from tformer_cli.device import multiplies_bfloat16, prefers_onednn
+from tformer_cli.device import has_bfloat16_matmul, prefers_onednn
 
 # Smaller matrices lose by the call what their product gains.
 SMALLEST = 1 << 17
@@ -49,7 +49,7 @@ def packed_where_faster(linear: nn.Linear) -> nn.Module:
     weight = linear.weight
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return linear
-    if weight.dtype == torch.bfloat16 and multiplies_bfloat16():
+    if weight.dtype == torch.bfloat16 and has_bfloat16_matmul():
         return PackedLinear(linear)
     if weight.dtype == torch.float32 and prefers_onednn() and weight.numel() >= SMALLEST:
         return PackedLinear(linear)

@@ -3,7 +3,7 @@
 import torch
 
 from tformer_cli.config.schema.model import DecoderOnlyConfig, EncoderDecoderConfig, ModelConfig
-from tformer_cli.device import seed_draws
+from tformer_cli.device import seed_device
 from tformer_cli.model.causal_lm import DecoderOnly
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.masked_encoder import MaskedEncoder
@@ -20,7 +20,7 @@ def build_network(config: ModelConfig, *, source_size: int, target_size: int, se
         seed: of the weights.
     """
     with torch.random.fork_rng(devices=[]):
-        seed_draws(torch.device("cpu"), seed)
+        seed_device(torch.device("cpu"), seed)
         if isinstance(config, EncoderDecoderConfig):
             return EncoderDecoder(config, source_size=source_size, target_size=target_size)
         if isinstance(config, DecoderOnlyConfig):

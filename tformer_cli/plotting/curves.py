@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tformer_cli.errors import UsageError
 from tformer_cli.plotting.history import Axis, History
-from tformer_cli.storage.run_directory import whole_file
+from tformer_cli.storage.atomic import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -121,7 +121,7 @@ def save(figure: "Figure", file: Path) -> None:
         StorageError: the system does not let it be written.
     """
     suffix = file.suffix.lower()
-    with whole_file(file) as temporary, _look():
+    with atomic_write(file) as temporary, _look():
         figure.savefig(temporary, format=suffix.removeprefix("."), metadata=FORMATS[suffix])
 
 

@@ -15,7 +15,7 @@ from tformer_cli.plotting.sentence import (
     Sentence,
     table_title,
 )
-from tformer_cli.storage.run_directory import write_text
+from tformer_cli.storage.atomic import write_text
 
 # What the page may do at most: show itself.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"

@@ -24,7 +24,7 @@ from tformer_cli.plotting.sentence import (
     shown,
     table_title,
 )
-from tformer_cli.storage.run_directory import whole_file
+from tformer_cli.storage.atomic import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -210,7 +210,7 @@ def save(figure: "Figure", file: Path) -> None:
         StorageError: the system does not let it be written.
     """
     suffix = file.suffix.lower()
-    with whole_file(file) as temporary, _look():
+    with atomic_write(file) as temporary, _look():
         figure.savefig(temporary, format=suffix.removeprefix("."), metadata=FORMATS[suffix])
         if suffix == ".svg":
             picture = temporary.read_text(encoding="utf-8")

@@ -15,11 +15,11 @@ from tformer_cli.config.schema.decoding import (
     SampleConfig,
 )
 from tformer_cli.device import (
-    batch_factor,
-    give_back_memory,
+    batch_size_factor,
+    empty_cache,
+    has_bfloat16_matmul,
     is_out_of_memory,
-    multiplies_bfloat16,
-    room_for_model,
+    memory_errors,
 )
 from tformer_cli.errors import DeviceError, Problem
 from tformer_cli.inference.fuse import fused
@@ -113,7 +113,7 @@ class NativeEngine:
         Raises:
             DeviceError: its memory has no room for them.
         """
-        with room_for_model(device):
+        with memory_errors(device):
             self.models = [fused(one.to(device), precision) for one in (model, *others)]
         self.special_tokens = special_tokens
         self.device = device
@@ -121,7 +121,7 @@ class NativeEngine:
         self.scorer = ModelScorer(self.models, special_tokens, device=device, precision=precision)
         self.aligner = Aligner(self.models, special_tokens.bos, device=device, precision=precision)
         self._screen = self._useful_screen(model.output)
-        self.max_slots = batch_factor(device) * MAX_SLOTS
+        self.max_slots = batch_size_factor(device) * MAX_SLOTS
         self._is_short = False
 
     @torch.inference_mode()
@@ -159,10 +159,10 @@ class NativeEngine:
             if waiting:
                 longest = len(requests[waiting[0]].source)
                 self._need_less(min(room(longest), len(waiting)), on_warning)
-                give_back_memory(self.device)
+                empty_cache(self.device)
         if len(requests) > MAX_SLOTS:
             # Of long calls the freed pieces of memory would add up.
-            give_back_memory(self.device)
+            empty_cache(self.device)
         empty = empty_translations(config, nbest)
         found = [results.get(number, empty) for number in range(len(requests))]
         if not isinstance(config, BeamConfig) or config.coverage_penalty == 0:
@@ -183,7 +183,7 @@ class NativeEngine:
             num_beams: of each.
             longest: tokens of the longest source.
         """
-        factor = batch_factor(self.device)
+        factor = batch_size_factor(self.device)
         by_logits = factor * MAX_LOGITS // (num_beams * self.models[0].output.out_features)
         by_tokens = int(factor * MAX_TOKENS / (rounded_up(longest) * (1 + math.sqrt(num_beams))))
         return max(1, min(self.max_slots, by_logits, by_tokens))
@@ -216,7 +216,7 @@ class NativeEngine:
 
     def _useful_screen(self, output: nn.Linear) -> Screen | None:
         is_alone = len(self.models) == 1 and self.precision == torch.float32
-        is_fast = self.device.type == "cpu" and multiplies_bfloat16()
+        is_fast = self.device.type == "cpu" and has_bfloat16_matmul()
         return Screen(output) if is_alone and is_fast else None
 
 

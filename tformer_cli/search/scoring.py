@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from tformer_cli.device import autocast, give_back_memory, is_out_of_memory
+from tformer_cli.device import autocast, empty_cache, is_out_of_memory
 from tformer_cli.errors import DeviceError
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
@@ -214,6 +214,6 @@ def halving_on_oom(
                 yield part, result
                 continue
             # Out here the error has gone, and with it the tensors that its traceback kept alive.
-            give_back_memory(device)
+            empty_cache(device)
             half = (len(part) + 1) // 2
             waiting += [part[half:], part[:half]]

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from tformer_cli.device import autocast, batch_factor
+from tformer_cli.device import autocast, batch_size_factor
 from tformer_cli.inference.two_stage_argmax import FEWEST_ROWS, Screen
 from tformer_cli.model.blocks.attention import KeyValue
 from tformer_cli.model.kv_cache import DecoderCache
@@ -111,7 +111,7 @@ class ModelStepper(Stepper):
         begun = 0
         while begun < len(sentences):
             if not self._ahead:
-                most = batch_factor(self.device) * READ_TOKENS
+                most = batch_size_factor(self.device) * READ_TOKENS
                 self._ahead = self._read(batch_of(chain(sentences[begun:], lookahead), most))
             taken, self._ahead = self._ahead.split(len(sentences) - begun)
             stop = begun + len(taken.lengths)

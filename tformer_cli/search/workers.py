@@ -15,9 +15,9 @@ from multiprocessing.context import ForkProcess
 
 import torch
 
-from tformer_cli.child_process import begin_child, num_cores
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.errors import DeviceError, Problem, UsageError
+from tformer_cli.process import begin_child, num_cores
 from tformer_cli.search.engine import Engine, empty_translations, longest_first
 from tformer_cli.search.request import Hypothesis, Request
 from tformer_cli.search.scoring import Scorer

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from tformer_cli.errors import CheckpointError
-from tformer_cli.storage.integrity import check_translating, save_sums
-from tformer_cli.storage.layout import MODEL_FILE, OPTIMIZER_FILE, TRAINED_FILE
-from tformer_cli.storage.run_directory import whole_directory
-from tformer_cli.storage.state import TrainingState, save_state
+from tformer_cli.storage.atomic import atomic_directory
+from tformer_cli.storage.integrity import check_intact, write_checksums
+from tformer_cli.storage.run_directory import MODEL_FILE, OPTIMIZER_FILE, RAW_MODEL_FILE
+from tformer_cli.storage.state import TrainingProgress, save_state
 from tformer_cli.storage.tensors import check_dtypes, check_finite, read_tensors, save_tensors
 
 # What an optimiser keeps of each parameter: Adam and AdamW, and Muon of matrices.
@@ -22,7 +22,7 @@ def save_checkpoint(
     directory: Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    state: TrainingState,
+    state: TrainingProgress,
     *,
     average: nn.Module | None = None,
 ) -> None:
@@ -35,23 +35,23 @@ def save_checkpoint(
         state: where the run stands.
         average: the moving average of the model, if there is one, to translate with.
     """
-    with whole_directory(directory) as folder:
+    with atomic_directory(directory) as folder:
         if average is None:
             save_tensors(_weights(model), folder / MODEL_FILE)
         else:
             save_tensors(_weights(average), folder / MODEL_FILE)
-            save_tensors(_weights(model), folder / TRAINED_FILE)
+            save_tensors(_weights(model), folder / RAW_MODEL_FILE)
         save_tensors(_optimizer_tensors(model, optimizer), folder / OPTIMIZER_FILE)
         save_state(state, folder)
-        save_sums(folder)
+        write_checksums(folder)
 
 
-def save_average(directory: Path, model: nn.Module, state: TrainingState) -> None:
+def save_average(directory: Path, model: nn.Module, state: TrainingProgress) -> None:
     """Write a checkpoint to translate with, that no training goes on from."""
-    with whole_directory(directory) as folder:
+    with atomic_directory(directory) as folder:
         save_tensors(_weights(model), folder / MODEL_FILE)
         save_state(state, folder)
-        save_sums(folder)
+        write_checksums(folder)
 
 
 def load_weights(directory: Path, model: nn.Module, file_name: str = MODEL_FILE) -> None:
@@ -95,7 +95,7 @@ def load_average(directories: Sequence[Path], model: nn.Module) -> None:
     sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in model.parameters()]
     with torch.no_grad():
         for directory in directories:
-            check_translating(directory, "train on for another one, or average fewer")
+            check_intact(directory, "train on for another one, or average fewer")
             load_weights(directory, model)
             for total, weight in zip(sums, model.parameters(), strict=True):
                 total += weight

@@ -5,18 +5,23 @@ from collections.abc import Collection
 from pathlib import Path
 
 from tformer_cli.errors import CheckpointError, NewerFormatError, Problem
-from tformer_cli.storage.layout import GOING_ON, STATE_FILE, SUMS_FILE, TRANSLATING
+from tformer_cli.storage.run_directory import (
+    CHECKSUMS_FILE,
+    INFERENCE_FILES,
+    RESUME_FILES,
+    STATE_FILE,
+)
 from tformer_cli.storage.state import load_state
 
 
-def save_sums(directory: Path) -> None:
+def write_checksums(directory: Path) -> None:
     """Write down what every file of a checkpoint is; the last thing to do to it."""
     files = sorted(directory.iterdir())
     content = "".join(f"{_sha256(file)}  {file.name}\n" for file in files)
-    (directory / SUMS_FILE).write_text(content, encoding="utf-8")
+    (directory / CHECKSUMS_FILE).write_text(content, encoding="utf-8")
 
 
-def damage(directory: Path, names: Collection[str] | None = None) -> Problem | None:
+def verify_checksums(directory: Path, names: Collection[str] | None = None) -> Problem | None:
     """Return what is wrong with a checkpoint, or None if it is as it was saved.
 
     Args:
@@ -26,17 +31,17 @@ def damage(directory: Path, names: Collection[str] | None = None) -> Problem | N
     where = str(directory)
     if not directory.is_dir():
         return Problem(where, "is not there")
-    sums_file = directory / SUMS_FILE
+    sums_file = directory / CHECKSUMS_FILE
     try:
         lines = sums_file.read_text(encoding="utf-8").splitlines() if sums_file.is_file() else None
     except (OSError, ValueError):
         lines = None
     if lines is None:
-        return Problem(where, f"is not whole: {SUMS_FILE} is missing or damaged")
+        return Problem(where, f"is not whole: {CHECKSUMS_FILE} is missing or damaged")
     sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     if names is None:
         there = (file.name for file in directory.glob("*.safetensors"))
-        names = sorted({*GOING_ON, *sums, *there})
+        names = sorted({*RESUME_FILES, *sums, *there})
     for name in names:
         try:
             if _sha256(directory / name) != sums.get(name):
@@ -60,13 +65,13 @@ def _impossible_state(directory: Path) -> Problem | None:
     return None
 
 
-def check_translating(directory: Path, remedy: str) -> None:
+def check_intact(directory: Path, remedy: str) -> None:
     """Refuse a checkpoint that does not hold the weights that were saved.
 
     Raises:
         CheckpointError: with that remedy.
     """
-    problem = damage(directory, TRANSLATING)
+    problem = verify_checksums(directory, INFERENCE_FILES)
     if problem is not None:
         where, what = problem.where, problem.what
         raise CheckpointError(where, what, got=problem.got, remedy=remedy)

@@ -18,7 +18,7 @@ from tformer_cli.errors import StorageError
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
-def open_lock(path: Path) -> int:
+def open_lock_file(path: Path) -> int:
     """Open a lock file for reading and writing, created if there is none; its content stays.
 
     Returns:
@@ -63,7 +63,7 @@ def try_lock(handle: int) -> bool | None:
     return True
 
 
-def take_lock(handle: int) -> bool:
+def acquire(handle: int) -> bool:
     """Return whether no other process holds the lock of an open file; if so this one holds it now.
 
     Where the file system has no locks, nobody does.
@@ -87,9 +87,9 @@ def alone(lock: Path, waiting: str) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            handle = open_lock(lock)
+            handle = open_lock_file(lock)
             stack.callback(os.close, handle)
-            if not take_lock(handle):
+            if not acquire(handle):
                 is_silent = not sys.stderr.isatty()
                 with tqdm(desc=waiting, bar_format="{desc}", disable=is_silent, leave=False):
                     fcntl.flock(handle, fcntl.LOCK_EX)

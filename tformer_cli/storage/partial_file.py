@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.json_text import read_json
-from tformer_cli.storage.lock import open_lock, take_lock
-from tformer_cli.storage.run_directory import make_directory, sync_directory, writing
+from tformer_cli.storage.atomic import make_directory, storage_errors, sync_directory
+from tformer_cli.storage.lock import acquire, open_lock_file
 
 READ_BYTES = 1 << 20
 
@@ -44,7 +44,7 @@ class PartialFile:
         self._made_from = dict(made_from)
         self._digest = hashlib.sha256()
         self.num_lines = self._num_bytes = 0
-        with writing(path):
+        with storage_errors(path):
             if os.fstat(file.fileno()).st_size > 0:
                 self._go_on()
             else:
@@ -61,7 +61,7 @@ class PartialFile:
             StorageError: the system does not let it be written.
         """
         content = text.encode("utf-8")
-        with writing(self.path):
+        with storage_errors(self.path):
             self._file.write(content)
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -142,24 +142,24 @@ def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[Partia
         )
     place = Path(os.path.realpath(path))
     partial = place.with_name(f"{place.name}.partial")
-    with writing(partial):
+    with storage_errors(partial):
         make_directory(place.parent)
-        file = open(open_lock(partial), "r+b")  # noqa: SIM115 - closed below
+        file = open(open_lock_file(partial), "r+b")  # noqa: SIM115 - closed below
     try:
-        with writing(partial):
-            is_own = take_lock(file.fileno())
+        with storage_errors(partial):
+            is_own = acquire(file.fileno())
         if not is_own:
             raise UsageError(
                 str(partial), "another process is at work on it", remedy="wait until it is done"
             )
         beginning = PartialFile(partial, file, made_from)
         yield beginning
-        with writing(path):
+        with storage_errors(path):
             partial.replace(place)
             sync_directory(place.parent)
             beginning.record_file.unlink()
             sync_directory(place.parent)
     finally:
         # What a full disk has refused is written again here.
-        with writing(partial):
+        with storage_errors(partial):
             file.close()

@@ -1,18 +1,21 @@
-"""What a run folder holds, where each file is, and how files are written whole."""
+"""What a run folder and its checkpoints hold, and where each file is."""
 
-import contextlib
-import json
-import os
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tformer_cli.errors import CheckpointError, StorageError, UsageError
-from tformer_cli.storage.staging import NEW, OLD, staging, sweep, sweep_folder
+from tformer_cli.errors import CheckpointError
+from tformer_cli.storage.atomic import write_text
 
 RUNS = Path("runs")
+MODEL_FILE = "model.safetensors"
+RAW_MODEL_FILE = "trained.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "state.json"
+CHECKSUMS_FILE = "SHA256SUMS"
+# What a training goes on from, and what it takes to translate.
+RESUME_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
+INFERENCE_FILES = (MODEL_FILE, STATE_FILE)
 # Never a path, which would lead elsewhere.
 CHECKPOINT_NAME = re.compile(r"\w[\w.-]{0,99}")
 
@@ -149,201 +152,3 @@ def newest_run(runs: Path = RUNS) -> RunDirectory:
             remedy="train one with `tformer train CONFIG`, or name a run folder",
         )
     return RunDirectory(max(pointers, key=lambda pointer: pointer.stat().st_mtime).parent)
-
-
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Let whatever the system refuses in the meantime be said of `path`.
-
-    Raises:
-        StorageError: the disk is full or broken, the folder has gone, permission is lacking.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise StorageError.of(error, str(path)) from error
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it replaces `path`, else it goes.
-
-    A reader sees the old file or the new one, never a part, whenever the machine stops. A link
-    stays, and what it points at is replaced. A pipe or a device takes the bytes as they come.
-
-    Raises:
-        StorageError: the system does not let it be written.
-    """
-    with writing(path):
-        if path.exists() and not path.is_file():
-            yield path
-            return
-        path = Path(os.path.realpath(path))
-        make_directory(path.parent)
-        with staging(path) as directory:
-            temporary = directory / NEW
-            yield temporary
-            _sync_file(temporary)
-            temporary.replace(path)
-            sync_directory(path.parent)
-
-
-@contextlib.contextmanager
-def whole_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`; on success it replaces `path`, else it goes.
-
-    A link stays, and what it points at is replaced. Between two moves a kill leaves `path` without
-    its name, which `put_back` gives back to what was there.
-
-    Raises:
-        StorageError: the system does not let it be written.
-    """
-    with _temporary_directory(path) as (path, temporary):
-        yield temporary
-        _sync_tree(temporary)
-        if path.is_dir():
-            path.rename(temporary.with_name(OLD))
-        temporary.rename(path)
-        sync_directory(path.parent)
-
-
-@contextlib.contextmanager
-def new_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`; on success it is called `path`, else it goes.
-
-    Nothing is replaced, neither what is there at the beginning nor what appears in the meantime.
-
-    Raises:
-        UsageError: something is there.
-        StorageError: the system does not let it be written.
-    """
-    check_absent(path)
-    with _temporary_directory(path) as (path, temporary):
-        yield temporary
-        _sync_tree(temporary)
-        # The system replaces an empty folder, and no other.
-        check_absent(path)
-        try:
-            temporary.rename(path)
-        except OSError:
-            check_absent(path)
-            raise
-        sync_directory(path.parent)
-
-
-def check_absent(path: Path) -> None:
-    """Refuse a name that something has already; what killed writers of it left goes.
-
-    Raises:
-        UsageError: something is there.
-    """
-    sweep(path)
-    if path.exists():
-        raise UsageError(str(path), "is there already", remedy="remove it, or name another")
-
-
-@contextlib.contextmanager
-def _temporary_directory(path: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield `path` without links, and a new folder in its staging directory."""
-    with writing(path):
-        path = Path(os.path.realpath(path))
-        make_directory(path.parent)
-        with staging(path) as directory:
-            temporary = directory / NEW
-            temporary.mkdir()
-            yield path, temporary
-
-
-def put_back(folder: Path) -> None:
-    """Remove what killed writers left in a folder; what they were about to replace is there again.
-
-    Raises:
-        StorageError: the system does not let it be read.
-    """
-    with writing(folder):
-        sweep_folder(folder)
-
-
-def empty_directory(path: Path) -> None:
-    """Remove a folder, if there is one; a link to a folder stays, and only what is in it goes.
-
-    Raises:
-        StorageError: something in it cannot be removed.
-    """
-    if not path.is_dir():
-        return
-    with writing(path):
-        if not path.is_symlink():
-            shutil.rmtree(path)
-            return
-        for child in path.iterdir():
-            if child.is_dir() and not child.is_symlink():
-                shutil.rmtree(child)
-            else:
-                child.unlink()
-
-
-def remove_directory(path: Path) -> None:
-    """Remove a folder, if there is one; under its own name it is never there in part.
-
-    One that is write-protected stays.
-
-    Raises:
-        StorageError: the system does not let it be moved.
-    """
-    if path.is_dir():
-        with writing(path), contextlib.suppress(PermissionError), staging(path) as directory:
-            path.rename(directory / OLD)
-
-
-def make_directory(path: Path) -> None:
-    """Create a folder and those around it, if there are none; their names survive a power cut.
-
-    Raises:
-        OSError: the system does not let one be created.
-    """
-    if not path.is_dir():
-        make_directory(path.parent)
-        path.mkdir(exist_ok=True)
-        sync_directory(path.parent)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file whole.
-
-    Raises:
-        StorageError: the system does not let it be written.
-    """
-    with whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-
-
-def write_json(path: Path, content: object) -> None:
-    """Write data for another program into a file, as a whole.
-
-    Raises:
-        StorageError: the system does not let it be written.
-    """
-    write_text(path, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a folder survive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as written:
-        os.fsync(written.fileno())
-
-
-def _sync_tree(folder: Path) -> None:
-    """Make a folder and all that is in it survive a power cut."""
-    for name, _, files in os.walk(folder):
-        for file in files:
-            _sync_file(Path(name, file))
-        sync_directory(Path(name))

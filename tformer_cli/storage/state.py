@@ -12,44 +12,54 @@ from typing import Any, Self
 from tformer_cli.config.renamed import current_settings
 from tformer_cli.errors import CheckpointError, NewerFormatError
 from tformer_cli.json_text import read_json
-from tformer_cli.storage.layout import FORMAT_VERSION, STATE_FILE
+from tformer_cli.storage.run_directory import STATE_FILE
+
+FORMAT_VERSION = 4
+# What the fields were called in format 3 and before, which had `epoch` and `batch` for the data
+# position.
+OLD_NAMES = {
+    "judged_by": "validation_fingerprint",
+    "num_stale": "num_bad_validations",
+    "left_out": "skipped_batches",
+    "num_failed": "num_consecutive_skips",
+    "num_scaled": "num_loss_scale_steps",
+    "is_due": "is_scheduled",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingState:
-    """Where a run stood when a checkpoint was taken.
+class TrainingProgress:
+    """Progress of a training run, stored in the state.json of each checkpoint.
 
     Attributes:
-        step: optimiser steps taken.
-        epoch: epoch of the next batch.
-        batch: place of the next batch in that epoch.
-        best_step: step of the best checkpoint so far, or None before the first validation.
-        best_score: its score.
+        step: optimizer steps taken.
+        data_position: (epoch, batch) of the next batch.
+        best_step: step of the best checkpoint so far; None before the first validation.
+        best_score: score of that checkpoint.
         num_tokens: target tokens trained on.
-        seconds: time spent in optimiser steps, waiting for their batches included.
-        data_fingerprint: hash of the training examples and of the tokenizers that made them.
-        max_source_sentences: that 99 of 100 source lines of the training text do not exceed; None
-            where nobody has counted.
-        tokenizer_fingerprint: hash of the tokenizers; empty where an older program wrote none.
-        environment: torch version, threads, device, what its processor can do, number format of
-            matrix products, and number of processes; a resumed run is exact when they agree.
-        settings: those of the config that decide what the steps compute, by key path.
-        judged_by: hash of what scores depend on besides the model; only scores of one compare.
-        score: of the validation at this very step, BLEU or negative loss; None if there was none.
-        num_stale: validations since the best one.
-        left_out: (epoch, batch) of each batch whose loss or gradient was not finite.
-        num_failed: how many of them in a row came just now; a step begins the count again.
-        learning_rate_factor: of all steps to come; each rollback lowers it.
+        seconds: time spent in optimizer steps, waiting for data included.
+        data_fingerprint: hash of the training examples and of the tokenizers.
+        environment: torch version, threads, device, processor features, precision of matrix
+            products, number of processes; resuming is bit-exact when these agree.
+        max_source_sentences: 99th percentile of the sentences per source line of the training
+            text; None if unknown.
+        tokenizer_fingerprint: hash of the tokenizers; empty in files of older versions.
+        settings: config values that determine the training trajectory, by key path.
+        validation_fingerprint: hash of what a score depends on besides the model; only scores
+            with the same fingerprint compare.
+        score: BLEU or negative loss of the validation at this step; None without one.
+        num_bad_validations: validations since the best one, for early stopping.
+        skipped_batches: (epoch, batch) of each batch whose loss or gradient was not finite.
+        num_consecutive_skips: batches skipped since the last optimizer step.
+        learning_rate_factor: factor of the learning rate; each rollback lowers it.
         num_rollbacks: how often the training went back to a checkpoint.
-        loss_scale: factor of the loss in the next step; None before the first.
-        num_scaled: steps since that factor changed.
-        is_due: whether the checkpoint was due; what an interruption alone saved is not.
-        format_version: of these files.
+        loss_scale: loss scale of the next step; None before the first.
+        num_loss_scale_steps: steps since the loss scale changed.
+        is_scheduled: whether the checkpoint was saved on schedule, not by an interruption alone.
     """
 
     step: int
-    epoch: int
-    batch: int
+    data_position: tuple[int, int]
     best_step: int | None
     best_score: float | None
     num_tokens: int
@@ -59,27 +69,25 @@ class TrainingState:
     max_source_sentences: int | None = None
     tokenizer_fingerprint: str = ""
     settings: dict[str, str] = field(default_factory=dict)
-    judged_by: str = ""
+    validation_fingerprint: str = ""
     score: float | None = None
-    num_stale: int = 0
-    left_out: tuple[tuple[int, int], ...] = ()
-    num_failed: int = 0
+    num_bad_validations: int = 0
+    skipped_batches: tuple[tuple[int, int], ...] = ()
+    num_consecutive_skips: int = 0
     learning_rate_factor: float = 1.0
     num_rollbacks: int = 0
     loss_scale: float | None = None
-    num_scaled: int = 0
-    is_due: bool = False
-    format_version: int = FORMAT_VERSION
+    num_loss_scale_steps: int = 0
+    is_scheduled: bool = False
 
     @classmethod
-    def beginning(
+    def initial(
         cls, data_fingerprint: str, environment: dict[str, str], tokenizer_fingerprint: str = ""
     ) -> Self:
-        """Return where a run stands before its first step."""
+        """Return the progress before the first step."""
         return cls(
             step=0,
-            epoch=0,
-            batch=0,
+            data_position=(0, 0),
             best_step=None,
             best_score=None,
             num_tokens=0,
@@ -90,15 +98,18 @@ class TrainingState:
         )
 
     @classmethod
-    def of_plain(cls, content: Mapping[str, Any]) -> Self:
-        """Return the state that `dataclasses.asdict` and JSON have made plain data of.
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """Return the progress that `dataclasses.asdict` and JSON turned into plain data.
 
         Raises:
-            TypeError: something is missing, or there is what this version does not know.
+            TypeError: a field is missing or unknown.
         """
-        left_out = tuple(map(tuple, content.get("left_out", ())))
-        settings = current_settings(content.get("settings", {}))
-        return cls(**{**content, "left_out": left_out, "settings": settings})
+        converted = {
+            "data_position": tuple(content.get("data_position", ())),
+            "skipped_batches": tuple(map(tuple, content.get("skipped_batches", ()))),
+            "settings": current_settings(content.get("settings", {})),
+        }
+        return cls(**{**content, **converted})
 
 
 def _is_text(value: object) -> bool:
@@ -122,10 +133,12 @@ def _is_positive(value: object) -> bool:
     return _is_number(value, sys.float_info.min)
 
 
-def _are_positions(value: object) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(item, list) and len(item) == 2 and all(map(_is_count, item)) for item in value
-    )
+def _is_data_position(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
+
+
+def _are_data_positions(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_data_position, value))
 
 
 def _or_none(is_possible: Callable[[object], bool]) -> Callable[[object], bool]:
@@ -135,8 +148,7 @@ def _or_none(is_possible: Callable[[object], bool]) -> Callable[[object], bool]:
 # By the name of a field, whether a value that JSON has for it is possible.
 _POSSIBLE: dict[str, Callable[[object], bool]] = {
     "step": _is_count,
-    "epoch": _is_count,
-    "batch": _is_count,
+    "data_position": _is_data_position,
     "best_step": _or_none(_is_count),
     "best_score": _or_none(_is_number),
     "num_tokens": _is_count,
@@ -146,28 +158,28 @@ _POSSIBLE: dict[str, Callable[[object], bool]] = {
     "max_source_sentences": _or_none(_is_count),
     "tokenizer_fingerprint": _is_text,
     "settings": _are_texts,
-    "judged_by": _is_text,
+    "validation_fingerprint": _is_text,
     "score": _or_none(_is_number),
-    "num_stale": _is_count,
-    "left_out": _are_positions,
-    "num_failed": _is_count,
+    "num_bad_validations": _is_count,
+    "skipped_batches": _are_data_positions,
+    "num_consecutive_skips": _is_count,
     "learning_rate_factor": lambda value: _is_number(value, sys.float_info.min, 1.0),
     "num_rollbacks": _is_count,
     "loss_scale": _or_none(_is_positive),
-    "num_scaled": _is_count,
-    "is_due": lambda value: isinstance(value, bool),
+    "num_loss_scale_steps": _is_count,
+    "is_scheduled": lambda value: isinstance(value, bool),
     "format_version": _is_count,
 }
 _LONGEST_SHOWN = 60
 
 
-def save_state(state: TrainingState, directory: Path) -> None:
+def save_state(state: TrainingProgress, directory: Path) -> None:
     """Write where a run stands into a checkpoint."""
-    content = json.dumps(dataclasses.asdict(state), indent=2) + "\n"
-    (directory / STATE_FILE).write_text(content, encoding="utf-8")
+    content = dataclasses.asdict(state) | {"format_version": FORMAT_VERSION}
+    (directory / STATE_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def load_state(directory: Path) -> TrainingState:
+def load_state(directory: Path) -> TrainingProgress:
     """Read where a run stood.
 
     Raises:
@@ -176,7 +188,7 @@ def load_state(directory: Path) -> TrainingState:
     """
     file = directory / STATE_FILE
     try:
-        content = read_json(file)
+        content = _with_new_names(read_json(file))
         version = content.get("format_version", 0)
         if _is_count(version) and version > FORMAT_VERSION:
             raise NewerFormatError(
@@ -188,7 +200,8 @@ def load_state(directory: Path) -> TrainingState:
         for name, value in content.items():
             if name in _POSSIBLE and not _POSSIBLE[name](value):
                 raise ValueError(f"{name} {json.dumps(value)[:_LONGEST_SHOWN]}")
-        return TrainingState.of_plain(content)
+        content.pop("format_version", None)
+        return TrainingProgress.from_dict(content)
     except FileNotFoundError:
         raise CheckpointError(
             str(file), "no such file", remedy="name another checkpoint, or train with `fresh=True`"
@@ -197,6 +210,14 @@ def load_state(directory: Path) -> TrainingState:
         raise CheckpointError(
             str(file), "is damaged", got=str(error), remedy="use an earlier checkpoint"
         ) from None
+
+
+def _with_new_names(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a state.json of any version, with the field names of today."""
+    content = {OLD_NAMES.get(name, name): value for name, value in content.items()}
+    if "epoch" in content and "batch" in content:
+        content["data_position"] = [content.pop("epoch"), content.pop("batch")]
+    return content
 
 
 def best_checkpoints(checkpoints: Sequence[Path]) -> list[Path]:
@@ -208,11 +229,12 @@ def best_checkpoints(checkpoints: Sequence[Path]) -> list[Path]:
         CheckpointError: one of them is damaged.
     """
     states = [(load_state(checkpoint), checkpoint) for checkpoint in checkpoints]
-    judged_by = {state.step: state.judged_by for state, _ in states}
-    newest = max(judged_by, default=0)
+    newest = max((state for state, _ in states), key=lambda state: state.step, default=None)
     scored = [
         (state.score, state.step, checkpoint)
         for state, checkpoint in states
-        if state.score is not None and state.judged_by == judged_by[newest]
+        if state.score is not None
+        and newest is not None
+        and state.validation_fingerprint == newest.validation_fingerprint
     ]
     return [checkpoint for *_, checkpoint in sorted(scored, reverse=True)]

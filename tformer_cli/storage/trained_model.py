@@ -16,15 +16,14 @@ from tformer_cli.errors import CheckpointError
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.storage.checkpoint import load_weights
-from tformer_cli.storage.integrity import check_translating, damage
-from tformer_cli.storage.layout import MODEL_FILE, TRANSLATING
+from tformer_cli.storage.integrity import check_intact, verify_checksums
 from tformer_cli.storage.origin import (
     TOKENIZERS_NOTE,
     check_settings,
     check_tokenizers,
     noted_sentences,
 )
-from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import INFERENCE_FILES, MODEL_FILE, RunDirectory
 from tformer_cli.storage.state import load_state
 from tformer_cli.storage.tensors import read_notes
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
@@ -120,9 +119,9 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
             got=name,
             remedy=f"there are {', '.join(there)}" if there else "train it first",
         )
-    if damage(directory, TRANSLATING) is not None:
+    if verify_checksums(directory, INFERENCE_FILES) is not None:
         # Only now is it worth reading the others.
-        check_translating(directory, _another_checkpoint(run))
+        check_intact(directory, _another_checkpoint(run))
     config = load_config(run.config_file)
     tokenizers = load_tokenizers(run.tokenizer)
     state = load_state(directory)
@@ -203,6 +202,6 @@ def _sentence_hint(path: Path) -> str:
 def _another_checkpoint(run: RunDirectory) -> str:
     """Return the remedy for a checkpoint that cannot translate."""
     for checkpoint in reversed(run.step_checkpoints()):
-        if damage(checkpoint, TRANSLATING) is None:
+        if verify_checksums(checkpoint, INFERENCE_FILES) is None:
             return f'use `checkpoint="{checkpoint.name}"`'
     return "no other one is whole: train anew with `fresh=True`"

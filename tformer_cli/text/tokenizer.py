@@ -18,7 +18,7 @@ from tformer_cli.config.schema.tokenizer import (
 )
 from tformer_cli.errors import CheckpointError, DataError
 from tformer_cli.json_text import parse_json
-from tformer_cli.storage.run_directory import whole_directory
+from tformer_cli.storage.atomic import atomic_directory
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import (
     TRAIN_AGAIN,
@@ -107,7 +107,7 @@ class Tokenizers:
 
     def save(self, directory: Path) -> None:
         """Write a tokenizer directory atomically, replacing an earlier one."""
-        with whole_directory(directory) as temporary:
+        with atomic_directory(directory) as temporary:
             for name, content in self.files().items():
                 (temporary / name).write_bytes(content)
 

@@ -8,14 +8,14 @@ import torch
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.distributed import ALONE, World
+from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import CheckpointError, Problem
 from tformer_cli.model.network import Network
+from tformer_cli.storage.atomic import recover_interrupted_writes, remove_directory
 from tformer_cli.storage.checkpoint import load_optimizer, load_weights, save_checkpoint
-from tformer_cli.storage.integrity import damage
-from tformer_cli.storage.layout import STATE_FILE, TRAINED_FILE
-from tformer_cli.storage.run_directory import RunDirectory, put_back, remove_directory, step_of
-from tformer_cli.storage.state import TrainingState, best_checkpoints, load_state
+from tformer_cli.storage.integrity import verify_checksums
+from tformer_cli.storage.run_directory import RAW_MODEL_FILE, STATE_FILE, RunDirectory, step_of
+from tformer_cli.storage.state import TrainingProgress, best_checkpoints, load_state
 from tformer_cli.training.ema import MovingAverage
 from tformer_cli.training.resume import trajectory_settings
 
@@ -32,7 +32,7 @@ class Checkpoints:
         model: Network,
         optimizer: torch.optim.Optimizer,
         average: MovingAverage | None,
-        world: World = ALONE,
+        world: World = SINGLE_PROCESS,
     ) -> None:
         """Serve a training.
 
@@ -51,20 +51,20 @@ class Checkpoints:
         self.average = average
         self.world = world
 
-    def save(self, state: TrainingState) -> None:
+    def save(self, state: TrainingProgress) -> None:
         """Take a checkpoint, and let `last` and perhaps `best` stand for it."""
-        if not self.world.is_first:
+        if not self.world.is_main_process:
             return
         checkpoint = self.run.checkpoint(state.step)
         average = None if self.average is None else self.average.model
-        state = replace(state, is_due=self.config.saves_at(state.step))
+        state = replace(state, is_scheduled=self.config.saves_at(state.step))
         save_checkpoint(checkpoint, self.model, self.optimizer, state, average=average)
         if state.best_step == state.step and not self._is_below_average(state):
             self.run.point("best", checkpoint)
         self.run.point("last", checkpoint)
         self._drop_old()
 
-    def go_back(self, checkpoint: Path) -> TrainingState:
+    def go_back(self, checkpoint: Path) -> TrainingProgress:
         """Bring back a checkpoint, and forget those after it: their steps will be taken again.
 
         Returns:
@@ -75,9 +75,9 @@ class Checkpoints:
             load_weights(checkpoint, self.model)
         else:
             load_weights(checkpoint, self.average.model)
-            load_weights(checkpoint, self.model, TRAINED_FILE)
+            load_weights(checkpoint, self.model, RAW_MODEL_FILE)
         load_optimizer(checkpoint, self.model, self.optimizer)
-        if self.world.is_first:
+        if self.world.is_main_process:
             self._forget_after(checkpoint, state)
         return state
 
@@ -88,7 +88,7 @@ class Checkpoints:
             self.average.model.load_state_dict(first.state_dict())
         self.optimizer.state.clear()
 
-    def _forget_after(self, checkpoint: Path, state: TrainingState) -> None:
+    def _forget_after(self, checkpoint: Path, state: TrainingProgress) -> None:
         """Let a checkpoint be the last one."""
         steps = self.run.step_checkpoints()
         for later in steps[steps.index(checkpoint) + 1 :]:
@@ -100,7 +100,7 @@ class Checkpoints:
         # A kill may have come before this.
         self._drop_old()
 
-    def _mend_best(self, state: TrainingState) -> None:
+    def _mend_best(self, state: TrainingProgress) -> None:
         """Let `best` be what it was at a state, or nothing if that is no longer there."""
         if self._best_average() is not None:
             return
@@ -118,13 +118,17 @@ class Checkpoints:
             return None
         return best
 
-    def _is_below_average(self, state: TrainingState) -> bool:
+    def _is_below_average(self, state: TrainingProgress) -> bool:
         """Return whether `best` is an average that the same validation finds better."""
         average = self._best_average()
-        if average is None or damage(average, [STATE_FILE]) is not None:
+        if average is None or verify_checksums(average, [STATE_FILE]) is not None:
             return False
         made = load_state(average)
-        if made.judged_by != state.judged_by or made.score is None or state.score is None:
+        if (
+            made.validation_fingerprint != state.validation_fingerprint
+            or made.score is None
+            or state.score is None
+        ):
             return False
         return made.score > state.score
 
@@ -134,14 +138,16 @@ class Checkpoints:
         What it saved is kept as long as it is the last one.
         """
         steps = self.run.step_checkpoints()
-        best = best_checkpoints([step for step in steps if damage(step, [STATE_FILE]) is None])
+        best = best_checkpoints(
+            [step for step in steps if verify_checksums(step, [STATE_FILE]) is None]
+        )
         newest = _due(steps, self.config)[-self.config.keep_checkpoints :]
         pointed = self.run.pointed("last"), self.run.pointed("best")
         kept = [*newest, *pointed, *best[: self.config.keep_best]]
         for checkpoint in steps:
             if checkpoint not in kept:
                 remove_directory(checkpoint)
-        put_back(self.run.checkpoints)
+        recover_interrupted_writes(self.run.checkpoints)
 
 
 def last_checkpoint(run: RunDirectory, log: Log) -> Path | None:
@@ -195,7 +201,9 @@ def _due(checkpoints: Sequence[Path], config: TrainingConfig) -> list[Path]:
 
 
 def _was_due(checkpoint: Path) -> bool:
-    return damage(checkpoint, [STATE_FILE]) is None and load_state(checkpoint).is_due
+    return (
+        verify_checksums(checkpoint, [STATE_FILE]) is None and load_state(checkpoint).is_scheduled
+    )
 
 
 def _newest_whole(run: RunDirectory, checkpoints: Sequence[Path], log: Log) -> Path:
@@ -203,7 +211,7 @@ def _newest_whole(run: RunDirectory, checkpoints: Sequence[Path], log: Log) -> P
     settings = trajectory_settings(load_config(run.config_file))
     problems: list[Problem] = []
     for checkpoint in reversed(checkpoints):
-        problem = damage(checkpoint) or _strangeness(checkpoint, settings)
+        problem = verify_checksums(checkpoint) or _strangeness(checkpoint, settings)
         if problem is None:
             for newer in problems:
                 log(str(replace(newer, remedy=f"going on from {checkpoint.name}")))

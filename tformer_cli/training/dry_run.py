@@ -17,7 +17,8 @@ from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import peak_memory
 from tformer_cli.errors import TrainingError
-from tformer_cli.storage.run_directory import RunDirectory, writing
+from tformer_cli.storage.atomic import storage_errors
+from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.training.preparation import Preparation
 from tformer_cli.training.rehearsal import (
     OutOfMemory,
@@ -214,7 +215,7 @@ def _check_writable(run: RunDirectory) -> None:
     Raises:
         StorageError: it cannot.
     """
-    with writing(run.path), tempfile.TemporaryFile(dir=_nearest(run)):
+    with storage_errors(run.path), tempfile.TemporaryFile(dir=_nearest(run)):
         pass
 
 

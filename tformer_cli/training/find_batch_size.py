@@ -12,16 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tformer_cli.child_process import begin_child
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.store import TokenStore
-from tformer_cli.device import (
-    give_back_memory,
-    is_out_of_memory,
-    keep_freed_memory,
-    peak_memory,
-)
+from tformer_cli.device import empty_cache, is_out_of_memory, peak_memory
 from tformer_cli.errors import DeviceError, TrainingError, UsageError
+from tformer_cli.process import begin_child, tune_allocator
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.training.free_memory import free_memory
 from tformer_cli.training.preparation import Preparation
@@ -150,7 +145,7 @@ def largest(fits: Callable[[int], bool], smallest: int, most: int) -> int | None
 def trial(prepared: Preparation, batch_tokens: int) -> int | None:
     """Take steps at the worst batches, and return the peak memory in bytes, None if it ran out."""
     device = prepared.train_state.device
-    give_back_memory(device)
+    empty_cache(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     try:
@@ -199,7 +194,7 @@ def _trial_of_run(folder: Path, batch_tokens: int, limit: int, num_threads: int)
     allowed = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
     torch.set_num_threads(num_threads)
-    keep_freed_memory()
+    tune_allocator()
     try:
         prepared = prepared_again(RunDirectory(folder), torch.device("cpu"))
     except (RuntimeError, MemoryError) as error:

@@ -5,8 +5,9 @@ import os
 from collections.abc import Iterator
 
 from tformer_cli.errors import TrainingError, UsageError
-from tformer_cli.storage.lock import open_lock, take_lock
-from tformer_cli.storage.run_directory import RunDirectory, writing
+from tformer_cli.storage.atomic import storage_errors
+from tformer_cli.storage.lock import acquire, open_lock_file
+from tformer_cli.storage.run_directory import RunDirectory
 
 
 def check_ours(run: RunDirectory) -> None:
@@ -40,10 +41,10 @@ def locked(run: RunDirectory) -> Iterator[None]:
         TrainingError: another process trains there.
         StorageError: the folder cannot be written.
     """
-    with writing(run.lock_file):
-        handle = open_lock(run.lock_file)
+    with storage_errors(run.lock_file):
+        handle = open_lock_file(run.lock_file)
     try:
-        with writing(run.lock_file):
+        with storage_errors(run.lock_file):
             _take(handle, run)
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
@@ -53,7 +54,7 @@ def locked(run: RunDirectory) -> Iterator[None]:
 
 
 def _take(handle: int, run: RunDirectory) -> None:
-    if not take_lock(handle):
+    if not acquire(handle):
         holder = os.pread(handle, 20, 0).decode(errors="replace").strip()
         raise TrainingError(
             str(run.path),

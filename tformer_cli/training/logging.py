@@ -15,8 +15,9 @@ from tformer_cli.device import peak_memory
 from tformer_cli.errors import printable
 from tformer_cli.evaluation.likelihood import perplexity
 from tformer_cli.json_text import parse_json
-from tformer_cli.storage.run_directory import RunDirectory, write_text, writing
-from tformer_cli.storage.state import TrainingState
+from tformer_cli.storage.atomic import storage_errors, write_text
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.training.step import NonFiniteStep, StepReport
 from tformer_cli.training.tensorboard import TensorBoard, summary_writer
 from tformer_cli.training.validation import Validation
@@ -42,7 +43,7 @@ class TrainingLogger:
     def __enter__(self) -> Self:
         if self.has_board:
             summary_writer()
-        with writing(self.run.path):
+        with storage_errors(self.run.path):
             self.run.path.mkdir(parents=True, exist_ok=True)
         return self
 
@@ -63,10 +64,10 @@ class TrainingLogger:
         tqdm.write(line, file=sys.stderr)
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         file = self.run.log_file
-        with writing(file), file.open("a", encoding="utf-8") as log:
+        with storage_errors(file), file.open("a", encoding="utf-8") as log:
             log.write(f"{stamp} {line}\n")
 
-    def truncate(self, state: TrainingState) -> None:
+    def truncate(self, state: TrainingProgress) -> None:
         """Forget what was reported after `state`: those steps will be taken again."""
         self._recent.clear()
         if self.run.metrics_file.exists():
@@ -121,7 +122,7 @@ class TrainingLogger:
             "this batch is left out, and the weights stay"
         )
 
-    def log_rollback(self, state: TrainingState, from_step: int) -> None:
+    def log_rollback(self, state: TrainingProgress, from_step: int) -> None:
         """Report that the training tries again from `state`."""
         self._record(
             {
@@ -202,11 +203,13 @@ class TrainingLogger:
             self.log("\n".join(lines).rstrip())
             write_text(self.run.samples / f"step-{step:06d}.txt", "\n".join(lines))
 
-    def log_end(self, state: TrainingState, device: torch.device) -> None:
+    def log_end(self, state: TrainingProgress, device: torch.device) -> None:
         """Report the end of a training."""
         speed = state.num_tokens / state.seconds
         if state.step < self.max_steps:
-            self.log(f"no better validation in the last {state.num_stale}: stopping early")
+            self.log(
+                f"no better validation in the last {state.num_bad_validations}: stopping early"
+            )
         self.log(
             f"{self.run.path}: finished; the best checkpoint is step {state.best_step}\n"
             f"{state.step:,} steps in {state.seconds / 60:.1f} minutes, "
@@ -225,7 +228,7 @@ class TrainingLogger:
 
     def _record(self, numbers: dict[str, object]) -> None:
         file = self.run.metrics_file
-        with writing(file), file.open("a", encoding="utf-8") as metrics:
+        with storage_errors(file), file.open("a", encoding="utf-8") as metrics:
             metrics.write(json.dumps(numbers) + "\n")
         if self._board is not None:
             self._board.show(numbers)
@@ -240,7 +243,7 @@ class NullLogger(TrainingLogger):
     def log(self, line: str) -> None:
         """Log nothing."""
 
-    def truncate(self, state: TrainingState) -> None:
+    def truncate(self, state: TrainingProgress) -> None:
         """Leave the files to the first."""
 
     def start(self, step: int) -> None:
@@ -255,7 +258,7 @@ class NullLogger(TrainingLogger):
         """Record nothing."""
 
 
-def _lines_until(lines: list[str], state: TrainingState) -> Iterable[str]:
+def _lines_until(lines: list[str], state: TrainingProgress) -> Iterable[str]:
     """Yield the reports in metrics.jsonl up to a state, less one that a kill cut short.
 
     What the state knows nothing of will come again: a rollback, or a validation at its very step.

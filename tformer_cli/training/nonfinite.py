@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Literal
 
 from tformer_cli.corpus.bucketing import DataPosition
-from tformer_cli.storage.state import TrainingState
+from tformer_cli.storage.state import TrainingProgress
 
 MOST_FAILURES = 3
 MOST_ROLLBACKS = 3
@@ -21,25 +21,26 @@ SLOWER = 0.5
 Verdict = Literal["go on", "roll back", "give up"]
 
 
-def failed(state: TrainingState, place: DataPosition, following: DataPosition) -> TrainingState:
+def failed(
+    state: TrainingProgress, place: DataPosition, following: DataPosition
+) -> TrainingProgress:
     """Return the state behind a batch that was not finite."""
     return replace(
         state,
-        epoch=following.epoch,
-        batch=following.batch,
-        left_out=(*state.left_out, (place.epoch, place.batch)),
-        num_failed=state.num_failed + 1,
+        data_position=(following.epoch, following.batch),
+        skipped_batches=(*state.skipped_batches, (place.epoch, place.batch)),
+        num_consecutive_skips=state.num_consecutive_skips + 1,
     )
 
 
-def verdict(state: TrainingState) -> Verdict:
+def verdict(state: TrainingProgress) -> Verdict:
     """Return what to do after a batch that was not finite."""
-    if state.num_failed < MOST_FAILURES:
+    if state.num_consecutive_skips < MOST_FAILURES:
         return "go on"
     return "roll back" if state.num_rollbacks < MOST_ROLLBACKS else "give up"
 
 
-def rolled_back(state: TrainingState, saved: TrainingState) -> TrainingState:
+def rolled_back(state: TrainingProgress, saved: TrainingProgress) -> TrainingProgress:
     """Return the state from which to try again.
 
     Args:
@@ -49,7 +50,7 @@ def rolled_back(state: TrainingState, saved: TrainingState) -> TrainingState:
     return replace(
         saved,
         environment=state.environment,
-        left_out=state.left_out,
+        skipped_batches=state.skipped_batches,
         learning_rate_factor=state.learning_rate_factor * SLOWER,
         num_rollbacks=state.num_rollbacks + 1,
     )

@@ -18,11 +18,11 @@ from tformer_cli.corpus.pipeline import epoch_plans, training_micro_batches, tra
 from tformer_cli.corpus.prefetch import prefetch
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import resolve_precision
-from tformer_cli.distributed import ALONE, World
+from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import Problem
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Network
-from tformer_cli.storage.state import TrainingState
+from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import DECODER_START_IDS
 from tformer_cli.training.ema import MovingAverage
@@ -69,18 +69,18 @@ class Preparation:
         """The model to validate and to translate with."""
         return self.model if self.average is None else self.average.model
 
-    def beginning(self) -> TrainingState:
+    def beginning(self) -> TrainingProgress:
         """Return where a run stands before its first step."""
         tokenizers = self.tokenizers.fingerprint
         fingerprint = f"{self.store.fingerprint()} {tokenizers}"
         train_state = self.train_state
-        return TrainingState.beginning(
+        return TrainingProgress.initial(
             hashlib.sha256(fingerprint.encode()).hexdigest(),
             environment_of(train_state.device, train_state.precision, train_state.world.size),
             tokenizers,
         )
 
-    def groups(self, state: TrainingState) -> Generator[StepBatch]:
+    def groups(self, state: TrainingProgress) -> Generator[StepBatch]:
         """Yield what is to be learnt from, from where a run stands, but for what failed.
 
         What comes next is padded while the model computes. It is a function of the place in the
@@ -88,10 +88,10 @@ class Preparation:
         """
         return prefetch(self._groups(state), GROUPS_AHEAD)
 
-    def _groups(self, state: TrainingState) -> Iterator[StepBatch]:
+    def _groups(self, state: TrainingProgress) -> Iterator[StepBatch]:
         training = self.config.training
-        place = DataPosition(state.epoch, state.batch)
-        left_out = set(state.left_out)
+        place = DataPosition(*state.data_position)
+        left_out = set(state.skipped_batches)
         for batches, following in training_micro_batches(
             self.store,
             self.plans,
@@ -140,7 +140,7 @@ def prepare(
     stores: Path | None,
     device: torch.device,
     log: Callable[[str], object],
-    world: World = ALONE,
+    world: World = SINGLE_PROCESS,
 ) -> Preparation:
     """Encode the training text, and build the model and its optimiser.
 
@@ -157,12 +157,12 @@ def prepare(
     """
     training = config.training
     precision = resolve_precision(training.precision, device)
-    with world.first_alone():
+    with world.main_process_first():
         store, report = training_store(config.data, tokenizers, stores)
     masking = None
     if isinstance(config.model, MaskedEncoderConfig):
         masking = Masking.from_config(config.model, tokenizers.source.size, config.seed)
-    if world.is_first:
+    if world.is_main_process:
         log(f"training text: {report.describe(config.data.unit)}")
         log(f"source: {report_lengths(store.source_lengths)}")
         if masking is None:

@@ -11,9 +11,8 @@ from tformer_cli.errors import CheckpointError, ConfigError, Problem
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Network
 from tformer_cli.storage.checkpoint import load_weights
-from tformer_cli.storage.layout import MODEL_FILE, TRAINED_FILE
 from tformer_cli.storage.origin import check_tokenizers
-from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import MODEL_FILE, RAW_MODEL_FILE, RunDirectory
 from tformer_cli.storage.state import load_state
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.checkpoints import Log, last_checkpoint
@@ -113,8 +112,8 @@ class PretrainedRun:
             )
         fingerprint = load_state(checkpoint).tokenizer_fingerprint
         check_tokenizers(fingerprint, load_tokenizers(self.run.tokenizer), self.run.tokenizer)
-        is_averaged = (checkpoint / TRAINED_FILE).exists()
-        file_name = TRAINED_FILE if is_averaged else MODEL_FILE
+        is_averaged = (checkpoint / RAW_MODEL_FILE).exists()
+        file_name = RAW_MODEL_FILE if is_averaged else MODEL_FILE
         encoder = self._encoder_for(config)
         if encoder is not None:
             assert isinstance(model, EncoderDecoder), "so its config says"

@@ -14,10 +14,12 @@ from tformer_cli.config.load import check_data_files, dump_config, load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.pipeline import evaluation_store
 from tformer_cli.corpus.reader import read_rows
-from tformer_cli.device import is_out_of_memory, keep_freed_memory
+from tformer_cli.device import is_out_of_memory
 from tformer_cli.distributed import num_processes
 from tformer_cli.errors import TrainingError, UsageError
-from tformer_cli.storage.run_directory import RunDirectory, write_text
+from tformer_cli.process import tune_allocator
+from tformer_cli.storage.atomic import write_text
+from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.subword import reservoir_sample
 from tformer_cli.text.tokenizer import load_tokenizers
 from tformer_cli.training.lock import check_ours
@@ -79,7 +81,7 @@ def rehearsal(config: Config, run: RunDirectory, *, device: torch.device) -> Ite
     check_data_files(config.data)
     check_metric(config)
     check_ours(run)
-    keep_freed_memory()
+    tune_allocator()
     with (
         clearing_up(str(run.path)),
         tempfile.TemporaryDirectory(prefix="tformer-") as folder,

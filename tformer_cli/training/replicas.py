@@ -11,7 +11,7 @@ from tformer_cli.config.schema.config import Config, leaves
 from tformer_cli.distributed import World
 from tformer_cli.errors import TrainingError
 from tformer_cli.model.network import Network
-from tformer_cli.storage.state import TrainingState
+from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.training.ema import MovingAverage
 from tformer_cli.training.step import TrainState
 
@@ -34,7 +34,7 @@ class Replicas:
         self.optimizer = train_state.optimizer
         self.average = average
 
-    def share(self, state: TrainingState) -> TrainingState:
+    def share(self, state: TrainingProgress) -> TrainingProgress:
         """Give every process what the first one has.
 
         Args:
@@ -47,17 +47,17 @@ class Replicas:
             return state
         models = [self.model] if self.average is None else [self.model, self.average.model]
         for model in models:
-            self.world.share(weight.detach() for weight in model.parameters())
+            self.world.broadcast(weight.detach() for weight in model.parameters())
         self._share_moments()
-        return TrainingState.of_plain(self.world.told(asdict(state)))
+        return TrainingProgress.from_dict(self.world.broadcast_object(asdict(state)))
 
     def _share_moments(self) -> None:
         moments = self.optimizer.state
-        if not self.world.is_first:
+        if not self.world.is_main_process:
             moments.clear()
         parameters = list(self.model.parameters())
         # Before the first step there are none, and matrices may have others than the rest.
-        layout = self.world.told(
+        layout = self.world.broadcast_object(
             [
                 [place, key, str(moment.dtype).removeprefix("torch."), list(moment.shape)]
                 for place, parameter in enumerate(parameters)
@@ -66,13 +66,13 @@ class Replicas:
         )
         for place, key, dtype, shape in layout:
             parameter = parameters[place]
-            if not self.world.is_first:
+            if not self.world.is_main_process:
                 moments[parameter][key] = torch.empty(
                     shape, dtype=getattr(torch, dtype), device=parameter.device
                 )
-            self.world.share([moments[parameter][key]])
+            self.world.broadcast([moments[parameter][key]])
 
-    def check(self, state: TrainingState) -> None:
+    def check(self, state: TrainingProgress) -> None:
         """Make sure that all processes have come to the same step with the same weights.
 
         Raises:
@@ -82,8 +82,8 @@ class Replicas:
             return
         facts = {
             "the step": str(state.step),
-            "the epoch": str(state.epoch),
-            "the batch": str(state.batch),
+            "the epoch": str(state.data_position[0]),
+            "the batch": str(state.data_position[1]),
             "the checksum of the weights": checksum(self.model),
         }
         remedy = (
@@ -93,7 +93,7 @@ class Replicas:
         _check_agreement(self.world, facts, remedy)
 
 
-def check_alike(world: World, config: Config, beginning: TrainingState) -> None:
+def check_alike(world: World, config: Config, beginning: TrainingProgress) -> None:
     """Make sure that all processes were given the same config and text.
 
     Args:
@@ -113,7 +113,7 @@ def check_alike(world: World, config: Config, beginning: TrainingState) -> None:
         },
         "the number format": beginning.environment["precision"],
         "the training text": beginning.data_fingerprint[:HASH_DIGITS],
-        "the validation text": beginning.judged_by[:HASH_DIGITS],
+        "the validation text": beginning.validation_fingerprint[:HASH_DIGITS],
     }
     _check_agreement(world, facts, "give all machines the same config and text")
 

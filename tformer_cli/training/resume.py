@@ -11,7 +11,7 @@ from tformer_cli.config.schema.config import Config, leaves
 from tformer_cli.device import hardware_name
 from tformer_cli.errors import CheckpointError
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingState
+from tformer_cli.storage.state import TrainingProgress
 
 # Keys that do not change what the training steps compute, but for the masks of dropout, which each
 # piece of `gradient_accumulation_steps` has of its own. The training text is not compared by its
@@ -110,7 +110,7 @@ def _is_free(key: str) -> bool:
     return any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
 
 
-def taken_up(saved: TrainingState, now: TrainingState) -> TrainingState:
+def taken_up(saved: TrainingProgress, now: TrainingProgress) -> TrainingProgress:
     """Return a saved state as one of this sitting, without what belongs to another one.
 
     Args:
@@ -122,16 +122,15 @@ def taken_up(saved: TrainingState, now: TrainingState) -> TrainingState:
         environment=now.environment,
         tokenizer_fingerprint=now.tokenizer_fingerprint,
         settings=now.settings,
-        judged_by=now.judged_by,
-        format_version=now.format_version,
+        validation_fingerprint=now.validation_fingerprint,
     )
     precision = now.environment["precision"]
     if saved.environment.get("precision", precision) != precision:
         # Without float16 it stays 1, at which gradients in float16 vanish.
-        state = replace(state, loss_scale=None, num_scaled=0)
-    if saved.judged_by != now.judged_by:
+        state = replace(state, loss_scale=None, num_loss_scale_steps=0)
+    if saved.validation_fingerprint != now.validation_fingerprint:
         # Scores of two kinds do not compare.
-        state = replace(state, score=None, best_score=None, best_step=None, num_stale=0)
+        state = replace(state, score=None, best_score=None, best_step=None, num_bad_validations=0)
     return state
 
 

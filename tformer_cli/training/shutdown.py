@@ -7,7 +7,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Self
 
-from tformer_cli.distributed import ALONE, World
+from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import Interrupted
 
 ACKNOWLEDGEMENT = b"\nstopping after this step; Ctrl-C again leaves without saving\n"
@@ -31,7 +31,7 @@ class GracefulShutdown:
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    def __init__(self, where: str, world: World = ALONE) -> None:
+    def __init__(self, where: str, world: World = SINGLE_PROCESS) -> None:
         """Listen for work called `where` in messages, that these processes do."""
         self.where = where
         self.world = world
@@ -71,7 +71,7 @@ class GracefulShutdown:
 
     def poll(self) -> None:
         """Learn whether a signal has come by now."""
-        self.signal = self.world.largest(self._came) or None
+        self.signal = self.world.all_reduce_max(self._came) or None
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self._came and number == signal.SIGINT:
@@ -81,7 +81,7 @@ class GracefulShutdown:
                 signal=number,
                 remedy="the same command goes on from the last checkpoint",
             )
-        if not self._came and number == signal.SIGINT and self.world.is_first:
+        if not self._came and number == signal.SIGINT and self.world.is_main_process:
             # Not by sys.stderr, which may be in the middle of another line.
             with contextlib.suppress(OSError):
                 os.write(2, ACKNOWLEDGEMENT)

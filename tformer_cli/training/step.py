@@ -18,14 +18,8 @@ from torch.nn.utils import get_total_norm
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.bucketing import DataPosition
-from tformer_cli.device import (
-    autocast,
-    derive_seed,
-    give_back_memory,
-    is_out_of_memory,
-    seed_draws,
-)
-from tformer_cli.distributed import ALONE, World
+from tformer_cli.device import autocast, derive_seed, empty_cache, is_out_of_memory, seed_device
+from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.model.network import Network
 from tformer_cli.training.amp import LossScale
 from tformer_cli.training.loss import smoothed_nll_sum
@@ -124,7 +118,7 @@ class TrainState:
     device: torch.device
     precision: torch.dtype
     seed: int
-    world: World = ALONE
+    world: World = SINGLE_PROCESS
 
     @classmethod
     def of(
@@ -135,7 +129,7 @@ class TrainState:
         device: torch.device,
         precision: torch.dtype,
         seed: int,
-        world: World = ALONE,
+        world: World = SINGLE_PROCESS,
     ) -> "TrainState":
         """Return a model with the optimiser and the schedule that a config asks for."""
         schedule = build_schedule(
@@ -243,19 +237,19 @@ def _finite_gradient(
     """
     world = train_state.world
     own_tokens = sum(batch.num_target_tokens for batch in batches)
-    num_tokens = int(world.sums(own_tokens)[0])
+    num_tokens = int(world.all_reduce_sum(own_tokens)[0])
     while True:
         totals, num_pieces = accumulate_gradients(
             train_state, batches, step, num_tokens, scale.factor
         )
         gradients = _gradients(train_state.model)
-        world.add([*gradients, totals])
+        world.all_reduce_([*gradients, totals])
         if scale.factor != 1.0:
             torch._foreach_mul_(gradients, 1.0 / scale.factor)
         means = (*(totals / num_tokens), get_total_norm(gradients))
         # Of numbers, one look at the device a step.
         loss, nll, accuracy, norm = torch.stack(means).tolist()
-        num_pieces = int(world.sums(num_pieces)[0])
+        num_pieces = int(world.all_reduce_sum(num_pieces)[0])
         gradient = _Gradient(loss, nll, accuracy, norm, num_tokens, num_pieces, scale)
         if gradient.is_finite or not math.isfinite(loss) or not scale.can_be_lowered:
             return gradient
@@ -309,7 +303,7 @@ def accumulate_gradients(
                 raise
         # Out here the error has gone, and with it the tensors that its traceback kept alive.
         train_state.optimizer.zero_grad(set_to_none=True)
-        give_back_memory(train_state.device)
+        empty_cache(train_state.device)
         batches = in_halves(batches, where=f"step {step}")
         num_pieces = len(batches)
 
@@ -320,7 +314,7 @@ def _sum_gradients(
     model = train_state.model.train()
     # Dropout is a function of the step alone, so a resumed run draws what an unbroken one did.
     dropout_seed = derive_seed(train_state.seed, "dropout", step) + train_state.world.rank
-    seed_draws(train_state.device, dropout_seed)
+    seed_device(train_state.device, dropout_seed)
     totals = torch.zeros(3, device=train_state.device)
     for batch in (batch.to(train_state.device) for batch in batches):
         targets = batch.target_out[batch.target_mask]

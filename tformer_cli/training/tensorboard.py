@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from tformer_cli.errors import UsageError
 from tformer_cli.json_text import parse_json
-from tformer_cli.storage.run_directory import RunDirectory, writing
+from tformer_cli.storage.atomic import storage_errors
+from tformer_cli.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -27,7 +28,7 @@ class TensorBoard:
             StorageError: the folder cannot be written.
         """
         self._folder = run.tensorboard
-        with writing(self._folder):
+        with storage_errors(self._folder):
             shutil.rmtree(self._folder, ignore_errors=True)
             self._writer = summary_writer()(str(self._folder))
         if run.metrics_file.exists():
@@ -38,7 +39,7 @@ class TensorBoard:
         """Add a point to every curve that a line of metrics.jsonl has a number for."""
         if numbers["kind"] not in ("train", "valid"):
             return
-        with writing(self._folder):
+        with storage_errors(self._folder):
             for name, value in _curves(numbers):
                 self._writer.add_scalar(name, value, numbers["step"])
             self._writer.flush()

@@ -9,9 +9,10 @@ from tformer_cli.config.load import as_plain
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.pipeline import training_pairs
 from tformer_cli.corpus.text_digests import TextDigests
-from tformer_cli.distributed import ALONE, World
+from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.json_text import read_json
-from tformer_cli.storage.run_directory import RunDirectory, write_json
+from tformer_cli.storage.atomic import write_json
+from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.checkpoints import Log
 from tformer_cli.training.logging import TrainingLogger
@@ -26,7 +27,7 @@ def run_tokenizers(
     stores: Path,
     has_begun: bool,
     fresh: bool,
-    world: World = ALONE,
+    world: World = SINGLE_PROCESS,
 ) -> Tokenizers:
     """Load the tokenizers of a run or of its pretrained, or build them from its training text.
 
@@ -44,13 +45,15 @@ def run_tokenizers(
     Raises:
         TformerError: they cannot be loaded or built.
     """
-    if world.is_first:
+    if world.is_main_process:
         tokenizers = _own_tokenizers(config, run, logger, stores, has_begun, fresh)
         files = tokenizers.files().items()
-        world.told({name: base64.b64encode(content).decode() for name, content in files})
+        world.broadcast_object(
+            {name: base64.b64encode(content).decode() for name, content in files}
+        )
         return tokenizers
     with tempfile.TemporaryDirectory() as folder:
-        for name, content in world.told().items():
+        for name, content in world.broadcast_object().items():
             (Path(folder) / name).write_bytes(base64.b64decode(content))
         return load_tokenizers(Path(folder))
 

@@ -14,18 +14,17 @@ from tformer_cli.config.load import check_data_files, dump_config, load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.pipeline import source_sentences
-from tformer_cli.device import keep_freed_memory
-from tformer_cli.distributed import World, joined, own_device
+from tformer_cli.distributed import World, local_device, process_group
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
-from tformer_cli.storage.layout import STATE_FILE
-from tformer_cli.storage.run_directory import (
-    RunDirectory,
+from tformer_cli.process import tune_allocator
+from tformer_cli.storage.atomic import (
     empty_directory,
-    put_back,
+    recover_interrupted_writes,
+    storage_errors,
     write_text,
-    writing,
 )
-from tformer_cli.storage.state import TrainingState, load_state
+from tformer_cli.storage.run_directory import STATE_FILE, RunDirectory
+from tformer_cli.storage.state import TrainingProgress, load_state
 from tformer_cli.training.amp import LossScale
 from tformer_cli.training.checkpoints import Checkpoints, checkpoint_before, last_checkpoint
 from tformer_cli.training.diagnosis import first_not_finite
@@ -58,7 +57,7 @@ from tformer_cli.training.validation import (
 
 def train(
     config: Config, run: RunDirectory, *, device: torch.device, fresh: bool = False
-) -> TrainingState:
+) -> TrainingProgress:
     """Train to the end, in a new run folder or from the last checkpoint of a begun one.
 
     The end is `max_steps`, or `patience` validations without a better one. Where the last
@@ -79,21 +78,21 @@ def train(
             process trains there, processes disagree, the training diverged, or memory ran out.
         Interrupted: SIGINT, SIGTERM or SIGHUP came; the run is saved and can go on.
     """
-    device = own_device(device)
-    keep_freed_memory()
+    device = local_device(device)
+    tune_allocator()
     with contextlib.ExitStack() as stack:
-        world = stack.enter_context(joined(device))
+        world = stack.enter_context(process_group(device))
         check_data_files(config.data)
         check_metric(config)
-        if world.is_first:
+        if world.is_main_process:
             check_ours(run)
             check_pretrained(config, run)
-        told = TrainingLogger if world.is_first else NullLogger
+        told = TrainingLogger if world.is_main_process else NullLogger
         logger = stack.enter_context(told(run, config.training))
         stack.enter_context(memory_shortage_reported(str(run.path)))
-        if world.is_first:
+        if world.is_main_process:
             stack.enter_context(locked(run))
-            put_back(run.checkpoints)
+            recover_interrupted_writes(run.checkpoints)
         sitting = _Sitting(config, run, device, logger, world, fresh=fresh)
         if sitting.is_over:
             logger.log(f"{run.path}: finished at step {sitting.state.step}")
@@ -103,9 +102,11 @@ def train(
         return sitting.state
 
 
-def is_finished(state: TrainingState, training: TrainingConfig) -> bool:
+def is_finished(state: TrainingProgress, training: TrainingConfig) -> bool:
     """Return whether a run has taken all its steps, or stopped getting better."""
-    out_of_patience = training.patience is not None and state.num_stale >= training.patience
+    out_of_patience = (
+        training.patience is not None and state.num_bad_validations >= training.patience
+    )
     return state.step >= training.max_steps or out_of_patience
 
 
@@ -115,7 +116,7 @@ def clear(run: RunDirectory) -> None:
     Raises:
         StorageError: something cannot be removed.
     """
-    with writing(run.path):
+    with storage_errors(run.path):
         for file in (*run.pointers, run.metrics_file):
             file.unlink(missing_ok=True)
     for folder in run.folders:
@@ -140,7 +141,7 @@ class _Sitting:
         self.logger = logger
         self.world = world
         checkpoint = None
-        if world.is_first:
+        if world.is_main_process:
             checkpoint = None if fresh else last_checkpoint(run, logger.log)
             if checkpoint is not None:
                 for change in accepted_changes(run, load_config(run.config_file), config):
@@ -171,17 +172,17 @@ class _Sitting:
         sentences = None
         if checkpoint is not None:
             sentences = load_state(checkpoint).max_source_sentences  # Stays in force.
-        elif world.is_first:
+        elif world.is_main_process:
             sentences = source_sentences(config.data)
         self.beginning = replace(
             self.prepared.beginning(),
             settings=trajectory_settings(config),
-            judged_by=validation_fingerprint(config),
+            validation_fingerprint=validation_fingerprint(config),
             max_source_sentences=sentences,
         )
         self.state = self.beginning
         check_alike(world, config, self.beginning)
-        if world.is_first:
+        if world.is_main_process:
             if checkpoint is None and config.training.init_from is not None:
                 self._begin()
             # Everything that can be wrong with config and text has shown by now.
@@ -194,7 +195,7 @@ class _Sitting:
             write_text(run.config_file, dump_config(config))
         self.state = self.replicas.share(self.state)
         self.replicas.check(self.state)
-        logger.log(self.prepared.describe(self.state.epoch))
+        logger.log(self.prepared.describe(self.state.data_position[0]))
 
     @property
     def is_over(self) -> bool:
@@ -261,7 +262,7 @@ class _Sitting:
         self.checkpoints.save(self.state)
         if shutdown.signal is not None:
             # When one process leaves, torchrun soon ends the others, whatever they write.
-            self.world.wait()
+            self.world.barrier()
             raise Interrupted(
                 str(self.run.path),
                 f"interrupted; saved at step {self.state.step}",
@@ -292,7 +293,7 @@ class _Sitting:
     def _roll_back(self) -> None:
         """Begin again from a checkpoint, or from the beginning where there is none."""
         was, saved = self.state, self.beginning
-        if self.world.is_first:
+        if self.world.is_main_process:
             checkpoint = checkpoint_before(
                 self.run, was.step, self.config.training, self.logger.log
             )
@@ -328,13 +329,14 @@ class _Sitting:
                 "the training text or its tokenizer has changed since this run began",
                 remedy=f"restore it, {ELSEWHERE}",
             )
-        num_batches = len(self.prepared.plans[saved.epoch])
+        epoch, batch = saved.data_position
+        num_batches = len(self.prepared.plans[epoch])
         # Where weights are small there may be none at all.
-        if saved.batch >= max(1, num_batches):
+        if batch >= max(1, num_batches):
             raise CheckpointError(
                 str(checkpoint / STATE_FILE),
                 "is damaged",
-                got=f"batch {saved.batch} of an epoch of {num_batches}",
+                got=f"batch {batch} of an epoch of {num_batches}",
                 remedy="use an earlier checkpoint",
             )
         for change in environment_changes(saved.environment, self.beginning.environment):
@@ -342,7 +344,7 @@ class _Sitting:
         self.checkpoints.go_back(checkpoint)
         self.logger.truncate(saved)
         self.state = taken_up(saved, self.beginning)
-        if saved.judged_by != self.beginning.judged_by:
+        if saved.validation_fingerprint != self.beginning.validation_fingerprint:
             self.logger.log(
                 f"{self.run.path}: validations so far do not compare with those to come, among "
                 "which the best checkpoint is sought"
@@ -352,20 +354,19 @@ class _Sitting:
     @property
     def _loss_scale(self) -> LossScale | None:
         factor = self.state.loss_scale
-        return None if factor is None else LossScale(factor, self.state.num_scaled)
+        return None if factor is None else LossScale(factor, self.state.num_loss_scale_steps)
 
     def _count(self, report: StepReport) -> None:
         self.state = replace(
             self.state,
             score=None,
-            num_failed=0,
+            num_consecutive_skips=0,
             step=report.step,
-            epoch=report.position.epoch,
-            batch=report.position.batch,
+            data_position=(report.position.epoch, report.position.batch),
             num_tokens=self.state.num_tokens + report.num_tokens,
             seconds=self.state.seconds + report.seconds,
             loss_scale=report.loss_scale.factor,
-            num_scaled=report.loss_scale.num_steps,
+            num_loss_scale_steps=report.loss_scale.num_steps,
         )
 
     def _validate(self, shutdown: GracefulShutdown) -> None:
@@ -387,10 +388,16 @@ class _Sitting:
         is_best = self.state.best_score is None or score >= self.state.best_score
         if is_best:
             self.state = replace(
-                self.state, score=score, best_step=self.state.step, best_score=score, num_stale=0
+                self.state,
+                score=score,
+                best_step=self.state.step,
+                best_score=score,
+                num_bad_validations=0,
             )
         else:
-            self.state = replace(self.state, score=score, num_stale=self.state.num_stale + 1)
+            self.state = replace(
+                self.state, score=score, num_bad_validations=self.state.num_bad_validations + 1
+            )
         self.logger.log_validation(
             self.state.step, validation, sample_translations(validation, self.config), best=is_best
         )

@@ -15,7 +15,7 @@ from tformer_cli.corpus.masking import Masking
 from tformer_cli.corpus.pipeline import evaluation_store
 from tformer_cli.corpus.reader import read_pairs, read_rows
 from tformer_cli.corpus.store import TokenStore
-from tformer_cli.distributed import ALONE, World
+from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import DataError
 from tformer_cli.evaluation.evaluate import evaluate, left_out_of_loss, loss_batches
 from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
@@ -48,7 +48,7 @@ def validate(
     precision: torch.dtype,
     *,
     max_source_sentences: int | None = None,
-    world: World = ALONE,
+    world: World = SINGLE_PROCESS,
     on_done: Callable[[int], object] = lambda count: None,
 ) -> Validation:
     """Translate and score the validation text as `training.validation_decoding` says.

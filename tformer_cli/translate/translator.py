@@ -18,7 +18,7 @@ from tformer_cli.config.schema.decoding import (
 )
 from tformer_cli.config.schema.model import ModelConfig
 from tformer_cli.corpus.prefetch import chunks
-from tformer_cli.device import give_back_memory, resolve_device, resolve_precision
+from tformer_cli.device import empty_cache, resolve_device, resolve_precision
 from tformer_cli.errors import ConfigError, Problem, UsageError
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.alignment import Aligner
@@ -255,7 +255,7 @@ class Translator:
             raise UsageError(
                 "`workers`", "is for a CPU", got=str(workers), remedy='use 1, or `device="cpu"`'
             )
-        give_back_memory(torch.device("cpu"))
+        empty_cache(torch.device("cpu"))
         self.engine = WorkersEngine(self.engine, workers)
 
     def translate(

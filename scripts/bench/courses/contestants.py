@@ -31,10 +31,10 @@ from tformer_cli.corpus.pipeline import evaluation_store, training_pairs
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.errors import CheckpointError
 from tformer_cli.evaluation.metrics import Score, build_metric
+from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.checkpoint import load_weights
-from tformer_cli.storage.layout import MODEL_FILE, SUMS_FILE
-from tformer_cli.storage.run_directory import RunDirectory, write_text
-from tformer_cli.storage.state import TrainingState, load_state
+from tformer_cli.storage.run_directory import CHECKSUMS_FILE, MODEL_FILE, RunDirectory
+from tformer_cli.storage.state import TrainingProgress, load_state
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.preparation import init_model, prepare
@@ -93,7 +93,7 @@ class Contestant(ABC):
     def num_parameters(self) -> int:
         """Count the weights that are trained."""
 
-    def state(self) -> TrainingState | None:
+    def state(self) -> TrainingProgress | None:
         """Return where the training stood when it was last saved, if that can be read."""
         checkpoint = self.run.pointed(self.pointer)
         try:
@@ -111,7 +111,7 @@ class Contestant(ABC):
         is_judged = is_finished(state, self.config.training) and state.score is not None
         return is_judged or state.seconds >= seconds
 
-    def chosen(self) -> Iterator[tuple[Path, TrainingState]]:
+    def chosen(self) -> Iterator[tuple[Path, TrainingProgress]]:
         """Yield each checkpoint that was the best on the validation text in its time, in order."""
         for checkpoint in self.run.step_checkpoints():
             state = load_state(checkpoint)
@@ -264,5 +264,5 @@ def contestant_of(name: str, config: Config, run: RunDirectory, init_std: float)
 
 def _digest(checkpoint: Path) -> str:
     """Return the sum of the weights that a checkpoint translates with."""
-    lines = (checkpoint / SUMS_FILE).read_text(encoding="utf-8").splitlines()
+    lines = (checkpoint / CHECKSUMS_FILE).read_text(encoding="utf-8").splitlines()
     return next(line.split()[0] for line in lines if line.endswith(f"  {MODEL_FILE}"))

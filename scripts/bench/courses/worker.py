@@ -23,7 +23,8 @@ from courses.contestants import CONTESTANTS, Contestant
 
 from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.errors import Interrupted, TrainingError
-from tformer_cli.storage.run_directory import RunDirectory, write_text
+from tformer_cli.storage.atomic import write_text
+from tformer_cli.storage.run_directory import RunDirectory
 
 # How often the clock is written down, and the time of the steps looked at.
 TICK_SECONDS = 5.0

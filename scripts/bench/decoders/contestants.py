@@ -228,7 +228,7 @@ def _begin_process(owner: InBatches, threads: int) -> None:
     """Begin a process of a pool, forked from its owner."""
     import torch
 
-    from tformer_cli.child_process import begin_child
+    from tformer_cli.process import begin_child
 
     global _owner
     _owner = owner

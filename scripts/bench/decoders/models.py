@@ -20,9 +20,10 @@ from tformer_cli.corpus.pipeline import training_pairs
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.errors import UsageError
 from tformer_cli.model.build import build_model
+from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.checkpoint import save_average
-from tformer_cli.storage.run_directory import RunDirectory, write_text
-from tformer_cli.storage.state import TrainingState
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import EOS_ID
@@ -115,7 +116,7 @@ def write_endless(config: Config, tokenizers: Tokenizers, folder: RunDirectory) 
         # So its logit is zero, and of all the others one is above.
         model.output.weight[EOS_ID] = 0
     tokenizers.save(folder.tokenizer)
-    save_average(folder.checkpoint(0), model, TrainingState.beginning("", {}))
+    save_average(folder.checkpoint(0), model, TrainingProgress.initial("", {}))
     folder.point("last", folder.checkpoint(0))
     write_text(folder.config_file, dump_config(config))
 

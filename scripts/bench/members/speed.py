@@ -13,7 +13,7 @@ from trainers.worker import Worker
 from tformer_cli.cli.app import ENVIRONMENT
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.corpus.reader import read_pairs
-from tformer_cli.device import keep_freed_memory
+from tformer_cli.process import tune_allocator
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.translate.translator import Translator
@@ -59,7 +59,7 @@ def take_turn(run: RunDirectory, lines: int, *, seconds: float, threads: int) ->
 def translate_apart(folder: str, count: str, threads: str) -> None:
     """Print how many target tokens a run writes a second."""
     torch.set_num_threads(int(threads))
-    keep_freed_memory()
+    tune_allocator()
     run = RunDirectory(Path(folder))
     trained = load_trained_model(run)
     text = next(iter(trained.config.data.test.values()))

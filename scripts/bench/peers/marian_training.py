@@ -21,9 +21,10 @@ from tformer_cli.corpus.pipeline import epoch_plans, training_micro_batches
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import autocast, derive_seed
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
+from tformer_cli.storage.atomic import remove_directory, storage_errors, write_text
 from tformer_cli.storage.checkpoint import load_optimizer, load_weights, save_checkpoint
-from tformer_cli.storage.run_directory import RunDirectory, remove_directory, write_text, writing
-from tformer_cli.storage.state import TrainingState, load_state
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import TrainingProgress, load_state
 from tformer_cli.training.lock import locked
 from tformer_cli.training.optim import set_learning_rate
 from tformer_cli.training.shutdown import GracefulShutdown
@@ -46,12 +47,12 @@ def train_marian(
     store: TokenStore,
     folder: RunDirectory,
     *,
-    begin: TrainingState,
+    begin: TrainingProgress,
     steps: int,
     device: torch.device,
     precision: torch.dtype = torch.float32,
     validate: Callable[[], float] | None = None,
-) -> TrainingState:
+) -> TrainingProgress:
     """Take optimiser steps until there are `steps`, from the checkpoint in `folder` if it has one.
 
     Args:
@@ -79,7 +80,7 @@ def train_marian(
     train_state = TrainState.of(
         marian, training, device=device, precision=precision, seed=config.seed
     )
-    with writing(folder.path):
+    with storage_errors(folder.path):
         folder.path.mkdir(parents=True, exist_ok=True)
     with locked(folder), GracefulShutdown(str(folder.path)) as shutdown:
         state = _gone_on(marian, train_state.optimizer, config, folder, begin)
@@ -94,7 +95,7 @@ def train_marian(
             store,
             epoch_plans(store, batch_tokens=training.batch_tokens, seed=config.seed),
             accumulate=training.gradient_accumulation_steps,
-            data_position=DataPosition(state.epoch, state.batch),
+            data_position=DataPosition(*state.data_position),
         )
         while state.step < steps and not (validate is not None and is_finished(state, training)):
             state, loss = _after_step(train_state, groups, state, folder)
@@ -188,9 +189,9 @@ def take_step(train_state: TrainState, group: list[Batch], step: int) -> Taken:
 def _after_step(
     train_state: TrainState,
     groups: Iterator[tuple[list[Batch], DataPosition]],
-    state: TrainingState,
+    state: TrainingProgress,
     folder: RunDirectory,
-) -> tuple[TrainingState, float]:
+) -> tuple[TrainingProgress, float]:
     """Take an optimiser step; return the state after it and the loss before it."""
     started = time.perf_counter()
     group, position = next(groups)
@@ -207,19 +208,20 @@ def _after_step(
         state,
         score=None,
         step=step,
-        epoch=position.epoch,
-        batch=position.batch,
+        data_position=(position.epoch, position.batch),
         num_tokens=state.num_tokens + taken.num_tokens,
         seconds=state.seconds + time.perf_counter() - started,
     )
     return after, taken.loss
 
 
-def _judged(state: TrainingState, score: float) -> TrainingState:
+def _judged(state: TrainingProgress, score: float) -> TrainingProgress:
     """Return a state with its score; of equal ones the later is the best, as in our runs."""
     if state.best_score is None or score >= state.best_score:
-        return replace(state, score=score, best_step=state.step, best_score=score, num_stale=0)
-    return replace(state, score=score, num_stale=state.num_stale + 1)
+        return replace(
+            state, score=score, best_step=state.step, best_score=score, num_bad_validations=0
+        )
+    return replace(state, score=score, num_bad_validations=state.num_bad_validations + 1)
 
 
 def _gone_on(
@@ -227,8 +229,8 @@ def _gone_on(
     optimizer: torch.optim.Optimizer,
     config: Config,
     folder: RunDirectory,
-    begin: TrainingState,
-) -> TrainingState:
+    begin: TrainingProgress,
+) -> TrainingProgress:
     """Take up the checkpoint of a folder, or else make the folder ready for the first one."""
     checkpoint, settings_file = folder.pointed(POINTER), folder.path / SETTINGS_FILE
     settings = _settings(marian, config, begin)
@@ -249,7 +251,7 @@ def _gone_on(
     return replace(load_state(checkpoint), environment=begin.environment)
 
 
-def _settings(marian: "MarianMTModel", config: Config, begin: TrainingState) -> dict[str, Any]:
+def _settings(marian: "MarianMTModel", config: Config, begin: TrainingProgress) -> dict[str, Any]:
     """Return what decides the course of the training, as JSON reads it back."""
     plain = as_plain(config)
     settings = {
@@ -265,7 +267,7 @@ def _save(
     marian: "MarianMTModel",
     optimizer: torch.optim.Optimizer,
     folder: RunDirectory,
-    state: TrainingState,
+    state: TrainingProgress,
 ) -> None:
     before, checkpoint = folder.pointed(POINTER), folder.checkpoint(state.step)
     save_checkpoint(checkpoint, marian, optimizer, state)
@@ -274,7 +276,7 @@ def _save(
         remove_directory(before)
 
 
-def _report(state: TrainingState, steps: int, loss: float) -> None:
+def _report(state: TrainingProgress, steps: int, loss: float) -> None:
     speed = state.num_tokens / state.seconds
     left = (steps - state.step) * state.seconds / state.step / 60
     print(
@@ -285,6 +287,6 @@ def _report(state: TrainingState, steps: int, loss: float) -> None:
     )
 
 
-def _report_score(state: TrainingState) -> None:
+def _report_score(state: TrainingProgress) -> None:
     best = "  (best so far)" if state.best_step == state.step else ""
     print(f"marian valid {state.step}  {state.score:.3f}{best}", file=sys.stderr, flush=True)

@@ -31,8 +31,9 @@ from tformer_cli.export.format import Format
 from tformer_cli.export.token_example import TOKEN_PACKAGES, sentencepiece_models
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Seq2Seq
+from tformer_cli.storage.atomic import make_directory, new_directory, storage_errors
 from tformer_cli.storage.lock import alone
-from tformer_cli.storage.run_directory import RunDirectory, make_directory, new_directory, writing
+from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SPECIAL_TOKENS, UNK_ID
@@ -232,7 +233,7 @@ def cached_engine(
     name = f"ctranslate2-{FORMAT_VERSION}-{trained.fingerprint[:16]}-{quantization}"
     folder = run.exports / name
     if not folder.is_dir():
-        with writing(run.exports):
+        with storage_errors(run.exports):
             make_directory(run.exports)
         with alone(run.exports / ".lock", "waiting for another process that exports the same run"):
             # Perhaps somebody else has just written it.

@@ -27,7 +27,7 @@ from tformer_cli.export.marian.weights import (
     to_theirs,
 )
 from tformer_cli.search.engine import NativeEngine
-from tformer_cli.storage.run_directory import new_directory, whole_file, write_json
+from tformer_cli.storage.atomic import atomic_write, new_directory, write_json
 from tformer_cli.storage.tensors import save_tensors
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.subword import MarianTokenizer
@@ -160,7 +160,7 @@ def _write(trained: TrainedModel, folder: Path) -> None:
     config, tokenizers = trained.config, trained.tokenizers
     vocabularies = [_vocabulary(side) for side in (tokenizers.source, tokenizers.target)]
     # safetensors lets nobody else read what it writes; a whole file is for all.
-    with whole_file(folder / "model.safetensors") as temporary:
+    with atomic_write(folder / "model.safetensors") as temporary:
         save_tensors(_weights(trained), temporary, {"format": "pt"})
     write_json(folder / "config.json", _settings(config, *map(len, vocabularies)))
     write_json(folder / "generation_config.json", _generation(config))

@@ -23,7 +23,7 @@ from tformer_cli.export.onnx.engine import SOURCE_FILE, STEP_FILE, OnnxEngine
 from tformer_cli.export.onnx.example import example
 from tformer_cli.export.onnx.graphs import SourceGraph, StepGraph, traceable
 from tformer_cli.export.token_example import TOKEN_PACKAGES, sentencepiece_models
-from tformer_cli.storage.run_directory import write_json
+from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID, UNK_ID

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from tformer_cli import child_process
-from tformer_cli.child_process import num_threads
+from tformer_cli import process
 from tformer_cli.config.schema.tokenizer import SubwordConfig
+from tformer_cli.process import num_threads
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import SubwordTokenizer, learn_subwords
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux bind
 
 def test_processes_that_share_the_cores_keep_one_thread_each_busy(monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    monkeypatch.setattr(child_process, "num_cores", lambda: 12)
+    monkeypatch.setattr(process, "num_cores", lambda: 12)
     assert num_threads() == 12
     for processes, threads in ((4, 3), (12, 1), (16, 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", f"{processes}")
@@ -29,7 +29,7 @@ def test_processes_that_share_the_cores_keep_one_thread_each_busy(monkeypatch):
 
 
 def test_cores_are_those_that_a_process_is_bound_to():
-    code = "from tformer_cli.child_process import num_cores; print(num_cores())"
+    code = "from tformer_cli.process import num_cores; print(num_cores())"
     core = min(os.sched_getaffinity(0))
     bind = f"import os; os.sched_setaffinity(0, {{{core}}}); {code}"
     found = [
