@@ -156,6 +156,26 @@ def in_options(text: str) -> str:
     return _ARGUMENT.sub(option, text)
 
 
+def reject_usage(
+    option: str, what: str, *, when: bool, got: object = None, remedy: str | None = None
+) -> None:
+    """Refuse a combination of options: a command lists the ones that it does not allow.
+
+    Args:
+        option: the option to blame.
+        what: the rule that is broken.
+        when: whether it is.
+        got: value of the option, if it has one.
+        remedy: what to do instead.
+
+    Raises:
+        UsageError: the rule is broken.
+    """
+    if when:
+        shown = f"{got:g}" if isinstance(got, float) else str(got)
+        raise UsageError(option, what, got=None if got is None else shown, remedy=remedy)
+
+
 def chosen_run(run: Path | None, checkpoint: str = "best") -> RunDirectory:
     """Return the run folder named on the command line, or the newest one, which stderr names.
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tformer_cli.cli.messages import suggest
-from tformer_cli.cli.options import DeviceOption, SetOption
+from tformer_cli.cli.options import DeviceOption, SetOption, reject_usage
 from tformer_cli.config.load import check_data_files, load_config, places_of_keys
 from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.errors import UsageError
@@ -146,23 +146,32 @@ def _check_usage(
     Raises:
         UsageError: there are such.
     """
-    if dry_run and find_batch:
-        raise UsageError("--find-batch", "contradicts --dry-run", remedy="leave one of them out")
-    if fresh and (dry_run or find_batch):
-        other = "--dry-run" if dry_run else "--find-batch"
-        raise UsageError("--fresh", f"has no effect with {other}", remedy="leave it out")
-    if memory_limit is not None and not find_batch:
-        raise UsageError(
-            "--memory-limit",
-            "has no effect without --find-batch",
-            got=f"{memory_limit:g}",
-            remedy="add --find-batch",
-        )
-    if memory_limit is not None and not math.isfinite(memory_limit):
-        raise UsageError(
-            "--memory-limit", "must be a number of GiB", got=str(memory_limit), remedy="write 8"
-        )
-    if as_json and not (dry_run or find_batch):
-        raise UsageError(
-            "--json", "has no effect without --dry-run or --find-batch", remedy="leave it out"
-        )
+    both = "leave one of them out"
+    reject_usage("--find-batch", "contradicts --dry-run", when=dry_run and find_batch, remedy=both)
+    is_trial = dry_run or find_batch
+    reject_usage(
+        "--fresh",
+        f"has no effect with {'--dry-run' if dry_run else '--find-batch'}",
+        when=fresh and is_trial,
+        remedy="leave it out",
+    )
+    reject_usage(
+        "--memory-limit",
+        "has no effect without --find-batch",
+        when=memory_limit is not None and not find_batch,
+        got=memory_limit,
+        remedy="add --find-batch",
+    )
+    reject_usage(
+        "--memory-limit",
+        "must be a number of GiB",
+        when=memory_limit is not None and not math.isfinite(memory_limit),
+        got=memory_limit,
+        remedy="write 8",
+    )
+    reject_usage(
+        "--json",
+        "has no effect without --dry-run or --find-batch",
+        when=as_json and not is_trial,
+        remedy="leave it out",
+    )
