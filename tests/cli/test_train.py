@@ -265,7 +265,7 @@ def test_sentences_beyond_learned_positions_are_named(tformer, tmp_path):
     run = tmp_path / "run"
     assert tformer("train", file, "--run", run).exit_code == 0
     remedy = "split it, or train with model.positions: {kind: sinusoidal}"
-    limit = "is longer than the positions that the model has learnt (20 tokens); got 21 tokens"
+    limit = "is longer than the positions that the model has learned (20 tokens); got 21 tokens"
     result = tformer("translate", run, stdin=f"ab\n{'a' * 20}\n")
     assert (result.exit_code, result.stderr) == (
         0,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tformer_cli.corpus import store
 from tformer_cli.corpus.bucketing import POOL_BATCHES, Bucketing, DataPosition, EpochPlans
-from tformer_cli.corpus.weights import PairWeights
+from tformer_cli.corpus.store import PairWeights
 
 pair_lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=200)
 budgets = st.integers(1, 120)

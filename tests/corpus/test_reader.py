@@ -1,10 +1,17 @@
-"""Reading lines: what ends one, what is refused, and that none is lost or shifted."""
+"""Reading lines: what ends one, what is refused, that none is lost; cached checksums."""
 
+import bz2
 import errno
 import gzip
+import hashlib
 import io
+import lzma
 import os
+import tarfile
+import time
+import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +19,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer_cli.config.schema.data import ParallelText, PlainText
-from tformer_cli.corpus.reader import as_pair, decode_lines, read_lines, read_pairs, read_rows
+from tformer_cli.corpus.reader import (
+    SETTLED_NS,
+    TEXTS_FILE,
+    as_pair,
+    decode_lines,
+    read_beside,
+    read_lines,
+    read_pairs,
+    read_rows,
+    text_checksums,
+)
 from tformer_cli.errors import DataError
 
 FIVE = b"one\ntwo\nthree\nfour\nfive\n"
@@ -252,3 +269,224 @@ def test_rows_have_the_sides_of_their_text(tmp_path: Path) -> None:
 def test_pairs_need_no_final_line_feed(tmp_path: Path) -> None:
     source, target = written(tmp_path, "a.en", b"a\nb"), written(tmp_path, "a.de", b"c\nd\n")
     assert list(read_pairs(source, target)) == [("a", "c"), ("b", "d")]
+
+
+TEXT = b"one\ntwo\nthree\n" * 50
+SIDES = "write source and target into two text files, one sentence a line"
+
+
+def zipped(content: bytes) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("text.en", content)
+    return stream.getvalue()
+
+
+def tarred(content: bytes) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        member = tarfile.TarInfo("text.en")
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def refusal_of(read: Callable[[], object]) -> str:
+    with pytest.raises(DataError) as raised:
+        read()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.zip", zipped(TEXT), "is a zip archive, not plain text; unpack it with `unzip`"),
+        ("a.en", zipped(TEXT), "is a zip archive, not plain text; unpack it with `unzip`"),
+        ("a.xlsx", zipped(TEXT), f"is an Excel workbook, not plain text; open it and {SIDES}"),
+        (
+            "a.en.bz2",
+            bz2.compress(TEXT),
+            "is a bzip2 archive, not plain text; unpack it with `bunzip2`",
+        ),
+        ("a.en.xz", lzma.compress(TEXT), "is an xz archive, not plain text; unpack it with `unxz`"),
+        (
+            "a.en.zst",
+            b"\x28\xb5\x2f\xfd\x04\x58",
+            "is a Zstandard archive, not plain text; unpack it with `unzstd`",
+        ),
+        ("a.tar", tarred(TEXT), "is a tar archive, not plain text; unpack it with `tar -xf`"),
+        (
+            "a.tar.gz",
+            gzip.compress(tarred(TEXT)),
+            "is a tar archive, not plain text; unpack it with `tar -xf`",
+        ),
+    ],
+)
+def test_archive_is_never_text(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    assert refusal_of(lambda: list(read_lines(file))) == f"{file}: {message}"
+
+
+STRUCTURED = [
+    ("a.tmx", '<?xml version="1.0"?>\n<tmx>\n', "TMX"),
+    ("a.en", '\n  <?xml version="1.0"?>\n', "XML"),
+    ("a.xlf", "<xliff version='1.2'>\n", "XLIFF"),
+    ("a.sgm", '<srcset setid="x">\n', "SGML"),
+    ("a.jsonl", '{"en": "a", "de": "b"}\n' * 3, "JSON Lines"),
+    ("a.txt", '{"translation": {"en": "a"}}\n' * 20, "JSON Lines"),
+    ("a.json", '[\n {"en": "a"}\n]\n', "JSON"),
+    ("a.csv", "en,de\n" + "a dog,ein Hund\n" * 20, "CSV"),
+    ("a.csv", "a dog;ein Hund\n", "CSV"),
+    ("a.tsv", "a dog\tein Hund\t1\n" * 5, "TSV"),
+    ("a.tsv", "a dog\tein Hund\n", "TSV"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "kind"), STRUCTURED)
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_table_or_markup_is_no_corpus(
+    tmp_path: Path, name: str, content: str, kind: str, is_packed: bool
+) -> None:
+    file = tmp_path / (f"{name}.gz" if is_packed else name)
+    file.write_bytes(gzip.compress(content.encode()) if is_packed else content.encode())
+    other = tmp_path / "other.de"
+    other.write_text(content, encoding="utf-8")
+    message = f"{file}: is {kind}, not plain text; {SIDES}"
+    assert refusal_of(lambda: list(read_pairs(file, other))) == message
+    assert refusal_of(lambda: list(read_rows(PlainText(text=file)))) == message
+
+
+@pytest.mark.parametrize(("name", "content", "kind"), STRUCTURED)
+def test_what_is_translated_may_be_a_table_or_markup(
+    tmp_path: Path, name: str, content: str, kind: str
+) -> None:
+    file, other = tmp_path / name, tmp_path / "other.de"
+    for each in (file, other):
+        each.write_text(content, encoding="utf-8")
+    lines = content.split("\n")[:-1]
+    assert list(read_lines(file)) == lines
+    assert list(read_beside(file, other)) == list(zip(lines, lines, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.en", "Well, yes, no.\nOne, two, three.\n"),
+        ("a.en", "a\tb\tc\nd\te\tf\n"),
+        ("a.txt", "a,b,c\nd,e,f\n"),
+        ("a.csv", "a line without that\nand, well, one with\n"),
+        ("a.tsv", "no tab here\nbut\tthere\n"),
+        ("a.en", "<b>bold</b>\n<?php echo 1 ?>\n<tmx-like> text\n"),
+        ("a.en", '{"in braces"}\n{"a": 1}\n'),
+        ("a.en", "PK is short for pack\nBZh too\n"),
+        ("a.en", "BZh9 is a mark\n"),
+        ("a.en", "{0} of {1}\n"),
+        ("a.json", "a text, whatever its name\n"),
+        ("a.csv", ""),
+        ("a.xml", "\n\n"),
+    ],
+)
+def test_natural_text_is_read_whatever_marks_it_contains(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    file, other = tmp_path / name, tmp_path / "other.de"
+    for each in (file, other):
+        each.write_text(content, encoding="utf-8")
+    lines = content.split("\n")[:-1]
+    assert list(read_pairs(file, other)) == list(zip(lines, lines, strict=True))
+
+
+def test_markup_below_other_lines_is_text(tmp_path: Path) -> None:
+    file = tmp_path / "a.en"
+    file.write_text("Some text.\n<?xml version='1.0'?>\n" + '{"a": 1}\n' * 9, encoding="utf-8")
+    assert len(list(read_rows(PlainText(text=file)))) == 11
+
+
+def test_one_file_is_not_source_and_target(tmp_path: Path) -> None:
+    file, link, copy = tmp_path / "a.en", tmp_path / "link.de", tmp_path / "copy.de"
+    for each in (file, copy):
+        each.write_bytes(TEXT)
+    link.symlink_to(file)
+    for other in (file, link):
+        assert refusal_of(lambda other=other: list(read_pairs(file, other))) == (  # type: ignore[misc]
+            f"{other}: is source and target at once; name the file that holds the translations"
+        )
+    assert len(list(read_pairs(file, copy))) == 150
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write(path: Path, text: str, *, changed_ns: int) -> None:
+    path.write_text(text)
+    os.utime(path, ns=(changed_ns, changed_ns))
+
+
+@pytest.fixture
+def long_ago() -> int:
+    return time.time_ns() - 10 * SETTLED_NS
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Path:
+    return tmp_path / "stores"
+
+
+def test_checksums_are_of_the_content_in_the_order_asked_for(tmp_path, stores):
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name)
+    asked = [tmp_path / name for name in ("two", "one", "two")]
+    assert text_checksums(asked, stores) == [sha256("two"), sha256("one"), sha256("two")]
+
+
+def test_an_unchanged_file_is_not_read_again(tmp_path, stores, long_ago):
+    text = tmp_path / "text"
+    write(text, "old", changed_ns=long_ago)
+    assert text_checksums([text], stores) == [sha256("old")]
+    write(text, "new", changed_ns=long_ago)
+    assert text_checksums([text], stores) == [sha256("old")]
+
+
+def test_the_name_of_a_file_need_not_be_utf8(tmp_path, stores, long_ago):
+    text = tmp_path / os.fsdecode(b"text-\xff")
+    write(text, "old", changed_ns=long_ago)
+    text_checksums([text], stores)
+    write(text, "new", changed_ns=long_ago)
+    assert text_checksums([text], stores) == [sha256("old")]
+
+
+@pytest.mark.parametrize(("content", "later_ns"), [("new", 1), ("newer", 0)])
+def test_a_file_of_another_time_or_size_is_read_again(
+    tmp_path, stores, long_ago, content, later_ns
+):
+    text = tmp_path / "text"
+    write(text, "old", changed_ns=long_ago)
+    assert text_checksums([text], stores) == [sha256("old")]
+    write(text, content, changed_ns=long_ago + later_ns)
+    assert text_checksums([text], stores) == [sha256(content)]
+
+
+def test_a_file_that_has_just_changed_is_read_each_time(tmp_path, stores):
+    text, now = tmp_path / "text", time.time_ns()
+    for content in ("old", "new"):
+        write(text, content, changed_ns=now)
+        assert text_checksums([text], stores) == [sha256(content)]
+
+
+@pytest.mark.parametrize("damage", ["", "[]", '{"TEXT": 1}', '{"TEXT": [1, 2]}', "{", "[" * 10**5])
+def test_a_cache_that_is_damaged_counts_for_nothing(tmp_path, stores, long_ago, damage):
+    text = tmp_path / "text"
+    write(text, "content", changed_ns=long_ago)
+    text_checksums([text], stores)
+    (stores / TEXTS_FILE).write_text(damage.replace("TEXT", str(text)))
+    assert text_checksums([text], stores) == [sha256("content")]
+
+
+def test_a_missing_file_is_named(tmp_path, stores):
+    with pytest.raises(DataError) as caught:
+        text_checksums([tmp_path / "missing"], stores)
+    assert str(caught.value) == (
+        f"{tmp_path / 'missing'}: cannot be read; got No such file or directory"
+    )

@@ -1,3 +1,5 @@
+"""Token stores in memory, and weights in runs."""
+
 import hashlib
 import math
 from dataclasses import replace
@@ -7,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer_cli.corpus import store as store_module
-from tformer_cli.corpus.store import build_store
+from tformer_cli.corpus.store import PairWeights, build_store
 
 Triple = tuple[list[int], list[int], float]
 
@@ -116,3 +118,19 @@ def test_fingerprint_is_that_of_all_bytes_at_once(monkeypatch):
         monkeypatch.setattr(store_module, "SLICE", size)
         assert build_store(pairs).fingerprint() == expected
         assert build_store(pairs).source_lengths.tolist() == [3, 1, 1]
+
+
+weights = st.lists(st.sampled_from([0.5, 1.0, 2.25]), max_size=12)
+
+
+@given(weights, st.integers(0, 12), st.integers(0, 12))
+def test_weights_of_pairs_are_those_that_were_given(values, start, stop):
+    found = PairWeights.of_pairs(values)
+    assert len(found) == len(values)
+    assert found[start:stop].tolist() == values[start:stop]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.floats(0.1, 9.0)), max_size=5))
+def test_weights_of_runs_stand_for_each_pair_of_a_run(runs):
+    found = PairWeights.of_runs([count for count, _ in runs], [value for _, value in runs])
+    assert found[:].tolist() == [value for count, value in runs for _ in range(count)]

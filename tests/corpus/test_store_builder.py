@@ -2,8 +2,12 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,28 +21,28 @@ from hypothesis import strategies as st
 from tformer_cli.config.schema.data import FilterConfig, PlainTrainingText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus import store_builder
-from tformer_cli.corpus.filters import FilterReport
+from tformer_cli.corpus.filters import FilterReport, pair_digests
 from tformer_cli.corpus.store import TokenStore, build_store
-from tformer_cli.corpus.store_builder import Pace, stored
-from tformer_cli.errors import DataError, StorageError
+from tformer_cli.corpus.store_builder import (
+    StoreWriter,
+    encode_shard,
+    id_dtype,
+    load_or_build_store,
+    read_shard,
+)
+from tformer_cli.errors import DataError, StorageError, TrainingError
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 
 Lines = list[tuple[str, str]]
 
 TOKENIZERS = build_tokenizers(CharConfig(), lambda: [("abc", "abc")], 1)
 FILTERS = FilterConfig(max_length=4, max_ratio=2.0, drop_duplicates=True)
-PACE = Pace(num_processes=1, chunk_lines=3, saved_lines=6)
+OPTIONS = {"num_processes": 1, "shard_lines": 6}
 
 line = st.text("ab", max_size=5)
 corpus = st.lists(st.tuples(line, line), max_size=20)
 corpora = st.tuples(corpus, st.lists(st.tuples(line, line), min_size=1, max_size=9)).filter(
     lambda both: any(len(s) == len(t) in range(1, 5) for text in both for s, t in text)
-)
-paces = st.builds(
-    Pace,
-    num_processes=st.just(1),
-    chunk_lines=st.integers(1, 9),
-    saved_lines=st.integers(1, 30),
 )
 
 
@@ -122,28 +126,41 @@ MANY = [[("a" * (i % 5), "ab"[: i % 3]) for i in range(42)], [("a", "b"), ("aa",
 
 
 @settings(max_examples=8)
-@given(corpora, paces, st.booleans())
-def test_a_store_is_what_a_list_in_memory_would_be(both, pace, drop_duplicates):
+@given(corpora, st.integers(1, 30), st.booleans())
+def test_a_store_is_what_a_list_in_memory_would_be(both, shard_lines, drop_duplicates):
     filters = replace(FILTERS, drop_duplicates=drop_duplicates)
     with TemporaryDirectory() as folder:
         texts = write(Path(folder), both)
-        found = stored(texts, TOKENIZERS, filters, stores=Path(folder) / "stores", pace=pace)
+        found = load_or_build_store(
+            texts,
+            TOKENIZERS,
+            filters,
+            stores=Path(folder) / "stores",
+            num_processes=1,
+            shard_lines=shard_lines,
+        )
         assert_same(found, expected(both, filters))
 
 
 @pytest.mark.parametrize("num_processes", [2, 3])
 def test_several_processes_build_the_same(tmp_path, num_processes):
-    pace = Pace(num_processes=num_processes, chunk_lines=2, saved_lines=7)
     texts = write(tmp_path, MANY)
-    found = stored(texts, TOKENIZERS, FILTERS, stores=tmp_path / "stores", pace=pace)
+    found = load_or_build_store(
+        texts,
+        TOKENIZERS,
+        FILTERS,
+        stores=tmp_path / "stores",
+        num_processes=num_processes,
+        shard_lines=5,
+    )
     assert_same(found, expected(MANY, FILTERS))
 
 
 def test_a_second_start_encodes_nothing(tmp_path):
     texts = write(tmp_path, MANY)
-    first = stored(texts, TOKENIZERS, FILTERS, stores=tmp_path / "stores", pace=PACE)
+    first = load_or_build_store(texts, TOKENIZERS, FILTERS, stores=tmp_path / "stores", **OPTIONS)
     tokenizers, spy = spied()
-    again = stored(texts, tokenizers, FILTERS, stores=tmp_path / "stores", pace=PACE)
+    again = load_or_build_store(texts, tokenizers, FILTERS, stores=tmp_path / "stores", **OPTIONS)
     assert spy.num_chunks == 0
     assert_same(again, first)
     assert again[0].known_fingerprint is not None
@@ -156,7 +173,7 @@ def test_the_sentences_of_a_text_alone_are_their_own_targets(tmp_path):
     (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines))
     texts = [PlainTrainingText(text=tmp_path / "text", weight=2.5)]
     stores = tmp_path / "stores"
-    store, report = stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    store, report = load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     encode = TOKENIZERS.source.encode
     wanted = build_store((encode(line), encode(line), 2.5) for line in ("ab", "b"))
     assert_same((store, report), (wanted, FilterReport(2, empty=1, too_long=1, duplicate=1)))
@@ -170,7 +187,7 @@ def test_the_sentences_of_a_text_alone_are_their_own_targets(tmp_path):
     # A text and its translation of the same lines is another store.
     shutil.copy(tmp_path / "text", tmp_path / "translation")
     pairs = [TrainingText(source=tmp_path / "text", target=tmp_path / "translation")]
-    stored(pairs, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    load_or_build_store(pairs, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     assert len(names(stores)) == 2
 
 
@@ -182,16 +199,22 @@ def test_two_texts_alone_are_no_pair(tmp_path):
         ([PlainTrainingText(text=file) for file in files], 2),
         ([TrainingText(source=files[0], target=files[1])], 1),
     ):
-        store, _ = stored(texts, TOKENIZERS, FILTERS, stores=tmp_path / "stores", pace=PACE)
+        store, _ = load_or_build_store(
+            texts, TOKENIZERS, FILTERS, stores=tmp_path / "stores", **OPTIONS
+        )
         assert len(store) == num_examples
 
 
 def test_the_weights_belong_to_the_run_and_not_to_the_store(tmp_path):
-    stored(write(tmp_path, MANY), TOKENIZERS, FILTERS, stores=tmp_path / "stores", pace=PACE)
+    load_or_build_store(
+        write(tmp_path, MANY), TOKENIZERS, FILTERS, stores=tmp_path / "stores", **OPTIONS
+    )
     tokenizers, spy = spied()
     texts = write(tmp_path, MANY, (0.5, 3.0))
     for _ in range(2):
-        found = stored(texts, tokenizers, FILTERS, stores=tmp_path / "stores", pace=PACE)
+        found = load_or_build_store(
+            texts, tokenizers, FILTERS, stores=tmp_path / "stores", **OPTIONS
+        )
         assert_same(found, expected(MANY, FILTERS, (0.5, 3.0)))
     assert spy.num_chunks == 0
 
@@ -207,33 +230,46 @@ def test_text_filters_and_tokenizer_make_another_store(tmp_path):
         (MANY, FILTERS, letters),
     ):
         texts = write(tmp_path, corpora)
-        found = stored(texts, tokenizers, filters, stores=tmp_path / "stores", pace=PACE)
+        found = load_or_build_store(
+            texts, tokenizers, filters, stores=tmp_path / "stores", **OPTIONS
+        )
         assert found[1] == expected(corpora, filters)[1]
     assert len(names(tmp_path / "stores")) == 4
 
 
-@pytest.mark.parametrize("last", range(1, 17))
-def test_a_build_that_is_killed_goes_on_from_what_was_saved(tmp_path, last):
-    """A kill may leave files longer than what the journal counts."""
+def stop_before(texts: Sequence[TrainingText], stores: Path, last: int, **options: Any) -> Path:
+    """Begin a build that is killed before its shard number `last`; return its folder."""
 
     def kill(chunk: int) -> None:
         if chunk == last:
             raise KeyboardInterrupt
 
-    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
     with pytest.raises(KeyboardInterrupt):
-        stored(texts, spied(kill)[0], FILTERS, stores=stores, pace=PACE)
+        load_or_build_store(texts, spied(kill)[0], FILTERS, stores=stores, **(OPTIONS | options))
     (building,) = stores.glob("*.building")
-    for file in building.iterdir():
-        if file.suffix != ".json":
-            with file.open("ab") as growing:
-                growing.write(b"half")
+    return building
+
+
+@pytest.mark.parametrize("last", range(1, 9))
+def test_a_build_that_is_killed_resumes_behind_the_shards_that_are_there(tmp_path, last):
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+    building = stop_before(texts, stores, last)
+    assert len(list(building.glob("*.shard"))) == last - 1
     tokenizers, spy = spied()
-    found = stored(texts, tokenizers, FILTERS, stores=stores, pace=PACE)
+    found = load_or_build_store(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
     assert_same(found, expected(MANY, FILTERS))
-    # 42 and 6 lines in chunks of 3, saved after every other chunk.
-    assert spy.num_chunks == 16 - (last - 1) // 2 * 2
+    # 42 and 6 lines in shards of 6.
+    assert spy.num_chunks == 8 - (last - 1)
     assert len(names(stores)) == 1
+
+
+@pytest.mark.parametrize("shard_lines", [1, 3, 4, 5, 7, 10, 12, 42, 50])
+def test_shards_of_another_size_are_no_shards_of_these_lines(tmp_path, shard_lines):
+    texts, stores = write(tmp_path, MANY), tmp_path / "stores"
+    num_shards = -(-42 // shard_lines) + -(-6 // shard_lines)
+    stop_before(texts, stores, num_shards, shard_lines=shard_lines)
+    found = load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
+    assert_same(found, expected(MANY, FILTERS))
 
 
 def flip_a_bit(file: Path) -> None:
@@ -242,49 +278,55 @@ def flip_a_bit(file: Path) -> None:
     file.write_bytes(content)
 
 
-BUILDING = ["source.ids", "source.offsets", "target.ids", "target.offsets", "pairs.digests"]
+def flip_every_bit_that_counts(file: Path) -> None:
+    for at in range(0, file.stat().st_size, 97):
+        content = bytearray(file.read_bytes())
+        content[at] ^= 1 << at % 8
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match="is damaged"):
+            read_shard(file)
+        content[at] ^= 1 << at % 8
+        file.write_bytes(content)
+    flip_a_bit(file)
 
 
-@pytest.mark.parametrize("damage", ["truncated file", "journal", "deep journal", *BUILDING])
-def test_a_damaged_build_begins_again(tmp_path, damage):
-    def kill(chunk: int) -> None:
-        if chunk == 9:
-            raise KeyboardInterrupt
-
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip_every_bit_that_counts,
+        Path.unlink,
+        lambda shard: shard.write_bytes(b""),
+        lambda shard: shard.write_bytes(shard.read_bytes()[:-1]),
+        lambda shard: shard.write_bytes(shard.read_bytes() + b"half"),
+    ],
+)
+@pytest.mark.parametrize("number", range(4))
+def test_a_damaged_shard_is_encoded_again_and_no_other(tmp_path, damage, number):
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"
-    with pytest.raises(KeyboardInterrupt):
-        stored(texts, spied(kill)[0], FILTERS, stores=stores, pace=PACE)
-    (building,) = stores.glob("*.building")
-    if damage in BUILDING:
-        flip_a_bit(building / damage)
-    elif damage == "journal":
-        (building / "journal.json").write_text("{")
-    elif damage == "deep journal":
-        (building / "journal.json").write_text("[" * 100_000)
-    else:
-        (building / "target.ids").write_bytes(b"")
+    building = stop_before(texts, stores, 5)
+    damage(building / f"0-{6 * number}.shard")
     tokenizers, spy = spied()
-    found = stored(texts, tokenizers, FILTERS, stores=stores, pace=PACE)
+    found = load_or_build_store(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
     assert_same(found, expected(MANY, FILTERS))
-    assert spy.num_chunks == 16
+    assert spy.num_chunks == 8 - 4 + 1
 
 
 def test_a_store_whose_index_is_nested_without_end_is_built_again(tmp_path):
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"
-    before = stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    before = load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     (index,) = stores.glob("*/index.json")
     index.write_text("[" * 100_000, encoding="utf-8")
-    assert_same(stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE), before)
+    assert_same(load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS), before)
 
 
 @pytest.mark.parametrize("name", ["source.ids", "target.offsets", "index.json"])
 def test_a_store_that_is_not_whole_is_built_again(tmp_path, name):
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"
-    stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     (store,) = (path for path in stores.iterdir() if path.is_dir())
     content = (store / name).read_bytes()
     (store / name).write_bytes(content[: len(content) // 2 // 8 * 8])
-    found = stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    found = load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     assert_same(found, expected(MANY, FILTERS))
     assert (store / name).stat().st_size == len(content)
 
@@ -326,25 +368,25 @@ def move_a_pair(index: dict[str, Any]) -> None:
 )
 def test_a_store_of_the_same_size_that_was_changed_is_built_again(tmp_path, damage):
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"
-    stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     (store,) = (path for path in stores.iterdir() if path.is_dir())
     before = {file.name: file.read_bytes() for file in store.iterdir()}
     damage(store)
     tokenizers, spy = spied()
-    found = stored(texts, tokenizers, FILTERS, stores=stores, pace=PACE)
+    found = load_or_build_store(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
     assert_same(found, expected(MANY, FILTERS))
-    assert spy.num_chunks == 16
+    assert spy.num_chunks == 8
     assert {file.name: file.read_bytes() for file in store.iterdir()} == before
 
 
 def test_a_store_of_another_format_is_another_store(tmp_path, monkeypatch):
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"
-    stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     monkeypatch.setattr(store_builder, "FORMAT_VERSION", store_builder.FORMAT_VERSION + 1)
     tokenizers, spy = spied()
-    found = stored(texts, tokenizers, FILTERS, stores=stores, pace=PACE)
+    found = load_or_build_store(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
     assert_same(found, expected(MANY, FILTERS))
-    assert spy.num_chunks == 16
+    assert spy.num_chunks == 8
     assert len(names(stores)) == 2
 
 
@@ -356,10 +398,10 @@ def test_what_a_kill_left_of_a_finished_build_goes_with_the_next_start(tmp_path,
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
-            stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+            load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     assert len(names(stores)) == 2
     tokenizers, spy = spied()
-    found = stored(texts, tokenizers, FILTERS, stores=stores, pace=PACE)
+    found = load_or_build_store(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
     assert_same(found, expected(MANY, FILTERS))
     assert spy.num_chunks == 0
     assert len(names(stores)) == 1
@@ -378,7 +420,7 @@ def test_two_that_build_the_same_at_once_build_it_once(tmp_path):
     found = {}
 
     def build(name: str, tokenizers: Tokenizers) -> None:
-        found[name] = stored(texts, tokenizers, FILTERS, stores=stores, pace=PACE)
+        found[name] = load_or_build_store(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
 
     threads = [
         threading.Thread(target=build, args=("first", first)),
@@ -390,26 +432,26 @@ def test_two_that_build_the_same_at_once_build_it_once(tmp_path):
     other_begins.set()
     for thread in threads:
         thread.join()
-    assert (first_spy.num_chunks, second_spy.num_chunks) == (16, 0)
+    assert (first_spy.num_chunks, second_spy.num_chunks) == (8, 0)
     assert_same(found["first"], expected(MANY, FILTERS))
     assert_same(found["second"], expected(MANY, FILTERS))
 
 
 def test_a_full_disk_is_said_and_leaves_nothing_that_counts_as_whole(tmp_path, small_files):
-    many = [[("ab", "ba")] * 3000, [("a", "b")]]
+    many = [[("ab", "ba")] * 500 + [("ab" * 40, "ba" * 40)] * 2500, [("a", "b")]]
     texts, stores = write(tmp_path, many), tmp_path / "stores"
-    filters, pace = FilterConfig(), Pace(num_processes=1, chunk_lines=100, saved_lines=500)
-    with small_files(5000), pytest.raises(StorageError) as caught:
-        stored(texts, TOKENIZERS, filters, stores=stores, pace=pace)
+    options = {"stores": stores, "num_processes": 1, "shard_lines": 100}
+    with small_files(20_000), pytest.raises(StorageError) as caught:
+        load_or_build_store(texts, TOKENIZERS, FilterConfig(), **options)
     (building,) = stores.glob("*.building")
     assert str(caught.value) == (
-        f"{building}: cannot be written; got File too large; "
+        f"{building}/0-500.shard: cannot be written; got File too large; "
         "raise the limit on the size of a file; what was saved before is intact"
     )
     assert names(stores) == [building.name]
     tokenizers, spy = spied()
-    found = stored(texts, tokenizers, filters, stores=stores, pace=pace)
-    assert_same(found, expected(many, filters))
+    found = load_or_build_store(texts, tokenizers, FilterConfig(), **options)
+    assert_same(found, expected(many, FilterConfig()))
     assert spy.num_chunks == 31 - 5
 
 
@@ -420,7 +462,7 @@ def test_a_disk_that_fills_up_at_the_very_end_leaves_no_store(tmp_path, monkeypa
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"
     monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(StorageError) as caught:
-        stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+        load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     key = names(stores)[0].removesuffix(".building")
     assert str(caught.value) == (
         f"{stores / key}: cannot be written; got No space left on device; "
@@ -430,7 +472,8 @@ def test_a_disk_that_fills_up_at_the_very_end_leaves_no_store(tmp_path, monkeypa
     monkeypatch.undo()
     tokenizers, spy = spied()
     assert_same(
-        stored(texts, tokenizers, FILTERS, stores=stores, pace=PACE), expected(MANY, FILTERS)
+        load_or_build_store(texts, tokenizers, FILTERS, stores=stores, **OPTIONS),
+        expected(MANY, FILTERS),
     )
     assert spy.num_chunks == 0
 
@@ -440,7 +483,7 @@ def test_a_fault_found_late_leaves_no_store(tmp_path):
     with texts[1].target.open("a") as longer:
         longer.write("one line more\n")
     with pytest.raises(DataError) as caught:
-        stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+        load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     assert str(caught.value) == (
         f"{texts[1].target}:7: has no counterpart in {texts[1].source}; got 7 and 6 lines; "
         "line n of one file must translate line n of the other"
@@ -452,13 +495,13 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path):
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"
 
     def grow(chunk: int) -> None:
-        if chunk == 16:
+        if chunk == 8:
             for file in (texts[0].source, texts[0].target):
                 with file.open("a") as longer:
                     longer.write("a\n")
 
     with pytest.raises(DataError) as caught:
-        stored(texts, spied(grow)[0], FILTERS, stores=stores, pace=PACE)
+        load_or_build_store(texts, spied(grow)[0], FILTERS, stores=stores, **OPTIONS)
     assert str(caught.value) == (
         "data.train: the text changed while it was read; run the same command again"
     )
@@ -479,24 +522,24 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path):
 def test_a_text_of_which_nothing_is_left_is_refused(tmp_path, pairs, message):
     texts, stores = write(tmp_path, [pairs]), tmp_path / "stores"
     with pytest.raises(DataError) as caught:
-        stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+        load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     assert str(caught.value) == f"data.train: {message.format(source=texts[0].source)}"
     assert names(stores) == []
 
 
 def test_ids_lie_in_16_bits_where_every_one_fits(tmp_path):
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"
-    store, _ = stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    store, _ = load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     assert store.source_ids.dtype == store.target_ids.dtype == np.uint16
     wide = build_tokenizers(
         CharConfig(), lambda: ((chr(0x10000 + i), "a") for i in range(70_000)), 1
     )
-    wide_store, _ = stored(
+    wide_store, _ = load_or_build_store(
         write(tmp_path, [[(chr(0x10000 + 69_999), "a")]]),
         wide,
         FilterConfig(),
         stores=stores,
-        pace=PACE,
+        **OPTIONS,
     )
     assert wide_store.source_ids.dtype == np.uint32
     assert wide_store.source_ids.max() > 1 << 16
@@ -504,9 +547,73 @@ def test_ids_lie_in_16_bits_where_every_one_fits(tmp_path):
 
 def test_the_index_is_plain_json(tmp_path):
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"
-    _, report = stored(texts, TOKENIZERS, FILTERS, stores=stores, pace=PACE)
+    _, report = load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     (file,) = stores.glob("*/index.json")
     index = json.loads(file.read_text())
     assert sum(text["kept"] for text in index["texts"]) == report.kept
     assert index["id_dtypes"] == ["<u2", "<u2"]
     assert list(index["fingerprints"]) == ["1.0 2.5"]
+
+
+PAIRS = [("ab", "ba"), ("", "a"), ("a", "bbb"), ("b", "b")]
+
+
+@pytest.fixture
+def tokenizers() -> Tokenizers:
+    return build_tokenizers(CharConfig(), lambda: PAIRS, 1)
+
+
+def test_ids_of_a_vocabulary_take_16_bits_where_they_can():
+    assert [id_dtype(size) for size in (3, 65536, 65537)] == ["<u2", "<u2", "<u4"]
+
+
+def test_a_shard_holds_the_pairs_that_the_filters_keep(tokenizers, tmp_path):
+    filters = FilterConfig(max_ratio=2.0, drop_duplicates=True)
+    report = encode_shard(tmp_path / "0-0.shard", PAIRS, tokenizers, filters)
+    encode, shard = tokenizers.source.encode, read_shard(tmp_path / "0-0.shard")
+    assert shard["ids 0"].tolist() == [*encode("ab"), *encode("b")]
+    assert shard["ids 1"].tolist() == [*encode("ba"), *encode("b")]
+    assert shard["lengths 0"].tolist() == shard["lengths 1"].tolist() == [2, 1]
+    assert shard["digests"].tolist() == pair_digests([PAIRS[0], PAIRS[3]]).tolist()
+    assert report == FilterReport(kept=2, empty=1, ratio=1)
+    assert encode_shard(tmp_path / "0-0.shard", PAIRS, tokenizers, filters) == report
+
+
+def test_digests_are_left_out_where_duplicates_do_not_matter(tokenizers, tmp_path):
+    encode_shard(tmp_path / "0-0.shard", PAIRS, tokenizers, FilterConfig())
+    assert read_shard(tmp_path / "0-0.shard")["digests"].shape == (0, 2)
+
+
+class DyingPool:
+    """A pool whose processes are killed as soon as they have something to do."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __enter__(self) -> "DyingPool":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def submit(self, *_: object) -> Future:
+        future: Future = Future()
+        future.set_exception(BrokenProcessPool())
+        return future
+
+    def shutdown(self, **_: object) -> None: ...
+
+
+def test_a_process_that_dies_is_an_error_with_a_remedy(tokenizers, tmp_path, monkeypatch):
+    monkeypatch.setattr(store_builder, "ProcessPoolExecutor", DyingPool)
+    texts = write(tmp_path, [PAIRS])
+    with pytest.raises(TrainingError) as caught:
+        StoreWriter(tmp_path / "building", texts, tokenizers, FilterConfig()).write_shards(2, 3)
+    assert str(caught.value) == (
+        "data.train: a process that encodes the text has died; "
+        "free memory and run the same command again: it resumes from there"
+    )
+
+
+def test_a_process_that_encodes_does_without_torch():
+    code = "import tformer_cli.corpus.store_builder, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

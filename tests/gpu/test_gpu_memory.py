@@ -9,8 +9,9 @@ from accelerator import DEVICE, on_cuda, on_gpu
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.optimizer import AdamConfig
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.corpus.batch import Batch, Example, collate
+from tformer_cli.corpus.batch import Batch, collate
 from tformer_cli.corpus.bucketing import DataPosition
+from tformer_cli.corpus.store import Example
 from tformer_cli.model.build import build_model
 from tformer_cli.training.optim import build_optimizer
 from tformer_cli.training.step import StepBatch, TrainState, train_steps

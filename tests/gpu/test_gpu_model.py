@@ -21,8 +21,9 @@ from tformer_cli.config.schema.positions import (
     T5Positions,
 )
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.corpus.batch import Batch, Example, collate
+from tformer_cli.corpus.batch import Batch, collate
 from tformer_cli.corpus.bucketing import DataPosition
+from tformer_cli.corpus.store import Example
 from tformer_cli.device import autocast
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq

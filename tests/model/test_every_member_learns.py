@@ -27,8 +27,9 @@ from tformer_cli.config.schema.positions import (
 )
 from tformer_cli.config.schema.schedule import CosineSchedule
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.corpus.batch import Example, collate
+from tformer_cli.corpus.batch import collate
 from tformer_cli.corpus.bucketing import DataPosition
+from tformer_cli.corpus.store import Example
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.engine import NativeEngine

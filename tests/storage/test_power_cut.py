@@ -13,8 +13,7 @@ from test_partial_file import WHOLE, write
 from tformer_cli.config.schema.data import FilterConfig, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.corpus.appended_file import AppendedFile
-from tformer_cli.corpus.store_builder import Pace, stored
+from tformer_cli.corpus.store_builder import load_or_build_store
 from tformer_cli.storage import atomic, partial_file
 from tformer_cli.storage.atomic import (
     atomic_directory,
@@ -165,8 +164,10 @@ def test_a_token_store_is_built_to_its_end_from_whatever_is_there(disk, cut, tmp
     texts = [TrainingText(source=tmp_path / "src", target=tmp_path / "tgt")]
 
     def build(stores: Path) -> str:
-        pace = Pace(num_processes=1, chunk_lines=2, saved_lines=2)
-        return stored(texts, TOKENIZERS, FilterConfig(), stores=stores, pace=pace)[0].fingerprint()
+        store, _ = load_or_build_store(
+            texts, TOKENIZERS, FilterConfig(), stores=stores, num_processes=1, shard_lines=2
+        )
+        return store.fingerprint()
 
     expected = build(tmp_path / "unbroken")
 
@@ -178,17 +179,6 @@ def test_a_token_store_is_built_to_its_end_from_whatever_is_there(disk, cut, tmp
         return is_there
 
     assert cut(lambda: build(disk / "stores"), check) == [True, True]
-
-
-def test_what_a_growing_store_has_saved_is_there(disk, cut):
-    def deed() -> None:
-        with AppendedFile(disk / "a") as file:
-            file.write(b"saved")
-            file.save()
-            atomic.sync_directory(disk)
-            file.write(b" or not")
-
-    assert cut(deed, lambda folder: text_of(folder / "a")) == ["saved"] * 2
 
 
 def unsynced_file(path: Path) -> None:

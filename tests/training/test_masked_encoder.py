@@ -15,8 +15,8 @@ from toy import MASKED, write_toy
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.corpus.batch import Example, collate
-from tformer_cli.corpus.masking import Masking
+from tformer_cli.corpus.batch import Masking, collate
+from tformer_cli.corpus.store import Example
 from tformer_cli.errors import CheckpointError, DataError, Interrupted
 from tformer_cli.plotting.history import read_history
 from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from tformer_cli.corpus.batch import Batch, Example, collate
-from tformer_cli.corpus.masking import Masking
+from tformer_cli.corpus.batch import Batch, Masking, collate
+from tformer_cli.corpus.store import Example
 from tformer_cli.errors import TrainingError
 from tformer_cli.training.out_of_memory import in_halves, memory_shortage_reported
 

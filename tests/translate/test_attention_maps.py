@@ -166,6 +166,6 @@ def test_a_sentence_beyond_learnt_positions_is_refused(tokenizers, text, target,
     with pytest.raises(DataError) as caught:
         maps_of(model, tokenizers, text, target)
     assert str(caught.value) == (
-        f"{where}: is longer than the positions that the model has learnt (5 tokens); "
+        f"{where}: is longer than the positions that the model has learned (5 tokens); "
         "got 6 tokens; split it, or train with model.positions: {kind: sinusoidal}"
     )

@@ -87,12 +87,12 @@ def test_windows_bound_what_is_read_ahead(tokenizers, monkeypatch):
         ([("a", "A")] * 3 + [("abc", "ABCD")], "x.de:4: {} (4 tokens); got 5 tokens; {}"),
     ],
 )
-def test_a_line_beyond_learnt_positions_is_named(tokenizers, monkeypatch, pairs, message):
+def test_a_line_beyond_learned_positions_is_named(tokenizers, monkeypatch, pairs, message):
     monkeypatch.setattr(scored_pair_room, "WINDOW_PAIRS", 2)
     with pytest.raises(DataError) as caught:
         list(score_pairs(ByLength(4), tokenizers, pairs, names=("x.en", "x.de")))
     assert str(caught.value) == message.format(
-        "is longer than the positions that the model has learnt",
+        "is longer than the positions that the model has learned",
         "split it, or train with model.positions: {kind: sinusoidal}",
     )
 

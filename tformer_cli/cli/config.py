@@ -170,7 +170,7 @@ def _overlap_warnings(data: DataConfig) -> Iterator[Problem]:
     """Yield which held-out texts the training text contains to a considerable part."""
     from tqdm import tqdm
 
-    from tformer_cli.corpus.overlap import overlap_warnings
+    from tformer_cli.corpus.held_out import overlap_warnings
     from tformer_cli.corpus.reader import read_texts
 
     held_out = {"data.valid": data.valid}

@@ -15,7 +15,7 @@ from tformer_cli.storage.atomic import make_directory, storage_errors, write_tex
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config
 
 if TYPE_CHECKING:
-    from tformer_cli.corpus.vocabulary_report import VocabularyReport
+    from tformer_cli.corpus.statistics import VocabularyReport
 
 
 def vocab(
@@ -48,7 +48,7 @@ def vocab(
     _check_replaceable(run_directory, force=force)
 
     # torch takes a second to import: only those who build wait for it.
-    from tformer_cli.corpus.vocabulary_report import report_sides
+    from tformer_cli.corpus.statistics import report_sides
     from tformer_cli.training.lock import locked
     from tformer_cli.training.pretrained import PretrainedRun
     from tformer_cli.training.tokenizers import new_tokenizers, origin_of, save_tokenizers

@@ -1,52 +1,44 @@
-"""Examples, and the padded batches they become."""
+"""Padded batches of examples, and masking for masked language modeling."""
 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from tformer_cli.config.schema.model import MaskedEncoderConfig
+from tformer_cli.corpus.store import Example
+from tformer_cli.device import derive_seed
 from tformer_cli.padding import pad_rows
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, MASK_ID, NUM_SPECIAL
 
-# What of a batch the model sees.
+# The tensors of a batch that the model uses.
 TENSORS = ("source", "source_mask", "target_in", "target_out", "target_mask")
 
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One pair of token sequences, without special tokens.
-
-    Attributes:
-        index: the pair's place in its corpus.
-        source: token ids of the source sentence.
-        target: token ids of the target sentence.
-    """
-
-    index: int
-    source: Sequence[int] | np.ndarray
-    target: Sequence[int] | np.ndarray
+# Of the predicted tokens, 80% are masked, 10% replaced by a random token, 10% unchanged.
+MASKED, REPLACED = 0.8, 0.9
+# Random numbers a token: rank, fate, replacement; and rounding, used of the first token only.
+NUM_DRAWS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Examples side by side, padded to the longest.
+    """A batch of examples, padded on the right; masks are True at real tokens.
 
-    The source ends with `</s>`. The target goes in behind `<s>`, or another start, and comes out
-    before `</s>`, so column t of `target_out` is what the model must say after columns 0..t of
-    `target_in`.
-    A mask says True where a real token stands.
+    The source ends with EOS. `target_in` begins with BOS or another start, `target_out` ends with
+    EOS: position t of `target_out` is predicted from positions 0..t of `target_in`.
 
     Attributes:
-        source: (B, S) token ids.
+        source: (B, S) ids.
         source_mask: (B, S) bool.
-        target_in: (B, T) token ids.
-        target_out: (B, T) token ids.
+        target_in: (B, T) ids, the decoder input.
+        target_out: (B, T) ids, the labels.
         target_mask: (B, T) bool.
-        indices: (B,) places of the examples in their corpus.
-        num_target_tokens: real tokens of `target_out`, `</s>` included.
+        indices: (B,) index of each example in its corpus.
+        num_target_tokens: real tokens of `target_out`, EOS included.
     """
 
     source: Tensor
@@ -65,13 +57,13 @@ class Batch:
         return dataclasses.replace(self, **moved)
 
     def pin_memory(self) -> "Batch":
-        """Return the batch in memory that a GPU copies from while it computes."""
+        """Return the batch in pinned memory, from which a GPU copies asynchronously."""
         pinned = {name: getattr(self, name).pin_memory() for name in TENSORS}
         return dataclasses.replace(self, **pinned)
 
 
 def collate(examples: Sequence[Example], start_id: int = BOS_ID) -> Batch:
-    """Pad examples into a batch, in the order given; targets go in behind `start_id`."""
+    """Pad examples into a batch; `start_id` is the first decoder input."""
     sources = [example.source for example in examples]
     targets = [example.target for example in examples]
     source, source_mask = pad_rows(sources, last=EOS_ID)
@@ -86,3 +78,73 @@ def collate(examples: Sequence[Example], start_id: int = BOS_ID) -> Batch:
         indices=torch.tensor([example.index for example in examples]),
         num_target_tokens=int(target_mask.sum()),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Masking:
+    """Masked language modeling (Devlin et al. 2019, section 3.1).
+
+    The masks of a sentence are a function of (seed, epoch, index in the corpus), so they do not
+    depend on its batch.
+
+    Attributes:
+        mask_prob: fraction of the ordinary tokens of a sentence to predict; at least one token.
+        vocabulary_size: of the ids that replace others.
+        seed: of the random numbers.
+    """
+
+    mask_prob: float
+    vocabulary_size: int
+    seed: int
+
+    @classmethod
+    def from_config(cls, config: MaskedEncoderConfig, vocabulary_size: int, seed: int) -> Self:
+        """Return the masking of a config."""
+        return cls(config.mask_prob, vocabulary_size, seed)
+
+    def apply(self, batch: Batch, epoch: int) -> Batch:
+        """Mask a batch whose targets are its sources; only masked tokens are labels."""
+        source = batch.source.numpy()
+        rank, fate, replacement, rounding = self._random_numbers(
+            batch.indices.numpy(), epoch, source.shape[1]
+        )
+        is_predicted = self._select(source, rank, rounding[:, 0])
+        num_ordinary = self.vocabulary_size - NUM_SPECIAL
+        replacements = NUM_SPECIAL + (replacement * num_ordinary).astype(np.int64)
+        visible = np.where(fate < MASKED, MASK_ID, np.where(fate < REPLACED, replacements, source))
+        return dataclasses.replace(
+            batch,
+            source=torch.from_numpy(np.where(is_predicted, visible, source)),
+            target_out=batch.source,
+            target_mask=torch.from_numpy(is_predicted),
+            num_target_tokens=int(is_predicted.sum()),
+        )
+
+    def _select(self, source: np.ndarray, rank: np.ndarray, rounding: np.ndarray) -> np.ndarray:
+        """Return (B, S) whether each token is predicted: the ordinary tokens of lowest rank.
+
+        Their number is `mask_prob` times the ordinary tokens, rounded up or down at random, so
+        that the mean is exact; at least one.
+        """
+        is_ordinary = source >= NUM_SPECIAL
+        counts = np.maximum(np.floor(self.mask_prob * is_ordinary.sum(axis=1) + rounding), 1)
+        order = np.where(is_ordinary, rank, np.inf).argsort(axis=1).argsort(axis=1)
+        selected: np.ndarray = is_ordinary & (order < counts[:, None])
+        return selected
+
+    def _random_numbers(self, indices: np.ndarray, epoch: int, width: int) -> np.ndarray:
+        """Return (4, B, S) numbers in [0, 1), each a function of sentence and position."""
+        key = np.uint64(derive_seed(self.seed, "masks", epoch))
+        streams = _splitmix64(key + indices.astype(np.uint64))[:, None]
+        positions = np.arange(NUM_DRAWS * width, dtype=np.uint64).reshape(width, NUM_DRAWS)
+        bits = _splitmix64(streams + positions.T[:, None])
+        numbers: np.ndarray = (bits >> np.uint64(11)) * 2.0**-53
+        return numbers
+
+
+def _splitmix64(numbers: np.ndarray) -> np.ndarray:
+    """Hash 64-bit numbers by SplitMix64 (Steele, Lea and Flood 2014)."""
+    bits = numbers * np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))

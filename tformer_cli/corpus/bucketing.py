@@ -1,7 +1,7 @@
-"""Which examples share a batch, and in which order the batches come.
+"""Bucketing by length: the batches of an epoch and their order.
 
-A plan of one epoch is a function of (seed, epoch) and of the corpus alone, so a position in
-the data is two integers (`DataPosition`), and resuming there repeats and skips nothing.
+The plan of an epoch is a function of (seed, epoch) and the corpus, so a position in the data is
+two integers (`DataPosition`), and resuming there repeats and skips nothing.
 """
 
 from array import array
@@ -11,20 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tformer_cli.corpus.store import slices
-from tformer_cli.corpus.weights import PairWeights
+from tformer_cli.corpus.store import PairWeights, slices
 
-# A pool this many batches deep holds enough sentences of each length to pad little, and few
-# enough that who meets whom in a batch changes from epoch to epoch.
+# Batches sorted by length together: enough for little padding, few enough for batches to differ
+# between epochs.
 POOL_BATCHES = 64
 
-# Share of an epoch after which the plan of the next one is made.
+# Fraction of an epoch after which the next epoch is planned.
 PREFETCH_FROM = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class DataPosition:
-    """The next batch to train on: its epoch, and its place in that epoch's plan."""
+    """The next batch to train on: its epoch, and its index in that epoch's plan."""
 
     epoch: int = 0
     batch: int = 0
@@ -34,12 +33,12 @@ class DataPosition:
 class EpochPlan:
     """The batches of one epoch, each an array of example indices.
 
-    They lie in flat arrays: four bytes an example and a few a batch, whatever the corpus.
+    Flat arrays take four bytes an example and a few a batch.
 
     Attributes:
-        examples: (m,) example indices, one batch after the other.
+        examples: (m,) example indices, batch after batch.
         stops: (k + 1,) batch b is examples[stops[b] : stops[b + 1]].
-        order: (k,) which batch comes when.
+        order: (k,) batches in the order of training.
     """
 
     examples: np.ndarray
@@ -49,12 +48,12 @@ class EpochPlan:
     def __len__(self) -> int:
         return len(self.order)
 
-    def __getitem__(self, place: int) -> np.ndarray:
-        batch = self.order[place]
+    def __getitem__(self, index: int) -> np.ndarray:
+        batch = self.order[index]
         return self.examples[self.stops[batch] : self.stops[batch + 1]]
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        return (self[place] for place in range(len(self)))
+        return (self[index] for index in range(len(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +61,12 @@ class Bucketing:
     """Batches of examples of similar length within a token budget.
 
     Attributes:
-        source_lengths: (n,) tokens that each example has in a batch, special tokens included.
-        target_lengths: (n,) likewise.
-        weights: (n,) how many times an epoch sees each example.
-        batch_tokens: the budget: neither side of a batch is larger when padded. An example
-            that is longer than the budget by itself is a batch of its own.
-        seed: decides the order with the epoch.
+        source_lengths: (n,) tokens of each example in a batch, special ones included.
+        target_lengths: (n,) of the target.
+        weights: (n,) number of times an epoch sees each example.
+        batch_tokens: maximum padded tokens of a batch on either side; a longer example is a batch
+            of its own.
+        seed: with the epoch, determines the order.
     """
 
     source_lengths: np.ndarray
@@ -79,40 +78,39 @@ class Bucketing:
     def plan(self, epoch: int) -> EpochPlan:
         """Return the batches of one epoch."""
         random = np.random.default_rng((self.seed, epoch))
-        examples = self._drawn(random)
+        examples = self._sample(random)
         random.shuffle(examples)
         num_tokens = sum(
-            int(self.target_lengths[examples[places]].sum(dtype=np.int64))
-            for places in slices(len(examples))
+            int(self.target_lengths[examples[span]].sum(dtype=np.int64))
+            for span in slices(len(examples))
         )
         mean_length = max(1.0, num_tokens / max(1, len(examples)))
         pool_size = max(1, int(POOL_BATCHES * self.batch_tokens / mean_length))
         stops = array("q", [0])
         for start in range(0, len(examples), pool_size):
             longest = self._sort(examples[start : start + pool_size])
-            stops.extend(start + stop for stop in _cuts(longest, self.batch_tokens))
+            stops.extend(start + stop for stop in _batch_stops(longest, self.batch_tokens))
         return EpochPlan(examples, np.asarray(stops), random.permutation(len(stops) - 1))
 
-    def _drawn(self, random: np.random.Generator) -> np.ndarray:
+    def _sample(self, random: np.random.Generator) -> np.ndarray:
         """Return example indices, each floor(weight) or ceil(weight) times."""
         num_examples = len(self.weights)
-        most = sum(
-            int(np.ceil(self.weights[places]).sum(dtype=np.int64))
-            for places in slices(num_examples)
+        max_samples = sum(
+            int(np.ceil(self.weights[span]).sum(dtype=np.int64)) for span in slices(num_examples)
         )
-        drawn = np.empty(most, dtype=np.int32 if num_examples < 2**31 else np.int64)
-        num_drawn = 0
-        for places in slices(num_examples):
-            weights = self.weights[places]
+        samples = np.empty(max_samples, dtype=np.int32 if num_examples < 2**31 else np.int64)
+        num_samples = 0
+        for span in slices(num_examples):
+            weights = self.weights[span]
             times = np.floor(weights).astype(np.int64)
             times += random.random(len(times)) < weights - times
-            repeated = np.repeat(np.arange(places.start, places.stop), times)
-            drawn[num_drawn : num_drawn + len(repeated)] = repeated
-            num_drawn += len(repeated)
-        return drawn[:num_drawn]
+            repeated = np.repeat(np.arange(span.start, span.stop), times)
+            samples[num_samples : num_samples + len(repeated)] = repeated
+            num_samples += len(repeated)
+        return samples[:num_samples]
 
     def _sort(self, pool: np.ndarray) -> np.ndarray:
-        """Sort a pool by length, in place, and return the longer length of each example."""
+        """Sort a pool by length in place; return the longer side of each example."""
         source = self.source_lengths[pool].astype(np.int64)
         target = self.target_lengths[pool].astype(np.int64)
         longest = np.maximum(source, target)
@@ -124,15 +122,11 @@ class Bucketing:
 
 
 class EpochPlans:
-    """The plans of a bucketing, each made once: that of the next epoch while one is trained on.
-
-    One is kept, and the next one from the end of its epoch on.
-    """
+    """Cached plans of a bucketing, made in a thread: of the current epoch and the next one."""
 
     def __init__(self, bucketing: Bucketing) -> None:
-        """Make plans in a thread, when they are asked for."""
         self._bucketing = bucketing
-        self._maker = ThreadPoolExecutor(1)
+        self._planner = ThreadPoolExecutor(1)
         self._plans: dict[int, Future[EpochPlan]] = {}
 
     def __getitem__(self, epoch: int) -> EpochPlan:
@@ -143,32 +137,33 @@ class EpochPlans:
         return self._plans[epoch].result()
 
     def prefetch(self, epoch: int) -> None:
-        """Begin to make the plan of an epoch, unless it is there."""
+        """Start to plan an epoch, unless it is cached."""
         if epoch not in self._plans:
-            self._plans[epoch] = self._maker.submit(self._bucketing.plan, epoch)
+            self._plans[epoch] = self._planner.submit(self._bucketing.plan, epoch)
 
-    def batches_from(self, position: DataPosition) -> Iterator[tuple[np.ndarray, DataPosition]]:
-        """Yield batches for ever from `position` on, each with the position that follows it."""
-        epoch, done = position.epoch, position.batch
+    def batches_from(
+        self, data_position: DataPosition
+    ) -> Iterator[tuple[np.ndarray, DataPosition]]:
+        """Yield batches forever, each with the data position after it."""
+        epoch, start = data_position.epoch, data_position.batch
         while True:
             plan = self[epoch]
-            for place in range(done, len(plan)):
-                if place + 1 > PREFETCH_FROM * len(plan):
+            for index in range(start, len(plan)):
+                is_last = index + 1 == len(plan)
+                if index + 1 > PREFETCH_FROM * len(plan):
                     self.prefetch(epoch + 1)
-                following = (
-                    DataPosition(epoch, place + 1)
-                    if place + 1 < len(plan)
-                    else DataPosition(epoch + 1)
+                yield (
+                    plan[index],
+                    DataPosition(epoch + 1) if is_last else DataPosition(epoch, index + 1),
                 )
-                yield plan[place], following
-            epoch, done = epoch + 1, 0
+            epoch, start = epoch + 1, 0
 
 
-def _cuts(longest: np.ndarray, batch_tokens: int) -> Iterator[int]:
-    """Yield where each batch ends: wherever the next example would burst the budget.
+def _batch_stops(longest: np.ndarray, batch_tokens: int) -> Iterator[int]:
+    """Yield the stop of each batch, before the example that would exceed the budget.
 
     Args:
-        longest: lengths of examples, ascending, so that the last of a batch is its width.
+        longest: ascending lengths, so that the last of a batch is its width.
         batch_tokens: the budget.
     """
     start = 0

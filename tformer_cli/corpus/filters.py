@@ -1,4 +1,4 @@
-"""Which training pairs are left out, and how many were."""
+"""Filters of training pairs: by length, and duplicates."""
 
 import hashlib
 import math
@@ -13,19 +13,14 @@ import numpy as np
 
 from tformer_cli.config.schema.data import FilterConfig
 
-# Duplicates are looked for among about so many pairs at once: some dozens of MiB, whatever the
-# corpus.
+# Pairs sorted together to find duplicates: some dozens of MiB, whatever the corpus size.
 GROUP_PAIRS = 1 << 19
-# A digest, and which pair of the corpus has it.
-PLACED = np.dtype([("digest", "<u8", 2), ("place", "<i8")])
+DIGEST_AND_INDEX = np.dtype([("digest", "<u8", 2), ("index", "<i8")])
 
 
 @dataclass(slots=True)
 class FilterReport:
-    """How many pairs were kept, and how many dropped for which reason.
-
-    A pair that breaks several rules counts under the first of them.
-    """
+    """Number of pairs kept, and of pairs dropped by the first rule that they break."""
 
     kept: int = 0
     empty: int = 0
@@ -46,7 +41,7 @@ class FilterReport:
         return self.describe("pair")
 
     def describe(self, noun: str) -> str:
-        """Return the counts in words, of pairs or of the lines of a text alone."""
+        """Return the counts in words; `noun` is what is counted: pairs or lines."""
         reasons = {
             "empty": self.empty,
             "too long": self.too_long,
@@ -59,15 +54,14 @@ class FilterReport:
 
 
 def filter_lengths(config: FilterConfig, *lengths: np.ndarray) -> tuple[np.ndarray, FilterReport]:
-    """Judge n pairs by their lengths; duplicates are another matter.
+    """Filter n pairs by length.
 
     Args:
         config: the rules.
-        lengths: (n,) tokens of each source, without special ones, and likewise of each target,
-            where there are targets.
+        lengths: (n,) tokens of each source without special ones, and, if any, of each target.
 
     Returns:
-        (n,) whether each is kept, and the counts.
+        (n,) whether each pair is kept, and the counts.
     """
     shorter, longer = np.min(lengths, axis=0), np.max(lengths, axis=0)
     empty = shorter == 0
@@ -77,72 +71,68 @@ def filter_lengths(config: FilterConfig, *lengths: np.ndarray) -> tuple[np.ndarr
     if config.max_ratio is not None:
         ratio = kept & (longer > config.max_ratio * shorter)
         kept &= ~ratio
-    counts = {"kept": kept, "empty": empty, "too_long": too_long, "ratio": ratio}
-    return kept, FilterReport(**{reason: int(found.sum()) for reason, found in counts.items()})
+    masks = {"kept": kept, "empty": empty, "too_long": too_long, "ratio": ratio}
+    return kept, FilterReport(**{reason: int(mask.sum()) for reason, mask in masks.items()})
 
 
 def pair_digests(pairs: Iterable[tuple[str, ...]]) -> np.ndarray:
-    """Return (n, 2) 64-bit halves of a digest of each pair's texts.
+    """Return (n, 2) 64-bit halves of a hash of each pair's text.
 
-    Among a billion pairs any two different ones have the same with probability 1.5e-21.
+    Among a billion pairs, a collision has probability 1.5e-21.
     """
-    # No line holds the LF between the two.
+    # LF separates the sides unambiguously, since no line contains it.
     digests = (hashlib.blake2b("\n".join(pair).encode(), digest_size=16).digest() for pair in pairs)
     return np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
 
 
-def find_repeats(digests: np.ndarray, folder: Path) -> np.ndarray:
+def find_repeats(digests: np.ndarray, directory: Path) -> np.ndarray:
     """Return (n,) whether an earlier pair has the same digest.
 
-    The pairs are dealt out into groups by digest, and those of each group are sorted, so that
-    besides the answer, a byte a pair, memory does not grow with the corpus, and time in proportion
-    to it.
+    The pairs are distributed into groups by digest in a temporary file, and each group is sorted.
+    Memory is one byte a pair plus a constant; time is linear.
 
     Args:
-        digests: (n, 2) of `pair_digests`; from a mapped file for instance.
-        folder: for a file that holds the groups, 24 bytes a pair, and goes at the end.
+        digests: (n, 2) of `pair_digests`, in memory or mapped.
+        directory: of the temporary file, 24 bytes a pair.
 
     Raises:
         OSError: the file cannot be written.
     """
-    repeated = np.zeros(len(digests), dtype=np.bool_)
+    is_repeated = np.zeros(len(digests), dtype=np.bool_)
     num_groups = math.ceil(len(digests) / GROUP_PAIRS)
-    with tempfile.TemporaryFile(dir=folder) as file:
+    with tempfile.TemporaryFile(dir=directory) as file:
         bounds = [
-            start + _append_in_groups(file, digests[start : start + GROUP_PAIRS], start, num_groups)
+            start + _append_groups(file, digests[start : start + GROUP_PAIRS], start, num_groups)
             for start in range(0, len(digests), GROUP_PAIRS)
         ]
         file.flush()
         for group in range(num_groups):
-            pairs = np.concatenate(
-                [_read(file, part[group], part[group + 1]) for part in bounds], dtype=PLACED
-            )
-            # Sorting keeps the order of equal ones, so the first of them is the first of all.
+            parts = [_read_pairs(file, part[group], part[group + 1]) for part in bounds]
+            pairs = np.concatenate(parts, dtype=DIGEST_AND_INDEX)
+            # A stable sort keeps the first of equal pairs first.
             low, high = pairs["digest"].T
             pairs = pairs[np.lexsort((low, high))]
             equal = (pairs["digest"][1:] == pairs["digest"][:-1]).all(axis=1)
-            repeated[pairs["place"][1:][equal]] = True
-    return repeated
+            is_repeated[pairs["index"][1:][equal]] = True
+    return is_repeated
 
 
-def _append_in_groups(
-    file: BinaryIO, digests: np.ndarray, start: int, num_groups: int
-) -> np.ndarray:
-    """Append digests with their places, which begin at `start`, group after group.
+def _append_groups(file: BinaryIO, digests: np.ndarray, start: int, num_groups: int) -> np.ndarray:
+    """Append digests with their indices, counted from `start`, group after group.
 
     Returns:
-        (num_groups + 1,) group g is at [g] to [g + 1] of what was appended, in pairs.
+        (num_groups + 1,) group g is [g] to [g + 1] of the appended pairs.
     """
-    # In 16 bits, which nearly always do, sorting takes a tenth of the time.
+    # Sorting 16-bit integers, nearly always enough, takes a tenth of the time.
     groups = (digests[:, 0] % np.uint64(num_groups)).astype(np.min_scalar_type(num_groups))
     order = np.argsort(groups, kind="stable")
-    pairs = np.empty(len(digests), dtype=PLACED)
-    pairs["digest"], pairs["place"] = digests[order], start + order
+    pairs = np.empty(len(digests), dtype=DIGEST_AND_INDEX)
+    pairs["digest"], pairs["index"] = digests[order], start + order
     file.write(pairs.tobytes())
     return np.searchsorted(groups[order], np.arange(num_groups + 1))
 
 
-def _read(file: BinaryIO, start: int, stop: int) -> np.ndarray:
-    size = PLACED.itemsize
+def _read_pairs(file: BinaryIO, start: int, stop: int) -> np.ndarray:
+    size = DIGEST_AND_INDEX.itemsize
     content = os.pread(file.fileno(), int(stop - start) * size, int(start) * size)
-    return np.frombuffer(content, dtype=PLACED)
+    return np.frombuffer(content, dtype=DIGEST_AND_INDEX)

@@ -1,8 +1,13 @@
-"""Validation and test text that is held out from training, which repeats none of it."""
+"""Validation and test text: held out from training text, or compared with it for overlap.
+
+Lines are equal if they are after NFKC normalization, case folding and collapsing whitespace.
+"""
 
 import contextlib
+import hashlib
+import unicodedata
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -10,22 +15,28 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tformer_cli.config.schema.data import ParallelText
-from tformer_cli.corpus.overlap import BLANK, line_key, overlaps
-from tformer_cli.corpus.reader import read_pairs
-from tformer_cli.errors import DataError, UsageError
+from tformer_cli.config.schema.data import ParallelText, Text
+from tformer_cli.corpus.reader import read_pairs, read_texts
+from tformer_cli.errors import DataError, Problem, UsageError
 from tformer_cli.json_text import read_json
 from tformer_cli.storage.atomic import atomic_directory, write_json
 
+# Maximum number of pairs in each held-out part.
 MAX_HELD_OUT = 1000
-"""Largest number of pairs in each held-out part."""
-
-_HELD_OUT_SHARE = 20
+_HELD_OUT_FRACTION = 20
 _ORIGIN = "origin.json"
 
+# Key of a line without text.
+EMPTY_KEY = 0
 
-class Part(IntEnum):
-    """What becomes of a pair."""
+# Short sentences occur in any two texts of a domain.
+_TOLERATED_OVERLAP = 0.01
+
+OnRead = Callable[[int], object]
+
+
+class SplitPart(IntEnum):
+    """The part of a split that a pair belongs to."""
 
     TRAIN = 0
     VALID = 1
@@ -33,7 +44,7 @@ class Part(IntEnum):
     SET_ASIDE = 3
 
 
-_WRITTEN = (Part.TRAIN, Part.VALID, Part.TEST)
+_WRITTEN = (SplitPart.TRAIN, SplitPart.VALID, SplitPart.TEST)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,12 +52,11 @@ class Split:
     """Training, validation and test text.
 
     Attributes:
-        texts: `train`, `valid` and, if there is one, `test`.
-        num_pairs: in each of them.
+        texts: `train`, `valid` and optionally `test`.
+        num_pairs: of each of them.
         num_in_training: pairs of `valid` and `test` that are also training pairs.
-        num_set_aside: pairs in none of them, since they repeat a source or a target of the
-            validation or test text.
-        num_characters: different ones in the text that training text was taken from.
+        num_set_aside: pairs in no part, since a side of them is in validation or test text.
+        num_characters: distinct characters of the text that was split.
     """
 
     texts: dict[str, ParallelText]
@@ -56,29 +66,38 @@ class Split:
     num_characters: int
 
 
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Number of held-out pairs, and of those whose pair, source or target is in training text."""
+
+    num_pairs: int
+    pairs: int
+    sources: int
+    targets: int
+
+
 def split_text(
     text: ParallelText,
     output: Path,
     languages: tuple[str, str],
     *,
     overwrite: bool = False,
-    on_done: Callable[[int], object] = lambda count: None,
+    on_done: OnRead = lambda count: None,
 ) -> Split:
-    """Write the training, validation and test part of a parallel text into a folder.
+    """Split a parallel text into a directory of training, validation and test text, atomically.
 
-    The folder appears as a whole. No source and no target of the validation or test text is in
-    the training text, nor one of the test text in the validation text.
+    No side of a test pair is in validation text, and no side of either is in training text.
 
     Args:
-        text: what to divide; it is read twice.
-        output: the folder to write; one that was written of the same files is replaced.
-        languages: of source and target, which the file names end in.
-        overwrite: whether a folder that was written of other files may be replaced.
-        on_done: called with the number of pairs whenever some are read.
+        text: to split; read twice.
+        output: directory to write; one made of the same files is replaced.
+        languages: of source and target, used as file name endings.
+        overwrite: whether to replace a directory made of other files.
+        on_done: called with the number of pairs read.
 
     Raises:
-        DataError: the text cannot be read, or is too short to be divided.
-        UsageError: the folder is there already, or contains one of the files.
+        DataError: the text cannot be read, or is too short to be split.
+        UsageError: the directory exists, or contains one of the files.
     """
     source, target = languages
     endings = languages if source != target else (f"source.{source}", f"target.{target}")
@@ -87,14 +106,14 @@ def split_text(
     }
     origin = {
         "files": sorted(name for sides in names.values() for name in sides),
-        **{side: _identity(file) for side, file in text.files.items()},
+        **{side: _file_state(file) for side, file in text.files.items()},
     }
     _check_replaceable(output, origin, text, overwrite)
     keys, num_characters = _keys_and_characters(text, on_done)
     if not len(keys):
         raise DataError(str(text.source), "has no lines")
-    parts = assign(keys)
-    num_pairs = {part: int((parts == part).sum()) for part in Part}
+    parts = assign_parts(keys)
+    num_pairs = {part: int((parts == part).sum()) for part in SplitPart}
     if not all(num_pairs[part] for part in _WRITTEN):
         raise DataError(
             str(text.source),
@@ -105,7 +124,7 @@ def split_text(
     with atomic_directory(output) as temporary:
         files = {part: [temporary / name for name in names[part]] for part in names}
         _write_parts(text, parts, files, on_done)
-        # Last, so that a part which is changed later on is newer.
+        # Last, so that a part edited later is newer.
         write_json(temporary / _ORIGIN, origin)
     return Split(
         texts={
@@ -114,28 +133,20 @@ def split_text(
         },
         num_pairs={part.name.lower(): num_pairs[part] for part in _WRITTEN},
         num_in_training={"valid": 0, "test": 0},
-        num_set_aside=num_pairs[Part.SET_ASIDE],
+        num_set_aside=num_pairs[SplitPart.SET_ASIDE],
         num_characters=num_characters,
     )
 
 
 def given_split(
-    text: ParallelText,
-    valid: ParallelText,
-    *,
-    on_done: Callable[[int], object] = lambda count: None,
+    text: ParallelText, valid: ParallelText, *, on_done: OnRead = lambda count: None
 ) -> Split:
-    """Return a training text and a validation text as they are.
-
-    Args:
-        text: for training; it is read twice.
-        valid: for validation.
-        on_done: called with the number of training pairs whenever some are read.
+    """Return a training text, which is read twice, and a validation text as they are.
 
     Raises:
         DataError: one of them cannot be read, or has no lines.
     """
-    overlap = overlaps(_pairs(text, on_done), {"valid": valid})["valid"]
+    overlap = overlaps(_count_reads(text, on_done), {"valid": valid})["valid"]
     keys, num_characters = _keys_and_characters(text, on_done)
     num_pairs = {"train": len(keys), "valid": overlap.num_pairs}
     texts = {"train": text, "valid": valid}
@@ -151,46 +162,118 @@ def given_split(
     )
 
 
-def assign(keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    """Return the `Part` of each pair.
+def assign_parts(keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
+    """Return the `SplitPart` of each pair.
 
-    5 % of the different sources, at most 1,000, become validation text, as many test text: first
-    those whose source and target are repeated least, among equals by hash. Pairs that share a
-    source or a target with one of them are set aside.
+    5% of the distinct sources, at most 1,000, become validation text, and as many test text: those
+    whose source and target are repeated least, ties broken by hash. Other pairs that share a source
+    or a target with them are set aside.
 
     Args:
-        keys: of the source and the target of each pair (num_pairs, 2).
+        keys: (n, 2) hashes of the source and the target of each pair.
     """
-    parts = np.full(len(keys), Part.TRAIN, dtype=np.uint8)
+    parts = np.full(len(keys), SplitPart.TRAIN, dtype=np.uint8)
     num_copies = _num_occurrences(keys[:, 0]) + _num_occurrences(keys[:, 1])
-    num_each = max(1, min(MAX_HELD_OUT, len(np.unique(keys[:, 0])) // _HELD_OUT_SHARE))
-    sources, targets = {BLANK}, {BLANK}
+    num_each = max(1, min(MAX_HELD_OUT, len(np.unique(keys[:, 0])) // _HELD_OUT_FRACTION))
+    sources, targets = {EMPTY_KEY}, {EMPTY_KEY}
     for index in np.lexsort((keys[:, 0], num_copies)):
         source, target = map(int, keys[index])
         if source in sources or target in targets:
             continue
-        # In turn, so that both are of a kind.
-        parts[index] = (Part.VALID, Part.TEST)[(len(sources) - 1) % 2]
+        # Alternating, so that both parts are alike.
+        parts[index] = (SplitPart.VALID, SplitPart.TEST)[(len(sources) - 1) % 2]
         sources.add(source)
         targets.add(target)
         if len(sources) > 2 * num_each:
             break
     repeats = _is_in(keys[:, 0], sources) | _is_in(keys[:, 1], targets)
-    parts[repeats & (parts == Part.TRAIN)] = Part.SET_ASIDE
+    parts[repeats & (parts == SplitPart.TRAIN)] = SplitPart.SET_ASIDE
     return parts
 
 
-def _pairs(text: ParallelText, on_done: Callable[[int], object]) -> Iterator[tuple[str, str]]:
+def overlaps(
+    training: Iterable[tuple[str, str]], held_out: Mapping[str, Text]
+) -> dict[str, Overlap]:
+    """Return the overlap of each held-out text with training pairs, which are read once.
+
+    Memory grows with the held-out texts only.
+
+    Raises:
+        DataError: a text cannot be read.
+    """
+    rows = {
+        name: [(normalized(s), normalized(t)) for s, t in read_texts([text])]
+        for name, text in held_out.items()
+    }
+    pairs = {row for text_rows in rows.values() for row in text_rows if any(row)}
+    sources, targets = ({pair[side] for pair in pairs} - {""} for side in (0, 1))
+    seen_pairs, seen_sources, seen_targets = set[tuple[str, str]](), set[str](), set[str]()
+    for pair in training:
+        source, target = map(normalized, pair)
+        if source in sources:
+            seen_sources.add(source)
+        if target in targets:
+            seen_targets.add(target)
+        if (source, target) in pairs:
+            seen_pairs.add((source, target))
+    return {
+        name: Overlap(
+            num_pairs=len(text_rows),
+            pairs=sum(row in seen_pairs for row in text_rows),
+            sources=sum(source in seen_sources for source, _ in text_rows),
+            targets=sum(target in seen_targets for _, target in text_rows),
+        )
+        for name, text_rows in rows.items()
+    }
+
+
+def overlap_warnings(
+    training: Iterable[tuple[str, str]], held_out: Mapping[str, Text], unit: str
+) -> Iterator[Problem]:
+    """Yield a warning for each held-out text with considerable overlap.
+
+    Args:
+        training: pairs of the training text.
+        held_out: texts by name.
+        unit: what messages call a pair.
+    """
+    for name, overlap in overlaps(training, held_out).items():
+        repeated = max(overlap.pairs, overlap.sources, overlap.targets)
+        if repeated > _TOLERATED_OVERLAP * overlap.num_pairs:
+            yield Problem(
+                name,
+                "is partly in data.train, so its scores are too high",
+                f"{overlap.pairs:,} of {overlap.num_pairs:,} {unit}s, "
+                f"{overlap.sources:,} sources, {overlap.targets:,} targets",
+                "remove them from the training text",
+            )
+
+
+def normalized(line: str) -> str:
+    """Return the normal form that equal lines share; empty for a line of whitespace."""
+    is_normal = line.isascii() or unicodedata.is_normalized("NFKC", line)
+    folded = (line if is_normal else unicodedata.normalize("NFKC", line)).casefold()
+    return " ".join(folded.split())
+
+
+def line_key(line: str) -> int:
+    """Return a 64-bit hash of a normalized line; `EMPTY_KEY` for a line of whitespace."""
+    text = normalized(line)
+    if not text:
+        return EMPTY_KEY
+    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+def _count_reads(text: ParallelText, on_done: OnRead) -> Iterator[tuple[str, str]]:
     for pair in read_pairs(text.source, text.target):
         yield pair
         on_done(1)
 
 
-def _keys_and_characters(
-    text: ParallelText, on_done: Callable[[int], object]
-) -> tuple[NDArray[np.uint64], int]:
+def _keys_and_characters(text: ParallelText, on_done: OnRead) -> tuple[NDArray[np.uint64], int]:
     keys, characters = array("Q"), set[str]()
-    for source, target in _pairs(text, on_done):
+    for source, target in _count_reads(text, on_done):
         keys.append(line_key(source))
         keys.append(line_key(target))
         characters.update(source, target)
@@ -198,26 +281,21 @@ def _keys_and_characters(
 
 
 def _num_occurrences(keys: NDArray[np.uint64]) -> NDArray[np.intp]:
-    """Return how often each key occurs, in the order of the keys."""
+    """Return how often the key at each index occurs."""
     _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
     return counts[inverse]
 
 
-def _is_in(keys: NDArray[np.uint64], chosen: set[int]) -> NDArray[np.bool_]:
-    return np.isin(keys, np.array(sorted(chosen - {BLANK}), dtype=np.uint64))
+def _is_in(keys: NDArray[np.uint64], selected: set[int]) -> NDArray[np.bool_]:
+    return np.isin(keys, np.array(sorted(selected - {EMPTY_KEY}), dtype=np.uint64))
 
 
 def _write_parts(
     text: ParallelText,
     parts: NDArray[np.uint8],
-    files: Mapping[Part, Sequence[Path]],
-    on_done: Callable[[int], object],
+    files: Mapping[SplitPart, Sequence[Path]],
+    on_done: OnRead,
 ) -> None:
-    """Write each pair into the files of its part.
-
-    Raises:
-        DataError: the text is no longer as long as it was.
-    """
     num_read = 0
     with contextlib.ExitStack() as stack:
         writers = {
@@ -227,7 +305,7 @@ def _write_parts(
             ]
             for part, sides in files.items()
         }
-        pairs = _pairs(text, on_done)
+        pairs = _count_reads(text, on_done)
         for part, pair in zip(parts.tobytes(), pairs, strict=False):
             num_read += 1
             if part in writers:
@@ -242,12 +320,11 @@ def _write_parts(
         )
 
 
-def _identity(file: Path) -> dict[str, object]:
-    """Return what tells a file from another one, or from itself before a change."""
+def _file_state(file: Path) -> dict[str, object]:
+    """Return what changes with the file; nothing of one that reading will report."""
     try:
         status = file.stat()
     except OSError:
-        # Reading it says why.
         return {}
     return {
         "path": str(file.resolve()),
@@ -259,12 +336,7 @@ def _identity(file: Path) -> dict[str, object]:
 def _check_replaceable(
     output: Path, origin: Mapping[str, object], text: ParallelText, overwrite: bool
 ) -> None:
-    """Refuse to take away what somebody may need.
-
-    Raises:
-        UsageError: the folder contains one of the given files or something else of the user's, or
-            was written of other files and there is no leave to replace it.
-    """
+    """Refuse to replace a directory with files of the user."""
     if not output.exists():
         return
     if any(file.resolve().is_relative_to(output.resolve()) for file in text.files.values()):
@@ -273,14 +345,14 @@ def _check_replaceable(
             "contains one of the given texts, which would be lost",
             remedy="choose another `output`",
         )
-    before = _origin_of(output)
-    if before is None:
+    previous = _origin_of(output)
+    if previous is None:
         raise UsageError(
             str(output),
             "contains files that config new did not write",
             remedy="choose another `output`",
         )
-    if not overwrite and (before != origin or _is_changed(output)):
+    if not overwrite and (previous != origin or _is_edited(output)):
         raise UsageError(
             str(output),
             "is there already",
@@ -288,11 +360,11 @@ def _check_replaceable(
         )
 
 
-def _origin_of(folder: Path) -> dict[str, object] | None:
-    """Return what a folder says of its origin, or None if it is not one that we wrote."""
+def _origin_of(directory: Path) -> dict[str, object] | None:
+    """Return the origin of a directory that `split_text` wrote, else None."""
     try:
-        origin = read_json(folder / _ORIGIN)
-        names = {path.name for path in folder.iterdir()}
+        origin = read_json(directory / _ORIGIN)
+        names = {path.name for path in directory.iterdir()}
     except (OSError, ValueError):
         return None
     if not isinstance(origin, dict) or not names <= {_ORIGIN, *origin.get("files", ())}:
@@ -300,7 +372,6 @@ def _origin_of(folder: Path) -> dict[str, object] | None:
     return origin
 
 
-def _is_changed(folder: Path) -> bool:
-    """Return whether a part was changed after the folder was written."""
-    written = (folder / _ORIGIN).stat().st_mtime_ns
-    return any(file.stat().st_mtime_ns > written for file in folder.iterdir())
+def _is_edited(directory: Path) -> bool:
+    written_ns = (directory / _ORIGIN).stat().st_mtime_ns
+    return any(file.stat().st_mtime_ns > written_ns for file in directory.iterdir())

@@ -1,35 +1,67 @@
-"""Lines of text files and streams, one at a time: UTF-8, plain or gzip.
+"""Text files: lines in UTF-8, plain or gzip; other formats are rejected; checksums.
 
-A line ends at LF, with or without a CR before it, and nowhere else; a last line without LF
-counts. So n lines are n lines to every reader, and parallel files stay parallel.
+A line ends at LF, optionally after CR, and nowhere else; a last line without LF counts. So all
+readers agree on the number of lines, and parallel files stay parallel.
 """
 
 import contextlib
 import gzip
+import hashlib
 import itertools
+import json
+import re
+import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tformer_cli.config.schema.data import ParallelText, Text
-from tformer_cli.corpus.file_format import GZIP_MARK, plain_text, reject_archive
 from tformer_cli.errors import DataError
+from tformer_cli.json_text import parse_json, read_json
+from tformer_cli.storage.atomic import write_text
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+GZIP_MARK = b"\x1f\x8b"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+
+_HEAD_LINES = 10
+_SPLIT_SIDES = "write source and target into two text files, one sentence a line"
+_ARCHIVES = {
+    b"PK\x03\x04": ("a zip archive", "unpack it with `unzip`"),
+    b"BZh": ("a bzip2 archive", "unpack it with `bunzip2`"),
+    b"\xfd7zXZ\x00": ("an xz archive", "unpack it with `unxz`"),
+    b"\x28\xb5\x2f\xfd": ("a Zstandard archive", "unpack it with `unzstd`"),
+    b"7z\xbc\xaf\x27\x1c": ("a 7-Zip archive", "unpack it with `7z x`"),
+}
+# Follows "BZh" and a digit in every bzip2 file; text may also begin with "BZh".
+_BZIP2_BLOCKS = (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")
+_OFFICE = {
+    ".xlsx": ("an Excel workbook", f"open it and {_SPLIT_SIDES}"),
+    ".ods": ("a spreadsheet", f"open it and {_SPLIT_SIDES}"),
+    ".docx": ("a Word document", "save it as plain text, one sentence a line"),
+    ".odt": ("an office document", "save it as plain text, one sentence a line"),
+}
+_TAR_MARK, _TAR_OFFSET = b"ustar", 257
+_MARKUP = re.compile(r"\s*<(\?xml|tmx|xliff|srcset|refset|tstset|!DOCTYPE)\b", re.IGNORECASE)
+_MARKUP_NAMES = {".tmx": "TMX", ".xlf": "XLIFF", ".xliff": "XLIFF", ".sgm": "SGML"}
+_TABLES = {".csv": ("CSV", ",;"), ".tsv": ("TSV", "\t"), ".tab": ("TSV", "\t")}
+
+# File of cached checksums.
+TEXTS_FILE = "texts.json"
+# A file modified this recently may change again without a new modification time.
+SETTLED_NS = 2_000_000_000
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a file; of a gzip file if it is named `.gz`.
+    """Yield the lines of a file, decompressed if it is named `.gz`.
 
-    A fault may come to light only at its end, so nothing is a result before all lines are read.
+    An error may appear only at the end, so no result is valid before all lines are read.
 
     Raises:
-        DataError: the file is missing, unreadable, damaged, or not what its name says; a line
-            is not UTF-8.
+        DataError: the file cannot be read, is not what its name says, or a line is not UTF-8.
     """
     name = str(path)
-    with _reading(name), path.open("rb") as file:
+    with _read_errors(name), path.open("rb") as file:
         if path.suffix != ".gz":
             yield from decode_lines(file, name)
         elif file.peek(2)[:2] != GZIP_MARK:
@@ -44,19 +76,19 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    """Yield the lines of a stream, each as soon as it is there.
+    """Yield the decoded lines of a stream as they arrive, without a byte order mark.
 
     Args:
-        stream: lines in UTF-8, with their ends; a byte order mark at its start is dropped.
+        stream: lines in UTF-8, with their line ends.
         name: of the stream, for messages.
 
     Raises:
         DataError: a line is not UTF-8, the stream is an archive, or it cannot be read.
     """
-    with _reading(name):
+    with _read_errors(name):
         for number, line in enumerate(stream, start=1):
             if number == 1:
-                reject_archive(line, name)
+                _reject_archive(line, name)
             if number == 1 and line.startswith(BYTE_ORDER_MARK):
                 line = line.removeprefix(BYTE_ORDER_MARK)
                 if not line:
@@ -70,11 +102,11 @@ def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
 
 
 def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
-    """Yield line n of `source` with line n of `target`, of the two sides of a corpus.
+    """Yield line n of `source` with line n of `target`.
 
     Raises:
-        DataError: a file cannot be read or is not plain text, the two are the same file, or
-            (after the last pair) one has more lines.
+        DataError: a file cannot be read or is not plain text, both are the same file, or (after
+            the last pair) one has more lines.
     """
     if source.is_file() and target.is_file() and source.samefile(target):
         raise DataError(
@@ -82,23 +114,83 @@ def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
             "is source and target at once",
             remedy="name the file that holds the translations",
         )
-    return _side_by_side(_read_corpus(source), _read_corpus(target), source, target)
+    return _zip_lines(_read_corpus(source), _read_corpus(target), source, target)
 
 
 def read_beside(lines: Path, others: Path) -> Iterator[tuple[str, str]]:
-    """Yield line n of a file to translate, whatever it contains, with line n of another file.
+    """Yield line n of a file to translate, in any format, with line n of another file.
 
     Raises:
         DataError: a file cannot be read, or (after the last pair) one has more lines.
     """
-    return _side_by_side(read_lines(lines), read_lines(others), lines, others)
+    return _zip_lines(read_lines(lines), read_lines(others), lines, others)
+
+
+def read_rows(text: Text) -> Iterator[tuple[str, ...]]:
+    """Yield line n of each side of a text: two of a parallel text, one of a text alone.
+
+    Raises:
+        DataError: a file cannot be read or is not plain text, or (after the last pair) one has
+            more lines.
+    """
+    if isinstance(text, ParallelText):
+        return read_pairs(text.source, text.target)
+    return ((line,) for line in _read_corpus(text.text))
+
+
+def read_texts(texts: Iterable[Text]) -> Iterator[tuple[str, str]]:
+    """Yield all pairs, text after text; targets of a text alone are empty."""
+    for text in texts:
+        yield from map(as_pair, read_rows(text))
+
+
+def as_pair(row: tuple[str, ...]) -> tuple[str, str]:
+    """Return a row as source and target; the target of a text alone is empty."""
+    return row if len(row) == 2 else (row[0], "")
+
+
+def text_checksums(texts: Sequence[Path], stores: Path) -> list[str]:
+    """Return the SHA-256 of each file.
+
+    A JSON file in `stores` caches it by path, size and modification time.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    cache_file = stores / TEXTS_FILE
+    cache = _read_cache(cache_file)
+    updated = dict(cache)
+    checksums = []
+    for text in texts:
+        name = str(text.resolve())
+        try:
+            status = text.stat()
+            state = [status.st_size, status.st_mtime_ns]
+            is_known = updated.get(name, [])[:2] == state
+            checksum = str(updated[name][2]) if is_known else _checksum(text)
+        except OSError as error:
+            raise DataError(str(text), "cannot be read", got=error.strerror) from None
+        checksums.append(checksum)
+        if time.time_ns() - status.st_mtime_ns > SETTLED_NS:
+            updated[name] = [*state, checksum]
+    if updated != cache:
+        # In ASCII, since file names need not be UTF-8.
+        write_text(cache_file, json.dumps(updated, indent=2) + "\n")
+    return checksums
 
 
 def _read_corpus(path: Path) -> Iterator[str]:
-    return plain_text(read_lines(path), path)
+    """Yield the lines of a corpus file, unless they are a table or markup."""
+    lines = read_lines(path)
+    head = list(itertools.islice(lines, _HEAD_LINES))
+    structure = _structure([line for line in head if line.strip()], path)
+    if structure is not None:
+        raise DataError(str(path), f"is {structure}, not plain text", remedy=_SPLIT_SIDES)
+    yield from head
+    yield from lines
 
 
-def _side_by_side(
+def _zip_lines(
     sources: Iterator[str], targets: Iterator[str], source: Path, target: Path
 ) -> Iterator[tuple[str, str]]:
     num_pairs = 0
@@ -119,36 +211,55 @@ def _side_by_side(
     )
 
 
-def read_rows(text: Text) -> Iterator[tuple[str, ...]]:
-    """Yield line n of each side that a text has.
+def _reject_archive(first_bytes: bytes, name: str) -> None:
+    archive = _archive(first_bytes)
+    if archive is not None:
+        what, remedy = _OFFICE.get(Path(name).suffix.lower(), archive)
+        raise DataError(name, f"is {what}, not plain text", remedy=remedy)
 
-    Raises:
-        DataError: a file cannot be read or is not plain text, or (after the last pair) one has
-            more lines.
+
+def _archive(first_bytes: bytes) -> tuple[str, str] | None:
+    """Return the kind of archive that begins with these bytes, and how to unpack it."""
+    if first_bytes[_TAR_OFFSET:].startswith(_TAR_MARK):
+        return "a tar archive", "unpack it with `tar -xf`"
+    if first_bytes.startswith(b"BZh") and not first_bytes[4:].startswith(_BZIP2_BLOCKS):
+        return None
+    return next((kind for mark, kind in _ARCHIVES.items() if first_bytes.startswith(mark)), None)
+
+
+def _structure(head: Sequence[str], path: Path) -> str | None:
+    """Return the format of the first lines of a file, or None for text.
+
+    Text may contain commas and tabs: only a file name ending in .csv or .tsv makes it a table.
     """
-    if isinstance(text, ParallelText):
-        return read_pairs(text.source, text.target)
-    return ((line,) for line in _read_corpus(text.text))
+    if not head:
+        return None
+    ending = Path(path.name.lower().removesuffix(".gz")).suffix
+    if _MARKUP.match(head[0]):
+        return _MARKUP_NAMES.get(ending, "XML")
+    if all(map(_is_json_object, head)):
+        return "JSON Lines"
+    if ending == ".json" and head[0].lstrip()[0] in "[{":
+        return "JSON"
+    if ending in _TABLES:
+        table, separators = _TABLES[ending]
+        if all(any(mark in line for mark in separators) for line in head):
+            return table
+    return None
 
 
-def read_texts(texts: Iterable[Text]) -> Iterator[tuple[str, str]]:
-    """Yield all pairs, text after text; a text alone has empty targets.
-
-    Raises:
-        DataError: as `read_rows`.
-    """
-    for text in texts:
-        yield from map(as_pair, read_rows(text))
-
-
-def as_pair(row: tuple[str, ...]) -> tuple[str, str]:
-    """Return a row as source and target; the target of a text alone is empty."""
-    return row if len(row) == 2 else (row[0], "")
+def _is_json_object(line: str) -> bool:
+    if not line.lstrip().startswith('{"'):
+        return False
+    try:
+        return isinstance(parse_json(line), dict)
+    except ValueError:
+        return False
 
 
 @contextlib.contextmanager
-def _reading(name: str) -> Iterator[None]:
-    """Say of `name` why it cannot be read."""
+def _read_errors(name: str) -> Iterator[None]:
+    """Turn errors of reading the file `name` into DataErrors."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -163,17 +274,31 @@ def _reading(name: str) -> Iterator[None]:
         raise DataError(name, "cannot be read", got=error.strerror) from None
 
 
-def _not_utf8(line: bytes, number: int, fault: int, name: str) -> DataError:
-    """Say where a line stops being UTF-8, and what the file is instead, if that shows."""
+def _not_utf8(line: bytes, number: int, error_index: int, name: str) -> DataError:
     if number == 1 and line.startswith(GZIP_MARK):
         return DataError(name, "is gzip", remedy="let its name end in .gz, or decompress it")
     if number == 1 and line.startswith(UTF_16_MARKS):
         remedy = "it begins like UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`"
     else:
         remedy = "convert it, from Latin-1 for instance with `iconv -f LATIN1 -t UTF-8`"
-    column = len(line[:fault].decode("utf-8")) + 1
+    column = len(line[:error_index].decode("utf-8")) + 1
     return DataError(
         f"{name}:{number}",
-        f"not UTF-8 (byte 0x{line[fault]:02x} at column {column})",
+        f"not UTF-8 (byte 0x{line[error_index]:02x} at column {column})",
         remedy=remedy,
     )
+
+
+def _checksum(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _read_cache(file: Path) -> dict[str, list[int | str]]:
+    """Return the cached checksums; none if the file is missing or damaged."""
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        return {
+            name: [size, changed_ns, checksum]
+            for name, (size, changed_ns, checksum) in read_json(file).items()
+        }
+    return {}

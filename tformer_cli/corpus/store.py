@@ -1,32 +1,86 @@
-"""All pairs of a corpus as token ids, in flat arrays rather than objects."""
+"""Token ids of a corpus in flat arrays, in memory or memory-mapped from a store directory."""
 
+import contextlib
 import hashlib
+import itertools
+import json
 from array import array
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
-from tformer_cli.corpus.batch import Example
-from tformer_cli.corpus.weights import PairWeights
+from tformer_cli.corpus.filters import FilterReport
+from tformer_cli.json_text import read_json
+from tformer_cli.storage.atomic import write_json
 
-# So many pairs or tokens are looked at together: what that takes does not grow with the corpus.
+# Part of every store's key: raise it when the files of a store or of a shard change.
+FORMAT_VERSION = 2
+OFFSET_DTYPE = "<i8"
+# Files of ids and of offsets. A text alone has only the first pair: its targets are its sources.
+SIDES = ("source.ids", "source.offsets"), ("target.ids", "target.offsets")
+
+# Pairs or tokens processed together, so that memory does not grow with the corpus.
 SLICE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class TokenStore:
-    """Token ids of n pairs, side by side in two flat arrays, in memory or mapped from files.
+class Example:
+    """Pair `index` of a corpus as token ids, without special tokens."""
 
-    The sentences of a text alone are their own targets: both sides are the same arrays.
+    index: int
+    source: Sequence[int] | np.ndarray
+    target: Sequence[int] | np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class PairWeights:
+    """Number of times an epoch sees each of n pairs, run-length encoded.
 
     Attributes:
-        source_ids: all source tokens, one pair after the other.
+        stops: (k,) end of each run of pairs with equal weights.
+        values: (k,) weight of each run.
+    """
+
+    stops: np.ndarray
+    values: np.ndarray
+
+    @classmethod
+    def of_runs(cls, counts: Iterable[int], values: Iterable[float]) -> Self:
+        """Return counts[j] weights of values[j], run after run."""
+        runs = [(n, value) for n, value in zip(counts, values, strict=True) if n]
+        return cls(
+            stops=np.cumsum([n for n, _ in runs], dtype=np.int64),
+            values=np.array([value for _, value in runs], dtype=np.float64),
+        )
+
+    @classmethod
+    def of_pairs(cls, weights: Iterable[float]) -> Self:
+        """Return the weights, given pair by pair."""
+        runs = [(value, sum(1 for _ in run)) for value, run in itertools.groupby(weights)]
+        return cls.of_runs((n for _, n in runs), (value for value, _ in runs))
+
+    def __len__(self) -> int:
+        return int(self.stops[-1]) if len(self.stops) else 0
+
+    def __getitem__(self, pairs: slice) -> np.ndarray:
+        indices = np.arange(*pairs.indices(len(self)))
+        return self.values[np.searchsorted(self.stops, indices, side="right")]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStore:
+    """Token ids of n pairs in two flat arrays; a text alone has the same arrays on both sides.
+
+    Attributes:
+        source_ids: all source tokens, pair after pair.
         source_offsets: (n + 1,) pair i is source_ids[source_offsets[i] : source_offsets[i + 1]].
-        target_ids: likewise.
-        target_offsets: likewise.
-        weights: (n,) how many times an epoch sees each pair.
-        known_fingerprint: what `fingerprint` returns, where that has been worked out before.
+        target_ids: all target tokens.
+        target_offsets: (n + 1,) of the target.
+        weights: (n,) number of times an epoch sees each pair.
+        known_fingerprint: cached result of `fingerprint`.
     """
 
     source_ids: np.ndarray
@@ -44,7 +98,7 @@ class TokenStore:
         return example
 
     def examples(self, indices: np.ndarray) -> list[Example]:
-        """Return the pairs at some places, in the order given."""
+        """Return the pairs at `indices`, in that order."""
         sources = _rows(self.source_ids, self.source_offsets, indices)
         targets = _rows(self.target_ids, self.target_offsets, indices)
         return list(map(Example, indices.tolist(), sources, targets))
@@ -60,10 +114,7 @@ class TokenStore:
         return _lengths(self.target_offsets)
 
     def fingerprint(self) -> str:
-        """Return a hash of everything that training sees of these pairs.
-
-        It is the same wherever they lie, and in integers of whatever size.
-        """
+        """Return a hash of the ids and weights, whatever the integer size of the arrays."""
         if self.known_fingerprint is not None:
             return self.known_fingerprint
         digest = hashlib.sha256()
@@ -74,13 +125,13 @@ class TokenStore:
             (self.target_offsets, "<i8"),
             (self.weights, "<f8"),
         ):
-            for places in slices(len(part)):
-                digest.update(part[places].astype(dtype).tobytes())
+            for span in slices(len(part)):
+                digest.update(part[span].astype(dtype).tobytes())
         return digest.hexdigest()
 
 
 def build_store(pairs: Iterable[tuple[list[int], list[int], float]]) -> TokenStore:
-    """Gather (source ids, target ids, weight) triples in memory, in their order."""
+    """Collect (source ids, target ids, weight) triples in memory."""
     source_ids, target_ids = array("I"), array("I")
     source_offsets, target_offsets = array("q", [0]), array("q", [0])
     weights = array("d")
@@ -99,20 +150,90 @@ def build_store(pairs: Iterable[tuple[list[int], list[int], float]]) -> TokenSto
     )
 
 
+def write_index(directory: Path, id_dtypes: Sequence[str], reports: Iterable[FilterReport]) -> None:
+    """Complete a store directory by its index.
+
+    Args:
+        directory: contains all other files.
+        id_dtypes: integers of the ids of each side.
+        reports: filter counts of each text.
+    """
+    index = {
+        "id_dtypes": list(id_dtypes),
+        "texts": [asdict(report) for report in reports],
+        "sha256": _checksums(directory, len(id_dtypes)),
+        "fingerprints": {},
+    }
+    _write_index(directory, index)
+
+
+def open_store(directory: Path, weights: Sequence[float]) -> tuple[TokenStore, FilterReport] | None:
+    """Verify all checksums of a store directory and memory-map it.
+
+    Args:
+        directory: to open.
+        weights: of each text.
+
+    Returns:
+        The store and the filter counts; None if it is missing or damaged.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
+        index = read_json(directory / "index.json")
+        if index.pop("checksum") != _index_checksum(index):
+            return None
+        reports = [FilterReport(**counts) for counts in index["texts"]]
+        sides = [
+            (_memory_map(directory / ids, dtype), _memory_map(directory / offsets, OFFSET_DTYPE))
+            for (ids, offsets), dtype in zip(SIDES, index["id_dtypes"], strict=False)
+        ]
+        kept = (report.kept for report in reports)
+        store = TokenStore(*sides[0], *sides[-1], weights=PairWeights.of_runs(kept, weights))
+        if _checksums(directory, len(index["id_dtypes"])) == index["sha256"]:
+            name = " ".join(map(repr, weights))
+            if name not in index["fingerprints"]:
+                index["fingerprints"][name] = store.fingerprint()
+                _write_index(directory, index)
+            store = replace(store, known_fingerprint=index["fingerprints"][name])
+            return store, sum(reports, FilterReport())
+    return None
+
+
 def slices(size: int) -> Iterator[slice]:
-    """Yield slices that cover `size` places in their order, each of a bounded length."""
+    """Yield consecutive slices of at most `SLICE` indices that cover `size`."""
     for start in range(0, size, SLICE):
         yield slice(start, min(start + SLICE, size))
 
 
 def _rows(ids: np.ndarray, offsets: np.ndarray, indices: np.ndarray) -> list[np.ndarray]:
-    # One look at the offsets for all rows: numpy is slow to hand out single numbers.
+    # One lookup of all offsets: reading numpy scalars one by one is slow.
     starts, stops = offsets[indices].tolist(), offsets[indices + 1].tolist()
     return [ids[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
 
 def _lengths(offsets: np.ndarray) -> np.ndarray:
     lengths = np.empty(len(offsets) - 1, dtype=np.int32)
-    for places in slices(len(lengths)):
-        lengths[places] = np.diff(offsets[places.start : places.stop + 1])
+    for span in slices(len(lengths)):
+        lengths[span] = np.diff(offsets[span.start : span.stop + 1])
     return lengths
+
+
+def _memory_map(file: Path, dtype: str) -> np.ndarray:
+    # As a plain array: slicing a memmap costs several times as much.
+    return np.memmap(file, dtype=dtype, mode="r").view(np.ndarray)
+
+
+def _checksums(directory: Path, num_sides: int) -> dict[str, str]:
+    """Return the SHA-256 of each file except the index."""
+    checksums = {}
+    for name in itertools.chain.from_iterable(SIDES[:num_sides]):
+        with (directory / name).open("rb") as file:
+            checksums[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return checksums
+
+
+def _write_index(directory: Path, index: dict[str, Any]) -> None:
+    write_json(directory / "index.json", {**index, "checksum": _index_checksum(index)})
+
+
+def _index_checksum(index: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()

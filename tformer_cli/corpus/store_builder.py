@@ -1,319 +1,312 @@
-"""How a token store comes about on disk: once for a text, by all cores, stopped at any time."""
+"""Build a token store on disk: cached by a content hash, multi-process, resumable.
+
+Lines are encoded in shards of fixed size, each an atomic file; a resumed build skips the shards
+that exist. The shards are then merged without duplicates. Child processes import this module, so
+it does without torch.
+"""
 
 import contextlib
+import functools
 import hashlib
-import itertools
+import io
 import json
+import multiprocessing
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from tformer_cli.config.schema.data import AnyTrainingText, FilterConfig
-from tformer_cli.corpus.appended_file import AppendedFile
-from tformer_cli.corpus.encoding import EncodedPairs, Sentences, encoder, id_dtypes
-from tformer_cli.corpus.filters import FilterReport, find_repeats
+from tformer_cli.corpus.filters import FilterReport, filter_lengths, find_repeats, pair_digests
 from tformer_cli.corpus.prefetch import chunks
-from tformer_cli.corpus.reader import read_rows
-from tformer_cli.corpus.store import TokenStore, slices
-from tformer_cli.corpus.store_folder import (
+from tformer_cli.corpus.reader import TEXTS_FILE, read_rows, text_checksums
+from tformer_cli.corpus.store import (
     FORMAT_VERSION,
     OFFSET_DTYPE,
     SIDES,
-    StoreFolder,
+    TokenStore,
+    open_store,
+    write_index,
 )
-from tformer_cli.corpus.text_digests import TextDigests
-from tformer_cli.errors import DataError
-from tformer_cli.json_text import read_json
-from tformer_cli.process import num_cores
+from tformer_cli.errors import DataError, TrainingError
+from tformer_cli.process import begin_child, num_cores
 from tformer_cli.storage.atomic import (
     atomic_directory,
+    atomic_write,
     make_directory,
     recover_interrupted_write,
     storage_errors,
-    sync_directory,
-    write_json,
 )
 from tformer_cli.storage.lock import alone
-from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 
+SHARD_LINES = 1 << 13
+# Shards queued for each process, so that none waits for the reader.
+QUEUED_SHARDS = 2
 # Below this size of all texts, starting processes takes longer than encoding.
 SMALL_BYTES = 16 << 20
 
-PAIR_DIGESTS = "pairs.digests"
-TEXTS_FILE = "texts.json"
+Rows = Sequence[tuple[str, ...]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
-    """How a build proceeds; what it builds does not depend on it.
-
-    Attributes:
-        num_processes: that encode; None is one for each core, or this one alone for a small text.
-        chunk_lines: handed to a process at once.
-        saved_lines: what is there is made to last after so many; a kill loses no more than these.
-    """
-
-    num_processes: int | None = None
-    chunk_lines: int = 4096
-    saved_lines: int = 1 << 17
-
-
-def stored(
+def load_or_build_store(
     texts: Sequence[AnyTrainingText],
     tokenizers: Tokenizers,
     filters: FilterConfig,
     *,
     stores: Path,
-    pace: Pace,
+    num_processes: int | None = None,
+    shard_lines: int = SHARD_LINES,
 ) -> tuple[TokenStore, FilterReport]:
-    """Return the store of some texts, built if it is not there yet.
+    """Open the store of some texts; build it if it is missing or damaged.
 
     Args:
-        texts: one corpus after the other, all of them parallel, or none.
+        texts: all parallel, or none.
         tokenizers: of both sides.
-        filters: which pairs are left out.
-        stores: the folder of all stores, each named after all that it depends on.
-        pace: how to build.
-
-    Returns:
-        The pairs that were kept, mapped from the store's files, and how many were dropped for
-        which reason.
+        filters: decide which pairs are dropped.
+        stores: directory of all stores, each named by a hash of all that it depends on.
+        num_processes: that encode; None for one a core, or for only this one if the text is small.
+        shard_lines: lines of a shard; the store does not depend on them.
 
     Raises:
         DataError: a text cannot be read, or no pair is left.
-        StorageError: the folder cannot be written.
-        TrainingError: a process that encodes died.
+        TrainingError: a child process died.
     """
     weights = [text.weight for text in texts]
     with storage_errors(stores):
         make_directory(stores)
     key = _key(texts, tokenizers, filters, stores)
-    folder, begun = StoreFolder(stores / key), stores / f"{key}.building"
-    found = folder.open(weights)
-    if found is None or begun.exists():
+    directory, shards = stores / key, stores / f"{key}.building"
+    opened = open_store(directory, weights)
+    if opened is None or shards.exists():
         waiting = "waiting for another process that encodes the same text"
         with alone(stores / f"{key}.lock", waiting):
-            # Perhaps somebody else has just built it.
-            found = folder.open(weights)
-            if found is None:
-                with _building(begun, texts, tokenizers) as building:
-                    _encode(building, texts, tokenizers, filters, pace)
+            # Another process may have built it in the meantime.
+            opened = open_store(directory, weights)
+            if opened is None:
+                writer = StoreWriter(shards, texts, tokenizers, filters)
+                try:
+                    writer.write_shards(num_processes or _num_processes(texts), shard_lines)
                     if _key(texts, tokenizers, filters, stores) != key:
                         raise DataError(
                             "data.train",
                             "the text changed while it was read",
                             remedy="run the same command again",
                         )
-                    building.finish(folder)
-                found = folder.open(weights)
-                assert found is not None
-            shutil.rmtree(begun, ignore_errors=True)
-    # What a kill left of names that are not written again.
-    for path in (folder.path, stores / TEXTS_FILE):
+                except DataError:
+                    # A corrected text has another key.
+                    shutil.rmtree(shards, ignore_errors=True)
+                    raise
+                writer.write_store(directory)
+                opened = open_store(directory, weights)
+                assert opened is not None
+            shutil.rmtree(shards, ignore_errors=True)
+    # Leftovers of a killed process under names that are not written again.
+    for path in (directory, stores / TEXTS_FILE):
         recover_interrupted_write(path)
-    return found
+    return opened
 
 
-class Building:
-    """A store that grows: files that are appended to, and a journal of how much of them counts.
+@dataclass(slots=True)
+class StoreWriter:
+    """Encodes texts into shards, and merges these into a store.
 
     Attributes:
-        reports: what became of the pairs of each text so far.
+        path: directory of the shards.
+        texts: all parallel, or none.
+        tokenizers: of both sides.
+        filters: decide which pairs are dropped.
+        reports: filter counts of each shard file, text by text.
     """
 
-    def __init__(self, path: Path, id_dtypes: tuple[str, ...], num_texts: int) -> None:
-        """Go on from the journal in a folder, or begin.
+    path: Path
+    texts: Sequence[AnyTrainingText]
+    tokenizers: Tokenizers
+    filters: FilterConfig
+    reports: list[dict[Path, FilterReport]] = field(default_factory=list)
 
-        Args:
-            path: the folder.
-            id_dtypes: of the ids of each side.
-            num_texts: which the pairs come from.
-
-        Raises:
-            StorageError: the folder cannot be written.
-        """
-        self.path = path
-        self.reports = [FilterReport() for _ in range(num_texts)]
-        self._id_dtypes = id_dtypes
-        self._sides = SIDES[: len(id_dtypes)]
-        self._file_names = [*itertools.chain.from_iterable(self._sides), PAIR_DIGESTS]
-        self._journal_file = path / "journal.json"
-        with contextlib.ExitStack() as opened, storage_errors(path):
-            make_directory(path)
-            self._files = {
-                name: opened.enter_context(AppendedFile(path / name)) for name in self._file_names
-            }
-            self._go_on()
-            self._closing = opened.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def write_shards(self, num_processes: int, shard_lines: int) -> None:
+        """Encode all lines whose shards do not exist yet."""
         with storage_errors(self.path):
-            self._closing.close()
-
-    def append(self, number: int, pairs: EncodedPairs) -> None:
-        """Add the next pairs of text `number`.
-
-        Raises:
-            StorageError: the disk is full or broken.
-        """
-        with storage_errors(self.path):
-            for (ids, offsets), sentences in zip(self._sides, pairs.sides, strict=True):
-                self._append(ids, offsets, sentences)
-            self._files[PAIR_DIGESTS].write(pairs.digests.tobytes())
-        self.reports[number] += pairs.report
-
-    def save(self) -> None:
-        """Make what is there last: a build that is killed goes on from here.
-
-        Raises:
-            StorageError: the disk is full or broken.
-        """
-        with storage_errors(self.path):
-            for file in self._files.values():
-                file.save()
-            sync_directory(self.path)
-        journal = {
-            "files": {name: [file.size, file.checksum] for name, file in self._files.items()},
-            "texts": [asdict(report) for report in self.reports],
-        }
-        write_json(self._journal_file, journal)
-
-    def finish(self, folder: StoreFolder) -> None:
-        """Write the folder of the store: these pairs without the repeated ones.
-
-        Raises:
-            StorageError: the disk is full or broken.
-        """
-        self.save()
-        digests = self._mapped(PAIR_DIGESTS, "<u8").reshape(-1, 2)
-        num_pairs = sum(report.kept for report in self.reports)
-        repeated = np.zeros(num_pairs, dtype=np.bool_)
-        if len(digests):
-            with storage_errors(self.path):
-                repeated = find_repeats(digests, self.path)
-        # Copied rather than moved: if it fails, the next one goes on from here.
-        with atomic_directory(folder.path) as temporary:
-            for (ids, offsets), id_dtype in zip(self._sides, self._id_dtypes, strict=True):
-                _copy(
-                    (self._mapped(ids, id_dtype), self._mapped(offsets, OFFSET_DTYPE)),
-                    (temporary / ids, temporary / offsets),
-                    kept=~repeated,
-                )
-            StoreFolder(temporary).write_index(
-                self._id_dtypes, _without_repeats(self.reports, repeated)
+            make_directory(self.path)
+        with (
+            self._encoder(num_processes) as encode,
+            tqdm(desc="encoding", unit="pair", disable=not sys.stderr.isatty(), leave=False) as bar,
+        ):
+            for number, text in enumerate(self.texts):
+                reports = {}
+                for path, report in encode(self._jobs(number, text, shard_lines)):
+                    reports[path] = report
+                    bar.update(report.seen)
+                self.reports.append(reports)
+        report = sum(map(_total, self.reports), FilterReport())
+        if report.kept == 0:
+            files = ", ".join(str(next(iter(text.files.values()))) for text in self.texts)
+            raise DataError(
+                "data.train",
+                "no lines" if report.seen == 0 else "nothing is left after the filters",
+                got=files if report.seen == 0 else str(report),
+                remedy="name files with text" if report.seen == 0 else "loosen data.filters",
             )
 
-    def _go_on(self) -> None:
-        """Take up the journal, if the files hold what it says; otherwise begin."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            journal = read_json(self._journal_file)
-            reports = [FilterReport(**counts) for counts in journal["texts"]]
-            known = [(file, *journal["files"][name]) for name, file in self._files.items()]
-            if all(file.go_on(int(size), checksum) for file, size, checksum in known):
-                self.reports = reports
-                return
-        for file in self._files.values():
-            file.go_on(0, AppendedFile.EMPTY)
+    def write_store(self, directory: Path) -> None:
+        """Merge the shards, without duplicates, into a store directory."""
+        with storage_errors(self.path):
+            is_duplicate = self._find_duplicates()
+        id_dtypes = _id_dtypes(self.tokenizers, self._num_sides)
+        # If this fails, the shards are still there.
+        with atomic_directory(directory) as temporary:
+            self._merge_shards(temporary, ~is_duplicate)
+            write_index(temporary, id_dtypes, self._final_reports(is_duplicate))
 
-    def _append(self, ids_name: str, offsets_name: str, sentences: Sentences) -> None:
-        ids, offsets = self._files[ids_name], self._files[offsets_name]
-        if offsets.size == 0:
-            offsets.write(np.zeros(1, dtype=OFFSET_DTYPE).tobytes())
-        num_tokens = ids.size // sentences.ids.itemsize
-        ids.write(sentences.ids.tobytes())
-        offsets.write((num_tokens + np.cumsum(sentences.lengths)).astype(OFFSET_DTYPE).tobytes())
+    @property
+    def _num_sides(self) -> int:
+        return len(self.texts[0].files)
 
-    def _mapped(self, name: str, dtype: str) -> np.ndarray:
-        # What is empty cannot be mapped.
-        if (self.path / name).stat().st_size == 0:
-            return np.empty(0, dtype=dtype)
-        return np.memmap(self.path / name, dtype=dtype, mode="r").view(np.ndarray)
+    @property
+    def _shards(self) -> Iterator[tuple[Path, FilterReport]]:
+        return chain.from_iterable(reports.items() for reports in self.reports)
+
+    def _jobs(
+        self, number: int, text: AnyTrainingText, shard_lines: int
+    ) -> Iterator[tuple[Path, Rows]]:
+        """Yield the file and the lines of each shard; number and first line name the file."""
+        for index, rows in enumerate(chunks(read_rows(text), shard_lines)):
+            yield self.path / f"{number}-{index * shard_lines}.shard", rows
+
+    @contextlib.contextmanager
+    def _encoder(
+        self, num_processes: int
+    ) -> Iterator[Callable[[Iterable[tuple[Path, Rows]]], Iterator[tuple[Path, FilterReport]]]]:
+        """Yield a function that encodes a stream of shards in order."""
+        if num_processes == 1:
+            yield lambda jobs: (
+                (path, encode_shard(path, rows, self.tokenizers, self.filters))
+                for path, rows in jobs
+            )
+            return
+        directory = self.path / "tokenizer"
+        self.tokenizers.save(directory)
+        # A fork would copy threads of torch and of the tokenizers in the middle of their work.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(num_processes, context, initializer=begin_child) as pool:
+
+            def submit(path: Path, rows: Rows) -> Future[FilterReport]:
+                return pool.submit(_encode_in_child, directory, self.filters, path, rows)
+
+            try:
+                yield lambda jobs: _in_order(submit, jobs, QUEUED_SHARDS * num_processes)
+            except BrokenProcessPool:
+                raise TrainingError(
+                    "data.train",
+                    "a process that encodes the text has died",
+                    remedy="free memory and run the same command again: it resumes from there",
+                ) from None
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _find_duplicates(self) -> np.ndarray:
+        """Return (n,) whether an earlier pair has the same text, for the pairs of all shards."""
+        if not self.filters.drop_duplicates:
+            return np.zeros(sum(report.kept for _, report in self._shards), dtype=np.bool_)
+        with tempfile.TemporaryFile(dir=self.path) as file:
+            for path, _ in self._shards:
+                file.write(read_shard(path)["digests"].tobytes())
+            file.flush()
+            digests = np.memmap(file, dtype="<u8", mode="r").view(np.ndarray)
+            return find_repeats(digests.reshape(-1, 2), self.path)
+
+    def _merge_shards(self, directory: Path, is_kept: np.ndarray) -> None:
+        start, num_tokens = 0, [0] * self._num_sides
+        with contextlib.ExitStack() as stack:
+            files = [
+                [stack.enter_context((directory / name).open("wb")) for name in names]
+                for names in SIDES[: self._num_sides]
+            ]
+            for _, offsets_file in files:
+                offsets_file.write(np.zeros(1, dtype=OFFSET_DTYPE).tobytes())
+            for path, report in self._shards:
+                shard, kept = read_shard(path), is_kept[start : start + report.kept]
+                start += report.kept
+                for side, (ids_file, offsets_file) in enumerate(files):
+                    ids, lengths = shard[f"ids {side}"], shard[f"lengths {side}"]
+                    ids_file.write(ids[np.repeat(kept, lengths)].tobytes())
+                    ends = num_tokens[side] + np.cumsum(lengths[kept])
+                    offsets_file.write(ends.astype(OFFSET_DTYPE).tobytes())
+                    num_tokens[side] += int(lengths[kept].sum())
+
+    def _final_reports(self, is_duplicate: np.ndarray) -> Iterator[FilterReport]:
+        """Yield the counts of each text, duplicates included."""
+        start = 0
+        for report in map(_total, self.reports):
+            num_duplicates = int(is_duplicate[start : start + report.kept].sum())
+            start += report.kept
+            yield replace(
+                report,
+                kept=report.kept - num_duplicates,
+                duplicate=report.duplicate + num_duplicates,
+            )
+
+
+def encode_shard(
+    path: Path, rows: Rows, tokenizers: Tokenizers, filters: FilterConfig
+) -> FilterReport:
+    """Encode and filter lines into a shard file, unless it exists; return the filter counts."""
+    with contextlib.suppress(OSError, ValueError):
+        report = FilterReport(*read_shard(path)["report"].tolist())
+        if report.seen == len(rows):
+            return report
+    sides = encode_sides(rows, tokenizers)
+    is_kept, report = filter_lengths(filters, *map(_lengths, sides))
+    kept = np.flatnonzero(is_kept).tolist()
+    arrays: dict[str, Any] = {
+        "report": np.array(list(asdict(report).values())),
+        "digests": pair_digests(rows[i] for i in kept if filters.drop_duplicates),
+    }
+    for side, dtype in enumerate(_id_dtypes(tokenizers, len(sides))):
+        kept_ids = [sides[side][i] for i in kept]
+        arrays[f"ids {side}"] = np.fromiter(chain.from_iterable(kept_ids), dtype=dtype)
+        arrays[f"lengths {side}"] = _lengths(kept_ids)
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(hashlib.sha256(buffer.getvalue()).digest() + buffer.getvalue())
+    return report
+
+
+def encode_sides(rows: Rows, tokenizers: Tokenizers) -> list[list[list[int]]]:
+    """Return the ids of each line, side by side."""
+    sides: list[tuple[str, ...]] = list(zip(*rows, strict=True))
+    both = tokenizers.source, tokenizers.target
+    return [tokenizer.encode_batch(lines) for tokenizer, lines in zip(both, sides, strict=False)]
+
+
+def id_dtype(vocabulary_size: int) -> str:
+    """Return the little-endian integers that hold every id of a vocabulary."""
+    return "<u2" if vocabulary_size <= 1 << 16 else "<u4"
 
 
 def _key(
     texts: Sequence[AnyTrainingText], tokenizers: Tokenizers, filters: FilterConfig, stores: Path
 ) -> str:
     """Return a hash of all that a store depends on."""
-    digests = TextDigests(stores / TEXTS_FILE)
     content = {
         "format": FORMAT_VERSION,
-        "texts": [digests.of(list(text.files.values())) for text in texts],
+        "texts": [text_checksums(list(text.files.values()), stores) for text in texts],
         "tokenizers": tokenizers.fingerprint,
         "filters": asdict(filters),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
-
-
-@contextlib.contextmanager
-def _building(
-    path: Path, texts: Sequence[AnyTrainingText], tokenizers: Tokenizers
-) -> Iterator[Building]:
-    """Yield what is built in a folder; the folder goes where no other attempt can go on from it."""
-    dtypes = id_dtypes(tokenizers, len(texts[0].files))
-    try:
-        with Building(path, dtypes, len(texts)) as building:
-            yield building
-    except DataError:
-        # When the text has been mended it is another text.
-        shutil.rmtree(path, ignore_errors=True)
-        raise
-
-
-def _encode(
-    building: Building,
-    texts: Sequence[AnyTrainingText],
-    tokenizers: Tokenizers,
-    filters: FilterConfig,
-    pace: Pace,
-) -> None:
-    """Append all pairs that are not there yet.
-
-    Raises:
-        DataError: a text cannot be read, or no pair is left.
-    """
-    num_processes = pace.num_processes or _num_processes(texts)
-    num_unsaved = 0
-    with (
-        encoder(
-            tokenizers, filters, num_processes=num_processes, folder=building.path / "tokenizer"
-        ) as encode,
-        tqdm(desc="encoding", unit="pair", disable=not sys.stderr.isatty(), leave=False) as bar,
-    ):
-        for number, text in enumerate(texts):
-            num_done = building.reports[number].seen
-            bar.update(num_done)
-            pairs = itertools.islice(read_rows(text), num_done, None)
-            for encoded in encode(chunks(pairs, pace.chunk_lines)):
-                building.append(number, encoded)
-                bar.update(encoded.report.seen)
-                num_unsaved += encoded.report.seen
-                if num_unsaved >= pace.saved_lines:
-                    building.save()
-                    num_unsaved = 0
-    report = sum(building.reports, FilterReport())
-    if report.kept == 0:
-        files = ", ".join(str(next(iter(text.files.values()))) for text in texts)
-        raise DataError(
-            "data.train",
-            "no lines" if report.seen == 0 else "nothing is left after the filters",
-            got=files if report.seen == 0 else str(report),
-            remedy="name files with text" if report.seen == 0 else "loosen data.filters",
-        )
 
 
 def _num_processes(texts: Sequence[AnyTrainingText]) -> int:
@@ -321,34 +314,48 @@ def _num_processes(texts: Sequence[AnyTrainingText]) -> int:
     return 1 if num_bytes < SMALL_BYTES else num_cores()
 
 
-def _without_repeats(
-    reports: Sequence[FilterReport], repeated: np.ndarray
-) -> Iterator[FilterReport]:
-    """Yield the reports with those pairs that turned out to be repeated counted as duplicates."""
-    start = 0
-    for report in reports:
-        num_repeated = int(repeated[start : start + report.kept].sum())
-        start += report.kept
-        yield replace(
-            report,
-            kept=report.kept - num_repeated,
-            duplicate=report.duplicate + num_repeated,
-        )
+def _in_order(
+    submit: Callable[[Path, Rows], Future[FilterReport]],
+    jobs: Iterable[tuple[Path, Rows]],
+    max_queued: int,
+) -> Iterator[tuple[Path, FilterReport]]:
+    queue: deque[tuple[Path, Future[FilterReport]]] = deque()
+    for path, rows in jobs:
+        queue.append((path, submit(path, rows)))
+        if len(queue) > max_queued:
+            path, report = queue.popleft()
+            yield path, report.result()
+    for path, report in queue:
+        yield path, report.result()
 
 
-def _copy(
-    arrays: tuple[np.ndarray, np.ndarray], files: tuple[Path, Path], *, kept: np.ndarray
-) -> None:
-    """Write the ids and the offsets of those sentences that are kept."""
-    ids, offsets = arrays
-    num_tokens = 0
-    with files[0].open("wb") as new_ids, files[1].open("wb") as new_offsets:
-        new_offsets.write(np.zeros(1, dtype=OFFSET_DTYPE).tobytes())
-        for places in slices(len(kept)):
-            bounds = offsets[places.start : places.stop + 1]
-            lengths = np.diff(bounds)
-            tokens = ids[bounds[0] : bounds[-1]]
-            new_ids.write(tokens[np.repeat(kept[places], lengths)].tobytes())
-            ends = num_tokens + np.cumsum(lengths[kept[places]])
-            new_offsets.write(ends.astype(OFFSET_DTYPE).tobytes())
-            num_tokens += int(lengths[kept[places]].sum())
+def _encode_in_child(
+    directory: Path, filters: FilterConfig, path: Path, rows: Rows
+) -> FilterReport:
+    return encode_shard(path, rows, _cached_tokenizers(directory), filters)
+
+
+@functools.cache
+def _cached_tokenizers(directory: Path) -> Tokenizers:
+    return load_tokenizers(directory)
+
+
+def read_shard(path: Path) -> dict[str, np.ndarray]:
+    content = path.read_bytes()
+    checksum, arrays = content[:32], content[32:]
+    if hashlib.sha256(arrays).digest() != checksum:
+        raise ValueError(f"{path} is damaged")
+    with np.load(io.BytesIO(arrays)) as shard:
+        return dict(shard)
+
+
+def _id_dtypes(tokenizers: Tokenizers, num_sides: int) -> list[str]:
+    return [id_dtype(side.size) for side in (tokenizers.source, tokenizers.target)[:num_sides]]
+
+
+def _lengths(rows: Sequence[Sequence[int]]) -> np.ndarray:
+    return np.array([len(row) for row in rows], dtype=np.int64)
+
+
+def _total(reports: dict[Path, FilterReport]) -> FilterReport:
+    return sum(reports.values(), FilterReport())

@@ -10,7 +10,7 @@ import torch
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, Text
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.corpus.overlap import overlap_warnings
+from tformer_cli.corpus.held_out import overlap_warnings
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.device import resolve_device, resolve_precision
 from tformer_cli.errors import DataError, Problem, UsageError

@@ -10,12 +10,12 @@ import torch
 
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.model import MaskedEncoderConfig, ModelConfig
+from tformer_cli.corpus.batch import Masking
 from tformer_cli.corpus.bucketing import DataPosition, EpochPlans
 from tformer_cli.corpus.filters import FilterReport
-from tformer_cli.corpus.lengths import report_lengths
-from tformer_cli.corpus.masking import Masking
 from tformer_cli.corpus.pipeline import epoch_plans, training_micro_batches, training_store
 from tformer_cli.corpus.prefetch import prefetch
+from tformer_cli.corpus.statistics import report_lengths
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import resolve_precision
 from tformer_cli.distributed import SINGLE_PROCESS, World

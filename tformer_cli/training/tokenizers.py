@@ -8,7 +8,7 @@ from typing import Any
 from tformer_cli.config.load import as_plain
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.pipeline import training_pairs
-from tformer_cli.corpus.text_digests import TextDigests
+from tformer_cli.corpus.reader import text_checksums
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.json_text import read_json
 from tformer_cli.storage.atomic import write_json
@@ -100,11 +100,10 @@ def origin_of(config: Config, pretrained: PretrainedRun | None, stores: Path) ->
         DataError: a text cannot be read.
         CheckpointError: the pretrained has no tokenizers.
     """
-    digests = TextDigests(stores / "texts.json")
     return {
         "tokenizer": as_plain(config.tokenizer),
         "seed": config.seed,
-        "texts": [digests.of(list(text.files.values())) for text in config.data.train],
+        "texts": [text_checksums(list(text.files.values()), stores) for text in config.data.train],
         "predecessor": None if pretrained is None else pretrained.fingerprint(),
     }
 

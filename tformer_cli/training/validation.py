@@ -10,8 +10,7 @@ import torch
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.model import MaskedEncoderConfig
-from tformer_cli.corpus.batch import Batch
-from tformer_cli.corpus.masking import Masking
+from tformer_cli.corpus.batch import Batch, Masking
 from tformer_cli.corpus.pipeline import evaluation_store
 from tformer_cli.corpus.reader import read_pairs, read_rows
 from tformer_cli.corpus.store import TokenStore

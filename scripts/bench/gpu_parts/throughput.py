@@ -26,8 +26,7 @@ from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.corpus.pipeline import epoch_plans, training_micro_batches
 from tformer_cli.corpus.prefetch import prefetch
-from tformer_cli.corpus.store import TokenStore
-from tformer_cli.corpus.weights import PairWeights
+from tformer_cli.corpus.store import PairWeights, TokenStore
 from tformer_cli.device import peak_memory, resolve_device, resolve_precision
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
