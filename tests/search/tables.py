@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tformer_cli.search.continuous_batching import decode_all
+from tformer_cli.search.continuous_batching import Search, decode_all
 from tformer_cli.search.request import Hypothesis, Request, SpecialTokens
-from tformer_cli.search.search import Search
 from tformer_cli.search.stepper import Stepper
 
 START, END = 0, 1

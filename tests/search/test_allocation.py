@@ -5,8 +5,13 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.search.allocation import Candidate, ConstrainedBeam, allocate_banks, sort_by_met
-from tformer_cli.search.constraints import Constraints
+from tformer_cli.search.constraints import (
+    Candidate,
+    ConstrainedBeam,
+    Constraints,
+    allocate_banks,
+    sort_by_met,
+)
 
 END = 1
 CONSTRAINTS = Constraints([(2, 3), (4,)])
@@ -23,7 +28,7 @@ candidates = st.lists(
 
 
 def banks(found):
-    return [one.progress.num_tokens for one in found]
+    return [one.state.num_tokens for one in found]
 
 
 @given(candidates, st.integers(1, 12))
@@ -40,8 +45,8 @@ def test_banks_have_equal_shares_and_leave_to_others_what_they_cannot_use(found,
 def test_the_best_of_a_bank_are_taken_and_the_furthest_bank_is_never_empty(found, size):
     taken = allocate_banks(found)[:size]
     for bank in set(banks(found)):
-        own = [one.total for one in taken if one.progress.num_tokens == bank]
-        everything = [one.total for one in found if one.progress.num_tokens == bank]
+        own = [one.total for one in taken if one.state.num_tokens == bank]
+        everything = [one.total for one in found if one.state.num_tokens == bank]
         assert own == everything[: len(own)]
     if found:
         assert max(banks(found)) in banks(taken)
@@ -50,7 +55,7 @@ def test_the_best_of_a_bank_are_taken_and_the_furthest_bank_is_never_empty(found
 @given(candidates)
 def test_at_the_limit_those_with_most_phrases_come_first(found):
     order = sort_by_met(found)
-    keys = [(one.progress.num_met, one.total) for one in order]
+    keys = [(one.state.num_met, one.total) for one in order]
     assert keys == sorted(keys, reverse=True)
     assert len(order) == len(found)
 
@@ -58,15 +63,15 @@ def test_at_the_limit_those_with_most_phrases_come_first(found):
 def constrained_beam(*written, enough=9):
     """Sequences that must write 2, after some tokens."""
     rows = ConstrainedBeam([(2,)], len(written), enough, END)
-    rows.follow([0] * len(written), written)
+    rows.append([0] * len(written), written)
     return rows
 
 
 def taken(rows, *offered, is_last=False):
     """What is taken of what each row can go on with; scores by token."""
     tokens, scores = [list(one) for one in offered], [list(one.values()) for one in offered]
-    chosen = rows.chosen(rows.candidates(tokens, scores, scores), is_last=is_last)
-    return [(one.origin, one.token) for one in chosen]
+    chosen = rows.allocate(rows.candidates(tokens, scores, scores), is_last=is_last)
+    return [(one.beam_index, one.token) for one in chosen]
 
 
 def test_a_row_ends_only_with_all_phrases():
@@ -104,6 +109,6 @@ def test_rows_wait_until_enough_would_have_ended():
     # The second end that a plain search would have stored.
     assert taken(rows, waiting, ending) == [(0, 2), (1, 2)]
     assert not rows.is_over
-    rows.follow([0, 1], [2, 2])
+    rows.append([0, 1], [2, 2])
     assert taken(rows, ending, ending)[:2] == [(0, END), (1, END)]
     assert rows.is_over

@@ -30,33 +30,33 @@ def met(row, required):
 
 @given(phrases, rows)
 def test_progress_is_what_the_whole_row_says(required, row):
-    progress = Constraints(required).reached(row)
+    state = Constraints(required).reached(row)
     counts, missing, begun = met(row, required)
-    assert progress.num_met == sum(counts.values())
-    assert progress.is_whole == (not missing)
-    assert progress.num_tokens == begun + sum(len(one) * count for one, count in counts.items())
+    assert state.num_met == sum(counts.values())
+    assert state.is_complete == (not missing)
+    assert state.num_tokens == begun + sum(len(one) * count for one, count in counts.items())
     tail = row[len(row) - begun :]
-    assert progress.wanted == sorted(
+    assert state.next_tokens == sorted(
         {one[begun] for one in missing if begun < len(one) and one[:begun] == tail}
     )
 
 
 @given(phrases, rows)
 def test_a_wanted_token_brings_a_row_forward(required, row):
-    progress = Constraints(required).reached(row)
-    assert bool(progress.wanted) == (not progress.is_whole)
-    for token in progress.wanted:
-        assert progress.after(token).num_tokens > progress.num_tokens
+    state = Constraints(required).reached(row)
+    assert bool(state.next_tokens) == (not state.is_complete)
+    for token in state.next_tokens:
+        assert state.after(token).num_tokens > state.num_tokens
 
 
 @given(phrases)
 def test_wanted_tokens_lead_to_the_end_in_as_many_steps_as_there_are_tokens(required):
-    progress = Constraints(required).start
+    state = Constraints(required).start
     for _ in range(sum(map(len, required))):
-        if not progress.is_whole:
-            progress = progress.after(progress.wanted[-1])
-    assert progress.is_whole
-    assert progress.num_tokens == sum(map(len, required))
+        if not state.is_complete:
+            state = state.after(state.next_tokens[-1])
+    assert state.is_complete
+    assert state.num_tokens == sum(map(len, required))
 
 
 def test_states_are_made_once():

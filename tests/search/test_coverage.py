@@ -11,7 +11,7 @@ from search.test_engine import END, SPECIAL_TOKENS, native_engine, requests
 
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.search.alignment import Aligner
-from tformer_cli.search.coverage import log_coverage
+from tformer_cli.search.engine import log_coverage
 from tformer_cli.search.request import EMPTY
 from tformer_cli.search.workers import WorkersEngine
 

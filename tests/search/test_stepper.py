@@ -6,7 +6,7 @@ from search.test_engine import SEARCHES, SPECIAL_TOKENS, requests, small_model
 from tformer_cli.inference.two_stage_argmax import Screen
 from tformer_cli.search.continuous_batching import decode_all
 from tformer_cli.search.engine import build_search, longest_first
-from tformer_cli.search.stepper import ModelStepper, batch_of
+from tformer_cli.search.stepper import ModelStepper, first_batch
 
 CPU = torch.device("cpu")
 MOST = 50
@@ -35,7 +35,7 @@ def test_each_sentence_is_read_once_and_no_more_together_than_there_are_places()
 @given(st.lists(st.integers(1, 2 * MOST), min_size=1, max_size=40))
 def test_a_batch_is_as_large_as_it_may_be(lengths):
     sentences = [[7] * length for length in lengths]
-    batch = batch_of(iter(sentences), MOST)
+    batch = first_batch(iter(sentences), MOST)
     assert batch == sentences[: len(batch)]
     assert len(batch) == 1 or len(batch) * max(map(len, batch)) <= MOST
     more = sentences[: len(batch) + 1]

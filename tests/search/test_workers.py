@@ -79,7 +79,7 @@ def test_a_process_that_is_ended_is_told():
     with pytest.raises(DeviceError) as raised:
         workers.translate(asked([7, 3]), SEARCHES[0])
     assert str(raised.value) == (
-        "a process that translates: has been ended, mostly for want of memory; use fewer `workers`"
+        "a worker process: was killed, probably out of memory; use fewer `workers`"
     )
 
 
@@ -153,14 +153,14 @@ class CutShort:
     """An engine whose process ends within a message."""
 
     def translate(self, sentences, config, *, on_warning, **_) -> list[list[Hypothesis]]:
-        connection = on_warning.__self__
+        connection = on_warning.__self__.connection
         os.write(connection.fileno(), struct.pack("!i", 100) + b"no hundred bytes")
         os._exit(1)
 
 
 def test_a_process_that_is_ended_while_it_speaks_is_told():
     workers = WorkersEngine(CutShort(), 1)
-    with pytest.raises(DeviceError, match="has been ended"):
+    with pytest.raises(DeviceError, match="was killed"):
         workers.translate(asked([7, 3]), SEARCHES[0])
 
 

@@ -1,4 +1,4 @@
-"""Which source tokens a model looks at while it writes given translations."""
+"""Word alignment from cross-attention over given translations."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,17 +11,17 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
 from tformer_cli.search.scoring import halving_on_oom, length_batches
 
-# Padded tokens of one batch, on either side.
+# Padded tokens of a batch, on either side.
 BATCH_TOKENS = 4096
 
-# Source ids with the end token, and the ids of each of its translations.
+# Source ids with EOS, and the ids of each of its translations.
 Translated = tuple[Sequence[int], Sequence[Sequence[int]]]
 
 
 class Aligner:
-    """Asks a model of ours, or all of an ensemble, by one pass over whole translations.
+    """Aligns target tokens to source tokens by a forward pass over whole translations.
 
-    Attention is the mean over the heads of the last layer, and over the models.
+    Attention is the mean over the heads of the last layer, and over the models of an ensemble.
     """
 
     def __init__(
@@ -38,25 +38,30 @@ class Aligner:
         self.precision = precision
 
     def align(self, sentences: Sequence[Translated]) -> list[list[tuple[int, ...]]]:
-        """Return links, as `Aligner` says: the source token that each one looks at most."""
-        found: list[list[tuple[int, ...]]] = [[() for _ in rows] for _, rows in sentences]
-        for number, maps in self.attention(sentences):
-            found[number] = [tuple(looks[:, :-1].argmax(dim=-1).tolist()) for looks in maps]
-        return found
+        """Return for each translation of each sentence the source position of each target token.
+
+        It is the position with the highest attention, never that of EOS.
+
+        Args:
+            sentences: source ids with EOS, and translations without it.
+        """
+        links: list[list[tuple[int, ...]]] = [[() for _ in rows] for _, rows in sentences]
+        for index, maps in self.attention(sentences):
+            links[index] = [tuple(weights[:, :-1].argmax(dim=-1).tolist()) for weights in maps]
+        return links
 
     @torch.inference_mode()
     def attention(self, sentences: Sequence[Translated]) -> Iterator[tuple[int, list[Tensor]]]:
-        """Yield the number of each sentence, counted from 0, and the maps (T, S) of its rows.
+        """Yield the index of each sentence and the attention maps (T, S) of its translations.
 
-        Row t says how much the step that writes token t looks at each source token. A sentence
-        without source or without translations has none and does not come.
+        Row t is the attention of the step that predicts token t. Sentences without source or
+        without translations are left out.
 
         Args:
-            sentences: source ids with the end token, and rows of ids, with the end token where
-                the step that writes it counts.
+            sentences: source ids with EOS, and translations, with EOS where its step counts.
 
         Raises:
-            DeviceError: memory has no room for a single sentence and its rows.
+            DeviceError: memory does not suffice for a single sentence and its translations.
         """
         for model in self.models:
             model.eval()
@@ -65,19 +70,19 @@ class Aligner:
             for source, rows in sentences
         ]
         counts = [len(rows) for _, rows in sentences]
-        found = halving_on_oom(
-            lambda batch: self._maps([sentences[number] for number in batch]),
+        batches = halving_on_oom(
+            lambda batch: self._maps([sentences[index] for index in batch]),
             length_batches(widths, counts, BATCH_TOKENS),
             self.device,
         )
-        for batch, padded in found:
+        for batch, padded in batches:
             maps = iter(padded)
-            for number in batch:
-                source, rows = sentences[number]
-                yield number, [next(maps)[: len(row), : len(source)] for row in rows]
+            for index in batch:
+                source, rows = sentences[index]
+                yield index, [next(maps)[: len(row), : len(source)] for row in rows]
 
     def _maps(self, sentences: Sequence[Translated]) -> Tensor:
-        """Return the maps (rows of all sentences, T, S), padded."""
+        """Return the maps (translations of all sentences, T, S), padded."""
         rows = [(self.bos, *row[:-1]) for _, rows in sentences for row in rows]
         target = pad_rows(rows)[0].to(self.device)
         sources = [source for source, rows in sentences for _ in rows]

@@ -1,4 +1,4 @@
-"""Beam search for translations that must contain given phrases."""
+"""Beam search for hypotheses that must contain given phrases."""
 
 import math
 from collections.abc import Sequence
@@ -8,173 +8,161 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.decoding import BeamConfig
-from tformer_cli.search.allocation import Candidate, ConstrainedBeam
-from tformer_cli.search.beam import BeamSearch, Continuations, best_continuations
-from tformer_cli.search.request import Hypothesis, Request, SpecialTokens
-from tformer_cli.search.search import SearchStep
-from tformer_cli.search.topk import ranked, topk_tokens
+from tformer_cli.search.beam import BeamHypotheses, BeamSearch, BeamState, Candidates
+from tformer_cli.search.constraints import Candidate, ConstrainedBeam
+from tformer_cli.search.request import Hypothesis, Request
+from tformer_cli.search.state import SearchStep
+from tformer_cli.search.topk import NextTokens, topk_tokens
+
+
+class ConstrainedHypotheses(BeamHypotheses):
+    """Hypotheses stored for a sentence with required phrases, and its live beam."""
+
+    def __init__(self, config: BeamConfig, nbest: int, beam: ConstrainedBeam) -> None:
+        super().__init__(config, nbest)
+        self.beam = beam
+
+    def add(self, hypothesis: Hypothesis, rank: int) -> None:
+        """Store a hypothesis; without all phrases it counts as unfinished."""
+        is_complete = self.beam.constraints.reached(hypothesis.token_ids).is_complete
+        finished = hypothesis.finished and is_complete
+        super().add(replace(hypothesis, finished=finished), rank)
+
+    def is_done(self) -> bool:
+        """Return False: `is_settled` decides when the live sequences of the step are known."""
+        return False
+
+    def is_settled(self, best_live_score: float) -> bool:
+        """Return whether the search of the sentence is done, by the score of its best sequence."""
+        if best_live_score == -math.inf:
+            return True
+        scores = [hypothesis.score for hypothesis in self.stored if hypothesis.finished]
+        if self.beam.is_over:
+            return len(scores) >= self.nbest
+        num_better = sum(score >= best_live_score for score in scores)
+        return num_better >= self.nbest and super().is_done()
+
+    def best(self) -> list[Hypothesis]:
+        """Return the best hypotheses among those with most phrases."""
+        reached = self.beam.constraints.reached
+        num_met = [reached(hypothesis.token_ids).num_met for hypothesis in self.stored]
+        self.stored = [
+            hypothesis
+            for hypothesis, count in zip(self.stored, num_met, strict=True)
+            if count == max(num_met)
+        ]
+        return super().best()
 
 
 class ConstrainedBeamSearch(BeamSearch):
-    """Beam search whose rows are shared out by how far they have come with required phrases.
+    """Beam search with dynamic beam allocation, for requests with and without required phrases.
 
-    A row ends only when it has all phrases of its request. Besides the best continuations of each
-    row those are looked at that bring it forward with a phrase; `allocation` says which are taken.
+    A sequence ends only with all phrases of its request. Candidates are the best continuations of
+    each sequence and those that continue a phrase; `ConstrainedBeam` allocates the beam to them.
 
-    Rows that write the phrases at once end early, and badly. So a sentence is done when, besides
-    what `BeamSearch` asks for, no live row has a better score than the `nbest` best translations
-    found; or when no row waits any more and enough have ended. At the length limit those with most
-    phrases win; if they lack one, they count as not finished.
-
-    Requests without phrases are searched for as by `BeamSearch`.
+    Sequences that write the phrases at once end early, with low scores. So a sentence is done when,
+    besides the conditions of `BeamSearch`, no live sequence has a better score than the `nbest`
+    best hypotheses; or when no sequence may wait any more and enough have ended. At the length
+    limit sequences with most phrases win; incomplete ones count as unfinished.
     """
 
-    def __init__(
-        self,
-        config: BeamConfig,
-        special_tokens: SpecialTokens,
-        device: torch.device,
-        *,
-        nbest: int = 1,
-    ) -> None:
-        """Set the rules, as `BeamSearch` does."""
-        super().__init__(config, special_tokens, device, nbest=nbest)
-        self.constrained: list[ConstrainedBeam | None] = []
-
-    def start(self, requests: Sequence[Request]) -> None:
-        """Begin with a place for each request."""
-        super().start(requests)
-        self.constrained = [self._begun(request) for request in requests]
-
-    def insert(self, places: Tensor, requests: Sequence[Request]) -> None:
-        """Begin these requests in places whose sentences are done."""
-        super().insert(places, requests)
-        for place, request in zip(places.tolist(), requests, strict=True):
-            self.constrained[place] = self._begun(request)
-
-    def select(self, places: Tensor) -> None:
-        """Keep these places, in this order."""
-        super().select(places)
-        self.constrained = [self.constrained[place] for place in places.tolist()]
-
-    def _begun(self, request: Request) -> ConstrainedBeam | None:
+    def _hypotheses(self, request: Request) -> BeamHypotheses:
         if not request.required:
-            return None
-        return ConstrainedBeam(
-            request.required, self.num_beams, self.enough, self.special_tokens.eos
-        )
+            return super()._hypotheses(request)
+        enough = max(self.nbest, self.config.enough)
+        beam = ConstrainedBeam(request.required, self.num_beams, enough, self.special_tokens.eos)
+        return ConstrainedHypotheses(self.config, self.nbest, beam)
 
-    def take(self, logits: Tensor) -> SearchStep:
-        """Let the chosen continuations take the places of the live rows, as `advance` does."""
-        advance = super().take(logits)
-        at_work = self._at_work()
-        if not at_work:
-            return advance
-        assert advance.beam_indices is not None
-        places = torch.tensor(list(at_work), device=self.device)
-        beam_indices, tokens = (
-            advance.beam_indices[places].tolist(),
-            self.rows.last[places].tolist(),
-        )
-        best_totals = self.totals[places].amax(dim=1).tolist()
-        ended = dict(advance.ended)
-        for (place, rows), best_total, *taken in zip(
-            at_work.items(), best_totals, beam_indices, tokens, strict=True
-        ):
-            rows.follow(*taken)
-            if self._is_settled(place, rows, best_total):
-                ended[place] = self._best(place)
-                self.rows.active[place] = False
-        return SearchStep(advance.beam_indices, ended)
-
-    def _at_work(self) -> dict[int, ConstrainedBeam]:
-        """Return the rows of the active places with phrases."""
-        active = self.rows.active.tolist()
+    def _constrained(self, state: BeamState) -> dict[int, ConstrainedHypotheses]:
+        """Return the hypotheses of the active slots with required phrases."""
+        active = state.sequences.active.tolist()
         return {
-            place: rows
-            for place, rows in enumerate(self.constrained)
-            if rows is not None and active[place]
+            slot: hypotheses
+            for slot, hypotheses in enumerate(state.hypotheses)
+            if isinstance(hypotheses, ConstrainedHypotheses) and active[slot]
         }
 
-    def _continuations(self, logits: Tensor) -> Continuations:
-        at_work, count = self._at_work(), 2 * self.num_beams
-        if not at_work:
-            return super()._continuations(logits)
-        scores, log_probs, norms = ranked(logits, self.rules, self.rows)
-        before = (self.totals, self.log_probs)
-        found = best_continuations(before, scores, log_probs, norms, count)
-        places = torch.tensor(list(at_work), device=self.device)
-        off = norms[places][:, :, None]
-        best = topk_tokens(scores[places].flatten(0, 1), count)[1].view(*off.shape[:2], -1)
-        tokens = torch.cat((best, self._wanted(at_work)), dim=2)
-        index = (places[:, None, None], torch.arange(self.num_beams, device=self.device)[:, None])
-        totals = self.totals[places][:, :, None] + (scores[*index, tokens] - off)
-        sums = self.log_probs[places][:, :, None] + (log_probs[*index, tokens] - off)
-        is_last = (self.rows.lengths + 1 == self.rules.most)[places]
-        parts = (tokens.tolist(), totals.tolist(), sums.tolist())
-        taken = [
-            rows.chosen(rows.candidates(*offered), is_last=last)
-            for rows, last, *offered in zip(at_work.values(), is_last.tolist(), *parts, strict=True)
+    def _advance(self, state: BeamState, candidates: Candidates) -> SearchStep:
+        step = super()._advance(state, candidates)
+        constrained = self._constrained(state)
+        if not constrained:
+            return step
+        assert step.beam_indices is not None
+        slots = torch.tensor(list(constrained), device=self.device)
+        lengths = state.sequences.lengths[slots].tolist()
+        totals = state.totals[slots].amax(dim=1).tolist()
+        beam_indices = step.beam_indices[slots].tolist()
+        tokens = state.sequences.last[slots].tolist()
+        finished = dict(step.finished)
+        for (slot, hypotheses), length, total, *continued in zip(
+            constrained.items(), lengths, totals, beam_indices, tokens, strict=True
+        ):
+            hypotheses.beam.append(*continued)
+            if hypotheses.is_settled(total / length**self.config.length_penalty):
+                finished[slot] = hypotheses.best()
+                state.sequences.active[slot] = False
+        return SearchStep(step.beam_indices, finished)
+
+    def _candidates(self, state: BeamState, next_tokens: NextTokens) -> Candidates:
+        candidates = super()._candidates(state, next_tokens)
+        constrained = self._constrained(state)
+        if not constrained:
+            return candidates
+        beams = [hypotheses.beam for hypotheses in constrained.values()]
+        slots = torch.tensor(list(constrained), device=self.device)
+        tokens, totals, log_probs = self._offered(state, next_tokens, slots, beams)
+        is_last = (state.sequences.lengths + 1 == state.requests.max_lengths)[slots]
+        parts = (tokens.tolist(), totals.tolist(), log_probs.tolist())
+        chosen = [
+            beam.allocate(beam.candidates(*offered), is_last=last)
+            for beam, last, *offered in zip(beams, is_last.tolist(), *parts, strict=True)
         ]
-        self._replace(found, places, taken)
-        return found
+        self._overwrite(candidates, slots, chosen)
+        return candidates
 
-    def _wanted(self, at_work: dict[int, ConstrainedBeam]) -> Tensor:
-        """Return the tokens that bring rows forward, (B', K, n), filled up with the start token.
+    def _offered(
+        self,
+        state: BeamState,
+        next_tokens: NextTokens,
+        slots: Tensor,
+        beams: Sequence[ConstrainedBeam],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return tokens (B', K, n) that may continue the sequences, with totals and log probs."""
+        scores, log_probs, norms = next_tokens
+        norms = norms[slots][:, :, None]
+        best = topk_tokens(scores[slots].flatten(0, 1), 2 * self.num_beams)[1]
+        phrases = self._phrase_tokens(beams)
+        tokens = torch.cat((best.view(*norms.shape[:2], -1), phrases), dim=2)
+        index = (slots[:, None, None], torch.arange(self.num_beams, device=self.device)[:, None])
+        before = state.log_probs[slots][:, :, None]
+        totals = state.totals[slots][:, :, None] + (scores[*index, tokens] - norms)
+        sums = before + (log_probs[*index, tokens] - norms)
+        # A sequence that ends without all phrases counts as unfinished, so EOS does not count.
+        is_complete = torch.tensor(
+            [[beam_state.is_complete for beam_state in beam.states] for beam in beams],
+            device=self.device,
+        )
+        is_early = (tokens == self.special_tokens.eos) & ~is_complete[:, :, None]
+        return tokens, totals, torch.where(is_early, before, sums)
 
-        The start token never comes.
-        """
-        wanted = [[one.wanted for one in rows.progress] for rows in at_work.values()]
-        most = max(len(tokens) for rows in wanted for tokens in rows)
-        filling = [self.special_tokens.bos] * most
-        filled = [[[*tokens, *filling[len(tokens) :]] for tokens in rows] for rows in wanted]
-        return torch.tensor(filled, dtype=torch.long, device=self.device)
+    def _phrase_tokens(self, beams: Sequence[ConstrainedBeam]) -> Tensor:
+        """Return the tokens (B', K, n) that continue phrases, padded with BOS (suppressed)."""
+        tokens = [[state.next_tokens for state in beam.states] for beam in beams]
+        width = max(len(part) for parts in tokens for part in parts)
+        padding = [self.special_tokens.bos] * width
+        padded = [[[*part, *padding[len(part) :]] for part in parts] for parts in tokens]
+        return torch.tensor(padded, dtype=torch.long, device=self.device)
 
-    def _replace(
-        self, found: Continuations, places: Tensor, taken: Sequence[Sequence[Candidate]]
+    def _overwrite(
+        self, candidates: Candidates, slots: Tensor, chosen: Sequence[Sequence[Candidate]]
     ) -> None:
-        """Write what is taken in these places (B',) over what a plain beam would take there."""
-        width = found.totals.shape[1]
+        """Replace the candidates of these slots (B') by the chosen ones."""
+        width = candidates.totals.shape[1]
         nothing = (-math.inf, -math.inf, 0, self.special_tokens.bos)
-        filled = [
-            [*(one[:4] for one in candidates[:width]), *[nothing] * (width - len(candidates))]
-            for candidates in taken
+        padded = [
+            [*(candidate[:4] for candidate in part[:width]), *[nothing] * (width - len(part))]
+            for part in chosen
         ]
-        for member, part in enumerate(found):
-            values = [[one[member] for one in row] for row in filled]
-            part[places] = torch.tensor(values, dtype=part.dtype, device=self.device)
-
-    def _judged(self, place: int, origin: int, one: Hypothesis) -> Hypothesis:
-        rows = self.constrained[place]
-        if rows is None or not one.finished or rows.constraints.reached(one.token_ids).is_whole:
-            return one
-        # It could do nothing else than end; the end token does not count.
-        return replace(one, log_prob=float(self.log_probs[place, origin]), finished=False)
-
-    def _is_done(self, place: int) -> bool:
-        # Of a place with phrases `take` decides, when it is known which rows live on.
-        return self.constrained[place] is None and super()._is_done(place)
-
-    def _is_settled(self, place: int, rows: ConstrainedBeam, best_total: float) -> bool:
-        """Say whether a place with phrases is done, while its best live row has this total."""
-        if best_total == -math.inf:
-            return True
-        best_live = best_total / int(self.rows.lengths[place]) ** self.config.length_penalty
-        scores = [one.score for one in self.stored[place] if one.finished]
-        if rows.is_over:
-            return len(scores) >= self.nbest
-        num_good = sum(score >= best_live for score in scores)
-        return num_good >= self.nbest and super()._is_done(place)
-
-    def _best(self, place: int) -> list[Hypothesis]:
-        rows = self.constrained[place]
-        if rows is None:
-            return super()._best(place)
-        reached = [rows.constraints.reached(one.token_ids) for one in self.stored[place]]
-        most = max(progress.num_met for progress in reached)
-        self.stored[place] = [
-            one
-            for one, progress in zip(self.stored[place], reached, strict=True)
-            if progress.num_met == most
-        ]
-        return super()._best(place)
+        for index, member in enumerate(candidates):
+            values = [[candidate[index] for candidate in part] for part in padded]
+            member[slots] = torch.tensor(values, dtype=member.dtype, device=self.device)

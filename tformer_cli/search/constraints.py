@@ -1,24 +1,24 @@
-"""What a translation must contain, and how far a row has come with it."""
+"""Required phrases, and dynamic beam allocation (Post and Vilar 2018) among them."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 Phrase = tuple[int, ...]
 
 
 class Constraints:
-    """Phrases that a translation must contain.
+    """Phrases that a hypothesis must contain, as an automaton (Anderson et al. 2017).
 
-    A phrase that is listed n times must occur at n places; occurrences, of one phrase or of
-    several, may share tokens. So how far a row has come is a function of its tokens alone, and the
-    states below are those of an automaton (Anderson et al. 2017), made as rows reach them.
+    A phrase that is listed n times must occur at n positions; occurrences may overlap. The state of
+    a sequence is a function of its tokens; states are made when sequences reach them.
 
     Attributes:
-        start: the state of an empty row.
+        start: state of an empty sequence.
     """
 
     def __init__(self, phrases: Sequence[Phrase]) -> None:
-        """Take phrases of at least one token each."""
         counts = Counter(phrases)
         self.phrases = tuple(counts)
         self.counts = tuple(counts.values())
@@ -27,11 +27,11 @@ class Constraints:
         self.start = self.state(self.counts, ())
 
     def state(self, missing: tuple[int, ...], begun: Phrase) -> "ConstraintState":
-        """Return the state of these rows, the same object for the same rows.
+        """Return the state, the same object for equal arguments.
 
         Args:
-            missing: how often each phrase has still to come.
-            begun: the longest end of a row that begins a missing phrase, and is not all of it.
+            missing: how often each phrase has still to occur.
+            begun: longest suffix of the sequence that is a proper prefix of a missing phrase.
         """
         key = (missing, begun)
         if key not in self._states:
@@ -39,64 +39,195 @@ class Constraints:
         return self._states[key]
 
     def reached(self, tokens: Sequence[int]) -> "ConstraintState":
-        """Return the state of a row with these tokens."""
-        progress = self.start
+        """Return the state of a sequence of these tokens."""
+        state = self.start
         for token in tokens:
-            progress = progress.after(token)
-        return progress
+            state = state.after(token)
+        return state
 
 
 class ConstraintState:
-    """How far a row has come.
+    """How much of the required phrases a sequence has met.
 
     Attributes:
-        num_met: phrases that it contains, one that is listed n times counted up to n times.
-        num_tokens: tokens of these phrases, and of the one that it is about to write.
-        is_whole: whether it contains them all.
-        wanted: the tokens that bring it forward; each makes `num_tokens` grow.
+        num_met: phrases that it contains, one that is listed n times up to n times.
+        num_tokens: tokens of these phrases and of the one that it is writing: its bank.
+        is_complete: whether it contains all phrases.
+        next_tokens: tokens that continue a phrase, so that `num_tokens` grows.
     """
 
     def __init__(self, constraints: Constraints, missing: tuple[int, ...], begun: Phrase) -> None:
-        """Describe a state, as `Constraints.state` says."""
         self._constraints, self._missing, self._begun = constraints, missing, begun
-        phrases, place = constraints.phrases, len(begun)
-        met = [all_ - left for all_, left in zip(constraints.counts, missing, strict=True)]
-        lengths = [len(phrase) for phrase in phrases]
+        phrases, size = constraints.phrases, len(begun)
+        met = [count - left for count, left in zip(constraints.counts, missing, strict=True)]
         self.num_met = sum(met)
-        self.num_tokens = place + sum(map(int.__mul__, lengths, met))
-        self.is_whole = not any(missing)
-        self.wanted = sorted(
-            {
-                phrase[place]
-                for phrase, left in zip(phrases, missing, strict=True)
-                if left and len(phrase) > place and phrase[:place] == begun
-            }
+        self.num_tokens = size + sum(
+            len(phrase) * count for phrase, count in zip(phrases, met, strict=True)
         )
-        self._next: dict[int, ConstraintState] = {}
+        self.is_complete = not any(missing)
+        self.next_tokens = sorted({phrase[size] for phrase in _continued(begun, phrases, missing)})
+        self._successors: dict[int, ConstraintState] = {}
 
     def after(self, token: int) -> "ConstraintState":
-        """Return the state of the row with one more token."""
+        """Return the state of the sequence with one more token."""
         if token not in self._constraints.tokens:
             return self._constraints.state(self._missing, ()) if self._begun else self
-        if token not in self._next:
-            self._next[token] = self._made(token)
-        return self._next[token]
+        if token not in self._successors:
+            self._successors[token] = self._successor(token)
+        return self._successors[token]
 
-    def _made(self, token: int) -> "ConstraintState":
-        phrases, end = self._constraints.phrases, (*self._begun, token)
+    def _successor(self, token: int) -> "ConstraintState":
+        phrases, suffix = self._constraints.phrases, (*self._begun, token)
         missing = tuple(
-            max(0, left - (end[-len(phrase) :] == phrase))
+            max(0, left - (suffix[-len(phrase) :] == phrase))
             for phrase, left in zip(phrases, self._missing, strict=True)
         )
-        ends = (end[place:] for place in range(len(end)))
-        begun = next((one for one in ends if _begins_any(one, phrases, missing)), ())
-        return self._constraints.state(missing, begun)
+        while suffix and not _continued(suffix, phrases, missing):
+            suffix = suffix[1:]
+        return self._constraints.state(missing, suffix)
 
 
-def _begins_any(tokens: Phrase, phrases: Sequence[Phrase], missing: Sequence[int]) -> bool:
-    """Say whether a missing phrase begins with these tokens and goes on."""
-    size = len(tokens)
-    return any(
-        left and len(phrase) > size and phrase[:size] == tokens
+def _continued(begun: Phrase, phrases: Sequence[Phrase], missing: Sequence[int]) -> list[Phrase]:
+    """Return the missing phrases of which `begun` is a proper prefix."""
+    size = len(begun)
+    return [
+        phrase
         for phrase, left in zip(phrases, missing, strict=True)
-    )
+        if left and len(phrase) > size and phrase[:size] == begun
+    ]
+
+
+class Candidate(NamedTuple):
+    """Continuation of a live sequence by one token.
+
+    Attributes:
+        total: sum of scores.
+        log_prob: sum of log probabilities.
+        beam_index: the sequence 0..K-1 that is continued.
+        token: the new token.
+        state: of the sequence with it.
+    """
+
+    total: float
+    log_prob: float
+    beam_index: int
+    token: int
+    state: ConstraintState
+
+
+class ConstrainedBeam:
+    """The K live sequences of one sentence with required phrases.
+
+    Sequences may wait for a good position of a phrase until `enough` of them would have ended
+    without phrases, had they been allowed to. What follows after that is of low quality, so from
+    then on every sequence continues with its phrases.
+
+    Attributes:
+        constraints: the phrases.
+        states: of each sequence.
+        is_over: whether `enough` complete sequences have ended since none may wait.
+    """
+
+    def __init__(self, phrases: Sequence[Phrase], num_beams: int, enough: int, eos: int) -> None:
+        self.constraints = Constraints(phrases)
+        self.states = [self.constraints.start] * num_beams
+        self.is_over = False
+        self._num_beams, self._enough, self._eos = num_beams, enough, eos
+        self._num_ended = 0
+        self._may_wait = True
+
+    def append(self, beam_indices: Sequence[int], tokens: Sequence[int]) -> None:
+        """Let sequence k continue sequence beam_indices[k] by a token."""
+        self.states = [
+            self.states[index].after(token)
+            for index, token in zip(beam_indices, tokens, strict=True)
+        ]
+
+    def candidates(
+        self,
+        tokens: Sequence[Sequence[int]],
+        totals: Sequence[Sequence[float]],
+        log_probs: Sequence[Sequence[float]],
+    ) -> list[Candidate]:
+        """Return the possible continuations of all sequences, best first.
+
+        Args:
+            tokens: next tokens of each sequence; a token may be listed twice.
+            totals: sums of scores with these tokens.
+            log_probs: sums of log probabilities with them.
+        """
+        candidates = []
+        for index, state in enumerate(self.states):
+            sums = zip(totals[index], log_probs[index], strict=True)
+            for token, (total, log_prob) in dict(zip(tokens[index], sums, strict=True)).items():
+                if total > -math.inf:
+                    after = state.after(token)
+                    candidates.append(Candidate(total, log_prob, index, token, after))
+        return sorted(candidates, key=lambda candidate: candidate.total, reverse=True)
+
+    def allocate(self, candidates: Sequence[Candidate], *, is_last: bool) -> list[Candidate]:
+        """Return the K candidates to continue by, best first, and then what replaces ended ones.
+
+        An incomplete sequence ends only if no sequence can do anything else.
+
+        Args:
+            candidates: best first.
+            is_last: whether this step reaches the length limit.
+        """
+        self._count_ended(candidates[: self._num_beams])
+        possible = [one for one in candidates if not self._is_early(one)] or candidates
+        if not self._may_wait:
+            possible = [one for one in possible if self._is_progress(one)] or possible
+        order = sort_by_met(possible) if is_last else allocate_banks(possible)
+        chosen = order[: self._num_beams]
+        rest = [one for one in order[self._num_beams :] if one.token != self._eos]
+        # Only complete sequences end, so complete ones replace them first.
+        rest.sort(
+            key=lambda candidate: (candidate.state.is_complete, candidate.total), reverse=True
+        )
+        return sorted(chosen, key=lambda candidate: candidate.total, reverse=True) + rest
+
+    def _count_ended(self, best: Sequence[Candidate]) -> None:
+        """Count what ends among the candidates that a search without phrases would choose."""
+        ended = [one for one in best if one.token == self._eos]
+        if not self._may_wait:
+            ended = [one for one in ended if one.state.is_complete]
+        self._num_ended += len(ended)
+        if self._num_ended >= self._enough:
+            self.is_over = not self._may_wait
+            self._may_wait = False
+            self._num_ended = 0
+
+    def _is_early(self, candidate: Candidate) -> bool:
+        return candidate.token == self._eos and not candidate.state.is_complete
+
+    def _is_progress(self, candidate: Candidate) -> bool:
+        before = self.states[candidate.beam_index]
+        return candidate.state.is_complete or candidate.state.num_tokens > before.num_tokens
+
+
+def allocate_banks(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return candidates in the order in which they get a place in the beam.
+
+    Candidates with equal `num_tokens` are a bank. In each round every bank contributes its best
+    remaining candidate: first the most advanced bank, then the others by their totals. So banks
+    have equal shares, what a bank cannot use goes to others, and the most advanced bank has a
+    place even if there are fewer places than banks.
+
+    Args:
+        candidates: best first.
+    """
+    most = max((candidate.state.num_tokens for candidate in candidates), default=0)
+    sizes: Counter[int] = Counter()
+    keys = []
+    for candidate in candidates:
+        bank = candidate.state.num_tokens
+        keys.append((sizes[bank], bank != most))
+        sizes[bank] += 1
+    order = sorted(range(len(candidates)), key=keys.__getitem__)
+    return [candidates[index] for index in order]
+
+
+def sort_by_met(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return candidates, those with most phrases first; equal ones keep their order."""
+    return sorted(candidates, key=lambda candidate: -candidate.state.num_met)

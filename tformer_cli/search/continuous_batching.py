@@ -1,188 +1,207 @@
-"""A search over any number of sentences, a few of them at a time.
+"""Continuous batching: when a sentence is done, a waiting one takes its slot.
 
-When a sentence is done, one that waits takes its place, so no place idles while the longest
-translation is written on; and as sources get shorter there are more places. An idle place is read
-on with the others, but never ahead of them all.
-
-All places have room for as many tokens as the longest translation has, and are read as far. So one
-that gets far longer than its like, most of all one that never ends, begins anew behind the others.
+So no slot idles until the longest translation is done, and as sources get shorter there are more
+slots. Every slot is padded to the longest sequence in flight, so a single runaway hypothesis slows
+the whole batch. Sequences far longer than usual are therefore requeued once and restarted last.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from typing import Protocol, TypeVar
 
 import torch
 
 from tformer_cli.search.request import Hypothesis, Request
-from tformer_cli.search.search import Search
+from tformer_cli.search.state import SearchState, SearchStep
 from tformer_cli.search.stepper import Stepper
 
-# Reading new sentences, and leaving idle places out, pay when there are some of them.
+# Inserting and compacting pay only for some slots at a time.
 IDLE_SHARE = 0.05
-# A translation is late when it is so many times as long as is usual for its source. Those of short
-# sources vary more.
-LATE = 2
-SHORT = 16
+# A straggler has so many times the tokens that are usual for its source. Translations of short
+# sources vary more, so a source counts as at least `MIN_SOURCE_LENGTH` tokens.
+STRAGGLER_RATIO = 2
+MIN_SOURCE_LENGTH = 16
+
+State = TypeVar("State", bound=SearchState)
+
+
+class Search(Protocol[State]):
+    """Decides how K sequences of each slot continue, and which sentences are done.
+
+    A search has no state of its own: it returns a state, and steps change it.
+    """
+
+    num_beams: int
+
+    def start(self, requests: Sequence[Request]) -> State:
+        """Return the state of a slot for each request."""
+        ...
+
+    def step(self, state: State, stepper: Stepper) -> SearchStep:
+        """Give the newest tokens to the stepper, and append the next ones."""
+        ...
 
 
 def decode_all(
     stepper: Stepper,
-    search: Search,
+    search: Search[State],
     requests: Sequence[Request],
-    room: Callable[[int], int],
+    max_slots: Callable[[int], int],
     device: torch.device,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
-    """Yield the number of each sentence, counted from 0, and its hypotheses when it is done.
+    """Yield the index of each request and its hypotheses as soon as it is done.
 
     Args:
-        stepper: says what may come next.
-        search: decides how rows go on.
-        requests: they begin in this order, longest sources first.
-        room: sentences at work at a time where the longest source has so many tokens.
-        device: where the logits are.
+        stepper: predicts next tokens.
+        search: continues sequences.
+        requests: longest sources first; they start in this order.
+        max_slots: number of slots for a longest source of so many tokens.
+        device: of the logits.
     """
     if not requests:
         return
-    places = _Places(requests, room)
-    first = [requests[number] for number in places.numbers()]
+    scheduler = SlotScheduler(requests, max_slots)
+    first = [requests[index] for index in scheduler.running()]
     stepper.start([request.source for request in first], search.num_beams)
-    search.start(first)
+    state = search.start(first)
+
+    def select(slots: Sequence[int]) -> None:
+        order = torch.tensor(slots, device=device)
+        stepper.select(order)
+        state.select(order)
+
     while True:
-        advance = search.advance(stepper)
-        places.num_steps += 1
-        for place, hypotheses in advance.ended.items():
-            yield places.end(place), hypotheses
-        if advance.beam_indices is not None and places.numbers():
-            stepper.reorder(advance.beam_indices)
-        if not places.should_change():
+        step = search.step(state, stepper)
+        scheduler.num_steps += 1
+        for slot, hypotheses in step.finished.items():
+            yield scheduler.finish(slot), hypotheses
+        if step.beam_indices is not None and scheduler.running():
+            stepper.reorder(step.beam_indices)
+        if not scheduler.should_reschedule():
             continue
-        places.put_off_late_ones()
-        newcomers = places.next_ones()
-        if more := max(0, len(newcomers) - len(places.idle())):
-            # What they begin as does not matter, for the newcomers take them at once.
-            order = torch.tensor([*range(len(places.owners)), *[0] * more], device=device)
-            stepper.select(order)
-            search.select(order)
-            places.add(more)
-        if newcomers:
-            taken = torch.tensor(places.begin(newcomers), device=device)
-            admitted = [requests[number] for number in newcomers]
-            sources = [request.source for request in admitted]
-            stepper.insert(taken, sources, places.lookahead(len(sources)))
-            search.insert(taken, admitted)
-        busy = closed_up([owner is not None for owner in places.owners])
+        scheduler.requeue_stragglers()
+        admitted = scheduler.take_waiting()
+        if more := max(0, len(admitted) - len(scheduler.idle_slots())):
+            # New slots are copies of slot 0, and requests are inserted at once.
+            select([*range(len(scheduler.slots)), *[0] * more])
+            scheduler.add(more)
+        if admitted:
+            slots = torch.tensor(scheduler.assign(admitted), device=device)
+            new = [requests[index] for index in admitted]
+            sources = [request.source for request in new]
+            stepper.insert(slots, sources, scheduler.lookahead(len(sources)))
+            state.insert(slots, search.start(new))
+        busy = compact([index is not None for index in scheduler.slots])
         if not busy:
             return
-        if len(busy) < len(places.owners):
-            order = torch.tensor(busy, device=device)
-            stepper.select(order)
-            search.select(order)
-            places.select(busy)
+        if len(busy) < len(scheduler.slots):
+            select(busy)
+            scheduler.select(busy)
 
 
-class _Places:
-    """Who is at work, and who waits.
+class SlotScheduler:
+    """Assigns requests to slots.
 
     Attributes:
-        owners: the number of the sentence in each place; None is an idle place.
-        num_steps: that the search has taken so far.
+        slots: index of the request in each slot; None for an idle slot.
+        num_steps: steps that the search has taken.
     """
 
-    def __init__(self, requests: Sequence[Request], room: Callable[[int], int]) -> None:
+    def __init__(self, requests: Sequence[Request], max_slots: Callable[[int], int]) -> None:
         self._requests = requests
-        self._room = room
-        count = min(len(requests), room(len(requests[0].source)))
-        self.owners: list[int | None] = list(range(count))
+        self._max_slots = max_slots
+        count = min(len(requests), max_slots(len(requests[0].source)))
+        self.slots: list[int | None] = list(range(count))
         self.num_steps = 0
-        self._begun = [0] * count
+        self._start_steps = [0] * count
         self._waiting = deque(range(count, len(requests)))
-        self._put_off: set[int] = set()
-        # Of those that are done.
-        self._num_written = self._num_read = 0
+        self._requeued: set[int] = set()
+        # Of finished requests.
+        self._num_target_tokens = self._num_source_tokens = 0
 
-    def numbers(self) -> list[int]:
-        """Return the numbers of the sentences at work."""
-        return [owner for owner in self.owners if owner is not None]
+    def running(self) -> list[int]:
+        """Return the indices of the running requests."""
+        return [index for index in self.slots if index is not None]
 
-    def idle(self) -> list[int]:
-        """Return the idle places."""
-        return [place for place, owner in enumerate(self.owners) if owner is None]
+    def idle_slots(self) -> list[int]:
+        """Return the idle slots."""
+        return [slot for slot, index in enumerate(self.slots) if index is None]
 
-    def end(self, place: int) -> int:
-        """Let the sentence in a place leave, which is done; return its number."""
-        number = self._leave(place)
-        self._num_written += self.num_steps - self._begun[place]
-        self._num_read += self._length(number)
-        return number
+    def finish(self, slot: int) -> int:
+        """Free the slot of a request that is done; return its index."""
+        index = self._free(slot)
+        self._num_target_tokens += self.num_steps - self._start_steps[slot]
+        self._num_source_tokens += self._source_length(index)
+        return index
 
-    def should_change(self) -> bool:
-        """Return whether idle places are to be taken, or left out, before the next step."""
-        # Learned positions may end where the longest translation does, so no place is read on that
-        # is older than all sentences at work.
-        at_work = zip(self._begun, self.owners, strict=True)
-        oldest = min((begun for begun, owner in at_work if owner is not None), default=0)
-        is_ahead = min(self._begun) < oldest
-        return is_ahead or len(self.idle()) >= max(1, IDLE_SHARE * len(self.owners))
+    def should_reschedule(self) -> bool:
+        """Return whether to insert requests or to drop idle slots before the next step."""
+        # Learned positions may end with the longest translation, so no idle slot may be older than
+        # all running ones.
+        ages = zip(self._start_steps, self.slots, strict=True)
+        oldest = min((start for start, index in ages if index is not None), default=0)
+        num_idle = len(self.idle_slots())
+        return min(self._start_steps) < oldest or num_idle >= max(1, IDLE_SHARE * len(self.slots))
 
-    def put_off_late_ones(self) -> None:
-        """Let late sentences wait behind all others, each of them once."""
-        if not self._waiting or not self._num_read:
+    def requeue_stragglers(self) -> None:
+        """Move stragglers to the end of the queue, each request at most once."""
+        if not self._waiting or not self._num_source_tokens:
             return
-        usual = max(1.0, self._num_written / self._num_read)
-        for place, owner in enumerate(self.owners):
-            if owner is None or owner in self._put_off:
+        usual_ratio = max(1.0, self._num_target_tokens / self._num_source_tokens)
+        for slot, index in enumerate(self.slots):
+            if index is None or index in self._requeued:
                 continue
-            age = self.num_steps - self._begun[place]
-            if age > LATE * usual * max(SHORT, self._length(owner)):
-                self._waiting.append(self._leave(place))
-                self._put_off.add(owner)
+            usual = usual_ratio * max(MIN_SOURCE_LENGTH, self._source_length(index))
+            if self.num_steps - self._start_steps[slot] > STRAGGLER_RATIO * usual:
+                self._waiting.append(self._free(slot))
+                self._requeued.add(index)
 
-    def next_ones(self) -> list[int]:
-        """Return the numbers of those there is room for; they wait no more."""
-        together = self.numbers()
-        num_at_work = len(together)
+    def take_waiting(self) -> list[int]:
+        """Take as many requests from the queue as slots are allowed for; return their indices."""
+        together = self.running()
+        num_running = len(together)
         while self._waiting:
-            # The first one has the longest source.
+            # The first request has the longest source.
             first = min((*together, self._waiting[0]))
-            if len(together) >= self._room(self._length(first)):
+            if len(together) >= self._max_slots(self._source_length(first)):
                 break
             together.append(self._waiting.popleft())
-        return together[num_at_work:]
+        return together[num_running:]
 
-    def lookahead(self, newcomers: int) -> Iterator[Sequence[int]]:
-        """Yield the sources that come after so many newcomers, with them no more than fit."""
-        numbers = islice(self._waiting, len(self.owners) - newcomers)
-        return (self._requests[number].source for number in numbers)
+    def lookahead(self, num_admitted: int) -> Iterator[Sequence[int]]:
+        """Yield the sources that wait, with `num_admitted` others at most as many as slots."""
+        indices = islice(self._waiting, len(self.slots) - num_admitted)
+        return (self._requests[index].source for index in indices)
 
     def add(self, count: int) -> None:
-        """Add so many idle places."""
-        self.owners += [None] * count
-        self._begun += [self.num_steps] * count
+        """Add idle slots."""
+        self.slots += [None] * count
+        self._start_steps += [self.num_steps] * count
 
-    def begin(self, numbers: Sequence[int]) -> list[int]:
-        """Give these sentences idle places; return which."""
-        taken = self.idle()[: len(numbers)]
-        for place, number in zip(taken, numbers, strict=True):
-            self.owners[place], self._begun[place] = number, self.num_steps
-        return taken
+    def assign(self, indices: Sequence[int]) -> list[int]:
+        """Assign requests to idle slots; return these slots."""
+        assigned = self.idle_slots()[: len(indices)]
+        for slot, index in zip(assigned, indices, strict=True):
+            self.slots[slot], self._start_steps[slot] = index, self.num_steps
+        return assigned
 
-    def select(self, places: Sequence[int]) -> None:
-        """Keep these places, in this order."""
-        self.owners = [self.owners[place] for place in places]
-        self._begun = [self._begun[place] for place in places]
+    def select(self, slots: Sequence[int]) -> None:
+        """Keep these slots, in this order."""
+        self.slots = [self.slots[slot] for slot in slots]
+        self._start_steps = [self._start_steps[slot] for slot in slots]
 
-    def _leave(self, place: int) -> int:
-        number, self.owners[place] = self.owners[place], None
-        assert number is not None
-        return number
+    def _free(self, slot: int) -> int:
+        index, self.slots[slot] = self.slots[slot], None
+        assert index is not None
+        return index
 
-    def _length(self, number: int) -> int:
-        return len(self._requests[number].source)
+    def _source_length(self, index: int) -> int:
+        return len(self._requests[index].source)
 
 
-def closed_up(is_busy: Sequence[bool]) -> list[int]:
-    """Return the busy places, the last ones in the gaps among the first, so that few move."""
-    busy = [place for place, is_one in enumerate(is_busy) if is_one]
+def compact(is_busy: Sequence[bool]) -> list[int]:
+    """Return the busy slots; the last ones fill the gaps among the first, so that few move."""
+    busy = [slot for slot, is_one in enumerate(is_busy) if is_one]
     last = iter(reversed(busy))
-    return [place if is_busy[place] else next(last) for place in range(len(busy))]
+    return [slot if is_busy[slot] else next(last) for slot in range(len(busy))]

@@ -1,12 +1,13 @@
-"""What turns source ids into translations: one interface, and our own engine behind it."""
+"""Engines translate token ids; `NativeEngine` runs our own models."""
 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tformer_cli.config.schema.decoding import (
     BeamConfig,
@@ -29,23 +30,22 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.alignment import Aligner
 from tformer_cli.search.beam import BeamSearch
 from tformer_cli.search.constrained import ConstrainedBeamSearch
-from tformer_cli.search.continuous_batching import decode_all
-from tformer_cli.search.coverage import ranked_by_coverage
+from tformer_cli.search.continuous_batching import Search, decode_all
 from tformer_cli.search.diverse import DiverseBeamSearch
 from tformer_cli.search.greedy import GreedySearch
 from tformer_cli.search.request import EMPTY, Hypothesis, Request, SpecialTokens
 from tformer_cli.search.sample import SampleSearch
 from tformer_cli.search.scoring import ModelScorer, Scorer
-from tformer_cli.search.search import Search
+from tformer_cli.search.state import by_score
 from tformer_cli.search.stepper import ModelStepper, Stepper, joined
 
-# What a core does at once. Sentences at work together: enough to fill its matrix products; with
-# more, the keys and values of all processes no longer stay in the cache that they share.
+# Limits of what a core decodes together. Sentences: enough to fill its matrix products; the keys
+# and values of more sentences do not fit the cache that all processes share.
 MAX_SLOTS = 128
-# Tokens of them, padding included, which decide how much memory is taken: about as many are written
-# as are read, and by K rows, which begin alike, the square root of K as many.
+# Padded source tokens, which determine memory: targets have about as many, and those of K
+# sequences, whose beginnings are equal, sqrt(K) times as many.
 MAX_TOKENS = 3 << 12
-# Numbers that the vocabulary gives for all their rows.
+# Logits of all sequences.
 MAX_LOGITS = 3 << 20
 
 
@@ -54,7 +54,7 @@ class Engine(Protocol):
 
     @property
     def scorer(self) -> Scorer:
-        """Says how probable given translations are."""
+        """Scores given translations."""
         ...
 
     def translate(
@@ -67,29 +67,29 @@ class Engine(Protocol):
         on_done: Callable[[int], object] = lambda count: None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> list[list[Hypothesis]]:
-        """Return for each request, in the order given, its best translations, best first.
+        """Return the best hypotheses of each request, best first.
 
         Args:
-            requests: an empty source is translated by an empty hypothesis.
-            config: the search.
-            nbest: translations of each, at most the beam size; fewer come where groups of the beam
-                agree.
-            scored: whether log probabilities and scores are wanted; without them they may be NaN.
+            requests: an empty source has the empty hypothesis.
+            config: of the search.
+            nbest: hypotheses of each request, at most the beam size; there are fewer where groups
+                of a beam agree.
+            scored: False leaves log probabilities and scores undefined (NaN), which is faster.
             on_done: called with the number of requests whenever some are done.
-            on_warning: called once, when memory has run out and fewer are translated at a time.
+            on_warning: called once, when memory has run out and the batch becomes smaller.
 
         Raises:
-            DeviceError: memory does not suffice for a single one.
+            DeviceError: memory does not suffice for a single request.
         """
         ...
 
 
 class NativeEngine:
-    """Runs a model of ours, or several of one vocabulary as an ensemble.
+    """Runs a model, or several models of one vocabulary as an ensemble.
 
     Attributes:
-        max_slots: sentences at work together; halved whenever memory runs out.
-        aligner: says what the models look at.
+        max_slots: sentences decoded together; halved whenever memory runs out.
+        aligner: aligns target tokens to source tokens.
     """
 
     def __init__(
@@ -101,20 +101,20 @@ class NativeEngine:
         precision: torch.dtype = torch.float32,
         others: Sequence[Seq2Seq] = (),
     ) -> None:
-        """Make the models ready.
+        """Prepare the models for inference.
 
         Args:
-            model: moves to the device.
-            special_tokens: start, end and suppressed ids.
+            model: is moved to the device.
+            special_tokens: of its target vocabulary.
             device: where to compute.
             precision: number format of matrix products; int8 rounds weights.
-            others: the rest of an ensemble, likewise.
+            others: the rest of an ensemble; they are moved, too.
 
         Raises:
-            DeviceError: its memory has no room for them.
+            DeviceError: memory does not suffice for the models.
         """
         with memory_errors(device):
-            self.models = [fused(one.to(device), precision) for one in (model, *others)]
+            self.models = [fused(part.to(device), precision) for part in (model, *others)]
         self.special_tokens = special_tokens
         self.device = device
         self.precision = precision
@@ -122,7 +122,7 @@ class NativeEngine:
         self.aligner = Aligner(self.models, special_tokens.bos, device=device, precision=precision)
         self._screen = self._useful_screen(model.output)
         self.max_slots = batch_size_factor(device) * MAX_SLOTS
-        self._is_short = False
+        self._has_warned = False
 
     @torch.inference_mode()
     def translate(
@@ -135,77 +135,60 @@ class NativeEngine:
         on_done: Callable[[int], object] = lambda count: None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> list[list[Hypothesis]]:
-        """Return translations, as `Engine` says."""
+        """Return the best hypotheses of each request."""
         results: dict[int, list[Hypothesis]] = {}
         waiting = longest_first(requests)
         on_done(len(requests) - len(waiting))
         while waiting:
-            ordered = [requests[number] for number in waiting]
+            ordered = [requests[index] for index in waiting]
             search = build_search(
                 config, self.special_tokens, self.device, ordered, nbest=nbest, scored=scored
             )
-            room = functools.partial(self._num_places, search.num_beams)
+            max_slots = functools.partial(self._max_slots, search.num_beams)
             try:
                 for turn, hypotheses in decode_all(
-                    self._stepper(), search, ordered, room, self.device
+                    self._stepper(), search, ordered, max_slots, self.device
                 ):
                     results[waiting[turn]] = hypotheses
                     on_done(1)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-            # Out here the error has gone, and with it the tensors that its traceback kept alive.
-            waiting = [number for number in waiting if number not in results]
+            # Outside of `except`, the traceback no longer keeps tensors alive.
+            waiting = [index for index in waiting if index not in results]
             if waiting:
                 longest = len(requests[waiting[0]].source)
-                self._need_less(min(room(longest), len(waiting)), on_warning)
+                self._halve_slots(min(max_slots(longest), len(waiting)), on_warning)
                 empty_cache(self.device)
         if len(requests) > MAX_SLOTS:
-            # Of long calls the freed pieces of memory would add up.
+            # Freed blocks of long calls would add up.
             empty_cache(self.device)
         empty = empty_translations(config, nbest)
-        found = [results.get(number, empty) for number in range(len(requests))]
+        hypotheses_of_all = [results.get(index, empty) for index in range(len(requests))]
         if not isinstance(config, BeamConfig) or config.coverage_penalty == 0:
-            return found
-        return ranked_by_coverage(
-            self.aligner,
-            self.special_tokens.eos,
-            requests,
-            found,
-            penalty=config.coverage_penalty,
-            nbest=nbest,
-        )
+            return hypotheses_of_all
+        return self._reranked(requests, hypotheses_of_all, config.coverage_penalty, nbest)
 
-    def _num_places(self, num_beams: int, longest: int) -> int:
-        """Return how many sentences are at work together.
-
-        Args:
-            num_beams: of each.
-            longest: tokens of the longest source.
-        """
+    def _max_slots(self, num_beams: int, longest: int) -> int:
+        """Return the number of slots for a longest source of so many tokens."""
         factor = batch_size_factor(self.device)
         by_logits = factor * MAX_LOGITS // (num_beams * self.models[0].output.out_features)
         by_tokens = int(factor * MAX_TOKENS / (rounded_up(longest) * (1 + math.sqrt(num_beams))))
         return max(1, min(self.max_slots, by_logits, by_tokens))
 
-    def _need_less(self, places: int, on_warning: Callable[[Problem], object]) -> None:
-        """Let half as many sentences be translated at a time from now on.
-
-        Raises:
-            DeviceError: it was one.
-        """
+    def _halve_slots(self, slots: int, on_warning: Callable[[Problem], object]) -> None:
         where = str(self.device)
-        if places == 1:
+        if slots == 1:
             raise DeviceError(
                 where,
                 "memory ran out on a single sentence",
                 remedy="lower `decoding.beam_size`, `count`, decoding.max_length or "
                 "`max_source_length`",
             )
-        self.max_slots = places // 2
-        if not self._is_short:
-            self._is_short = True
-            got = f"{places:,} sentences at a time"
+        self.max_slots = slots // 2
+        if not self._has_warned:
+            self._has_warned = True
+            got = f"{slots:,} sentences at a time"
             on_warning(Problem(where, "memory ran out", got, "going on with fewer"))
 
     def _stepper(self) -> Stepper:
@@ -215,9 +198,35 @@ class NativeEngine:
         return joined(steppers, self.special_tokens, self.device)
 
     def _useful_screen(self, output: nn.Linear) -> Screen | None:
-        is_alone = len(self.models) == 1 and self.precision == torch.float32
+        is_single = len(self.models) == 1 and self.precision == torch.float32
         is_fast = self.device.type == "cpu" and has_bfloat16_matmul()
-        return Screen(output) if is_alone and is_fast else None
+        return Screen(output) if is_single and is_fast else None
+
+    def _reranked(
+        self,
+        requests: Sequence[Request],
+        hypotheses: Sequence[list[Hypothesis]],
+        penalty: float,
+        nbest: int,
+    ) -> list[list[Hypothesis]]:
+        """Return the n best of all stored hypotheses of each request, with coverage.
+
+        As in CTranslate2, penalty * log coverage is added to scores after the length penalty.
+        """
+        eos = self.special_tokens.eos
+        best = [candidates[:nbest] for candidates in hypotheses]
+        rows = [
+            [(*one.token_ids, eos) if one.finished else one.token_ids for one in candidates]
+            for candidates in hypotheses
+        ]
+        sources = (request.source for request in requests)
+        for index, maps in self.aligner.attention(list(zip(sources, rows, strict=True))):
+            scored = [
+                replace(one, score=one.score + penalty * log_coverage(attention))
+                for one, attention in zip(hypotheses[index], maps, strict=True)
+            ]
+            best[index] = by_score(scored)[:nbest]
+        return best
 
 
 def build_search(
@@ -228,17 +237,8 @@ def build_search(
     *,
     nbest: int,
     scored: bool,
-) -> Search:
-    """Return a search by its config, for what is demanded of the translations.
-
-    Args:
-        config: of the search.
-        special_tokens: start, end and suppressed ids.
-        device: where the logits are.
-        requests: what is to be translated.
-        nbest: translations of each.
-        scored: whether log probabilities and scores are wanted.
-    """
+) -> Search[Any]:
+    """Return the search of a config for these requests; it takes the options of an engine."""
     if isinstance(config, GreedyConfig):
         return GreedySearch(config, special_tokens, device, scored=scored)
     if isinstance(config, SampleConfig):
@@ -251,16 +251,28 @@ def build_search(
 
 
 def empty_translations(config: DecodingConfig, nbest: int) -> list[Hypothesis]:
-    """Return what translates an empty source: nothing, once where groups of a beam must differ."""
+    """Return the hypotheses of an empty source: a single one where groups of a beam must differ."""
     is_diverse = isinstance(config, BeamConfig) and config.num_beam_groups > 1
     return [EMPTY] * (1 if is_diverse else nbest)
 
 
 def longest_first(requests: Sequence[Request]) -> list[int]:
-    """Return the numbers of the requests that are not empty, those with long sources first.
+    """Return the indices of requests with a source, longest sources first.
 
-    Neighbours are of similar length, and where the longest do not fit into memory that shows at
-    once.
+    So neighbors have similar lengths, and a shortage of memory shows at once.
     """
-    numbers = [number for number, request in enumerate(requests) if request.source]
-    return sorted(numbers, key=lambda number: -len(requests[number].source))
+    indices = [index for index, request in enumerate(requests) if request.source]
+    return sorted(indices, key=lambda index: -len(requests[index].source))
+
+
+def log_coverage(attention: Tensor) -> float:
+    """Return the sum of log(min(coverage, 1)) over source tokens (Wu et al. 2016, section 7).
+
+    The coverage of a source token is the sum of the attention to it. As in CTranslate2, a token
+    without any attention does not count.
+
+    Args:
+        attention: (T, S) of the target tokens to the source tokens, EOS included in both.
+    """
+    coverage = attention.sum(dim=0)
+    return float(coverage[coverage > 0].clamp(max=1.0).log().sum())

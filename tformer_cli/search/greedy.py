@@ -2,22 +2,33 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.decoding import GreedyConfig
+from tformer_cli.search.logits_processors import LogitsProcessor, RequestState
 from tformer_cli.search.request import Hypothesis, Request, SpecialTokens
-from tformer_cli.search.rows import Sequences
-from tformer_cli.search.rules import LogitsProcessor
-from tformer_cli.search.search import SearchStep
+from tformer_cli.search.state import SearchState, SearchStep, Sequences
 from tformer_cli.search.stepper import Stepper
-from tformer_cli.search.topk import offer
+
+
+@dataclass(slots=True)
+class GreedyState(SearchState):
+    """State of a greedy search; totals (B, 2) are the sums of scores and of log probabilities."""
+
+    requests: RequestState
+    sequences: Sequences
+    totals: Tensor
 
 
 class GreedySearch:
-    """One row for each sentence; its score is the sum of those of its tokens."""
+    """One sequence per sentence; its score is the sum of the scores of its tokens.
+
+    Without `scored` there are no scores, and logits are not normalized.
+    """
 
     num_beams = 1
 
@@ -29,68 +40,49 @@ class GreedySearch:
         *,
         scored: bool = True,
     ) -> None:
-        """Set the rules.
-
-        Args:
-            config: limits, penalties and bans.
-            special_tokens: start, end and suppressed ids.
-            device: where the logits are.
-            scored: whether scores are wanted; without them rows are not normalised for nothing.
-        """
         self.special_tokens = special_tokens
         self.device = device
-        self.rules = LogitsProcessor(config, special_tokens, device)
         self.scored = scored
+        self.processor = LogitsProcessor(config, special_tokens, device)
 
-    def start(self, requests: Sequence[Request]) -> None:
-        """Begin with a place for each request."""
-        self.rules.start(requests)
-        self.rows = Sequences(len(requests), 1, self.special_tokens.bos, self.device)
-        # (B, 2): the sums of scores and of log probabilities.
-        self.totals = torch.zeros((len(requests), 2), device=self.device)
+    def start(self, requests: Sequence[Request]) -> GreedyState:
+        """Return the state of a slot for each request."""
+        return GreedyState(
+            requests=self.processor.start(requests),
+            sequences=Sequences.empty(len(requests), 1, self.special_tokens.bos, self.device),
+            totals=torch.zeros((len(requests), 2), device=self.device),
+        )
 
-    def insert(self, places: Tensor, requests: Sequence[Request]) -> None:
-        """Begin these requests in places whose sentences are done."""
-        self.rules.insert(places, requests)
-        self.rows.insert(places)
-        self.totals[places] = 0.0
-
-    def select(self, places: Tensor) -> None:
-        """Keep these places, in this order."""
-        self.rules.select(places)
-        self.rows.select(places)
-        self.totals = self.totals[places]
-
-    def advance(self, stepper: Stepper) -> SearchStep:
-        """Let each row grow by its best token."""
-        rows = self.rows
-        tokens = self._best(stepper)
-        rows.append(tokens)
-        is_finished = tokens[:, 0] == self.special_tokens.eos
-        leaving = rows.active & (is_finished | (rows.lengths == self.rules.most))
-        places = leaving.nonzero()[:, 0]
-        if len(places) == 0:
-            return SearchStep(None, {})
-        rows.active[places] = False
-        totals = self.totals[places] if self.scored else self.totals[places] + math.nan
-        ended = {}
-        for place, ids, (score, log_prob) in zip(
-            places.tolist(),
-            rows.written(places, torch.zeros_like(places)),
+    def step(self, state: GreedyState, stepper: Stepper) -> SearchStep:
+        """Append the best token to each sequence."""
+        sequences, eos = state.sequences, self.special_tokens.eos
+        tokens = self._best_tokens(state, stepper)
+        sequences.append(tokens)
+        is_last = sequences.lengths == state.requests.max_lengths
+        slots = (sequences.active & ((tokens[:, 0] == eos) | is_last)).nonzero()[:, 0]
+        if len(slots) == 0:
+            return SearchStep()
+        sequences.active[slots] = False
+        totals = state.totals[slots] if self.scored else state.totals[slots] + math.nan
+        finished = {}
+        for slot, ids, (score, log_prob) in zip(
+            slots.tolist(),
+            sequences.token_ids(slots, torch.zeros_like(slots)),
             totals.tolist(),
             strict=True,
         ):
-            finished = ids[-1] == self.special_tokens.eos
-            hypothesis = Hypothesis(ids[:-1] if finished else ids, log_prob, score, finished)
-            ended[place] = [hypothesis]
-        return SearchStep(None, ended)
+            is_finished = ids[-1] == eos
+            token_ids = ids[:-1] if is_finished else ids
+            finished[slot] = [Hypothesis(token_ids, log_prob, score, is_finished)]
+        return SearchStep(None, finished)
 
-    def _best(self, stepper: Stepper) -> Tensor:
-        suppress_tokens = partial(self.rules.suppress_tokens, rows=self.rows)
-        if not (self.scored or self.rules.has_effect):
-            return stepper.best(self.rows.last, suppress_tokens)
-        logits = stepper.step(self.rows.last)
-        suppress_tokens(logits)
-        best = offer(logits, self.rules, self.rows, 1)
-        self.totals = self.totals + torch.cat((best.scores, best.log_probs), dim=-1)[:, 0]
+    def _best_tokens(self, state: GreedyState, stepper: Stepper) -> Tensor:
+        """Return the next token (B, 1) of each sequence, and add its score to the totals."""
+        sequences = state.sequences
+        if not (self.scored or self.processor.is_active(state.requests)):
+            suppress = partial(self.processor.suppress, sequences=sequences)
+            return stepper.argmax(sequences.last, suppress)
+        logits = stepper.step(sequences.last)
+        best = self.processor(logits, sequences, state.requests).topk(1)
+        state.totals = state.totals + torch.cat((best.scores, best.log_probs), dim=-1)[:, 0]
         return best.tokens[:, 0]

@@ -1,88 +1,200 @@
-"""What makes tokens less probable than the model says, or impossible; all of it in place."""
+"""Rules on the scores of next tokens: limits, penalties, bans and forced prefixes."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tformer_cli.search.rows import Sequences
+from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.search.request import Request, SpecialTokens
+from tformer_cli.search.state import SearchState, Sequences
+from tformer_cli.search.topk import NextTokens, log_softmax, logsumexp
+
+
+@dataclass(slots=True)
+class RequestState(SearchState):
+    """The requests of B slots.
+
+    Attributes:
+        requests: of each slot.
+        max_lengths: (B,) most tokens of a hypothesis, EOS included.
+        min_lengths: (B,) fewest tokens before EOS.
+        has_rules: whether a request has a prefix, banned phrases or a minimum length.
+    """
+
+    requests: list[Request]
+    max_lengths: Tensor
+    min_lengths: Tensor
+    has_rules: list[bool]
+
+
+class LogitsProcessor:
+    """The rules of a config and of the requests.
+
+    Rules change the scores that a search ranks by, after the softmax; probabilities stay those of
+    the model.
+    """
+
+    def __init__(
+        self, config: DecodingConfig, special_tokens: SpecialTokens, device: torch.device
+    ) -> None:
+        self.config = config
+        self.eos = special_tokens.eos
+        self.device = device
+        self.suppressed = torch.tensor(list(special_tokens.suppressed), device=device)
+        self.has_penalties = (
+            config.repetition_penalty != 1
+            or config.frequency_penalty != 0
+            or config.no_repeat_ngram_size > 0
+        )
+
+    def start(self, requests: Sequence[Request]) -> RequestState:
+        """Return the state of a slot for each request."""
+        limits = [self._limits(request) for request in requests]
+        return RequestState(
+            requests=list(requests),
+            max_lengths=torch.tensor([most for _, most in limits], device=self.device),
+            min_lengths=torch.tensor([least for least, _ in limits], device=self.device),
+            has_rules=[
+                bool(request.prefix or request.banned) or least > 1
+                for request, (least, _) in zip(requests, limits, strict=True)
+            ],
+        )
+
+    def _limits(self, request: Request) -> tuple[int, int]:
+        """Return the fewest tokens before EOS, and the most with it."""
+        config, source_length = self.config, len(request.source) - 1
+        most = config.max_length
+        if config.max_length_ratio is not None:
+            most = min(most, math.ceil(config.max_length_ratio * source_length) + 1)
+        most = max(most, len(request.prefix) + sum(map(len, request.required)) + 1)
+        least = max(config.min_length, math.ceil(config.min_length_ratio * source_length))
+        return min(least, most - 1), most
+
+    def is_active(self, state: RequestState) -> bool:
+        """Return whether any rule changes scores."""
+        return self.has_penalties or any(state.has_rules)
+
+    def suppress(self, logits: Tensor, sequences: Sequences) -> None:
+        """Set the logits (B, K, V) of tokens that no hypothesis contains to -inf, in place."""
+        suppress_tokens(logits, self.suppressed, self.eos, sequences.lengths)
+
+    def __call__(self, logits: Tensor, sequences: Sequences, state: RequestState) -> NextTokens:
+        """Return the scores of all next tokens from logits (B, K, V), which change in place."""
+        self.suppress(logits, sequences)
+        if not self.is_active(state):
+            return NextTokens(logits, logits, logsumexp(logits))
+        log_probs = log_softmax(logits)
+        scores = self.scores(log_probs, sequences, state)
+        return NextTokens(scores, log_probs, log_probs.new_zeros(logits.shape[:-1]))
+
+    def scores(self, log_probs: Tensor, sequences: Sequences, state: RequestState) -> Tensor:
+        """Return what the search ranks next tokens by, from log probabilities (B, K, V)."""
+        if not self.is_active(state):
+            return log_probs
+        config = self.config
+        scores = log_probs.clone()
+        if config.repetition_penalty != 1:
+            penalize_repetition(scores, sequences, config.repetition_penalty)
+        if config.frequency_penalty != 0:
+            penalize_frequency(scores, sequences, config.frequency_penalty)
+        if config.no_repeat_ngram_size > 0:
+            ban_repeated_ngrams(scores, sequences, config.no_repeat_ngram_size)
+        if any(request.banned for request in state.requests):
+            _ban_phrases(scores, sequences, state.requests)
+        eos_scores = scores[..., self.eos]
+        eos_scores.masked_fill_((sequences.lengths < state.min_lengths)[:, None], -math.inf)
+        # A sequence without any possible token may end.
+        is_stuck = scores.amax(dim=-1) == -math.inf
+        scores[..., self.eos] = torch.where(is_stuck, log_probs[..., self.eos], eos_scores)
+        if any(request.prefix for request in state.requests):
+            _force_prefixes(scores, log_probs, sequences, state.requests)
+        return scores
 
 
 def suppress_tokens(logits: Tensor, suppressed: Tensor, eos: int, lengths: Tensor) -> None:
-    """Make what may not come next impossible, in place.
+    """Set the logits of tokens that no hypothesis contains to -inf, in place.
 
     Args:
         logits: (B, K, V).
-        suppressed: (n,) ids that never come.
-        eos: does not come in an empty row.
-        lengths: (B,) tokens that the rows have.
+        suppressed: (n,) tokens.
+        eos: impossible in an empty sequence.
+        lengths: (B,) tokens of the sequences.
     """
     logits.index_fill_(-1, suppressed, -math.inf)
     logits[..., eos].masked_fill_((lengths == 0)[:, None], -math.inf)
 
 
-def penalize_repetition(log_probs: Tensor, rows: Sequences, penalty: float) -> None:
-    """Multiply the log probability of each token that a row has (Keskar et al. 2019, section 4.1).
+def penalize_repetition(scores: Tensor, sequences: Sequences, penalty: float) -> None:
+    """Multiply the log probability of each token of a sequence (Keskar et al. 2019, section 4.1).
 
     Args:
-        log_probs: (B, K, V).
-        rows: what is written.
-        penalty: above 1 disfavours repetition.
+        scores: (B, K, V), changed in place, as in the other rules.
+        sequences: the tokens so far.
+        penalty: above 1 disfavors repetition.
     """
-    tokens = rows.written_tokens()
-    log_probs.scatter_(-1, tokens, log_probs.gather(-1, tokens) * penalty)
+    tokens = sequences.padded()
+    scores.scatter_(-1, tokens, scores.gather(-1, tokens) * penalty)
 
 
-def penalize_frequency(log_probs: Tensor, rows: Sequences, penalty: float) -> None:
-    """Take `penalty` off the log probability of a token for each time that a row has it.
-
-    Args:
-        log_probs: (B, K, V).
-        rows: what is written.
-        penalty: in nats.
-    """
-    tokens = rows.written_tokens()
-    log_probs.scatter_add_(-1, tokens, torch.full_like(tokens, -penalty, dtype=log_probs.dtype))
+def penalize_frequency(scores: Tensor, sequences: Sequences, penalty: float) -> None:
+    """Subtract `penalty`, in nats, for each time that a token occurs in the sequence."""
+    tokens = sequences.padded()
+    scores.scatter_add_(-1, tokens, torch.full_like(tokens, -penalty, dtype=scores.dtype))
 
 
-def ban_repeated_ngrams(log_probs: Tensor, rows: Sequences, size: int) -> None:
-    """Make impossible what would end an n-gram that the row has already (Paulus et al. 2018).
-
-    Args:
-        log_probs: (B, K, V).
-        rows: what is written.
-        size: n.
-    """
-    tokens = rows.tokens
-    num_columns = tokens.shape[2]
-    if size >= num_columns:
+def ban_repeated_ngrams(scores: Tensor, sequences: Sequences, n: int) -> None:
+    """Ban tokens that would complete an n-gram of the sequence again (Paulus et al. 2018)."""
+    tokens = sequences.tokens
+    capacity = tokens.shape[2]
+    if n >= capacity:
         return
-    # Column 0 is the start token, which is part of no n-gram.
-    ends = torch.arange(size, num_columns, device=tokens.device)
-    windows = tokens[:, :, 1:].unfold(2, size, 1)  # (B, K, num_columns - size, size)
-    places = rows.lengths[:, None] - torch.arange(size - 2, -1, -1, device=tokens.device)
-    tail = tokens.gather(2, places.clamp(min=0)[:, None].expand(-1, tokens.shape[1], -1))
-    is_seen = (windows[..., :-1] == tail[:, :, None]).all(dim=-1)
-    is_seen &= (ends <= rows.lengths[:, None])[:, None]
-    # What is banned from rows that end no n-gram is the start token, which never comes.
-    banned = torch.where(is_seen, windows[..., -1], rows.bos)
-    log_probs.scatter_(-1, banned, -math.inf)
+    # Position 0 is BOS, which is part of no n-gram.
+    ends = torch.arange(n, capacity, device=tokens.device)
+    ngrams = tokens[:, :, 1:].unfold(2, n, 1)  # (B, K, capacity - n, n)
+    positions = sequences.lengths[:, None] - torch.arange(n - 2, -1, -1, device=tokens.device)
+    tail = tokens.gather(2, positions.clamp(min=0)[:, None].expand(-1, tokens.shape[1], -1))
+    is_repeated = (ngrams[..., :-1] == tail[:, :, None]).all(dim=-1)
+    is_repeated &= (ends <= sequences.lengths[:, None])[:, None]
+    # Where there is nothing to ban, BOS is banned, which is suppressed anyway.
+    banned = torch.where(is_repeated, ngrams[..., -1], tokens[:, :, :1])
+    scores.scatter_(-1, banned, -math.inf)
 
 
-def ban_phrase(log_probs: Tensor, written: Tensor, phrase: Sequence[int]) -> None:
-    """Make the last token of a phrase impossible behind the others.
+def ban_phrase(scores: Tensor, tokens: Tensor, phrase: Sequence[int]) -> None:
+    """Ban the last token of a phrase after the others.
 
     Args:
-        log_probs: (K, V), those of a place.
-        written: (K, T) tokens of its rows.
+        scores: (K, V) of a slot.
+        tokens: (K, T) of its sequences.
         phrase: token ids.
     """
     *before, last = phrase
-    length = written.shape[1]
+    length = tokens.shape[1]
     if length < len(before):
         return
-    is_next = torch.ones(len(written), dtype=torch.bool, device=written.device)
-    for column, token in enumerate(before, start=length - len(before)):
-        is_next &= written[:, column] == token
-    log_probs[:, last].masked_fill_(is_next, -math.inf)
+    is_next = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
+    for position, token in enumerate(before, start=length - len(before)):
+        is_next &= tokens[:, position] == token
+    scores[:, last].masked_fill_(is_next, -math.inf)
+
+
+def _ban_phrases(scores: Tensor, sequences: Sequences, requests: Sequence[Request]) -> None:
+    lengths = sequences.lengths.tolist()
+    for slot, request in enumerate(requests):
+        tokens = sequences.tokens[slot, :, 1 : lengths[slot] + 1]
+        for phrase in request.banned:
+            ban_phrase(scores[slot], tokens, phrase)
+
+
+def _force_prefixes(
+    scores: Tensor, log_probs: Tensor, sequences: Sequences, requests: Sequence[Request]
+) -> None:
+    lengths = sequences.lengths.tolist()
+    for slot, (request, length) in enumerate(zip(requests, lengths, strict=True)):
+        if length < len(request.prefix):
+            token = request.prefix[length]
+            scores[slot] = -math.inf
+            scores[slot, :, token] = log_probs[slot, :, token]

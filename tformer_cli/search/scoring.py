@@ -1,8 +1,8 @@
-"""How probable given targets are, token by token.
+"""Log probabilities of given targets, and batches of similar length.
 
-The probabilities are those that a search sees: a suppressed id has none, and the end token has none
-where it would be the first. So the log probability of a finished hypothesis is the sum over its
-tokens here. The likelihood of an evaluation is over all ids, as the training loss is.
+Probabilities are those that a search sees: suppressed tokens are impossible, and EOS is as the
+first token. So the log probability of a finished hypothesis is the sum over its tokens here. The
+likelihood of an evaluation, like the training loss, is over all tokens.
 """
 
 import itertools
@@ -19,28 +19,24 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
 from tformer_cli.search.logits_processors import suppress_tokens
 from tformer_cli.search.request import SpecialTokens
-from tformer_cli.search.stepper import log_mean_probabilities
-from tformer_cli.search.topk import log_softmax
+from tformer_cli.search.topk import log_mean_probabilities, log_softmax
 
-# Padded tokens of one batch, on either side.
+# Padded tokens of a batch, on either side.
 BATCH_TOKENS = 4096
-
-# Sequences of logits, each as wide as the vocabulary, that are held at once.
+# Rows of logits, (rows, V), in memory at a time.
 CHUNK_ROWS = 256
 
-# Source ids with the end token, and target ids without it.
+# Source ids with EOS, and target ids without it.
 Pair = tuple[Sequence[int], Sequence[int]]
-
-
 Result = TypeVar("Result")
 
 
 class Scorer(Protocol):
-    """Says how probable given targets are."""
+    """Scores given targets."""
 
     @property
     def max_length(self) -> int | None:
-        """Longest source or target, the end token included, or None where any length will do."""
+        """Longest source or target, EOS included; None for no limit."""
         ...
 
     def score(
@@ -49,24 +45,22 @@ class Scorer(Protocol):
         *,
         on_done: Callable[[int], object] = lambda count: None,
     ) -> list[tuple[float, ...]]:
-        """Return for each pair, in the order given, the log probabilities of its target tokens.
+        """Return for each pair the log probabilities of its target tokens and of EOS.
 
-        They are natural logarithms, each given the tokens before, with the end token's at the end;
-        that of an impossible token is -inf.
+        They are natural logarithms given the tokens before; that of an impossible token is -inf.
 
         Args:
-            pairs: source ids with the end token, and target ids without it. An empty source has
-                one possible target, the empty one, and that is certain.
+            pairs: an empty source has one possible target, the empty one, with probability 1.
             on_done: called with the number of pairs whenever some are done.
 
         Raises:
-            DeviceError: memory has no room for a single pair.
+            DeviceError: memory does not suffice for a single pair.
         """
         ...
 
 
 class ModelScorer:
-    """Asks a model of ours, or an ensemble of several, in batches of similar length."""
+    """Scores by a model, or by an ensemble, in batches of similar length."""
 
     def __init__(
         self,
@@ -91,93 +85,92 @@ class ModelScorer:
         *,
         on_done: Callable[[int], object] = lambda count: None,
     ) -> list[tuple[float, ...]]:
-        """Return log probabilities, as `Scorer` says."""
+        """Return log probabilities for each pair."""
         for model in self.models:
             model.eval()
         results = [empty_source_log_probs(target) for _, target in pairs]
         widths = [max(len(source), len(target) + 1) if source else 0 for source, target in pairs]
-        scored = halving_on_oom(
-            lambda batch: self._score([pairs[number] for number in batch]),
+        batches = halving_on_oom(
+            lambda batch: self._score([pairs[index] for index in batch]),
             length_batches(widths, [1] * len(pairs), BATCH_TOKENS),
             self.device,
         )
-        for batch, found in scored:
-            for index, log_probs in zip(batch, found, strict=True):
+        for batch, scores in batches:
+            for index, log_probs in zip(batch, scores, strict=True):
                 results[index] = log_probs
             on_done(len(batch))
         on_done(sum(not source for source, _ in pairs))
         return results
 
     def _score(self, pairs: Sequence[Pair]) -> list[tuple[float, ...]]:
-        special_tokens = self.special_tokens
+        bos, eos = self.special_tokens.bos, self.special_tokens.eos
         source, source_mask = self._padded([source for source, _ in pairs])
-        target, target_mask = self._padded(
-            [(special_tokens.bos, *target, special_tokens.eos) for _, target in pairs]
-        )
-        # A row goes in without its last token, and comes out without its first.
+        target, target_mask = self._padded([(bos, *target, eos) for _, target in pairs])
+        # The decoder reads all but the last token, and predicts all but the first.
         ids, mask = target[:, 1:], target_mask[:, 1:]
         lengths = torch.arange(ids.shape[1], device=self.device).expand_as(ids)
         with autocast(self.device, self.precision):
-            states = [
+            hidden_states = [
                 model.states(source, source_mask, target[:, :-1])[mask] for model in self.models
             ]
-            log_probs = iter(self._log_probs(states, ids[mask], lengths[mask]))
+            log_probs = iter(self._log_probs(hidden_states, ids[mask], lengths[mask]))
         return [tuple(itertools.islice(log_probs, len(target) + 1)) for _, target in pairs]
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         ids, mask = pad_rows(rows)
         return ids.to(self.device), mask.to(self.device)
 
-    def _log_probs(self, states: Sequence[Tensor], ids: Tensor, lengths: Tensor) -> list[float]:
-        """Return the log probability of each id (n,).
+    def _log_probs(
+        self, hidden_states: Sequence[Tensor], ids: Tensor, lengths: Tensor
+    ) -> list[float]:
+        """Return the log probability of each token.
 
         Args:
-            states: (n, D) what each decoder says before it.
-            ids: (n,).
-            lengths: (n,) tokens before it in its row, the start token not counted.
+            hidden_states: (n, D) of each model.
+            ids: (n,) the tokens.
+            lengths: (n,) number of tokens before each of them, BOS excluded.
         """
-        found: list[float] = []
+        results: list[float] = []
         for start in range(0, len(ids), CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)
-            answers = []
-            for model, said in zip(self.models, states, strict=True):
-                logits = model.output(said[rows])
-                suppress_tokens(
-                    logits[:, None], self.suppressed, self.special_tokens.eos, lengths[rows]
-                )
-                answers.append(logits)
-            log_probs = log_softmax(log_mean_probabilities(answers))
-            found += log_probs.gather(-1, ids[rows, None])[:, 0].tolist()
-        return found
+            predictions = []
+            for model, states in zip(self.models, hidden_states, strict=True):
+                logits = model.output(states[rows])
+                eos = self.special_tokens.eos
+                suppress_tokens(logits[:, None], self.suppressed, eos, lengths[rows])
+                predictions.append(logits)
+            log_probs = log_softmax(log_mean_probabilities(predictions))
+            results += log_probs.gather(-1, ids[rows, None])[:, 0].tolist()
+        return results
 
 
 def empty_source_log_probs(target: Sequence[int]) -> tuple[float, ...]:
-    """Return the log probabilities of a target that nothing is the source of."""
+    """Return the log probabilities of a target of an empty source."""
     return (-math.inf,) * (len(target) + 1) if target else (0.0,)
 
 
 def length_batches(
-    widths: Sequence[int], counts: Sequence[int], most_tokens: int
+    widths: Sequence[int], counts: Sequence[int], max_tokens: int
 ) -> Iterator[list[int]]:
-    """Yield the numbers of sentences in batches of similar length, longest first.
+    """Yield the indices of sentences in batches of similar length, longest first.
 
-    The longest batch needs most memory, so where it does not fit that shows at once. A sentence
-    without width or without rows is in none.
+    The first batch needs most memory, so a shortage shows at once. Sentences without width or
+    without rows are left out.
 
     Args:
-        widths: tokens that each row of a sentence takes.
-        counts: rows that each sentence has.
-        most_tokens: of a batch, padded; a sentence with more is alone.
+        widths: tokens of each row of a sentence.
+        counts: rows of each sentence.
+        max_tokens: of a batch, with padding; a longer sentence is a batch of its own.
     """
-    numbers = [number for number, width in enumerate(widths) if width and counts[number]]
+    indices = [index for index, width in enumerate(widths) if width and counts[index]]
     batch: list[int] = []
-    num_beams = 0
-    for number in sorted(numbers, key=lambda number: -widths[number]):
-        if batch and (num_beams + counts[number]) * widths[batch[0]] > most_tokens:
+    num_rows = 0
+    for index in sorted(indices, key=lambda index: -widths[index]):
+        if batch and (num_rows + counts[index]) * widths[batch[0]] > max_tokens:
             yield batch
-            batch, num_beams = [], 0
-        batch.append(number)
-        num_beams += counts[number]
+            batch, num_rows = [], 0
+        batch.append(index)
+        num_rows += counts[index]
     if batch:
         yield batch
 
@@ -185,15 +178,15 @@ def length_batches(
 def halving_on_oom(
     work: Callable[[list[int]], Result], batches: Iterable[list[int]], device: torch.device
 ) -> Iterator[tuple[list[int], Result]]:
-    """Yield batches with what `work` returns of each; what memory has no room for is halved.
+    """Yield batches with the results of `work`; a batch that runs out of memory is halved.
 
     Args:
-        work: takes the numbers of a batch.
-        batches: numbers of sentences.
-        device: whose memory it is.
+        work: takes the indices of a batch.
+        batches: indices of sentences.
+        device: whose memory is used.
 
     Raises:
-        DeviceError: it has no room for a single sentence.
+        DeviceError: memory does not suffice for a single sentence.
     """
     for batch in batches:
         waiting = [batch]
@@ -213,7 +206,7 @@ def halving_on_oom(
             else:
                 yield part, result
                 continue
-            # Out here the error has gone, and with it the tensors that its traceback kept alive.
+            # Outside of `except`, the traceback no longer keeps tensors alive.
             empty_cache(device)
             half = (len(part) + 1) // 2
             waiting += [part[half:], part[:half]]

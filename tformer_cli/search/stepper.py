@@ -1,6 +1,5 @@
-"""Where a search asks what may come next."""
+"""Where a search asks what may come next: a model or an ensemble."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple, Protocol
@@ -16,64 +15,71 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
 from tformer_cli.search.logits_processors import suppress_tokens
 from tformer_cli.search.request import SpecialTokens
-from tformer_cli.search.topk import log_softmax, topk_tokens
+from tformer_cli.search.topk import log_mean_probabilities, topk_tokens
 
-# Padded source tokens that a core reads at a time: enough to fill its products, and little enough
-# that what is computed of them stays near it.
-READ_TOKENS = 1024
-
+# Padded source tokens that a core encodes at a time: enough to fill its matrix products, and few
+# enough that activations stay in its cache.
+ENCODER_TOKENS = 1024
 
 Sentence = Sequence[int]
 
 
 class Stepper(Protocol):
-    """K rows for each of B places, each with a sentence of its own, that grow a token at a time."""
+    """K sequences in each of B slots, which grow by a token at a time."""
 
     def start(self, sentences: Sequence[Sentence], num_beams: int) -> None:
-        """Begin with a place for each sentence, with `num_beams` empty rows."""
+        """Begin with a slot for each sentence, with `num_beams` empty sequences."""
         ...
 
     def insert(
-        self, places: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
+        self, slots: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
     ) -> None:
-        """Begin sentences.
+        """Replace the sentences of these slots (B').
 
         Args:
-            places: (B',) whose own sentences are forgotten.
-            sentences: one for each of them.
-            lookahead: those that are admitted next, in this order; they may be read ahead.
+            slots: one for each sentence.
+            sentences: the new ones.
+            lookahead: sentences that are inserted next, in this order; a stepper may encode them
+                in the same batch.
         """
         ...
 
     def step(self, ids: Tensor) -> Tensor:
-        """Add one token (B, K) to each row; return the logits (B, K, V) of what follows.
+        """Append a token (B, K) to each sequence; return the logits (B, K, V) of the next one.
 
-        They may be changed in place.
+        The caller may change the logits in place.
         """
         ...
 
-    def best(self, ids: Tensor, suppress_tokens: Callable[[Tensor], object]) -> Tensor:
-        """Add one token (B, K) to each row; return the best one to follow, (B, K).
+    def argmax(self, ids: Tensor, suppress: Callable[[Tensor], object]) -> Tensor:
+        """Append a token (B, K) to each sequence; return the best next tokens, (B, K).
 
         Args:
             ids: (B, K).
-            suppress_tokens: makes impossible, in place, what may not follow in logits (B, K, V).
+            suppress: sets the logits (B, K, V) of impossible tokens to -inf, in place.
         """
         logits = self.step(ids)
-        suppress_tokens(logits)
+        suppress(logits)
         return topk_tokens(logits.flatten(0, 1), 1)[1].view(ids.shape)
 
     def reorder(self, beam_indices: Tensor) -> None:
-        """Let row k of a place go on from row beam_indices[b, k], (B, K)."""
+        """Let sequence k of slot b continue sequence beam_indices[b, k]; (B, K)."""
         ...
 
-    def select(self, places: Tensor) -> None:
-        """Keep these places (B',), in this order; one that comes twice is there twice."""
+    def select(self, slots: Tensor) -> None:
+        """Keep these slots (B'), in this order; a slot may occur more than once."""
         ...
 
 
 class ModelStepper(Stepper):
-    """A model with a cache."""
+    """A model with a KV cache.
+
+    Args:
+        model: on the device.
+        device: where to compute.
+        precision: number format of matrix products.
+        screen: finds the best token without all logits in float32, where that is faster.
+    """
 
     def __init__(
         self,
@@ -82,179 +88,158 @@ class ModelStepper(Stepper):
         precision: torch.dtype,
         screen: Screen | None = None,
     ) -> None:
-        """Take a model.
-
-        Args:
-            model: on the device.
-            device: where to compute.
-            precision: number format of matrix products.
-            screen: finds the best token before all logits are known, where that is faster.
-        """
         self.model = model
         self.device = device
         self.precision = precision
         self.screen = screen
+        self._cache: DecoderCache | None = None
+        self._encoded: EncodedSources | None = None
+
+    @property
+    def cache(self) -> DecoderCache:
+        """The KV cache, from `start` on."""
+        assert self._cache is not None
+        return self._cache
 
     def start(self, sentences: Sequence[Sentence], num_beams: int) -> None:
         """Begin with the sentences in their order."""
-        self._cache: DecoderCache = self.model.start(len(sentences), num_beams)
-        self._ahead: Read | None = None
+        self._cache = self.model.start(len(sentences), num_beams)
+        self._encoded = None
         self.insert(torch.arange(len(sentences), device=self.device), sentences, lookahead=())
 
     def insert(
-        self, places: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
+        self, slots: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
     ) -> None:
-        """Begin sentences, as `Stepper` says.
+        """Encode the sentences and put their cross-attention keys and values into the cache."""
+        start = 0
+        while start < len(sentences):
+            if not self._encoded:
+                max_tokens = batch_size_factor(self.device) * ENCODER_TOKENS
+                batch = first_batch(chain(sentences[start:], lookahead), max_tokens)
+                self._encoded = self._encode(batch)
+            sources, self._encoded = self._encoded.split(len(sentences) - start)
+            stop = start + len(sources.lengths)
+            self.cache.admit(slots[start:stop], sources.key_values, sources.mask)
+            start = stop
 
-        Cross-attention keys and values are made here, once for each.
-        """
-        begun = 0
-        while begun < len(sentences):
-            if not self._ahead:
-                most = batch_size_factor(self.device) * READ_TOKENS
-                self._ahead = self._read(batch_of(chain(sentences[begun:], lookahead), most))
-            taken, self._ahead = self._ahead.split(len(sentences) - begun)
-            stop = begun + len(taken.lengths)
-            self._cache.admit(places[begun:stop], taken.sources, taken.mask)
-            begun = stop
-
-    def _read(self, sentences: Sequence[Sentence]) -> "Read":
+    def _encode(self, sentences: Sequence[Sentence]) -> "EncodedSources":
         source, mask = (part.to(self.device) for part in pad_rows(sentences))
         with autocast(self.device, self.precision):
-            sources = self.model.read(source, mask)
-        return Read([len(sentence) for sentence in sentences], sources, mask)
+            key_values = self.model.read(source, mask)
+        return EncodedSources([len(sentence) for sentence in sentences], key_values, mask)
 
     def step(self, ids: Tensor) -> Tensor:
-        """Run the decoder over one more token of each row."""
+        """Run the decoder over one more token of each sequence."""
         with autocast(self.device, self.precision):
-            return self.model.step(ids, self._cache)
+            return self.model.step(ids, self.cache)
 
-    def best(self, ids: Tensor, suppress_tokens: Callable[[Tensor], object]) -> Tensor:
-        """Run the decoder likewise, and look for the best token that is not forbidden."""
+    def argmax(self, ids: Tensor, suppress: Callable[[Tensor], object]) -> Tensor:
+        """Run the decoder over one more token of each sequence; return the best next tokens."""
         if self.screen is None or ids.numel() < FEWEST_ROWS:
-            return super().best(ids, suppress_tokens)
-        return self.screen.best(self.model.next_states(ids, self._cache), suppress_tokens)
+            return super().argmax(ids, suppress)
+        return self.screen.best(self.model.next_states(ids, self.cache), suppress)
 
     def reorder(self, beam_indices: Tensor) -> None:
-        """Let rows go on from others of their place."""
-        self._cache.reorder(beam_indices)
+        """Reorder the sequences in the cache."""
+        self.cache.reorder(beam_indices)
 
-    def select(self, places: Tensor) -> None:
-        """Drop the other places from the cache."""
-        self._cache.keep(places)
+    def select(self, slots: Tensor) -> None:
+        """Select slots of the cache."""
+        self.cache.keep(slots)
 
 
-class Read(NamedTuple):
-    """Sentences that a model has read.
+class EncodedSources(NamedTuple):
+    """Sources after the encoder.
 
     Attributes:
-        lengths: their tokens.
-        sources: for each layer, their keys and values, (B, H, S, Dh).
+        lengths: tokens of each source.
+        key_values: for each layer, keys and values of cross-attention, (B, H, S, Dh).
         mask: (B, S) real tokens.
     """
 
     lengths: Sequence[int]
-    sources: Sequence[KeyValue]
+    key_values: Sequence[KeyValue]
     mask: Tensor
 
-    def split(self, count: int) -> "tuple[Read, Read | None]":
-        """Return the first so many, no wider than they must be, and the rest if there is one."""
-        rest = self._part(slice(count, None)) if count < len(self.lengths) else None
-        return self._part(slice(count)), rest
+    def split(self, count: int) -> "tuple[EncodedSources, EncodedSources | None]":
+        """Return the first `count` sources, without excess padding, and the rest, if any."""
+        rest = self._slice(slice(count, None)) if count < len(self.lengths) else None
+        return self._slice(slice(count)), rest
 
-    def _part(self, rows: slice) -> "Read":
+    def _slice(self, rows: slice) -> "EncodedSources":
         lengths = self.lengths[rows]
         width = max(lengths)
-        sources = [
+        key_values = [
             KeyValue(keys[rows, :, :width], values[rows, :, :width])
-            for keys, values in self.sources
+            for keys, values in self.key_values
         ]
-        return Read(lengths, sources, self.mask[rows, :width])
+        return EncodedSources(lengths, key_values, self.mask[rows, :width])
 
 
-def batch_of(sentences: Iterable[Sentence], most_tokens: int) -> list[Sentence]:
-    """Return the first sentences: as many as have so many tokens, padding included, or one."""
+def first_batch(sentences: Iterable[Sentence], max_tokens: int) -> list[Sentence]:
+    """Return the first sentences, at least one, that have `max_tokens` tokens with padding."""
     batch: list[Sentence] = []
     longest = 0
     for sentence in sentences:
         longest = max(longest, len(sentence))
-        if batch and longest * (len(batch) + 1) > most_tokens:
+        if batch and longest * (len(batch) + 1) > max_tokens:
             break
         batch.append(sentence)
     return batch
 
 
 class EnsembleStepper(Stepper):
-    """Steppers over one vocabulary, in step with each other.
+    """Steppers over one vocabulary, by the mean of their probabilities.
 
-    What no translation has is made impossible before the probabilities are normalised, so that
-    the mean is over the same tokens for all.
+    Impossible tokens are suppressed before the softmax, so that the mean is over the same tokens.
     """
 
     def __init__(
         self, steppers: Sequence[Stepper], special_tokens: SpecialTokens, device: torch.device
     ) -> None:
-        """Join steppers.
-
-        Args:
-            steppers: each as good as the others.
-            special_tokens: end and suppressed ids.
-            device: where the logits are.
-        """
         self.steppers = steppers
-        self.special_tokens = special_tokens
+        self.eos = special_tokens.eos
         self.device = device
         self.suppressed = torch.tensor(list(special_tokens.suppressed), device=device)
+        self._lengths = torch.zeros(0, dtype=torch.long, device=device)
 
     def start(self, sentences: Sequence[Sentence], num_beams: int) -> None:
-        """Let each read the sentences."""
+        """Start every stepper."""
         for stepper in self.steppers:
             stepper.start(sentences, num_beams)
         self._lengths = torch.zeros(len(sentences), dtype=torch.long, device=self.device)
 
     def insert(
-        self, places: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
+        self, slots: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
     ) -> None:
-        """Let each begin more sentences, as `Stepper` says."""
+        """Insert the sentences into every stepper."""
         lookahead = list(lookahead)
         for stepper in self.steppers:
-            stepper.insert(places, sentences, lookahead)
-        self._lengths[places] = 0
+            stepper.insert(slots, sentences, lookahead)
+        self._lengths[slots] = 0
 
     def step(self, ids: Tensor) -> Tensor:
-        """Return the logarithms of mean probabilities of what follows one more token (B, K)."""
-        answers = [stepper.step(ids) for stepper in self.steppers]
-        for logits in answers:
-            suppress_tokens(logits, self.suppressed, self.special_tokens.eos, self._lengths)
+        """Return the logarithms of the mean probabilities (B, K, V) of the next token."""
+        predictions = [stepper.step(ids) for stepper in self.steppers]
+        for logits in predictions:
+            suppress_tokens(logits, self.suppressed, self.eos, self._lengths)
         self._lengths = self._lengths + 1
-        return log_mean_probabilities(answers)
+        return log_mean_probabilities(predictions)
 
     def reorder(self, beam_indices: Tensor) -> None:
-        """Let rows go on from others of their place, in all of them."""
+        """Reorder the sequences of every stepper."""
         for stepper in self.steppers:
             stepper.reorder(beam_indices)
 
-    def select(self, places: Tensor) -> None:
-        """Drop the other places, in all of them."""
+    def select(self, slots: Tensor) -> None:
+        """Select slots of every stepper."""
         for stepper in self.steppers:
-            stepper.select(places)
-        self._lengths = self._lengths[places]
+            stepper.select(slots)
+        self._lengths = self._lengths[slots]
 
 
 def joined(
     steppers: Sequence[Stepper], special_tokens: SpecialTokens, device: torch.device
 ) -> Stepper:
-    """Return a stepper for all of them; one alone needs no company."""
+    """Return one stepper for all; a single one is returned unchanged."""
     return steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, special_tokens, device)
-
-
-def log_mean_probabilities(answers: Sequence[Tensor]) -> Tensor:
-    """Return the logarithm of the mean of the probabilities that several models give.
-
-    Args:
-        answers: logits (..., V) of each; those of one alone are returned as they are.
-    """
-    if len(answers) == 1:
-        return answers[0]
-    log_probs = torch.stack([log_softmax(logits) for logits in answers])
-    return log_probs.logsumexp(dim=0) - math.log(len(answers))

@@ -1,4 +1,4 @@
-"""The best next tokens of each row, without sorting the vocabulary."""
+"""Log-softmax and top k over the vocabulary, without sorting it."""
 
 import math
 from typing import NamedTuple
@@ -6,147 +6,136 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tformer_cli.search.rows import Sequences
-from tformer_cli.search.rules import LogitsProcessor
-
-# Tokens in each of the groups that a vocabulary is cut into.
+# Tokens of each group that the vocabulary is divided into.
 GROUP = 24
-# With fewer rows the steps in between cost more than they save.
-FEW_ROWS = 8
-# So many rows' logits stay in the cache of one core between two passes over them.
+# For fewer rows the intermediate steps cost more than they save.
+MIN_ROWS = 8
+# Logits of so many rows stay in the cache of a core between two passes over them.
 ROWS_AT_ONCE = 32
-# Powers of two take torch a third of the time that those of e take on a CPU.
-BITS = math.log2(math.e)
-# The logarithm of the largest float32 is 88.
-FAR = 60.0
+# On a CPU torch computes exp2 in a third of the time of exp.
+LOG2_E = math.log2(math.e)
+# Sums with a logarithm beyond it are computed again; the logarithm of the largest float32 is 88.
+MAX_LOG_SUM = 60.0
 
 
 class TopK(NamedTuple):
-    """The best next tokens of each row, best first; each member is (B, K, n).
-
-    Attributes:
-        tokens: their ids.
-        scores: what a search ranks them by.
-        log_probs: natural logarithms of their probabilities.
-    """
+    """The k best next tokens of each sequence, best first; each member is (B, K, k)."""
 
     tokens: Tensor
     scores: Tensor
     log_probs: Tensor
 
 
-def offer(logits: Tensor, rules: LogitsProcessor, rows: Sequences, count: int) -> TopK:
-    """Return the `count` best next tokens of each row, or all where the vocabulary is smaller.
+class NextTokens(NamedTuple):
+    """Scores of all next tokens. To subtract norms from a few tokens is cheaper than from all.
 
-    Args:
-        logits: (B, K, V), in which nothing impossible is left.
-        rules: what changes their ranks.
-        rows: what is written.
-        count: n.
+    Attributes:
+        scores: (B, K, V) what a search ranks by, plus `norms`.
+        log_probs: (B, K, V) natural logarithms of the probabilities, plus `norms`.
+        norms: (B, K) to subtract from both.
     """
-    scores, log_probs, norms = ranked(logits, rules, rows)
-    values, tokens = topk_tokens(scores.flatten(0, 1), count)
-    shape = (*scores.shape[:2], -1)
-    found = tokens.view(shape)
-    off = norms[..., None]
-    return TopK(found, values.view(shape) - off, log_probs.gather(-1, found) - off)
 
+    scores: Tensor
+    log_probs: Tensor
+    norms: Tensor
 
-def ranked(
-    logits: Tensor, rules: LogitsProcessor, rows: Sequences
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what all next tokens are ranked by, and how probable they are.
-
-    Returns:
-        Scores and log probabilities (B, K, V), and what is to be taken off both of them, (B, K):
-        without rules it is cheaper to do that for a few than for all.
-    """
-    if not rules.has_effect:
-        return logits, logits, logsumexp(logits)
-    log_probs = log_softmax(logits)
-    return rules.apply(log_probs, rows), log_probs, log_probs.new_zeros(logits.shape[:-1])
+    def topk(self, k: int) -> TopK:
+        """Return the `k` best tokens of each sequence, or all of a smaller vocabulary."""
+        values, tokens = topk_tokens(self.scores.flatten(0, 1), k)
+        shape = (*self.scores.shape[:2], -1)
+        tokens, norms = tokens.view(shape), self.norms[..., None]
+        return TopK(tokens, values.view(shape) - norms, self.log_probs.gather(-1, tokens) - norms)
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Return log probabilities (..., V) in float32, or in float64 where the logits are."""
-    return _wide(logits) - logsumexp(logits)[..., None]
+    """Return log probabilities (..., V) in float32, or in float64 for logits in float64."""
+    return _at_least_float32(logits) - logsumexp(logits)[..., None]
 
 
 def logsumexp(logits: Tensor) -> Tensor:
-    """Return the logarithm (...) of what exp(logits) (..., V) add up to."""
+    """Return log(sum(exp(logits))) (...) over the vocabulary of logits (..., V)."""
     if logits.device.type != "cpu":
-        return _wide(logits).logsumexp(dim=-1)
+        return _at_least_float32(logits).logsumexp(dim=-1)
     parts = torch.split(logits.flatten(0, -2), ROWS_AT_ONCE)
-    norms = torch.cat([(_wide(part) * BITS).exp2_().sum(dim=-1) for part in parts]).log()
-    # Where sums stay away from the ends of float32 the highest logit need not be looked for.
-    is_far = ~(norms.abs() < FAR)
-    if bool(is_far.any()):
-        exact = torch.cat([_wide(part).logsumexp(dim=-1) for part in parts])
-        norms = exact.where(is_far, norms)
+    sums = [(_at_least_float32(part) * LOG2_E).exp2_().sum(dim=-1) for part in parts]
+    norms = torch.cat(sums).log()
+    # The maximum needs to be subtracted only where a sum comes near the limits of float32.
+    is_extreme = ~(norms.abs() < MAX_LOG_SUM)
+    if bool(is_extreme.any()):
+        exact = torch.cat([_at_least_float32(part).logsumexp(dim=-1) for part in parts])
+        norms = exact.where(is_extreme, norms)
     return norms.view(logits.shape[:-1])
 
 
-def topk_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` highest scores of each row, highest first, and their tokens.
+def log_mean_probabilities(logits: list[Tensor]) -> Tensor:
+    """Return the logarithm of the mean of the probabilities that several models predict.
+
+    Args:
+        logits: (..., V) of each model; those of a single model are returned unchanged.
+    """
+    if len(logits) == 1:
+        return logits[0]
+    log_probs = torch.stack([log_softmax(part) for part in logits])
+    return log_probs.logsumexp(dim=0) - math.log(len(logits))
+
+
+def topk_tokens(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the `k` highest scores of each row and their tokens, (N, k) both, highest first.
 
     Args:
         scores: (N, V).
-        count: how many; all where the vocabulary is smaller.
-
-    Returns:
-        Scores and tokens, each (N, count).
+        k: all tokens of a smaller vocabulary.
     """
-    if len(scores) < FEW_ROWS:
-        if count == 1:
+    if len(scores) < MIN_ROWS:
+        if k == 1:
             value, token = scores.max(dim=-1, keepdim=True)
             return value, token
-        best = scores.topk(min(count, scores.shape[1]), dim=-1)
+        best = scores.topk(min(k, scores.shape[1]), dim=-1)
         return best.values, best.indices
-    nothing = scores.new_zeros((len(scores), 1))
-    _, tokens = topk_continuations(scores[:, None], nothing, nothing, count)
+    zeros = scores.new_zeros((len(scores), 1))
+    _, tokens = topk_continuations(scores[:, None], zeros, zeros, k)
     return scores.gather(1, tokens), tokens
 
 
 def topk_continuations(
-    logits: Tensor, norms: Tensor, totals: Tensor, count: int
+    logits: Tensor, norms: Tensor, totals: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
-    """Return where the `count` highest of totals + (logits - norms) are, highest first.
+    """Return the `k` highest of totals + (logits - norms) of each slot, highest first.
 
-    A token among the best lies in one of the `count` groups with the best maxima, so only those
-    are sorted.
+    The best tokens lie in the k groups with the highest maxima, so only these are sorted.
 
     Args:
         logits: (B, K, V).
-        norms: (B, K) of each row.
-        totals: (B, K) of each row.
-        count: how many of each place; all where it has fewer.
+        norms: (B, K).
+        totals: (B, K).
+        k: all continuations of a slot that has fewer.
 
     Returns:
-        Sequences and tokens, each (B, count).
+        Beam indices and tokens, (B, k) both.
     """
     num_slots, num_beams, vocab_size = logits.shape
     num_groups = vocab_size // GROUP
-    if num_groups <= 2 * count or num_slots * num_beams < FEW_ROWS:
-        everything = (totals[:, :, None] + (logits - norms[:, :, None])).flatten(1)
-        best = everything.topk(min(count, everything.shape[1]), dim=-1).indices
+    if num_groups <= 2 * k or num_slots * num_beams < MIN_ROWS:
+        scores = (totals[:, :, None] + (logits - norms[:, :, None])).flatten(1)
+        best = scores.topk(min(k, scores.shape[1]), dim=-1).indices
         return best // vocab_size, best % vocab_size
     device = logits.device
-    whole = num_groups * GROUP
-    # Group g has the tokens g, g + num_groups, and so on: all maxima grow side by side.
-    grouped = logits[:, :, :whole].view(num_slots, num_beams, GROUP, num_groups)
+    grouped_size = num_groups * GROUP
+    # Group g has the tokens g, g + num_groups, ..., so the maxima of all groups vectorize.
+    grouped = logits[:, :, :grouped_size].view(num_slots, num_beams, GROUP, num_groups)
     maxima = totals[:, :, None] + (grouped.amax(dim=2) - norms[:, :, None])
-    groups = maxima.flatten(1).topk(count, dim=-1, sorted=False).indices
-    first = groups // num_groups * vocab_size + groups % num_groups  # (B, count)
-    members = first[:, :, None] + torch.arange(0, whole, num_groups, device=device)
-    rest = torch.arange(whole, vocab_size, device=device)
+    groups = maxima.flatten(1).topk(k, dim=-1, sorted=False).indices
+    first = groups // num_groups * vocab_size + groups % num_groups  # (B, k)
+    members = first[:, :, None] + torch.arange(0, grouped_size, num_groups, device=device)
+    rest = torch.arange(grouped_size, vocab_size, device=device)
     rest = torch.arange(num_beams, device=device)[:, None] * vocab_size + rest
-    places = torch.cat((members.flatten(1), rest.flatten().expand(num_slots, -1)), dim=1)
-    rows = places // vocab_size
-    narrow = totals.gather(1, rows) + (logits.flatten(1).gather(1, places) - norms.gather(1, rows))
-    best = places.gather(1, narrow.topk(count, dim=-1).indices)
+    indices = torch.cat((members.flatten(1), rest.flatten().expand(num_slots, -1)), dim=1)
+    beams = indices // vocab_size
+    log_probs = logits.flatten(1).gather(1, indices) - norms.gather(1, beams)
+    scores = totals.gather(1, beams) + log_probs
+    best = indices.gather(1, scores.topk(k, dim=-1).indices)
     return best // vocab_size, best % vocab_size
 
 
-def _wide(logits: Tensor) -> Tensor:
-    """Return the same in float32, or in float64 where it is that."""
+def _at_least_float32(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()

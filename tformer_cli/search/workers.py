@@ -1,4 +1,4 @@
-"""An engine of several processes: on a CPU one thread a sentence is faster than all on each."""
+"""Engine of several processes: on a CPU, one thread per sentence beats all threads on each."""
 
 import contextlib
 import gc
@@ -9,9 +9,11 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
+from typing import assert_never
 
 import torch
 
@@ -22,90 +24,100 @@ from tformer_cli.search.engine import Engine, empty_translations, longest_first
 from tformer_cli.search.request import Hypothesis, Request
 from tformer_cli.search.scoring import Scorer
 
-# Between two reports of how much is done; to hear one takes time from those who work.
-TOLD_SECONDS = 0.1
+# Least time between two progress messages, which cost the workers time.
+PROGRESS_SECONDS = 0.1
+# More workers have no core to run on.
+MAX_WORKERS_PER_CORE = 4
 
 
-# More have no core to run on.
-MAX_WORKERS_A_CORE = 4
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """So many more requests are done."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """The engine of a worker warns."""
+
+    problem: Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The engine of a worker has raised a DeviceError."""
+
+    problem: Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """The engine of a worker has raised another error."""
+
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """All requests of a worker are done."""
+
+    results: list[list[Hypothesis]]
+
+
+Message = Progress | Warned | Failed | Crashed | Translated
 
 
 class WorkersEngine:
-    """Deals sentences out to processes, each with a thread and the same weights in memory.
+    """Distributes requests over processes, each with one thread, which share the weights.
 
-    They begin when there is a sentence for them. Where a fault or Ctrl-C breaks a call off, they
-    end with it, because what they still have to say would answer the next call. That one begins
-    others. For the same reason one thread waits until another has its answer, and a process that
-    is forked from this one begins its own.
-
-    Attributes:
-        engine: translates in each of them.
-        processes: those that have begun; they end when nobody holds the engine any more.
+    Processes start when there are requests for them, and end with this object. An error or Ctrl-C
+    during a call ends them too, as their pending messages would answer the next call, which starts
+    new ones. Threads that call take turns, and a fork of this process starts workers of its own.
     """
 
     def __init__(self, engine: Engine, num_workers: int) -> None:
-        """Make ready for the processes.
+        """Prepare; no process starts yet.
 
         Args:
-            engine: translates in each of them; its weights are shared, not copied.
-            num_workers: how many there are at most.
+            engine: translates in each process; its weights are shared, not copied.
+            num_workers: maximum number of processes.
 
         Raises:
-            UsageError: this system cannot share weights with processes, or there are far more of
-                them than cores.
+            UsageError: the system cannot fork, or there are far more workers than cores.
         """
         if "fork" not in multiprocessing.get_all_start_methods():
             raise UsageError(
                 "`workers`", "needs a system that can fork", got=str(num_workers), remedy="use 1"
             )
-        limit = MAX_WORKERS_A_CORE * num_cores()
+        limit = MAX_WORKERS_PER_CORE * num_cores()
         if num_workers > limit:
             raise UsageError(
                 "`workers`",
-                f"must be at most {limit} ({MAX_WORKERS_A_CORE} for each core)",
+                f"must be at most {limit} ({MAX_WORKERS_PER_CORE} for each core)",
                 got=str(num_workers),
                 remedy="use one for each core, or fewer",
             )
         self.engine = engine
         self._num_workers = num_workers
-        self._turn = threading.Lock()
-        self._own()
+        self._lock = threading.Lock()
         self._has_warned = False
+        self._pool = self._new_pool()
 
-    def _own(self) -> None:
-        """Begin without processes, those that another process has begun left to it."""
-        self._connections: list[Connection] = []
-        self.processes: list[ForkProcess] = []
-        self._owner = os.getpid()
-        # No end of a pipe tells them, for those that were begun later hold a copy of it.
-        weakref.finalize(self, _terminate, self.processes, self._owner)
+    def _new_pool(self) -> "_Pool":
+        pool = _Pool(self.engine)
+        # Closed pipes would not end the workers, as later workers hold copies of them.
+        weakref.finalize(self, pool.terminate)
+        return pool
 
-    def _begin(self, num_processes: int) -> None:
-        """Let there be so many processes, or more if there are already."""
-        if len(self.processes) >= num_processes:
-            return
-        context = multiprocessing.get_context("fork")
-        with _objects_left_alone():
-            while len(self.processes) < num_processes:
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(self.engine, theirs), daemon=True)
-                with warnings.catch_warnings():
-                    # Python warns of threads that hold locks; the child takes up none of theirs.
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    process.start()
-                # So that its end is seen here.
-                theirs.close()
-                self._connections.append(ours)
-                self.processes.append(process)
-
-    def _end(self) -> None:
-        self._connections.clear()
-        _terminate(self.processes, self._owner)
-        self.processes.clear()
+    @property
+    def processes(self) -> list[ForkProcess]:
+        """The workers that have started."""
+        return self._pool.processes
 
     @property
     def scorer(self) -> Scorer:
-        """Says how probable given translations are, in this process."""
+        """Scores given translations in this process."""
         return self.engine.scorer
 
     def translate(
@@ -118,83 +130,133 @@ class WorkersEngine:
         on_done: Callable[[int], object] = lambda count: None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> list[list[Hypothesis]]:
-        """Return translations, as `Engine` says; several threads that call take turns.
+        """Return the best hypotheses of each request.
 
         Raises:
-            DeviceError: a process has ended, as the system does to one that wants too much memory;
-                or memory does not suffice for a single request.
+            DeviceError: a worker was killed, or memory does not suffice for a single request.
         """
-        with self._turn:
-            return self._translated(requests, config, nbest, scored, on_done, on_warning)
 
-    def _translated(
-        self,
-        requests: Sequence[Request],
-        config: DecodingConfig,
-        nbest: int,
-        scored: bool,
-        on_done: Callable[[int], object],
-        on_warning: Callable[[Problem], object],
-    ) -> list[list[Hypothesis]]:
-        if self._owner != os.getpid():
-            self._own()
-        order = longest_first(requests)
-        self._begin(min(self._num_workers, len(order)))
-        on_done(len(requests) - len(order))
-        results: list[list[Hypothesis]] = [empty_translations(config, nbest) for _ in requests]
-        # Dealt like cards, so that all have as many long ones.
-        shares = {
-            connection: order[place :: len(self._connections)]
-            for place, connection in enumerate(self._connections[: len(order)])
-        }
-        try:
-            for connection, share in shares.items():
-                with _other_end():
-                    connection.send(([requests[number] for number in share], config, nbest, scored))
-            while shares:
-                ready = wait(list(shares))
-                for connection in [one for one in shares if one in ready]:
-                    with _other_end():
-                        message = connection.recv()
-                    match message:
-                        case int(count):
-                            on_done(count)
-                        case Problem() as warning:
-                            # What one process is short of, the others are too.
-                            if not self._has_warned:
-                                on_warning(warning)
-                            self._has_warned = True
-                        case (Problem(where, what, got, remedy),):
-                            raise DeviceError(where, what, got=got, remedy=remedy)
-                        case str(fault):
-                            raise RuntimeError(f"in a process that translates:\n{fault}")
-                        case found:
-                            share = shares.pop(connection)
-                            for number, hypotheses in zip(share, found, strict=True):
-                                results[number] = hypotheses
-        except BaseException:
-            self._end()
-            raise
-        return results
+        def on_first_warning(problem: Problem) -> None:
+            # What one worker lacks, the others lack too.
+            if not self._has_warned:
+                on_warning(problem)
+            self._has_warned = True
+
+        with self._lock:
+            if self._pool.owner != os.getpid():
+                self._pool = self._new_pool()
+            order = longest_first(requests)
+            self._pool.grow(min(self._num_workers, len(order)))
+            on_done(len(requests) - len(order))
+            connections = self._pool.connections[: len(order)]
+            # Round-robin, so that all workers have as many long requests.
+            shares = {
+                connection: order[index :: len(connections)]
+                for index, connection in enumerate(connections)
+            }
+            results = [empty_translations(config, nbest) for _ in requests]
+            try:
+                for connection, share in shares.items():
+                    with _worker_alive():
+                        own = [requests[index] for index in share]
+                        connection.send((own, config, nbest, scored))
+                for connection, part in _gather(shares, on_done, on_first_warning):
+                    for index, hypotheses in zip(shares[connection], part, strict=True):
+                        results[index] = hypotheses
+            except BaseException:
+                self._pool.clear()
+                raise
+            return results
 
 
-def _terminate(processes: Sequence[ForkProcess], owner: int) -> None:
-    if os.getpid() != owner:
-        # A copy of the process that they work for.
-        return
-    for process in processes:
-        process.terminate()
-        process.join()
+def _gather(
+    connections: Iterable[Connection],
+    on_done: Callable[[int], object],
+    on_warning: Callable[[Problem], object],
+) -> Iterator[tuple[Connection, list[list[Hypothesis]]]]:
+    """Yield each connection with its results; report progress and warnings, raise errors."""
+    waiting = list(connections)
+    while waiting:
+        ready = wait(waiting)
+        for connection in [one for one in waiting if one in ready]:
+            with _worker_alive():
+                message: Message = connection.recv()
+            match message:
+                case Progress(count):
+                    on_done(count)
+                case Warned(problem):
+                    on_warning(problem)
+                case Failed(Problem(where, what, got, remedy)):
+                    raise DeviceError(where, what, got=got, remedy=remedy)
+                case Crashed(text):
+                    raise RuntimeError(f"in a worker process:\n{text}")
+                case Translated(results):
+                    waiting.remove(connection)
+                    yield connection, results
+                case _:
+                    assert_never(message)
 
 
 @contextlib.contextmanager
-def _objects_left_alone() -> Iterator[None]:
-    """Let processes that begin in a block share the objects that are there with this one for good.
+def _worker_alive() -> Iterator[None]:
+    """Use the pipe of a worker; raise a DeviceError if the worker has ended."""
+    try:
+        yield
+    except (EOFError, OSError):
+        raise DeviceError(
+            "a worker process", "was killed, probably out of memory", remedy="use fewer `workers`"
+        ) from None
 
-    Collecting garbage writes into every object that it looks at, which would copy them all.
+
+class _Pool:
+    """Worker processes, which belong to the process that made the pool."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.owner = os.getpid()
+        self.processes: list[ForkProcess] = []
+        self.connections: list[Connection] = []
+
+    def grow(self, num_processes: int) -> None:
+        """Start processes until there are so many."""
+        if len(self.processes) >= num_processes:
+            return
+        context = multiprocessing.get_context("fork")
+        with _frozen_objects():
+            while len(self.processes) < num_processes:
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(self.engine, theirs), daemon=True)
+                with warnings.catch_warnings():
+                    # Python warns of threads that hold locks; workers take none of their locks.
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    process.start()
+                # With the only other copy in the worker, its end is noticed here.
+                theirs.close()
+                self.connections.append(ours)
+                self.processes.append(process)
+
+    def clear(self) -> None:
+        """End all processes and forget them."""
+        self.connections.clear()
+        self.terminate()
+        self.processes.clear()
+
+    def terminate(self) -> None:
+        """End all processes, unless this process is a fork of their owner."""
+        if os.getpid() != self.owner:
+            return
+        for process in self.processes:
+            process.terminate()
+            process.join()
+
+
+@contextlib.contextmanager
+def _frozen_objects() -> Iterator[None]:
+    """Let processes that start in this block share the existing objects for good.
+
+    Garbage collection in a process would write into all objects, and so copy their pages.
     """
-    # Of the young ones alone: looking through all that importing torch has left takes longer than
-    # to begin the processes.
+    # The young generations only: to visit all objects takes longer than to start the processes.
     gc.collect(1)
     gc.freeze()
     try:
@@ -203,42 +265,29 @@ def _objects_left_alone() -> Iterator[None]:
         gc.unfreeze()
 
 
-@contextlib.contextmanager
-def _other_end() -> Iterator[None]:
-    """Let a block use the pipe of a process.
-
-    Raises:
-        DeviceError: the process has ended.
-    """
-    try:
-        yield
-    except (EOFError, OSError):
-        raise DeviceError(
-            "a process that translates",
-            "has been ended, mostly for want of memory",
-            remedy="use fewer `workers`",
-        ) from None
-
-
-class _Progress:
-    """Tells the other end of a pipe how many requests are done, but not of each by itself."""
+class _Reporter:
+    """Sends progress, a few times per second at most, and warnings."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self.connection = connection
         self._count = 0
-        self._told = time.monotonic()
+        self._last_time = time.monotonic()
 
-    def add(self, count: int) -> None:
+    def on_done(self, count: int) -> None:
         self._count += count
-        if time.monotonic() - self._told >= TOLD_SECONDS:
-            self.tell()
+        if time.monotonic() - self._last_time >= PROGRESS_SECONDS:
+            self.flush()
 
-    def tell(self) -> None:
-        self._connection.send(self._count)
-        self._count, self._told = 0, time.monotonic()
+    def on_warning(self, problem: Problem) -> None:
+        self.connection.send(Warned(problem))
+
+    def flush(self) -> None:
+        self.connection.send(Progress(self._count))
+        self._count, self._last_time = 0, time.monotonic()
 
 
 def _serve(engine: Engine, connection: Connection) -> None:
+    """Translate what comes through the pipe, until it is closed."""
     begin_child()
     torch.set_num_threads(1)
     while True:
@@ -246,20 +295,21 @@ def _serve(engine: Engine, connection: Connection) -> None:
             requests, config, nbest, scored = connection.recv()
         except EOFError:
             return
-        progress = _Progress(connection)
+        reporter = _Reporter(connection)
         try:
-            found = engine.translate(
+            results = engine.translate(
                 requests,
                 config,
                 nbest=nbest,
                 scored=scored,
-                on_done=progress.add,
-                on_warning=connection.send,
+                on_done=reporter.on_done,
+                on_warning=reporter.on_warning,
             )
         except DeviceError as error:
-            connection.send(error.problems)
+            (problem,) = error.problems
+            connection.send(Failed(problem))
         except Exception:
-            connection.send(traceback.format_exc())
+            connection.send(Crashed(traceback.format_exc()))
         else:
-            progress.tell()
-            connection.send(found)
+            reporter.flush()
+            connection.send(Translated(results))
