@@ -50,7 +50,6 @@ class Batch:
     num_target_tokens: int
 
     def to(self, device: torch.device) -> "Batch":
-        """Return the batch on `device`."""
         if device.type == "cpu":
             return self
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in TENSORS}
@@ -85,12 +84,8 @@ class Masking:
     """Masked language modeling (Devlin et al. 2019, section 3.1).
 
     The masks of a sentence are a function of (seed, epoch, index in the corpus), so they do not
-    depend on its batch.
-
-    Attributes:
-        mask_prob: fraction of the ordinary tokens of a sentence to predict; at least one token.
-        vocabulary_size: of the ids that replace others.
-        seed: of the random numbers.
+    depend on its batch. `mask_prob` is the fraction of the ordinary tokens of a sentence that are
+    predicted, at least one.
     """
 
     mask_prob: float
@@ -99,7 +94,6 @@ class Masking:
 
     @classmethod
     def from_config(cls, config: MaskedEncoderConfig, vocabulary_size: int, seed: int) -> Self:
-        """Return the masking of a config."""
         return cls(config.mask_prob, vocabulary_size, seed)
 
     def apply(self, batch: Batch, epoch: int) -> Batch:
@@ -123,8 +117,7 @@ class Masking:
     def _select(self, source: np.ndarray, rank: np.ndarray, rounding: np.ndarray) -> np.ndarray:
         """Return (B, S) whether each token is predicted: the ordinary tokens of lowest rank.
 
-        Their number is `mask_prob` times the ordinary tokens, rounded up or down at random, so
-        that the mean is exact; at least one.
+        Their number is rounded up or down at random, so that its mean is exact.
         """
         is_ordinary = source >= NUM_SPECIAL
         counts = np.maximum(np.floor(self.mask_prob * is_ordinary.sum(axis=1) + rounding), 1)

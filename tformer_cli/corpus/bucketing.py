@@ -33,12 +33,8 @@ class DataPosition:
 class EpochPlan:
     """The batches of one epoch, each an array of example indices.
 
-    Flat arrays take four bytes an example and a few a batch.
-
-    Attributes:
-        examples: (m,) example indices, batch after batch.
-        stops: (k + 1,) batch b is examples[stops[b] : stops[b + 1]].
-        order: (k,) batches in the order of training.
+    Batch b is examples[stops[b] : stops[b + 1]], and `order` is the order of training. These flat
+    arrays take four bytes an example and a few a batch.
     """
 
     examples: np.ndarray
@@ -61,12 +57,11 @@ class Bucketing:
     """Batches of examples of similar length within a token budget.
 
     Attributes:
-        source_lengths: (n,) tokens of each example in a batch, special ones included.
+        source_lengths: (n,) tokens of each example, special ones included.
         target_lengths: (n,) of the target.
         weights: (n,) number of times an epoch sees each example.
-        batch_tokens: maximum padded tokens of a batch on either side; a longer example is a batch
-            of its own.
-        seed: with the epoch, determines the order.
+        batch_tokens: maximum padded tokens of either side; a longer example is its own batch.
+        seed: determines the order, with the epoch.
     """
 
     source_lengths: np.ndarray
@@ -160,12 +155,8 @@ class EpochPlans:
 
 
 def _batch_stops(longest: np.ndarray, batch_tokens: int) -> Iterator[int]:
-    """Yield the stop of each batch, before the example that would exceed the budget.
-
-    Args:
-        longest: ascending lengths, so that the last of a batch is its width.
-        batch_tokens: the budget.
-    """
+    """Yield the stop of each batch, before the example that would exceed the budget."""
+    # Lengths ascend, so the last example of a batch has its width.
     start = 0
     while start < len(longest):
         widths = longest[start : start + max(1, batch_tokens // int(longest[start]))]

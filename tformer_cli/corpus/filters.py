@@ -54,14 +54,9 @@ class FilterReport:
 
 
 def filter_lengths(config: FilterConfig, *lengths: np.ndarray) -> tuple[np.ndarray, FilterReport]:
-    """Filter n pairs by length.
+    """Return (n,) whether the length of each pair is allowed, and the counts.
 
-    Args:
-        config: the rules.
-        lengths: (n,) tokens of each source without special ones, and, if any, of each target.
-
-    Returns:
-        (n,) whether each pair is kept, and the counts.
+    `lengths` has (n,) tokens of the sources, and of the targets if any, without special ones.
     """
     shorter, longer = np.min(lengths, axis=0), np.max(lengths, axis=0)
     empty = shorter == 0
@@ -86,17 +81,10 @@ def pair_digests(pairs: Iterable[tuple[str, ...]]) -> np.ndarray:
 
 
 def find_repeats(digests: np.ndarray, directory: Path) -> np.ndarray:
-    """Return (n,) whether an earlier pair has the same digest.
+    """Return (n,) whether an earlier pair has the same of (n, 2) digests.
 
-    The pairs are distributed into groups by digest in a temporary file, and each group is sorted.
-    Memory is one byte a pair plus a constant; time is linear.
-
-    Args:
-        digests: (n, 2) of `pair_digests`, in memory or mapped.
-        directory: of the temporary file, 24 bytes a pair.
-
-    Raises:
-        OSError: the file cannot be written.
+    The pairs are distributed into groups by digest in a temporary file of 24 bytes a pair in
+    `directory`, and each group is sorted. Memory is one byte a pair and a constant; time is linear.
     """
     is_repeated = np.zeros(len(digests), dtype=np.bool_)
     num_groups = math.ceil(len(digests) / GROUP_PAIRS)
@@ -118,11 +106,7 @@ def find_repeats(digests: np.ndarray, directory: Path) -> np.ndarray:
 
 
 def _append_groups(file: BinaryIO, digests: np.ndarray, start: int, num_groups: int) -> np.ndarray:
-    """Append digests with their indices, counted from `start`, group after group.
-
-    Returns:
-        (num_groups + 1,) group g is [g] to [g + 1] of the appended pairs.
-    """
+    """Append digests and indices, from `start` on, by group; return (num_groups + 1,) bounds."""
     # Sorting 16-bit integers, nearly always enough, takes a tenth of the time.
     groups = (digests[:, 0] % np.uint64(num_groups)).astype(np.min_scalar_type(num_groups))
     order = np.argsort(groups, kind="stable")

@@ -86,14 +86,9 @@ def split_text(
 ) -> Split:
     """Split a parallel text into a directory of training, validation and test text, atomically.
 
-    No side of a test pair is in validation text, and no side of either is in training text.
-
-    Args:
-        text: to split; read twice.
-        output: directory to write; one made of the same files is replaced.
-        languages: of source and target, used as file name endings.
-        overwrite: whether to replace a directory made of other files.
-        on_done: called with the number of pairs read.
+    No side of a test pair is in validation text, and no side of either is in training text. The
+    text is read twice; `on_done` is called with the number of pairs read. File names end in the
+    languages. A directory made of other files is replaced only with `overwrite`.
 
     Raises:
         DataError: the text cannot be read, or is too short to be split.
@@ -141,11 +136,7 @@ def split_text(
 def given_split(
     text: ParallelText, valid: ParallelText, *, on_done: OnRead = lambda count: None
 ) -> Split:
-    """Return a training text, which is read twice, and a validation text as they are.
-
-    Raises:
-        DataError: one of them cannot be read, or has no lines.
-    """
+    """Return a training text, which is read twice, and a validation text as they are."""
     overlap = overlaps(_count_reads(text, on_done), {"valid": valid})["valid"]
     keys, num_characters = _keys_and_characters(text, on_done)
     num_pairs = {"train": len(keys), "valid": overlap.num_pairs}
@@ -167,10 +158,7 @@ def assign_parts(keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
 
     5% of the distinct sources, at most 1,000, become validation text, and as many test text: those
     whose source and target are repeated least, ties broken by hash. Other pairs that share a source
-    or a target with them are set aside.
-
-    Args:
-        keys: (n, 2) hashes of the source and the target of each pair.
+    or a target with them are set aside. `keys` has (n, 2) hashes of sources and targets.
     """
     parts = np.full(len(keys), SplitPart.TRAIN, dtype=np.uint8)
     num_copies = _num_occurrences(keys[:, 0]) + _num_occurrences(keys[:, 1])
@@ -197,9 +185,6 @@ def overlaps(
     """Return the overlap of each held-out text with training pairs, which are read once.
 
     Memory grows with the held-out texts only.
-
-    Raises:
-        DataError: a text cannot be read.
     """
     rows = {
         name: [(normalized(s), normalized(t)) for s, t in read_texts([text])]
@@ -230,13 +215,7 @@ def overlaps(
 def overlap_warnings(
     training: Iterable[tuple[str, str]], held_out: Mapping[str, Text], unit: str
 ) -> Iterator[Problem]:
-    """Yield a warning for each held-out text with considerable overlap.
-
-    Args:
-        training: pairs of the training text.
-        held_out: texts by name.
-        unit: what messages call a pair.
-    """
+    """Yield a warning for each held-out text with considerable overlap; `unit` names a pair."""
     for name, overlap in overlaps(training, held_out).items():
         repeated = max(overlap.pairs, overlap.sources, overlap.targets)
         if repeated > _TOLERATED_OVERLAP * overlap.num_pairs:

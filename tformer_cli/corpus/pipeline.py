@@ -39,16 +39,9 @@ def source_sentences(data: DataConfig) -> int | None:
 def training_store(
     data: DataConfig, tokenizers: Tokenizers, stores: Path | None = None
 ) -> tuple[TokenStore, FilterReport]:
-    """Return the training text, encoded and filtered, memory-mapped, and the filter counts.
+    """Return the training text, encoded, filtered and memory-mapped, and the filter counts.
 
-    Args:
-        data: texts and filters.
-        tokenizers: of both sides.
-        stores: directory that caches stores; None for none.
-
-    Raises:
-        DataError: a file cannot be read, or no pair is left.
-        TrainingError: a child process died.
+    The directory `stores` caches it; None for no cache.
     """
     if stores is None:
         # A mapped file stays readable after its removal.
@@ -62,10 +55,7 @@ def evaluation_store(
 ) -> TokenStore:
     """Encode every line of a text without filters, so pair i is line i + 1.
 
-    Args:
-        text: parallel, or a text alone, whose lines are their own targets.
-        tokenizers: of both sides.
-        max_length: maximum tokens of the model, EOS included; None for no limit.
+    The lines of a text alone are their own targets. `max_length` counts EOS.
 
     Raises:
         DataError: a file cannot be read, has no lines, or a line is longer than `max_length`.
@@ -98,13 +88,7 @@ def too_long_error(where: str, length: int, max_length: int) -> DataError:
 
 
 def epoch_plans(store: TokenStore, *, batch_tokens: int, seed: int) -> EpochPlans:
-    """Return the batches of each epoch.
-
-    Args:
-        store: the examples.
-        batch_tokens: padded tokens of one optimizer step on either side.
-        seed: with the epoch, determines the order.
-    """
+    """Return the batches of each epoch; `batch_tokens` is the budget of one optimizer step."""
     return EpochPlans(_bucketing(store, batch_tokens, seed))
 
 
@@ -120,14 +104,8 @@ def training_micro_batches(
 ) -> Iterator[tuple[list[Batch], DataPosition]]:
     """Yield forever the micro-batches of each optimizer step, and the data position after it.
 
-    Args:
-        store: the examples.
-        plans: of their batches.
-        accumulate: micro-batches of a rank; each batch is split into so many by rows.
-        data_position: of the first batch.
-        start_id: first decoder input.
-        rank: of this process.
-        num_ranks: that share each batch; ranks beyond its rows get an empty list.
+    Each batch is split by rows into `accumulate` micro-batches for each rank. A rank beyond the
+    rows of a batch gets an empty list.
     """
     for indices, next_position in plans.batches_from(data_position):
         parts = np.array_split(indices, min(accumulate * num_ranks, len(indices)))

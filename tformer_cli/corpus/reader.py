@@ -76,11 +76,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    """Yield the decoded lines of a stream as they arrive, without a byte order mark.
-
-    Args:
-        stream: lines in UTF-8, with their line ends.
-        name: of the stream, for messages.
+    """Yield the decoded lines of a stream as they arrive; `name` is its name in messages.
 
     Raises:
         DataError: a line is not UTF-8, the stream is an archive, or it cannot be read.
@@ -118,21 +114,12 @@ def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_beside(lines: Path, others: Path) -> Iterator[tuple[str, str]]:
-    """Yield line n of a file to translate, in any format, with line n of another file.
-
-    Raises:
-        DataError: a file cannot be read, or (after the last pair) one has more lines.
-    """
+    """Yield line n of a file to translate, in any format, with line n of another file."""
     return _zip_lines(read_lines(lines), read_lines(others), lines, others)
 
 
 def read_rows(text: Text) -> Iterator[tuple[str, ...]]:
-    """Yield line n of each side of a text: two of a parallel text, one of a text alone.
-
-    Raises:
-        DataError: a file cannot be read or is not plain text, or (after the last pair) one has
-            more lines.
-    """
+    """Yield line n of each side of a text: two of a parallel text, one of a text alone."""
     if isinstance(text, ParallelText):
         return read_pairs(text.source, text.target)
     return ((line,) for line in _read_corpus(text.text))
@@ -150,13 +137,7 @@ def as_pair(row: tuple[str, ...]) -> tuple[str, str]:
 
 
 def text_checksums(texts: Sequence[Path], stores: Path) -> list[str]:
-    """Return the SHA-256 of each file.
-
-    A JSON file in `stores` caches it by path, size and modification time.
-
-    Raises:
-        DataError: a file cannot be read.
-    """
+    """Return the SHA-256 of each file, cached in `stores` by path, size and modification time."""
     cache_file = stores / TEXTS_FILE
     cache = _read_cache(cache_file)
     updated = dict(cache)

@@ -118,13 +118,7 @@ def report_vocabulary(tokenizer: Tokenizer, lines: Iterable[str]) -> VocabularyR
 
 
 def report_sides(tokenizers: Tokenizers, texts: Sequence[Text]) -> dict[str, VocabularyReport]:
-    """Report on `source` and `target` of some texts, or on `source` of texts alone.
-
-    The texts are all parallel, or none, and read once a side.
-
-    Raises:
-        DataError: a file cannot be read.
-    """
+    """Report on `source` and `target` of parallel texts, or on `source` of texts alone."""
     sides = {"source": tokenizers.source, "target": tokenizers.target}
     names = list(sides)[: len(texts[0].files)]
     return {

@@ -39,9 +39,7 @@ class Example:
 class PairWeights:
     """Number of times an epoch sees each of n pairs, run-length encoded.
 
-    Attributes:
-        stops: (k,) end of each run of pairs with equal weights.
-        values: (k,) weight of each run.
+    Run j of pairs ends before stops[j] and has the weight values[j].
     """
 
     stops: np.ndarray
@@ -58,7 +56,6 @@ class PairWeights:
 
     @classmethod
     def of_pairs(cls, weights: Iterable[float]) -> Self:
-        """Return the weights, given pair by pair."""
         runs = [(value, sum(1 for _ in run)) for value, run in itertools.groupby(weights)]
         return cls.of_runs((n for _, n in runs), (value for value, _ in runs))
 
@@ -74,13 +71,8 @@ class PairWeights:
 class TokenStore:
     """Token ids of n pairs in two flat arrays; a text alone has the same arrays on both sides.
 
-    Attributes:
-        source_ids: all source tokens, pair after pair.
-        source_offsets: (n + 1,) pair i is source_ids[source_offsets[i] : source_offsets[i + 1]].
-        target_ids: all target tokens.
-        target_offsets: (n + 1,) of the target.
-        weights: (n,) number of times an epoch sees each pair.
-        known_fingerprint: cached result of `fingerprint`.
+    Source i is source_ids[source_offsets[i] : source_offsets[i + 1]]; offsets are (n + 1,).
+    `known_fingerprint` caches `fingerprint()`.
     """
 
     source_ids: np.ndarray
@@ -151,13 +143,7 @@ def build_store(pairs: Iterable[tuple[list[int], list[int], float]]) -> TokenSto
 
 
 def write_index(directory: Path, id_dtypes: Sequence[str], reports: Iterable[FilterReport]) -> None:
-    """Complete a store directory by its index.
-
-    Args:
-        directory: contains all other files.
-        id_dtypes: integers of the ids of each side.
-        reports: filter counts of each text.
-    """
+    """Complete a store directory by its index, with the filter counts of each text."""
     index = {
         "id_dtypes": list(id_dtypes),
         "texts": [asdict(report) for report in reports],
@@ -168,11 +154,7 @@ def write_index(directory: Path, id_dtypes: Sequence[str], reports: Iterable[Fil
 
 
 def open_store(directory: Path, weights: Sequence[float]) -> tuple[TokenStore, FilterReport] | None:
-    """Verify all checksums of a store directory and memory-map it.
-
-    Args:
-        directory: to open.
-        weights: of each text.
+    """Verify the checksums of a store directory and memory-map it with the weights of its texts.
 
     Returns:
         The store and the filter counts; None if it is missing or damaged.

@@ -119,14 +119,9 @@ def load_or_build_store(
 
 @dataclass(slots=True)
 class StoreWriter:
-    """Encodes texts into shards, and merges these into a store.
+    """Encodes texts into shards in the directory `path`, and merges these into a store.
 
-    Attributes:
-        path: directory of the shards.
-        texts: all parallel, or none.
-        tokenizers: of both sides.
-        filters: decide which pairs are dropped.
-        reports: filter counts of each shard file, text by text.
+    `reports` has the filter counts of each shard, text by text.
     """
 
     path: Path

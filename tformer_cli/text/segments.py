@@ -98,11 +98,7 @@ def truncate_text(text: str, max_tokens: int, count_tokens: Callable[[str], int]
 
 
 def word_separator(language: str) -> str:
-    """Return what separates words and sentences of a language: a space, or nothing.
-
-    Args:
-        language: a tag such as `en`, `zh` or `zh-Hant`.
-    """
+    """Return the separator of words and sentences in a language such as `zh-Hant`, or nothing."""
     main = language.lower().replace("_", "-").split("-")[0]
     return "" if main in _WITHOUT_WHITESPACE else " "
 
@@ -111,10 +107,7 @@ def word_indices(token_bytes: Sequence[bytes]) -> list[int | None]:
     """Return the index of each token's word; None for a token of whitespace.
 
     Words are separated by ASCII whitespace, as in command-line tools. A token of several words
-    belongs to the first.
-
-    Args:
-        token_bytes: UTF-8 bytes of each token, at least one; a character may span tokens.
+    belongs to the first. No token is empty; a character may span several.
     """
     indices: list[int | None] = []
     num_words, is_inside = 0, False
@@ -128,10 +121,7 @@ def word_indices(token_bytes: Sequence[bytes]) -> list[int | None]:
 
 
 def first_word_indices(segments: Sequence[str]) -> list[int]:
-    """Return the index, in the whole text, of the word in which each segment begins.
-
-    Segments are not empty; the index of one of whitespace is meaningless.
-    """
+    """Return the index of the word in which each segment begins; meaningless for whitespace."""
     return [index or 0 for index in word_indices([segment.encode() for segment in segments])]
 
 
@@ -141,13 +131,9 @@ def unit_indices(
     first_words: Sequence[int],
     separator: str,
 ) -> list[int | None]:
-    """Return the index of each token's alignment unit: its word, or the token itself.
+    """Return the index of each token's alignment unit: its word, or without separator the token.
 
-    Args:
-        tokenizer: of the language.
-        segments: ids of each segment of the text.
-        first_words: index of the word in which each segment begins.
-        separator: between words; empty for a language whose units are tokens.
+    `first_words` is the index of the word in which each segment of ids begins.
     """
     if not separator:
         return list(range(sum(len(ids) for ids in segments)))
@@ -163,13 +149,9 @@ def aligned_units(
 ) -> tuple[tuple[int, int], ...]:
     """Return the aligned pairs of source and target units, sorted.
 
-    A whitespace-only source token is attributed to the following word; whitespace-only target
-    tokens are ignored.
-
-    Args:
-        links: index of the source token aligned to each target token.
-        source: unit of each source token.
-        target: unit of each target token.
+    `links` is the source token of each target token; `source` and `target` are the units of all
+    tokens. A whitespace-only source token is attributed to the following word; whitespace-only
+    target tokens are ignored.
     """
     units = list(source)
     for index in reversed(range(len(units) - 1)):
@@ -192,12 +174,9 @@ class Terminology:
     """Source terms with their required translations."""
 
     def __init__(self, lines: Iterable[str], name: str, *, source_language: str) -> None:
-        """Parse lines of a source term, a tab and a target term; lines of whitespace are skipped.
+        """Parse lines of a source term, a tab and a target term in the file `name`.
 
-        Args:
-            lines: of the file.
-            name: of the file, for messages.
-            source_language: if its words are separated by whitespace, terms match whole words only.
+        Terms match whole words only, if the source language separates words.
 
         Raises:
             DataError: a line is something else, or gives a term a second translation.

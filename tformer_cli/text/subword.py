@@ -1,6 +1,7 @@
 """Subword tokenizers by sentencepiece: BPE, the unigram model, and imported Marian models."""
 
 import base64
+import contextlib
 import io
 import json
 import random
@@ -47,17 +48,13 @@ class SubwordTokenizer:
 
     `decode(encode(line))` is the normalized line, except that runs of spaces become one, spaces at
     both ends are dropped, and U+2581 counts as a space. Without byte fallback, characters that
-    training did not see are lost.
+    training did not see are lost; with it, bytes that are not UTF-8 decode to U+FFFD.
     """
 
     kind: ClassVar = "subword"
 
     def __init__(self, model: bytes, normalizer: Normalizer, *, name: str) -> None:
-        """Parse the serialized sentencepiece model in the file `name`.
-
-        Raises:
-            CheckpointError: the content is not a model, or one with other special tokens.
-        """
+        """Parse the serialized model of the file `name`; raise CheckpointError for another file."""
         self.content = model
         self.normalizer = normalizer
         self._processor = sentencepiece_processor(model, name, TRAIN_AGAIN)
@@ -76,26 +73,21 @@ class SubwordTokenizer:
         self.suppressed_ids: tuple[int, ...] = (*SUPPRESSED_IDS, *line_breaks)
 
     def encode(self, line: str) -> list[int]:
-        """Return the ids of a line, in linear time."""
         ids: list[int] = self._processor.encode(self._text(line))
         return ids
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each line, with the threads of the process that loaded the model."""
         ids: list[list[int]] = self._processor.encode([self._text(line) for line in lines])
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids; bytes that are not UTF-8 become U+FFFD."""
         text: str = self._processor.decode([int(i) for i in ids if i >= NUM_SPECIAL])
         return text.translate(LINE_BREAKS_TO_SPACES)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Return the pieces of ids, special tokens included."""
         return [self._processor.id_to_piece(int(i)) for i in ids]
 
     def to_bytes(self, ids: Sequence[int]) -> list[bytes]:
-        """Return the bytes of each piece; a word has a space before it."""
         return [
             bytes([self.byte_ids.index(i)])
             if i in self.byte_ids
@@ -119,11 +111,7 @@ class MarianTokenizer:
     kind: ClassVar = "marian"
 
     def __init__(self, content: bytes, normalizer: Normalizer, *, name: str) -> None:
-        """Parse a file `name` written by `marian_file`.
-
-        Raises:
-            CheckpointError: the content is something else.
-        """
+        """Parse the content of `marian_file`; raise CheckpointError for another file."""
         self.content = content
         self.normalizer = normalizer
         self.model, self.pieces = _parse_marian_file(content, name)
@@ -137,12 +125,10 @@ class MarianTokenizer:
         self.suppressed_ids: tuple[int, ...] = (*SUPPRESSED_IDS, *line_breaks)
 
     def encode(self, line: str) -> list[int]:
-        """Return the ids of a line."""
         code, text = _split_code(self.normalizer(line))
         return self._ids_of(code, self._processor.encode(text, out_type=str))
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each line, with the threads of the process that loaded the model."""
         codes_and_texts = [_split_code(self.normalizer(line)) for line in lines]
         all_pieces = self._processor.encode([text for _, text in codes_and_texts], out_type=str)
         return [
@@ -156,16 +142,13 @@ class MarianTokenizer:
         return (code, text) if code in self._ids else ("", line)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids without the special tokens."""
         text: str = self._processor.decode(self.tokens([i for i in ids if i >= NUM_SPECIAL]))
         return text.replace(WHITESPACE_MARK, " ").strip().translate(LINE_BREAKS_TO_SPACES)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Return the pieces of ids, special tokens included."""
         return [self._tokens[i] for i in ids]
 
     def to_bytes(self, ids: Sequence[int]) -> list[bytes]:
-        """Return the bytes of each piece; a word has a space before it."""
         return [
             bytes([int(piece[1:-1], base=16)])
             if self._processor.is_byte(self._processor.piece_to_id(piece))
@@ -179,38 +162,23 @@ class MarianTokenizer:
 
 
 def marian_file(model: bytes, pieces: Sequence[str]) -> bytes:
-    """Return the content of a Marian tokenizer file.
-
-    Args:
-        model: a serialized sentencepiece model.
-        pieces: the vocabulary without special tokens; all differ.
-    """
+    """Return the content of the tokenizer file of a sentencepiece model and a list of pieces."""
     content = {"sentencepiece": base64.b64encode(model).decode("ascii"), "pieces": list(pieces)}
     return (json.dumps(content, ensure_ascii=False, indent=0) + "\n").encode()
 
 
 def sentencepiece_processor(model: bytes, name: str, remedy: str) -> SentencePieceProcessor:
-    """Load a serialized sentencepiece model.
-
-    Raises:
-        CheckpointError: `model`, the content of the file `name`, is something else.
-    """
-    if not model:
-        raise CheckpointError(name, "is not a sentencepiece model", got="no bytes", remedy=remedy)
-    try:
-        return SentencePieceProcessor(model_proto=model, num_threads=num_threads())
-    except RuntimeError:
-        raise CheckpointError(
-            name, "is not a sentencepiece model", got=f"{len(model):,} bytes", remedy=remedy
-        ) from None
+    """Load the serialized model of the file `name`; raise CheckpointError for another file."""
+    # Sentencepiece loads no bytes as an empty model.
+    if model:
+        with contextlib.suppress(RuntimeError):
+            return SentencePieceProcessor(model_proto=model, num_threads=num_threads())
+    got = f"{len(model):,} bytes" if model else "no bytes"
+    raise CheckpointError(name, "is not a sentencepiece model", got=got, remedy=remedy)
 
 
 def learn_subwords(lines: Iterable[str], config: SubwordConfig) -> bytes:
-    """Train a sentencepiece model; the same lines give the same bytes.
-
-    Raises:
-        DataError: there is no text, or the vocabulary size does not suit it.
-    """
+    """Train a sentencepiece model; the same lines give the same bytes."""
     model = io.BytesIO()
     try:
         SentencePieceTrainer.train(

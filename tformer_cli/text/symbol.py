@@ -9,12 +9,7 @@ from typing import ClassVar
 from tformer_cli.config.schema.tokenizer import CharConfig, WordConfig
 from tformer_cli.errors import DataError
 from tformer_cli.text.normalizer import Normalizer
-from tformer_cli.text.vocabulary import (
-    NUM_SPECIAL,
-    SPECIAL_TOKENS,
-    SUPPRESSED_IDS,
-    Vocabulary,
-)
+from tformer_cli.text.vocabulary import NUM_SPECIAL, SPECIAL_TOKENS, SUPPRESSED_IDS, Vocabulary
 
 
 class SymbolTokenizer(ABC):
@@ -24,11 +19,7 @@ class SymbolTokenizer(ABC):
     separator: ClassVar[str]
 
     def __init__(self, vocabulary: bytes, normalizer: Normalizer, *, name: str) -> None:
-        """Parse the vocabulary file `name`.
-
-        Raises:
-            CheckpointError: the content is not a vocabulary.
-        """
+        """Parse the vocabulary file `name`; raise CheckpointError if it is none."""
         self.content = vocabulary
         self.normalizer = normalizer
         self._vocabulary = Vocabulary.from_json(vocabulary, name)
@@ -41,23 +32,18 @@ class SymbolTokenizer(ABC):
         """Return the symbols of a normalized line."""
 
     def encode(self, line: str) -> list[int]:
-        """Return the ids of a line."""
         return [self._vocabulary.id_of(symbol) for symbol in self.split(self.normalizer(line))]
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each line."""
         return [self.encode(line) for line in lines]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the symbols of ids, joined by the separator."""
         return self.separator.join(self.tokens([i for i in ids if i >= NUM_SPECIAL]))
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Return the symbols of ids, special tokens included."""
         return [self._vocabulary.tokens[i] for i in ids]
 
     def to_bytes(self, ids: Sequence[int]) -> list[bytes]:
-        """Return the UTF-8 bytes of each symbol and the separator after it."""
         return [f"{symbol}{self.separator}".encode() for symbol in self.tokens(ids)]
 
 
@@ -68,7 +54,6 @@ class CharTokenizer(SymbolTokenizer):
     separator = ""
 
     def split(self, line: str) -> str:
-        """Return the characters of a line."""
         return line
 
 
@@ -83,7 +68,6 @@ class WordTokenizer(SymbolTokenizer):
     separator = " "
 
     def split(self, line: str) -> list[str]:
-        """Return the words of a line."""
         return _basic_english()(line)
 
 

@@ -27,12 +27,7 @@ from tformer_cli.text.subword import (
     learn_subwords,
     reservoir_sample,
 )
-from tformer_cli.text.symbol import (
-    CharTokenizer,
-    WordTokenizer,
-    learn_characters,
-    learn_words,
-)
+from tformer_cli.text.symbol import CharTokenizer, WordTokenizer, learn_characters, learn_words
 
 FORMAT_VERSION = 1
 HEADER_FILE = "tokenizer.json"
@@ -131,11 +126,8 @@ class Tokenizers:
 def build_tokenizers(config: TokenizerConfig, pairs: Pairs, seed: int) -> Tokenizers:
     """Learn the tokenizers of both sides from parallel text.
 
-    Args:
-        config: kind and size of the vocabulary.
-        pairs: returns the (source, target) lines from the first on; called once or twice. Memory
-            holds only the sample that subwords are learned from.
-        seed: of that sample.
+    `pairs` returns all (source, target) lines and is called once or twice. Subwords are learned
+    from a sample, which `seed` determines and which alone is held in memory.
 
     Raises:
         DataError: there is no text, or the vocabulary size does not suit it.
@@ -154,11 +146,7 @@ def build_tokenizers(config: TokenizerConfig, pairs: Pairs, seed: int) -> Tokeni
 
 
 def load_tokenizers(directory: Path) -> Tokenizers:
-    """Load a tokenizer directory.
-
-    Raises:
-        CheckpointError: a file is missing, damaged or of a newer version.
-    """
+    """Load a tokenizer directory; raise CheckpointError if a file is missing, damaged or newer."""
     file = directory / HEADER_FILE
     try:
         header = parse_json(_read(file))

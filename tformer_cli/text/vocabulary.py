@@ -68,11 +68,7 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, content: bytes, name: str) -> "Vocabulary":
-        """Parse the content of the vocabulary file `name`.
-
-        Raises:
-            CheckpointError: the content is not a vocabulary.
-        """
+        """Parse the content of the file `name`; raise CheckpointError if it is no vocabulary."""
         try:
             tokens = parse_json(content.decode("utf-8"))
             if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
