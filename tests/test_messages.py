@@ -1,4 +1,4 @@
-"""docs/messages.md lists every message as a command prints it: the sources say which there are."""
+"""docs/reference/messages.md lists every message as a command prints it: the sources say which there are."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from tformer_cli.cli.options import in_options
 from tformer_cli.config.parse import _SCALARS
 
 PACKAGE = Path(tformer_cli.__file__).parent
-DOCUMENT = PACKAGE.parent / "docs" / "messages.md"
+DOCUMENT = PACKAGE.parent / "docs" / "reference" / "messages.md"
 
 # What takes a rule as its second argument: a place or a key comes first.
 RAISING = {

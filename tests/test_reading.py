@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "docs" / "reading.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "explanation" / "reading.md").read_text(encoding="utf-8")
 # `file.py`: `One`; `file.py`: `one`, and `two` ... up to the end of the cell or sentence.
 NAMED = re.compile(r"`([\w/]+\.py)`(?:: ([^|.;]*))?")
 
