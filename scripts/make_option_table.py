@@ -1,4 +1,4 @@
-"""Refresh the table of configuration keys in README.md from the schema.
+"""Refresh the table of configuration keys in docs/reference/options.md from the schema.
 
 Example: python scripts/make_option_table.py
 """
@@ -9,5 +9,5 @@ from tformer_cli.config.reference import with_option_table
 from tformer_cli.storage.atomic import write_text
 
 if __name__ == "__main__":
-    readme = Path(__file__).parent.parent / "README.md"
-    write_text(readme, with_option_table(readme.read_text(encoding="utf-8")))
+    page = Path(__file__).parent.parent / "docs" / "reference" / "options.md"
+    write_text(page, with_option_table(page.read_text(encoding="utf-8")))

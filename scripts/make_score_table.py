@@ -1,4 +1,4 @@
-"""Refresh the rows of the score table in README.md from run folders.
+"""Refresh the rows of the score table in docs/explanation/quality.md from run folders.
 
 A run is trained by `tformer train` and scored by `tformer eval RUN --bleu`; each of its test sets
 gives a row. Rows of other runs stay as they are. Runs of one config with several seeds share a row,
@@ -22,7 +22,7 @@ from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
 from tformer_cli.storage.state import load_state
 
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "quality.md"
 HEADER = (
     "| config | test set | BLEU | signature | search | minutes | hardware | parameters |",
     "|---|---|---|---|---|---|---|---|",
@@ -42,7 +42,7 @@ def rows(runs: Sequence[RunDirectory]) -> list[str]:
     hardware = f"{threads} thread{'' if threads == '1' else 's'}, {environment['device']}"
     minutes = f"{statistics.mean(state.seconds for state in states) / 60:.0f}"
     parameters = f"{num_parameters(checkpoint(run, 'best') / MODEL_FILE) / 1e6:.1f} M"
-    config = f"[{run.path.name}](configs/{run.path.name}.yaml)"
+    config = run.path.name
     results = [bleu(each) for each in runs]
     for each, result in zip(runs, results, strict=True):
         if {name: how(*x) for name, x in result.items()} != {
@@ -131,9 +131,9 @@ def num_parameters(file: Path) -> int:
     return total
 
 
-def with_rows(readme: str, fresh: Iterable[str]) -> str:
-    """Return the README's text with rows put in place of those of the same config, or added."""
-    before, _, rest = readme.partition("<!-- scores -->\n")
+def with_rows(page: str, fresh: Iterable[str]) -> str:
+    """Return the page's text with rows put in place of those of the same config, or added."""
+    before, _, rest = page.partition("<!-- scores -->\n")
     table, _, after = rest.partition("<!-- end of scores -->\n")
     by_config: dict[str, list[str]] = {}
     for row in table.split("\n")[len(HEADER) : -1]:
@@ -155,4 +155,4 @@ if __name__ == "__main__":
         ]
     except CheckpointError as error:
         sys.exit(str(error))
-    write_text(README, with_rows(README.read_text(encoding="utf-8"), fresh))
+    write_text(PAGE, with_rows(PAGE.read_text(encoding="utf-8"), fresh))

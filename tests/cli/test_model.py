@@ -91,7 +91,8 @@ memory                       float32   bfloat16    float16
 """
 
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "how-to" / "look-inside.md"
 
 
 @pytest.fixture
@@ -110,10 +111,10 @@ def test_shows_the_whole_network_without_any_text(tformer, file):
     assert tformer("model", file).stdout == SHOWN
 
 
-def test_readme_shows_what_is_printed(tformer):
-    text = README.read_text(encoding="utf-8").split("    $ tformer model configs/modern.yaml\n")[1]
+def test_the_guide_shows_what_is_printed(tformer):
+    text = GUIDE.read_text(encoding="utf-8").split("    $ tformer model configs/modern.yaml\n")[1]
     block = text[: text.index("\nWhat stands below")].splitlines()
-    config = README.parent / "configs" / "modern.yaml"
+    config = ROOT / "configs" / "modern.yaml"
     shown = tformer("model", config).stdout.splitlines()
     left_out = block.index("    ...")
     expected = [line.removeprefix("    ") for line in block]

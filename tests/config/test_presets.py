@@ -34,29 +34,27 @@ def weight_names(network: Network) -> Iterator[str]:
         yield from part.shapes
 
 
-def table_of_the_readme() -> dict[str, list[str]]:
-    """The cells behind the link of each row of the table of networks."""
-    text = (CONFIGS.parent / "README.md").read_text(encoding="utf-8")
-    section = text.split("\n## Networks\n")[1].split("\n## ")[0]
-    rows = [
-        line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| [")
-    ]
-    return {row[0][1:].split("]")[0]: row[2:] for row in rows}
+def table_of_networks() -> dict[str, list[str]]:
+    """The cells behind the name and the network of each row of the table of networks."""
+    text = (CONFIGS.parent / "docs" / "how-to" / "look-inside.md").read_text(encoding="utf-8")
+    section = text.split("\n## Structure\n")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:2] == "| "]
+    return {row[0]: row[2:] for row in rows[1:]}
 
 
-@pytest.mark.parametrize("name", table_of_the_readme())
-def test_readme_tells_the_sizes(name):
+@pytest.mark.parametrize("name", table_of_networks())
+def test_the_guide_tells_the_sizes(name):
     config = preset(name)
     network = network_of(config)
     flops = operations(config.model, config.tokenizer.vocab_size).of_target_token(32, 32)
     cache = 4 * kept(network).target_token / 1024
     cells = [f"{network.num_parameters() / 1e6:.1f} M", f"{flops / 1e6:.1f} M", f"{cache:g} KiB"]
-    assert table_of_the_readme()[name] == cells
+    assert table_of_networks()[name] == cells
 
 
-def test_readme_has_every_preset():
+def test_the_guide_has_every_preset():
     others = {"modern", "deep-shallow", "t5-like", "decoder-only", "multi30k"}
-    assert set(table_of_the_readme()) == {*PAPER, *others}
+    assert set(table_of_networks()) == {*PAPER, *others}
 
 
 def speed(config: Config) -> float:

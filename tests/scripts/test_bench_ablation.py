@@ -42,7 +42,11 @@ def test_a_member_differs_from_the_base_by_its_change_and_its_width(name):
 
 
 def test_the_docs_have_a_row_of_each_member():
-    lines = (ablation.ROOT / "docs" / "explanation" / "family.md").read_text(encoding="utf-8").splitlines()
+    lines = (
+        (ablation.ROOT / "docs" / "explanation" / "family.md")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
     rows = lines[lines.index(HEAD.splitlines()[1]) + 1 :][: len(CHANGES)]
     counts = {name: f"{num_parameters(member(name)):,}" for name in CHANGES}
     assert {row.split(" | ")[0].strip("| "): row.split(" | ")[1] for row in rows} == counts

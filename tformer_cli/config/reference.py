@@ -50,12 +50,12 @@ def option_table() -> str:
     return head + "".join(f"{row}\n" for row in rows(Config))
 
 
-def with_option_table(readme: str) -> str:
+def with_option_table(page: str) -> str:
     """Return a text with a fresh table between its two markers."""
-    before, begin, rest = readme.partition(BEGIN)
+    before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
-    assert begin, "README.md has lost its options:begin marker"
-    assert end, "README.md has lost its options:end marker"
+    assert begin, "the page has lost its options:begin marker"
+    assert end, "the page has lost its options:end marker"
     return f"{before}{BEGIN}\n{option_table()}{END}{after}"
 
 

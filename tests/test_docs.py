@@ -1,0 +1,94 @@
+"""Every command and program of the documentation runs, or the page says why it is not run."""
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+# A block, and the comment above it that says why it is not run.
+BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+# Exports to ONNX take half a minute.
+PAGES = [
+    pytest.param(page, marks=pytest.mark.slow) if page.name == "export.md" else page
+    for page in sorted(DOCS.rglob("*.md"))
+    if re.search(r"^```(sh|python)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+]
+SHORT = [
+    "--set=training.max_steps=4",
+    "--set=training.validate_every=2",
+    "--set=training.save_every=2",
+    "--set=training.schedule.warmup_steps=1",
+    "--set=model.dim=32",
+    "--set=model.feedforward_dim=64",
+    "--set=training.validation_decoding.max_length=8",
+    "--set=decoding.max_length=8",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pages name: configs, the demo, a corpus of one's own, a file to translate."""
+    folder = tmp_path_factory.mktemp("docs")
+    shutil.copytree(ROOT / "configs", folder / "configs")
+    (folder / "data" / "demo").mkdir(parents=True)
+    for side in ("en", "de"):
+        for split, num_lines in {"train": 1000, "valid": 10, "test": 10}.items():
+            lines = (ROOT / "data" / "demo" / f"{split}.{side}").read_bytes().splitlines(True)
+            (folder / "data" / "demo" / f"{split}.{side}").write_bytes(b"".join(lines[:num_lines]))
+        lines = (ROOT / "data" / "demo" / f"train.{side}").read_bytes().splitlines(True)
+        (folder / f"corpus.{side}").write_bytes(b"".join(lines[:1500]))
+    shutil.copy(folder / "data" / "demo" / "test.en", folder / "crawl.en")
+    subprocess.run(["gzip", "crawl.en"], cwd=folder, check=True)
+    return folder
+
+
+@pytest.fixture
+def shell(tformer, folder, monkeypatch):
+    """Run a line of a block: tformer in this process, everything else by bash."""
+    monkeypatch.chdir(folder)
+
+    def run(line: str) -> None:
+        before, is_piped, command = line.rpartition(" | ")
+        if not command.startswith("tformer "):
+            subprocess.run(["bash", "-c", line], check=True, capture_output=True)
+            return
+        stdin = subprocess.check_output(["bash", "-c", before]) if is_piped else b""
+        words = shlex.split(command)[1:]
+        if words[:2] == ["train", "my.yaml"]:
+            words += SHORT
+        result = tformer(*words, stdin=stdin)
+        assert result.exit_code == 0, f"{line}\n{result.stderr}"
+
+    return run
+
+
+def test_there_are_pages():
+    assert len(PAGES) > 5
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_blocks_run(page, folder, shell, tformer, monkeypatch):
+    if not (folder / "runs" / "demo").exists():
+        monkeypatch.chdir(folder)
+        config = tformer("config", "show", "configs/demo.yaml", *SHORT).stdout
+        Path("configs/demo.yaml").write_text(config, encoding="utf-8")
+        assert tformer("train", "configs/demo.yaml").exit_code == 0
+    text = page.read_text(encoding="utf-8")
+    blocks = [block for block in BLOCK.finditer(text) if block["language"] in ("sh", "python")]
+    assert len(blocks) == len(re.findall(r"^```(?:sh|python)$", text, re.MULTILINE))
+    for block in blocks:
+        if block["reason"]:
+            continue
+        if block["language"] == "python":
+            exec(compile(block["text"], page.name, "exec"), {})
+            continue
+        for line in block["text"].replace("\\\n", " ").splitlines():
+            shell(line)
