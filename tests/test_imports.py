@@ -106,7 +106,7 @@ def test_modules_import_only_from_above(module):
         "from tformer_cli.cli.app import app",
         "import tformer_cli.config.load",
         "import tformer_cli.plotting.curves",
-        "import tformer_cli.plotting.heatmap_page",
+        "import tformer_cli.plotting.heatmap",
     ],
 )
 def test_light_imports_leave_torch_alone(statement):

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from string import ascii_lowercase
 
 import pytest
 import torch
@@ -127,7 +128,8 @@ def test_a_token_that_looks_like_a_tag_is_a_text_in_html(toy_run, tformer, folde
 
 def test_what_no_font_has_is_said_once(toy_run, tformer, folder, monkeypatch):
     monkeypatch.setattr(
-        "tformer_cli.plotting.fonts._characters", lambda file: frozenset(range(0x61, 0x7B))
+        "tformer_cli.plotting.heatmap._characters",
+        lambda file: frozenset(ascii_lowercase),
     )
     words = ("heatmap", toy_run, "ab", "--target", "", "--part", "cross", "-o", "heatmap.png")
     result = tformer(*words)

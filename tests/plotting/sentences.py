@@ -2,19 +2,27 @@
 
 import math
 
-from tformer_cli.plotting.sentence import Maps, Sentence, Table
+import numpy as np
+
+from tformer_cli.plotting.attention_maps import AttentionMaps, PartMaps, PositionTable
+
+
+def table(kind, stacks, rows, columns, values) -> PositionTable:
+    numbers = np.array([[-math.inf if one is None else one for one in row] for row in values])
+    return PositionTable(kind, tuple(stacks), tuple(rows), tuple(columns), numbers)
+
 
 WAVES = [10.0**-number for number in range(4)]
-VECTORS = Table("vectors", ["encoder"], [0, 1, 2], [0, 1], [[0.0, 1.0], [-0.5, 0.5], [2.0, 0.1]])
-TURNS = Table(
+VECTORS = table("vectors", ["encoder"], [0, 1, 2], [0, 1], [[0.0, 1.0], [-0.5, 0.5], [2.0, 0.1]])
+TURNS = table(
     "turns",
     ["encoder", "decoder"],
     list(range(5)),
     WAVES,
     [[math.cos(place * wave) for wave in WAVES] for place in range(5)],
 )
-BIAS = Table("bias", ["decoder"], [1, 2], [-2, -1, 0], [[None, -1.0, 0.0], [None, -0.5, 0.0]])
-WINDOW = Table("bias", ["encoder"], [], [-2, -1, 0, 1, 2], [[None, 0.0, 0.0, 0.0, None]])
+BIAS = table("bias", ["decoder"], [1, 2], [-2, -1, 0], [[None, -1.0, 0.0], [None, -0.5, 0.0]])
+WINDOW = table("bias", ["encoder"], [], [-2, -1, 0, 1, 2], [[None, 0.0, 0.0, 0.0, None]])
 
 
 def maps(
@@ -24,7 +32,7 @@ def maps(
     part: str = "cross",
     num_layers: int = 1,
     num_heads: int = 1,
-) -> Maps:
+) -> PartMaps:
     """Maps that all differ, whose first row sees its first column alone."""
 
     def weight(number: int, row: int, column: int) -> float:
@@ -42,9 +50,11 @@ def maps(
         ]
         for layer in range(num_layers)
     ]
-    layers, heads = list(range(1, num_layers + 1)), list(range(1, num_heads + 1))
-    return Maps(part, rows, columns, layers, heads, weights)
+    layers, heads = tuple(range(1, num_layers + 1)), tuple(range(1, num_heads + 1))
+    return PartMaps(part, tuple(rows), tuple(columns), layers, heads, np.array(weights))
 
 
-def sentence(*found: Maps, tables: tuple[Table, ...] = (), source: str = "a b") -> Sentence:
-    return Sentence(source, "A B", found, tables)
+def sentence(
+    *parts: PartMaps, tables: tuple[PositionTable, ...] = (), source: str = "a b"
+) -> AttentionMaps:
+    return AttentionMaps(source, "A B", parts, tables)

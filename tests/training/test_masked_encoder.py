@@ -18,7 +18,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.batch import Masking, collate
 from tformer_cli.corpus.store import Example
 from tformer_cli.errors import CheckpointError, DataError, Interrupted
-from tformer_cli.plotting.history import read_history
+from tformer_cli.plotting.curves import read_history
 from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model, load_trained_network
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers

@@ -1,26 +1,18 @@
 """`tformer heatmap`."""
 
 import json
-import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from tformer_cli.cli.messages import warn
 from tformer_cli.cli.options import CheckpointOption, LeadingRunArgument, chosen_run
 from tformer_cli.errors import UsageError
-from tformer_cli.plotting import heatmap_picture as picture
-from tformer_cli.plotting.heatmap_page import save_page
-from tformer_cli.plotting.sentence import Maps, Sentence, Table
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from tformer_cli.translate.attention_maps import SentenceMaps
+from tformer_cli.plotting import heatmap as picture
+from tformer_cli.plotting.attention_maps import AttentionMaps
 
 # A page needs no extra.
 DEFAULT_OUTPUT = Path("heatmap.html")
@@ -86,15 +78,15 @@ def heatmap(
     from tformer_cli.translate.attention_maps import sentence_maps
 
     trained = load_trained_network(run, checkpoint)
-    found = sentence_maps(trained.model, trained.tokenizers, trained.config, sentence, target)
-    chosen = _chosen(found, part, layer, head)
+    network, tokenizers, config = trained.model, trained.tokenizers, trained.config
+    maps = sentence_maps(network, tokenizers, config, sentence, target).select(part, layer, head)
     if output is not None or not as_json:
         file = output or DEFAULT_OUTPUT
-        _draw(chosen, file)
+        _draw(maps, file)
         if not as_json:
             typer.echo(f"{file}: written")
     if as_json:
-        typer.echo(json.dumps(_content(chosen), ensure_ascii=False))
+        typer.echo(json.dumps(maps.as_plain(), ensure_ascii=False))
 
 
 def _one_run(runs: Sequence[Path], sentence: str) -> Path | None:
@@ -116,75 +108,12 @@ def _one_run(runs: Sequence[Path], sentence: str) -> Path | None:
     return runs[0] if runs else None
 
 
-def _chosen(found: "SentenceMaps", part: Part, layer: int | None, head: int | None) -> Sentence:
-    """Return what was asked for, as plain numbers.
-
-    Raises:
-        UsageError: the network has no such part, layer or head.
-    """
-    parts = [*(one.part for one in found.maps), *(["positions"] if found.positions else [])]
-    if part not in ("all", *parts):
-        raise UsageError(
-            "--part",
-            "must be one that the network has",
-            got=part,
-            remedy=f"use {' or '.join(parts)}",
-        )
-    for option, number in (("--layer", layer), ("--head", head)):
-        if part == "positions" and number is not None:
-            raise UsageError(option, "has no effect on --part positions", remedy="leave it out")
-    maps = [one for one in found.maps if part in ("all", one.part)]
-    if layer is not None:
-        _check_number("--layer", "layers", layer, max(len(one.layers) for one in maps))
-        maps = [one.of_layer(layer) for one in maps if layer in one.layers]
-    if head is not None:
-        _check_number("--head", "heads", head, max(len(one.heads) for one in maps))
-        maps = [one.of_head(head) for one in maps if head in one.heads]
-    tables = found.positions if part in ("all", "positions") else ()
-    return Sentence(
-        found.source,
-        found.target,
-        [
-            Maps(one.part, one.rows, one.columns, one.layers, one.heads, _numbers(one.weights))
-            for one in maps
-        ],
-        [
-            Table(table.kind, stacks, table.rows, table.columns, _numbers(table.values))
-            for stacks, table in tables
-        ],
-    )
-
-
-def _check_number(option: str, noun: str, number: int, most: int) -> None:
-    if number > most:
-        raise UsageError(option, f"must be at most the {noun} ({most})", got=str(number))
-
-
-def _numbers(values: "Tensor") -> Any:
-    """Return nested lists of numbers of six digits, with None for what is infinite."""
-
-    def rounded(part: Any) -> Any:
-        if isinstance(part, list):
-            return [rounded(one) for one in part]
-        return float(f"{part:.6g}") if math.isfinite(part) else None
-
-    return rounded(values.tolist())
-
-
-def _content(sentence: Sentence) -> dict[str, Any]:
-    """Return what --json prints."""
-    content = asdict(sentence)
-    for maps in content["maps"]:
-        maps["shape"] = [len(maps[side]) for side in ("layers", "heads", "rows", "columns")]
-    return content
-
-
-def _draw(sentence: Sentence, file: Path) -> None:
-    """Write the picture, and say what is missing in it."""
+def _draw(maps: AttentionMaps, file: Path) -> None:
+    """Write the picture; warn of characters that it lacks."""
     if file.suffix.lower() == ".html":
-        save_page(sentence, file)
+        picture.save_page(maps, file)
         return
-    picture.save(picture.draw(sentence), file)
-    missing = picture.missing_glyphs(sentence, file)
+    picture.save(picture.draw(maps), file)
+    missing = picture.missing_glyphs(maps, file)
     if missing is not None:
         warn(missing)

@@ -9,7 +9,7 @@ import typer
 from tformer_cli.cli.options import chosen_run
 from tformer_cli.errors import UsageError
 from tformer_cli.plotting import curves
-from tformer_cli.plotting.history import Axis, read_history
+from tformer_cli.plotting.curves import Axis, read_history
 from tformer_cli.storage.run_directory import RunDirectory
 
 DEFAULT_OUTPUT = Path("curves.png")

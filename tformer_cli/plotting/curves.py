@@ -1,29 +1,34 @@
-"""Curves of one or several runs: a panel for each quantity, one above the other."""
+"""Training curves of runs, read from their metrics and drawn one panel per quantity."""
 
+import contextlib
+import math
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from tformer_cli.errors import UsageError
-from tformer_cli.plotting.history import Axis, History
+from tformer_cli.errors import CheckpointError, UsageError
+from tformer_cli.json_text import parse_json
 from tformer_cli.storage.atomic import atomic_write
+from tformer_cli.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Axis = Literal["step", "tokens", "hours"]
+Point = tuple[float, float]
+
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """What is drawn on one pair of axes.
+    """A pair of axes.
 
     Attributes:
-        label: the name and unit of its y.
-        names: the curves on it, as `History` calls them.
-        height: in panels of the least height.
+        label: name and unit of y.
+        names: its curves, as `History` names them.
+        height: relative to the lowest panel.
     """
 
     label: str
@@ -39,26 +44,26 @@ PANELS = (
     Panel("target tokens/s", ("tokens_per_second",)),
 )
 X_LABELS: dict[Axis, str] = {
-    "step": "optimiser steps",
+    "step": "optimizer steps",
     "tokens": "target tokens",
-    "hours": "hours of optimiser steps",
+    "hours": "hours of optimizer steps",
 }
-# What a file name may end in, and what keeps the time of day out of such a file.
+# File formats; without the metadata listed, equal pictures are equal files.
 FORMATS: dict[str, dict[str, None]] = {
     ".png": {},
     ".svg": {"Date": None},
     ".pdf": {"CreationDate": None},
 }
 
-# The colours of Okabe and Ito, which any colour vision tells apart, without yellow: it is too pale
-# for a line. When they are used up, they come again, dashed and then dotted.
+# Okabe and Ito's colors, safe for any color vision, without yellow, which is too pale for a line.
+# After the last one they repeat dashed, then dotted.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":")
 GREY = "#777777"
-# In letters of the legend: the width of the figure, and of a line and the blanks around it.
+# In characters: the width of the legend, and of a line sample with its margins.
 LEGEND_WIDTH = 96
 HANDLE_WIDTH = 8
-LOOK = {
+STYLE = {
     "axes.axisbelow": True,
     "axes.edgecolor": GREY,
     "axes.grid": True,
@@ -79,22 +84,109 @@ LOOK = {
 }
 
 
-def draw(histories: Sequence[History], by: Axis) -> "Figure":
-    """Return the curves of some runs, each run in its own colour.
+@dataclass(frozen=True, slots=True)
+class History:
+    """The curves of one run.
+
+    Attributes:
+        run: the run folder.
+        curves: points (x, y) in file order, by name: train_loss and valid_loss (nats per target
+            token, without label smoothing), valid_bleu, learning_rate, grad_norm,
+            tokens_per_second. Quantities that were never logged are absent.
+    """
+
+    run: Path
+    curves: dict[str, list[Point]]
+
+
+def read_history(run: RunDirectory, by: Axis) -> History:
+    """Read metrics.jsonl.
 
     Args:
-        histories: what the runs have reported.
-        by: what their x is.
+        run: the run folder.
+        by: unit of x; tokens and hours are summed over the optimizer steps so far.
+
+    Raises:
+        CheckpointError: no such run, no metrics, or a damaged line.
+    """
+    if not run.path.is_dir():
+        remedy = "name the folder of a run, such as runs/demo"
+        raise CheckpointError(str(run.path), "no such run folder", remedy=remedy)
+    curves: dict[str, list[Point]] = {}
+    num_tokens = 0
+    seconds = 0.0
+    for line, report in _reports(run.metrics_file):
+        try:
+            if report["kind"] == "train":
+                # The log holds the quotient, so rounding restores the count.
+                num_tokens += round(report["tokens_per_second"] * report["seconds"])
+                seconds += report["seconds"]
+            x = {"step": report["step"], "tokens": num_tokens, "hours": seconds / 3600}[by]
+            for name, y in _values(report).items():
+                curves.setdefault(name, []).append((x, y))
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(run.metrics_file, line) from error
+    if not curves:
+        raise CheckpointError(
+            str(run.metrics_file),
+            "holds no report of a training",
+            remedy="wait for the first one, or name another run",
+        )
+    return History(run.path, curves)
+
+
+def _reports(file: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Return the reports with their line numbers, without a last one cut short by a kill."""
+    if not file.is_file():
+        return []
+    text = file.read_text(encoding="utf-8", errors="replace")
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line]
+    reports = []
+    for number, line in lines:
+        try:
+            reports.append((number, parse_json(line)))
+        except ValueError as error:
+            if number != lines[-1][0]:
+                raise _damaged(file, number) from error
+    return reports
+
+
+def _values(report: dict[str, Any]) -> dict[str, float]:
+    """Return the y of each curve that a report continues."""
+    match report["kind"]:
+        case "train":
+            return {
+                # The logged loss is smoothed; this one compares with validation loss.
+                "train_loss": math.log(report["perplexity"]),
+                "learning_rate": report["learning_rate"],
+                "grad_norm": report["grad_norm"],
+                "tokens_per_second": report["tokens_per_second"],
+            }
+        case "valid":
+            # Masked encoders have no BLEU.
+            bleu = {"valid_bleu": report["bleu"]} if "bleu" in report else {}
+            return {"valid_loss": report["loss"], **bleu}
+        case _:
+            return {}
+
+
+def _damaged(file: Path, line: int) -> CheckpointError:
+    what, remedy = "is no report of a training", "remove the line to do without it"
+    return CheckpointError(f"{file}:{line}", what, remedy=remedy)
+
+
+def draw(histories: Sequence[History], by: Axis) -> "Figure":
+    """Return the curves of runs, one color per run.
 
     Raises:
         UsageError: matplotlib is not installed.
     """
-    with _look():
+    with _curves_style():
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
-        named = {name for history in histories for name in history.curves}
-        panels = [panel for panel in PANELS if named.intersection(panel.names)]
+        names = {name for history in histories for name in history.curves}
+        panels = [panel for panel in PANELS if names.intersection(panel.names)]
         heights = [panel.height for panel in panels]
         figure = Figure(figsize=(8, 1 + 1.3 * sum(heights)), layout="constrained")
         grid = figure.subplots(
@@ -115,14 +207,22 @@ def draw(histories: Sequence[History], by: Axis) -> "Figure":
 
 
 def save(figure: "Figure", file: Path) -> None:
-    """Write a figure in the format that the name of the file ends in, one of `FORMATS`.
+    """Write a figure in the format of the file name, one of `FORMATS`.
 
     Raises:
-        StorageError: the system does not let it be written.
+        StorageError: the file cannot be written.
     """
+    with _curves_style(), saved(figure, file, FORMATS):
+        pass
+
+
+@contextlib.contextmanager
+def saved(figure: "Figure", file: Path, formats: dict[str, dict[str, None]]) -> Iterator[Path]:
+    """Write a figure atomically, and yield the temporary file before it takes its name."""
     suffix = file.suffix.lower()
-    with atomic_write(file) as temporary, _look():
-        figure.savefig(temporary, format=suffix.removeprefix("."), metadata=FORMATS[suffix])
+    with atomic_write(file) as temporary:
+        figure.savefig(temporary, format=suffix.removeprefix("."), metadata=formats[suffix])
+        yield temporary
 
 
 def _draw_panel(axes: "Axes", panel: Panel, histories: Sequence[History]) -> None:
@@ -137,7 +237,7 @@ def _draw_panel(axes: "Axes", panel: Panel, histories: Sequence[History]) -> Non
 
 
 def _draw_legend(figure: "Figure", histories: Sequence[History]) -> None:
-    """Name the runs by their colours, and training and validation by their lines."""
+    """Name the runs by color, training and validation by line."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], **_line(number, "")) for number in range(len(histories))]
@@ -146,26 +246,25 @@ def _draw_legend(figure: "Figure", histories: Sequence[History]) -> None:
         if any(name in history.curves for history in histories):
             handles.append(Line2D([], [], **_line(0, name) | {"color": GREY}))
             labels.append(label)
-    longest = max(map(len, labels))
-    ncols = max(1, LEGEND_WIDTH // (longest + HANDLE_WIDTH))
+    ncols = max(1, LEGEND_WIDTH // (max(map(len, labels)) + HANDLE_WIDTH))
     legend = figure.legend(handles, labels, loc="outside upper left", ncols=ncols)
     for text in legend.get_texts():
-        # A name may hold dollar signs.
+        # Dollar signs in names are no formulas.
         text.set_parse_math(False)
 
 
 def _line(number: int, name: str, *, num_points: int = 2) -> dict[str, Any]:
-    """Return the look of a curve of the run with this number."""
-    rounds, colour = divmod(number, len(COLORS))
+    """Return the line properties of a curve of run `number`."""
+    repeats, color = divmod(number, len(COLORS))
     is_validation = name.startswith("valid")
     return {
-        "color": COLORS[colour],
-        "linestyle": DASHES[rounds % len(DASHES)],
-        # A marker on an axis is as whole as any other.
+        "color": COLORS[color],
+        "linestyle": DASHES[repeats % len(DASHES)],
+        # Markers on an axis are drawn whole.
         "clip_on": False,
         "zorder": 3,
         "linewidth": 1.6 if is_validation else 1.1,
-        # No line goes through a single point.
+        # A single point has no line.
         "marker": "o" if is_validation or num_points == 1 else "",
         "markersize": 4.5,
         "markeredgecolor": "white",
@@ -173,7 +272,7 @@ def _line(number: int, name: str, *, num_points: int = 2) -> dict[str, Any]:
 
 
 def _labels(runs: Sequence[Path]) -> list[str]:
-    """Return the names of the folders, or their paths where two have one name."""
+    """Return folder names, or paths where two folders share a name."""
     names = [run.resolve().name for run in runs]
     shared = {name for name, count in Counter(names).items() if count > 1}
     return [str(run) if name in shared else name for run, name in zip(runs, names, strict=True)]
@@ -183,18 +282,21 @@ def _tick_label(value: float, _position: float) -> str:
     return f"{value:,.10g}"
 
 
-def _look() -> AbstractContextManager[None]:
-    """Let matplotlib's defaults and `LOOK` hold for a while, whatever the user's settings are.
+def _curves_style() -> contextlib.AbstractContextManager[None]:
+    return style(STYLE, "tformer plot", "install it with: pip install 'tformer[plot]'")
+
+
+def style(
+    parameters: dict[str, Any], where: str, remedy: str
+) -> contextlib.AbstractContextManager[None]:
+    """Apply matplotlib's defaults and `parameters` for a while, whatever the user has set.
 
     Raises:
         UsageError: matplotlib is not installed.
     """
     try:
-        from matplotlib import style
+        from matplotlib import style as matplotlib_style
     except ModuleNotFoundError as error:
-        raise UsageError(
-            "tformer plot",
-            "needs matplotlib, which is not installed",
-            remedy="install it with: pip install 'tformer[plot]'",
-        ) from error
-    return style.context(LOOK, after_reset=True)
+        what = "needs matplotlib, which is not installed"
+        raise UsageError(where, what, remedy=remedy) from error
+    return matplotlib_style.context(parameters, after_reset=True)

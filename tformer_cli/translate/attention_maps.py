@@ -1,8 +1,7 @@
 """A sentence in, what a network looks at out: attention maps with the tokens of their rows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,9 +10,10 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.pipeline import too_long_error
 from tformer_cli.errors import UsageError
-from tformer_cli.model.inspection.position_tables import PositionTable, position_tables
+from tformer_cli.model.inspection.position_tables import position_tables
 from tformer_cli.model.inspection.record import LayerMaps, attention_maps
 from tformer_cli.model.network import Network, Seq2Seq
+from tformer_cli.plotting.attention_maps import AttentionMaps, Part, PartMaps, PositionTable
 from tformer_cli.search.engine import NativeEngine
 from tformer_cli.search.request import Request, SpecialTokens
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
@@ -23,69 +23,6 @@ from tformer_cli.translate.translator import special_tokens
 # Places that a table of positions shows at least, where the network knows so many.
 MIN_POSITIONS = 64
 
-Part = Literal["encoder", "decoder", "cross"]
-
-
-@dataclass(frozen=True, slots=True)
-class Maps:
-    """Where the tokens of one kind of attention look.
-
-    Attributes:
-        part: `encoder` and `decoder` look at themselves, `cross` from the decoder at the source.
-        rows: the tokens that look: of a decoder that looks at itself, each token that it reads; of
-            one that looks at the source, each token that it writes.
-        columns: the tokens that are looked at.
-        layers: numbers of the layers, counted from 1.
-        heads: numbers of the heads, counted from 1.
-        weights: (layers, heads, rows, columns); each row sums to 1.
-    """
-
-    part: Part
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    layers: tuple[int, ...]
-    heads: tuple[int, ...]
-    weights: Tensor
-
-    def of_layer(self, number: int) -> "Maps":
-        """Return the maps of one layer, which there has to be."""
-        place = self.layers.index(number)
-        return replace(self, layers=(number,), weights=self.weights[place : place + 1])
-
-    def of_head(self, number: int) -> "Maps":
-        """Return the maps of one head, which there has to be."""
-        place = self.heads.index(number)
-        return replace(self, heads=(number,), weights=self.weights[:, place : place + 1])
-
-
-class StackTable(NamedTuple):
-    """A table of positions.
-
-    Attributes:
-        stacks: that have it: encoder, decoder or both.
-        table: what they know.
-    """
-
-    stacks: tuple[str, ...]
-    table: PositionTable
-
-
-@dataclass(frozen=True, slots=True)
-class SentenceMaps:
-    """All that a network looks at over one sentence.
-
-    Attributes:
-        source: the sentence.
-        target: its translation; None where the network does not translate.
-        maps: of each kind of attention that the network has.
-        positions: what it knows of places.
-    """
-
-    source: str
-    target: str | None
-    maps: tuple[Maps, ...]
-    positions: tuple[StackTable, ...]
-
 
 @torch.inference_mode()
 def sentence_maps(
@@ -94,7 +31,7 @@ def sentence_maps(
     config: Config,
     sentence: str,
     target: str | None = None,
-) -> SentenceMaps:
+) -> AttentionMaps:
     """Return what a network on the CPU looks at while it reads a sentence and translates it.
 
     Args:
@@ -129,12 +66,12 @@ def sentence_maps(
 
 def _of_text(
     network: Network, tokenizer: Tokenizer, sentence: str, ids: Sequence[int]
-) -> SentenceMaps:
+) -> AttentionMaps:
     """Return what a network that reads one text alone looks at."""
     (layers,) = _layers(network, ids, ids)
     tokens = tokenizer.tokens(ids)
     maps = _maps("encoder", [layer.self_attention for layer in layers], tokens, tokens)
-    return SentenceMaps(sentence, None, (maps,), _positions(network, ["encoder"], len(ids)))
+    return AttentionMaps(sentence, None, (maps,), _positions(network, ["encoder"], len(ids)))
 
 
 def _of_pair(
@@ -143,7 +80,7 @@ def _of_pair(
     roles: SpecialTokens,
     sentence: str,
     pair: tuple[Sequence[int], Sequence[int]],
-) -> SentenceMaps:
+) -> AttentionMaps:
     """Return what a network looks at while it reads a source and writes a target.
 
     Args:
@@ -173,7 +110,7 @@ def _of_pair(
         maps = [_maps("decoder", own[0], stream, stream)]
         names, length = ["decoder"], len(stream)
     text = tokenizers.target.decode(target_ids)
-    return SentenceMaps(sentence, text, tuple(maps), _positions(network, names, length))
+    return AttentionMaps(sentence, text, tuple(maps), _positions(network, names, length))
 
 
 def _ids(tokenizer: Tokenizer, where: str, text: str) -> list[int]:
@@ -213,25 +150,22 @@ def _layers(
 
 def _maps(
     part: Part, layers: Sequence[Tensor], rows: Sequence[str], columns: Sequence[str]
-) -> Maps:
-    weights = torch.cat(list(layers))  # of one sentence each, so (layers, H, T, S)
-    numbers = [tuple(range(1, count + 1)) for count in weights.shape[:2]]
-    return Maps(part, tuple(rows), tuple(columns), numbers[0], numbers[1], weights)
+) -> PartMaps:
+    weights = torch.cat(list(layers))  # a batch of one for each layer: (layers, H, T, S)
+    layer_numbers, heads = (tuple(range(1, count + 1)) for count in weights.shape[:2])
+    numbers = weights.numpy(force=True)
+    return PartMaps(part, tuple(rows), tuple(columns), layer_numbers, heads, numbers)
 
 
-def _positions(network: Network, names: Sequence[str], length: int) -> tuple[StackTable, ...]:
-    """Return the tables of all stacks; what several have comes once."""
-    found: list[StackTable] = []
+def _positions(network: Network, names: Sequence[str], length: int) -> tuple[PositionTable, ...]:
+    """Return the tables of all stacks; equal ones are listed once."""
+    tables: list[PositionTable] = []
     for name, stack in zip(names, network.stacks(), strict=True):
         for table in position_tables(stack, max(length, MIN_POSITIONS)):
-            same = [_are_equal(one.table, table) for one in found]
-            if any(same):
-                place = same.index(True)
-                found[place] = StackTable((*found[place].stacks, name), table)
+            for index, other in enumerate(tables):
+                if table.equals(other):
+                    tables[index] = replace(other, stacks=(*other.stacks, name))
+                    break
             else:
-                found.append(StackTable((name,), table))
-    return tuple(found)
-
-
-def _are_equal(one: PositionTable, other: PositionTable) -> bool:
-    return one[:-1] == other[:-1] and torch.equal(one.values, other.values)
+                tables.append(replace(table, stacks=(name,)))
+    return tuple(tables)

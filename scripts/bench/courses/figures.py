@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tformer_cli.errors import UsageError
-from tformer_cli.plotting.curves import COLORS, DASHES, GREY, LOOK
+from tformer_cli.plotting.curves import COLORS, DASHES, GREY, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -133,7 +133,7 @@ def draw(courses: Sequence[Course], test_set: str) -> "Figure":
 
     contestants = list(dict.fromkeys(course.contestant for course in courses))
     seeds = list(dict.fromkeys(course.seed for course in courses))
-    with style.context(LOOK, after_reset=True):
+    with style.context(STYLE, after_reset=True):
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
         for course in courses:

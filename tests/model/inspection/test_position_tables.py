@@ -14,8 +14,9 @@ from tformer_cli.config.schema.positions import LearnedPositions, T5Positions
 from tformer_cli.inference.fuse import fused
 from tformer_cli.model.blocks.bias import FAR
 from tformer_cli.model.build import build_network
-from tformer_cli.model.inspection.position_tables import PositionTable, position_tables
+from tformer_cli.model.inspection.position_tables import position_tables
 from tformer_cli.model.stack import Stack
+from tformer_cli.plotting.attention_maps import PositionTable
 
 PLACES = 7
 
@@ -42,7 +43,7 @@ def test_vectors_are_what_embeddings_add(config):
             torch.testing.assert_close(added, torch.zeros_like(added))
         else:
             assert (found.rows, found.columns) == (tuple(range(PLACES)), tuple(range(config.dim)))
-            torch.testing.assert_close(found.values, added)
+            torch.testing.assert_close(torch.from_numpy(found.values), added)
 
 
 @torch.no_grad()
@@ -54,7 +55,8 @@ def test_turns_are_cosines_of_place_times_frequency(config):
         if found is not None:
             angles = torch.outer(torch.arange(PLACES), torch.tensor(found.columns))
             expected = angles.double().cos() * stack.rotary.sharpness
-            torch.testing.assert_close(found.values.double(), expected, rtol=1e-5, atol=1e-5)
+            values = torch.from_numpy(found.values).double()
+            torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()

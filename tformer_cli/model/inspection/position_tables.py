@@ -1,32 +1,13 @@
 """What a stack knows of the places of its tokens, as tables to look at."""
 
 import math
-from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tformer_cli.model.blocks.bias import FAR, DistanceBias
 from tformer_cli.model.stack import Stack
-
-
-class PositionTable(NamedTuple):
-    """One of the ways in which a stack tells places apart.
-
-    Attributes:
-        kind: `vectors` that are added to embeddings; `turns` of queries and keys, as cosines; or
-            the `bias` that is added to the logits of attention.
-        rows: the places; of a bias the heads, counted from 1, or none where all are alike.
-        columns: the components of the vectors; the frequency of each pair of components, in radians
-            a token; or how far a key stands behind its query, in tokens.
-        values: (rows, columns), and a single row where all heads are alike; a bias of minus
-            infinity hides a key.
-    """
-
-    kind: Literal["vectors", "turns", "bias"]
-    rows: tuple[int, ...]
-    columns: tuple[float, ...]
-    values: Tensor
+from tformer_cli.plotting.attention_maps import PositionTable
 
 
 @torch.no_grad()
@@ -48,7 +29,13 @@ def position_tables(stack: Stack, num_places: int) -> list[PositionTable]:
         frequencies = stack.rotary.frequencies
         cosines = stack.rotary(places).cosines[:, : len(frequencies)]
         tables.append(
-            PositionTable("turns", tuple(range(len(places))), tuple(frequencies.tolist()), cosines)
+            PositionTable(
+                "turns",
+                (),
+                tuple(range(len(places))),
+                tuple(frequencies.tolist()),
+                cosines.numpy(force=True),
+            )
         )
     if stack.bias is not None:
         tables.append(_bias(stack.bias, places, sees_behind=not stack.is_causal))
@@ -57,7 +44,8 @@ def position_tables(stack: Stack, num_places: int) -> list[PositionTable]:
 
 def _vectors(vectors: Tensor) -> PositionTable:
     num_places, dim = vectors.shape
-    return PositionTable("vectors", tuple(range(num_places)), tuple(range(dim)), vectors)
+    numbers = vectors.numpy(force=True)
+    return PositionTable("vectors", (), tuple(range(num_places)), tuple(range(dim)), numbers)
 
 
 def _bias(bias: DistanceBias, places: Tensor, *, sees_behind: bool) -> PositionTable:
@@ -67,4 +55,5 @@ def _bias(bias: DistanceBias, places: Tensor, *, sees_behind: bool) -> PositionT
     values = values.reshape(-1, len(distances))
     heads = range(1, len(values) + 1) if len(values) > 1 else ()
     hidden = values.masked_fill(values <= FAR / 2, -math.inf)
-    return PositionTable("bias", tuple(heads), tuple(distances.tolist()), hidden)
+    columns = tuple(distances.tolist())
+    return PositionTable("bias", (), tuple(heads), columns, hidden.numpy(force=True))

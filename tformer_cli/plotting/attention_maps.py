@@ -1,0 +1,151 @@
+"""Attention maps and position tables of one sentence, as arrays with the tokens of their axes."""
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from tformer_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Part = Literal["encoder", "decoder", "cross"]
+TableKind = Literal["vectors", "turns", "bias"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartMaps:
+    """Attention weights of one kind of attention.
+
+    Attributes:
+        part: `encoder` or `decoder` self-attention, or `cross`-attention.
+        rows: query tokens: those read in self-attention, those written in cross-attention.
+        columns: key tokens.
+        layers: layer numbers, from 1.
+        heads: head numbers, from 1.
+        weights: (layers, heads, rows, columns); rows sum to 1, masked keys have exactly 0.
+    """
+
+    part: Part
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    weights: "np.ndarray[Any, Any]"
+
+    def of_layer(self, number: int) -> "PartMaps":
+        """Return the maps of one layer."""
+        index = self.layers.index(number)
+        return replace(self, layers=(number,), weights=self.weights[index : index + 1])
+
+    def of_head(self, number: int) -> "PartMaps":
+        """Return the maps of one head."""
+        index = self.heads.index(number)
+        return replace(self, heads=(number,), weights=self.weights[:, index : index + 1])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PositionTable:
+    """What positions contribute to a stack.
+
+    Attributes:
+        kind: `vectors` added to embeddings; `turns`, the cosines of rotary embeddings; or `bias`,
+            added to attention logits by distance.
+        stacks: names of the stacks that have this table: encoder, decoder or both.
+        rows: positions; of a bias the head numbers, empty if all heads share one bias.
+        columns: vector components; rotary frequencies in radians per token; or distances from
+            query to key in tokens.
+        values: (rows, columns), or (1, columns) if all heads share one bias; minus infinity hides
+            a key.
+    """
+
+    kind: TableKind
+    stacks: tuple[str, ...]
+    rows: tuple[int, ...]
+    columns: tuple[float, ...]
+    values: "np.ndarray[Any, Any]"
+
+    def equals(self, other: "PositionTable") -> bool:
+        """Return whether another table has the same numbers, whatever its stacks."""
+        axes = (self.kind, self.rows, self.columns) == (other.kind, other.rows, other.columns)
+        return axes and self.values.tolist() == other.values.tolist()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionMaps:
+    """All attention maps and position tables of a network over one sentence.
+
+    Attributes:
+        source: the sentence.
+        target: its translation; None if the network does not translate.
+        maps: one per kind of attention.
+        positions: position tables.
+    """
+
+    source: str
+    target: str | None
+    maps: tuple[PartMaps, ...]
+    positions: tuple[PositionTable, ...]
+
+    def select(
+        self, part: str = "all", layer: int | None = None, head: int | None = None
+    ) -> "AttentionMaps":
+        """Return the maps of one part, layer or head; numbers count from 1.
+
+        Args:
+            part: a part of `maps`, `positions` for the tables alone, or `all`.
+            layer: None for all.
+            head: None for all.
+
+        Raises:
+            UsageError: the network has no such part, layer or head.
+        """
+        parts = [*(maps.part for maps in self.maps), *(["positions"] if self.positions else [])]
+        if part not in ("all", *parts):
+            what, remedy = "must be one that the network has", f"use {' or '.join(parts)}"
+            raise UsageError("`part`", what, got=part, remedy=remedy)
+        chosen = [maps for maps in self.maps if part in ("all", maps.part)]
+        for where, axis, number in (("`layer`", "layers", layer), ("`head`", "heads", head)):
+            if number is None:
+                continue
+            if part == "positions":
+                what = 'has no effect on `part="positions"`'
+                raise UsageError(where, what, remedy="leave it out")
+            highest = max(len(getattr(maps, axis)) for maps in chosen)
+            if number > highest:
+                what = f"must be at most the {axis} ({highest})"
+                raise UsageError(where, what, got=str(number))
+            chosen = [maps for maps in chosen if number in getattr(maps, axis)]
+        if layer is not None:
+            chosen = [maps.of_layer(layer) for maps in chosen]
+        if head is not None:
+            chosen = [maps.of_head(head) for maps in chosen]
+        tables = self.positions if part in ("all", "positions") else ()
+        return replace(self, maps=tuple(chosen), positions=tables)
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return JSON values: numbers with six digits, None for infinite ones."""
+        return {
+            "source": self.source,
+            "target": self.target,
+            "maps": [{**_plain(maps), "shape": list(maps.weights.shape)} for maps in self.maps],
+            "positions": [_plain(table) for table in self.positions],
+        }
+
+
+def _plain(part: PartMaps | PositionTable) -> dict[str, Any]:
+    values = {field.name: getattr(part, field.name) for field in fields(part)}
+    return {
+        name: _rounded(value.tolist())
+        if name in ("weights", "values")
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+        for name, value in values.items()
+    }
+
+
+def _rounded(values: Any) -> Any:
+    if isinstance(values, list):
+        return [_rounded(value) for value in values]
+    return float(f"{values:.6g}") if math.isfinite(values) else None
