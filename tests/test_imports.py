@@ -29,9 +29,10 @@ LADDER = [
         "storage.tensors",
         "storage.trained_model",
     ],
+    ["translate.preprocess", "translate.check"],
+    ["export"],
     ["translate"],
     ["evaluation"],
-    ["export"],
     ["training"],
     ["__init__", "api"],
     ["cli", "__main__"],
@@ -45,7 +46,6 @@ APART = {
     "search": ("text", "corpus"),
     "corpus": ("model",),
     "storage": ("corpus", "search"),
-    "export": ("evaluation",),
     "training": ("export",),
 }
 

@@ -12,13 +12,17 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.device import resolve_device
 from tformer_cli.errors import Problem, UsageError
-from tformer_cli.evaluation.evaluate import Evaluation
-from tformer_cli.evaluation.evaluator import Evaluator, texts_of_split, warn_of_overlap
+from tformer_cli.evaluation.evaluate import (
+    Evaluation,
+    Evaluator,
+    texts_of_split,
+    warn_of_overlap,
+)
 from tformer_cli.evaluation.metrics import MetricName
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config
 from tformer_cli.training import trainer as training
+from tformer_cli.translate.check import reject_str
 from tformer_cli.translate.mbr import MBR
-from tformer_cli.translate.translator import reject_str
 
 
 def train(
@@ -115,14 +119,19 @@ def evaluate(
         TformerError: the run or a text cannot be used, or there is no such split, device or search.
     """
     reject_str(metrics=metrics, ensemble=ensemble)
-    runs = [RunDirectory(Path(one)) for one in (run, *ensemble)]
-    evaluator = Evaluator.load(runs, checkpoint=checkpoint, device=device, precision=precision)
+    evaluator = Evaluator.load(
+        [RunDirectory(Path(folder)) for folder in (run, *ensemble)],
+        checkpoint=checkpoint,
+        device=device,
+        precision=precision,
+        workers=workers,
+    )
     texts = texts_of_split(evaluator.config, split)
+    built = evaluator.metrics(metrics)
     warn_of_overlap(evaluator.config.data, texts, on_warning)
-    evaluator.translator.start_workers(workers)
     return {
         name: evaluator.evaluate(
-            name, text, metrics, decoding=decoding, mbr=mbr, on_warning=on_warning
+            name, text, built, decoding=decoding, mbr=mbr, on_warning=on_warning
         )
         for name, text in texts.items()
     }

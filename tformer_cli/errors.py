@@ -96,6 +96,17 @@ class UsageError(TformerError):
     """Command-line arguments that contradict each other or name nothing."""
 
 
+def check_usage(*rules: tuple[object, Problem]) -> None:
+    """Check arguments by a table: raise the first problem whose condition is true.
+
+    Raises:
+        UsageError: a condition is true.
+    """
+    for is_broken, problem in rules:
+        if is_broken:
+            raise UsageError(problem.where, problem.what, got=problem.got, remedy=problem.remedy)
+
+
 class StorageError(TformerError):
     """A file or folder that the system does not let the program write or read."""
 

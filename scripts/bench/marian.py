@@ -47,8 +47,11 @@ from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, Greed
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store, training_store
 from tformer_cli.device import resolve_device
 from tformer_cli.errors import CheckpointError, TformerError, UsageError
-from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS, evaluate
-from tformer_cli.evaluation.likelihood import reference_likelihood
+from tformer_cli.evaluation.evaluate import (
+    LIKELIHOOD_BATCH_TOKENS,
+    evaluate_text,
+    reference_likelihood,
+)
 from tformer_cli.evaluation.metrics import Score, build_metric
 from tformer_cli.process import tune_allocator
 from tformer_cli.storage.run_directory import RunDirectory
@@ -125,7 +128,7 @@ def compare(
     translator = Translator.from_model(ours.model, tokenizers, config, device)
 
     def our_score(search: DecodingConfig) -> Score:
-        evaluation = evaluate(
+        evaluation = evaluate_text(
             ours.model, translator, text, [metric], decoding=search, device=device
         )
         return evaluation.scores["bleu"]

@@ -11,7 +11,7 @@ import sacrebleu
 from toy import CONFIG, write_toy
 
 from tformer_cli.config.load import load_config
-from tformer_cli.evaluation import evaluator
+from tformer_cli.evaluation import evaluate as evaluate_module
 from tformer_cli.text.tokenizer import load_tokenizers
 
 
@@ -215,7 +215,7 @@ def test_text_that_training_has_seen_is_named(tformer, toy_run, tmp_path, monkey
     last = f"next: tformer translate {toy_run}\n"
     assert tformer(*words).stderr == warning + last
     # Only the beginning of a large text is read.
-    monkeypatch.setattr(evaluator, "MAX_COMPARED", 7)
+    monkeypatch.setattr(evaluate_module, "MAX_COMPARED", 7)
     assert tformer(*words).stderr == last
 
 

@@ -144,7 +144,7 @@ def test_numbers_that_differ_by_rounding_are_written_alike():
         line = json.loads(_json_line(1, "b a", [translation]))
         (best,) = line["translations"]
         assert (best["score"], best["log_prob"]) == (-0.9065, -3.6261)
-        assert _text_lines(1, [translation], numbered=True) == "1 ||| A B ||| -0.9065\n"
+        assert _text_lines(1, "b a", [translation], numbered=True) == "1 ||| A B ||| -0.9065\n"
 
 
 def test_without_a_run_the_newest_is_taken(toy_run, tformer, tmp_path, monkeypatch):
@@ -512,8 +512,8 @@ def test_nbest_by_utility_has_each_text_once(toy_run, tformer, source):
             "--set decoding.num_beam_groups: must divide beam_size (5); got 2",
         ),
         (
-            ("--beam", 5, "--set", "decoding={beam_size: 4, groups: 2}"),
-            "--beam: contradicts --set, by which size is 4; got 5; leave one of them out",
+            ("--beam", 5, "--set", "decoding={beam_size: 4, num_beam_groups: 2}"),
+            "--beam: contradicts --set, by which beam_size is 4; got 5; leave one of them out",
         ),
     ],
 )

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+import torch
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 
@@ -136,11 +137,10 @@ def test_quantization_needs_the_backend(run, tformer):
 
 
 def test_a_gpu_is_not_what_the_backend_runs_on(run, tformer, monkeypatch):
-    from tformer_cli import device
-
     # A machine with a GPU, which is `auto` there.
     there = {"cpu": "cpu", "auto": "meta", "cuda": "meta"}
-    monkeypatch.setattr(device, "resolve_device", lambda name: device.torch.device(there[name]))
+    resolve_device = "tformer_cli.translate.translator.resolve_device"
+    monkeypatch.setattr(resolve_device, lambda name: torch.device(there[name]))
     assert tformer("translate", run, *BACKEND, stdin="abc\n").exit_code == 0
     result = tformer("translate", run, *BACKEND, "--device", "cuda", stdin="abc\n")
     assert result.exit_code == 2
@@ -150,10 +150,8 @@ def test_a_gpu_is_not_what_the_backend_runs_on(run, tformer, monkeypatch):
 
 
 def test_torchrun_is_not_for_the_backend(run, tformer, monkeypatch, tmp_path):
-    from tformer_cli import distributed
-
     (tmp_path / "text").write_text("abc\n")
-    monkeypatch.setattr(distributed, "num_processes", lambda: 2)
+    monkeypatch.setattr("tformer_cli.translate.check.num_processes", lambda: 2)
     result = tformer("translate", run, *BACKEND, "--input", tmp_path / "text")
     assert result.exit_code == 2
     assert result.stderr == (

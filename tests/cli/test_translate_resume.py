@@ -79,13 +79,14 @@ def test_what_is_killed_again_and_again_ends_with_the_bytes_of_an_unbroken_run(
 def test_lines_that_are_done_are_not_translated_again(translate, target, monkeypatch):
     num_done = interrupt(translate, target)
     translated: list[int] = []
-    nbest = translator_room.Translator.nbest
+    translate_windows = translator_room.Translator.translate_windows
 
-    def noticed(self, lines, *arguments, **options):
-        translated.append(options["start"])
-        return nbest(self, lines, *arguments, **options)
+    def noticed(*arguments, **options):
+        for window in translate_windows(*arguments, **options):
+            translated.append(window[0].number)
+            yield window
 
-    monkeypatch.setattr(translator_room.Translator, "nbest", noticed)
+    monkeypatch.setattr(translator_room.Translator, "translate_windows", noticed)
     assert translate("--resume").exit_code == 0
     assert translated == list(range(num_done + 1, len(LINES) + 1, 3))
 

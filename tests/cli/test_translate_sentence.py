@@ -106,7 +106,7 @@ def test_a_terminal_gets_a_prompt_for_each_line(toy_run, tformer, tmp_path, is_r
     try:
         shown = read_until(outer, b"source> ")
         step = int((toy_run / "best").read_text().removeprefix("step-"))
-        assert f"{toy_run} (step {step}); type a sentence, Ctrl-D ends" in shown.decode()
+        assert f", {toy_run} at step {step}; type a sentence, Ctrl-D ends" in shown.decode()
         for line in ("ab cd", "feg"):
             os.write(outer, f"{line}\n".encode())
             shown = read_until(outer, b"source> ")

@@ -14,7 +14,6 @@ import pytest
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.evaluation import BleuConfig, ChrfConfig, EvaluationConfig
 from tformer_cli.errors import ConfigError
-from tformer_cli.evaluation.evaluate import sacrebleu_command
 from tformer_cli.evaluation.metrics import build_metric
 
 ROOT = Path(__file__).parent.parent.parent
@@ -54,7 +53,7 @@ def test_score_equals_the_command_line_printed_beside_it(name, config, tmp_path)
     reference_file.write_text("".join(f"{line}\n" for line in REFERENCES), encoding="utf-8")
     metric = build_metric(name, config, "de")
     score = metric.score(HYPOTHESES, REFERENCES)
-    printed = run_sacrebleu(sacrebleu_command(metric, reference_file, hypothesis_file))
+    printed = run_sacrebleu(metric.command(reference_file, hypothesis_file))
     assert score.score == pytest.approx(printed["score"], abs=1e-6)
     assert score.name == printed["name"]
     assert score.signature == printed["signature"]
@@ -111,5 +110,5 @@ def test_gzip_references_work_in_the_printed_command(tmp_path):
     hypothesis_file.write_text("".join(f"{line}\n" for line in HYPOTHESES), encoding="utf-8")
     text = ParallelText(source=tmp_path / "source", target=reference_file)
     metric = build_metric("bleu", EvaluationConfig(), "de")
-    printed = run_sacrebleu(sacrebleu_command(metric, text.target, hypothesis_file))
+    printed = run_sacrebleu(metric.command(text.target, hypothesis_file))
     assert printed["score"] == pytest.approx(metric.score(HYPOTHESES, REFERENCES).score, abs=1e-6)

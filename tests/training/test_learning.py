@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tformer_cli.config.load import load_config
-from tformer_cli.evaluation.evaluate import evaluate
+from tformer_cli.evaluation.evaluate import evaluate_text
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
@@ -53,7 +53,7 @@ def test_a_small_model_learns_the_task(task, tmp_path: Path):
     config, run = load_config(file), RunDirectory(tmp_path / "run")
     train(config, run, device=CPU)
     trained = load_trained_model(run)
-    evaluation = evaluate(
+    evaluation = evaluate_text(
         trained.model,
         Translator.from_model(trained.model, trained.tokenizers, config, CPU),
         config.data.valid,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.evaluation.likelihood import Likelihood
+from tformer_cli.evaluation.evaluate import Likelihood
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.training.logging import TrainingLogger

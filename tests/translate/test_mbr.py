@@ -22,18 +22,19 @@ def hypotheses(count: int) -> list[Hypothesis]:
     return [Hypothesis((number,), -number, -number, True) for number in range(count)]
 
 
-def sacrebleu_score(utility: str, has_blanks: bool, text: str, reference: str) -> float:
-    tokenize = "13a" if has_blanks else "char"
+def sacrebleu_score(utility: str, uses_whitespace: bool, text: str, reference: str) -> float:
+    tokenize = "13a" if uses_whitespace else "char"
     metric = CHRF() if utility == "chrf" else BLEU(effective_order=True, tokenize=tokenize)
     return metric.sentence_score(text, [reference]).score
 
 
 @settings(max_examples=20)
 @given(UTILITIES, st.lists(SENTENCES, min_size=1, max_size=5), st.booleans())
-def test_utilities_are_the_means_of_what_sacrebleu_says(utility, texts, has_blanks):
-    found = MBR(utility).ranked(hypotheses(len(texts)), texts, has_blanks=has_blanks)
+def test_utilities_are_the_means_of_what_sacrebleu_says(utility, texts, uses_whitespace):
+    found = MBR(utility).rerank(hypotheses(len(texts)), texts, uses_whitespace=uses_whitespace)
     means = {
-        text: sum(sacrebleu_score(utility, has_blanks, text, other) for other in texts) / len(texts)
+        text: sum(sacrebleu_score(utility, uses_whitespace, text, other) for other in texts)
+        / len(texts)
         for text in texts
     }
     chosen = [texts[one.token_ids[0]] for one in found]
@@ -44,16 +45,16 @@ def test_utilities_are_the_means_of_what_sacrebleu_says(utility, texts, has_blan
 
 @given(UTILITIES, st.lists(SENTENCES, min_size=1, max_size=4), st.integers(2, 3))
 def test_finding_everything_more_often_changes_nothing(utility, texts, times):
-    once = MBR(utility).ranked(hypotheses(len(texts)), texts, has_blanks=True)
+    once = MBR(utility).rerank(hypotheses(len(texts)), texts, uses_whitespace=True)
     more = texts * times
-    often = MBR(utility).ranked(hypotheses(len(more)), more, has_blanks=True)
+    often = MBR(utility).rerank(hypotheses(len(more)), more, uses_whitespace=True)
     assert [one.token_ids for one in often] == [one.token_ids for one in once]
 
 
 @given(UTILITIES, st.lists(SENTENCES, min_size=1, max_size=4))
 def test_what_nearly_all_say_wins(utility, texts):
     more = [*texts, *[texts[-1]] * 50]
-    best = MBR(utility).ranked(hypotheses(len(more)), more, has_blanks=True)[0]
+    best = MBR(utility).rerank(hypotheses(len(more)), more, uses_whitespace=True)[0]
     if texts[-1]:
         assert more[best.token_ids[0]] == texts[-1]
 
@@ -62,7 +63,7 @@ def test_what_nearly_all_say_wins(utility, texts):
 def test_of_equal_utilities_the_score_of_the_search_decides(utility):
     # Anagrams of whole words of one length: each is as like the other as the other way round.
     texts = ["ab cd", "cd ab"]
-    first, second = MBR(utility).ranked(hypotheses(2), texts, has_blanks=True)
+    first, second = MBR(utility).rerank(hypotheses(2), texts, uses_whitespace=True)
     assert first.score == pytest.approx(second.score)
     assert (first.token_ids, second.token_ids) == ((0,), (1,))
 
@@ -70,7 +71,7 @@ def test_of_equal_utilities_the_score_of_the_search_decides(utility):
 @pytest.mark.parametrize("utility", ["chrf", "bleu"])
 @pytest.mark.parametrize("count", [1, 5])
 def test_what_all_agree_on_has_full_utility(utility, count):
-    found = MBR(utility).ranked(hypotheses(count), ["a b c d e f"] * count, has_blanks=True)
+    found = MBR(utility).rerank(hypotheses(count), ["a b c d e f"] * count, uses_whitespace=True)
     (only,) = found
     assert only.score == pytest.approx(100)
     assert (only.token_ids, only.log_prob) == ((0,), 0)
@@ -79,27 +80,27 @@ def test_what_all_agree_on_has_full_utility(utility, count):
 def test_the_middle_one_wins_over_the_most_probable():
     texts = ["one two three", "ein Hund rennt", "ein Hund rannte", "ein Huhn rannte"]
     for utility in ("chrf", "bleu"):
-        best = MBR(utility).ranked(hypotheses(4), texts, has_blanks=True)[0]
+        best = MBR(utility).rerank(hypotheses(4), texts, uses_whitespace=True)[0]
         assert texts[best.token_ids[0]] == "ein Hund rannte"
         assert math.isfinite(best.score)
 
 
 def test_the_search_says_how_many_candidates_there_are():
-    assert MBR().num_wanted(SampleConfig()) == 32
-    assert MBR(num_candidates=7).num_wanted(SampleConfig()) == 7
-    assert MBR().num_wanted(BeamConfig(beam_size=6)) == 6
-    assert MBR(num_candidates=4).num_wanted(BeamConfig(beam_size=6)) == 4
+    assert MBR().num_hypotheses(SampleConfig()) == 32
+    assert MBR(num_candidates=7).num_hypotheses(SampleConfig()) == 7
+    assert MBR().num_hypotheses(BeamConfig(beam_size=6)) == 6
+    assert MBR(num_candidates=4).num_hypotheses(BeamConfig(beam_size=6)) == 4
 
 
 def test_a_search_that_keeps_fewer_candidates_is_refused():
     with pytest.raises(UsageError) as raised:
-        MBR(num_candidates=32).num_wanted(BeamConfig(beam_size=5))
+        MBR(num_candidates=32).num_hypotheses(BeamConfig(beam_size=5))
     assert str(raised.value) == (
         "`num_candidates`: must be at most the beam size (5); got 32; "
         "use `BeamConfig(beam_size=32)`, or decoding.kind=sample"
     )
     with pytest.raises(UsageError) as raised:
-        MBR().num_wanted(GreedyConfig())
+        MBR().num_hypotheses(GreedyConfig())
     assert str(raised.value) == (
         "`mbr`: has no effect on greedy search; use `BeamConfig(beam_size=8)`, or "
         "decoding.kind=sample"

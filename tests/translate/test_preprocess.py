@@ -6,29 +6,40 @@ import pytest
 
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.errors import DataError
+from tformer_cli.search.request import Request
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.segments import Terminology, unit_indices
 from tformer_cli.text.subword import MarianTokenizer, marian_file, sentencepiece_processor
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
-from tformer_cli.translate.preprocess import Preprocessor
+from tformer_cli.translate.preprocess import InputLine, Preprocessor
 
 JAPANESE = ["東京都に住む。", "私は東京に行く。", "京都は東京ではない。"]
 CODE = ">>fr<<"
 
 
-def line_requests(tokenizers: Tokenizers, **options: object) -> Preprocessor:
+def preprocessor(tokenizers: Tokenizers, **options: object) -> Preprocessor:
     settings = {
         "max_source_length": 9,
         "max_source_sentences": None,
-        "max_target_length": None,
+        "max_positions": None,
         "long_lines": "split",
-        "has_blanks": True,
-        "banned": (),
-        "terminology": None,
-        "on_warning": lambda problem: None,
-        "on_sentences": lambda problem: None,
+        "uses_whitespace": True,
     }
-    return Preprocessor(tokenizers, **settings | options)
+    return Preprocessor(tokenizers=tokenizers, **settings | options)
+
+
+def encoded(
+    tokenizers: Tokenizers,
+    line: InputLine,
+    *,
+    where: str = "x",
+    banned: Sequence[str] = (),
+    terminology: Terminology | None = None,
+    **options: object,
+) -> list[Request]:
+    own = preprocessor(tokenizers, **options)
+    ids = own.encode_banned(banned)
+    return own.encode(line, number=1, where=where, banned=ids, terminology=terminology)
 
 
 def learnt(lines: Sequence[str]) -> Tokenizers:
@@ -54,9 +65,7 @@ def marian() -> Tokenizers:
 
 def said(tokenizers: Tokenizers, line: str) -> list[str]:
     """The text of each piece of a line; none is longer than it may be."""
-    sources = [
-        one.source[:-1] for one in line_requests(tokenizers).of(line, "", (), number=1, where="x")
-    ]
+    sources = [one.source[:-1] for one in encoded(tokenizers, InputLine(line))]
     assert all(len(ids) <= 9 for ids in sources)
     return ["".join(tokenizers.source.tokens(ids)).replace("▁", " ") for ids in sources]
 
@@ -71,7 +80,7 @@ def test_each_piece_of_a_long_line_has_its_language_code(marian):
 
 def test_a_language_code_that_is_repeated_is_no_further_word_of_the_line(marian):
     line = f"{CODE} an old dog sleeps. a cat sat, and so on. a dog sat."
-    found = line_requests(marian).of(line, "", (), number=1, where="x")
+    found = encoded(marian, InputLine(line))
     sources = [one.source[:-1] for one in found]
     numbers = unit_indices(marian.source, sources, [one.first_word for one in found], " ")
     tokens = [token for ids in sources for token in marian.source.tokens(ids)]
@@ -95,56 +104,55 @@ def test_a_line_that_is_cut_short_has_the_terms_of_what_is_left(gap):
     tokenizers = learnt(["an old dog sleeps.", "a cat sat, and so on."])
     line = gap + gap.join(["an", "old", "dog", "sat.", "a", "cat", "and", "a", "dog", "sleeps."])
     most = len(tokenizers.source.encode("an old dog sat. a cat"))
-    asked = line_requests(
+    (request,) = encoded(
         tokenizers,
+        InputLine(line),
         max_source_length=most,
         long_lines="truncate",
         terminology=Terminology(["cat\tdog", "sleeps\tsat"], "terms", source_language="en"),
     )
-    (request,) = asked.of(line, "", (), number=1, where="x")
     assert [tokenizers.target.decode(ids) for ids in request.required] == ["dog"]
 
 
 def test_in_a_language_without_blanks_a_word_is_banned_at_the_beginning_and_within(japanese):
-    asked = line_requests(japanese, has_blanks=False, banned=["東京", "東京"])
-    (request,) = asked.of("私", "", (), number=1, where="x")
+    options = {"uses_whitespace": False, "banned": ["東京", "東京"]}
+    (request,) = encoded(japanese, InputLine("私"), **options)
     spelled = ["".join(japanese.target.tokens(ids)) for ids in request.banned]
     assert spelled == ["▁東京", "東京"]
     with pytest.raises(DataError) as caught:
-        asked.of("私", "", ["東京"], number=1, where="x.ja:1")
+        encoded(japanese, InputLine("私", phrases=["東京"]), where="x.ja:1", **options)
     assert str(caught.value) == ("a required phrase of x.ja:1: contains a banned word; got '東京'")
 
 
 def test_a_prefix_that_contains_a_banned_word_is_refused(marian):
-    asked = line_requests(marian, banned=["old dog"])
-    asked.of("a", "an old cat", (), number=1, where="x.en:1")
+    encoded(marian, InputLine("a", "an old cat"), banned=["old dog"])
     for prefix in ("old dog", "an old dog sat"):
         with pytest.raises(DataError) as caught:
-            asked.of("a", prefix, (), number=1, where="x.en:1")
+            encoded(marian, InputLine("a", prefix), where="x.en:1", banned=["old dog"])
         assert str(caught.value) == (
             f"the prefix of x.en:1: contains a banned word; got {prefix!r}"
         )
 
 
 def test_between_blanks_a_word_has_one_spelling(marian):
-    (request,) = line_requests(marian, banned=["dog"]).of("a", "", (), number=1, where="x")
+    (request,) = encoded(marian, InputLine("a"), banned=["dog"])
     assert request.banned == (tuple(marian.target.encode("dog")),)
 
 
-@pytest.mark.parametrize("has_blanks", [True, False])
+@pytest.mark.parametrize("uses_whitespace", [True, False])
 @pytest.mark.parametrize("phrase", ["", " "])
-def test_a_banned_phrase_without_tokens_is_refused(japanese, has_blanks, phrase):
+def test_a_banned_phrase_without_tokens_is_refused(japanese, uses_whitespace, phrase):
     with pytest.raises(DataError) as caught:
-        line_requests(japanese, has_blanks=has_blanks, banned=[phrase])
+        preprocessor(japanese, uses_whitespace=uses_whitespace).encode_banned([phrase])
     assert str(caught.value) == f"`banned`: has no token; got {phrase!r}"
 
 
 def test_prefix_and_phrases_together_stay_within_what_the_model_can_write(marian):
     needed = len(marian.target.encode("dog cat sat")) + 1
-    asked = line_requests(marian, max_target_length=needed)
-    asked.of("a", "dog", ["cat", "sat"], number=1, where="x.en:1")
+    options = {"where": "x.en:1", "max_positions": needed, "max_source_length": needed - 1}
+    encoded(marian, InputLine("a", "dog", ["cat", "sat"]), **options)
     with pytest.raises(DataError) as caught:
-        asked.of("a", "dog", ["cat", "sat sat"], number=1, where="x.en:1")
+        encoded(marian, InputLine("a", "dog", ["cat", "sat sat"]), **options)
     assert str(caught.value).startswith(
         f"x.en:1: demands a translation beyond the positions that the model has learnt ({needed}); "
     )

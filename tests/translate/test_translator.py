@@ -77,9 +77,29 @@ def tokenizers() -> Tokenizers:
     return build_tokenizers(CharConfig(), lambda: [(line, line)] * 3, seed=1)
 
 
+NOWHERE = Path("nowhere")
+
+
+def config_of(target_language: str = "en", **sections: object) -> Config:
+    data = DataConfig(
+        train=(TrainingText(source=NOWHERE, target=NOWHERE),),
+        valid=ParallelText(source=NOWHERE, target=NOWHERE),
+        target_language=target_language,
+        filters=FilterConfig(max_length=9),
+    )
+    return Config(data=data, **sections)
+
+
+def translator_of(
+    tokenizers: Tokenizers, target_language: str = "en", **options: object
+) -> Translator:
+    config = config_of(target_language, decoding=BEAM)
+    return Translator(Backwards(), tokenizers, config, **options)
+
+
 @pytest.fixture
 def translator(tokenizers) -> Translator:
-    return Translator(Backwards(), tokenizers, BEAM, max_source_length=6)
+    return translator_of(tokenizers, max_source_length=6)
 
 
 def said(translator: Translator) -> list[str]:
@@ -109,7 +129,7 @@ def test_a_long_line_is_said_in_pieces_between_its_neighbours(translator):
 
 @pytest.fixture
 def of_single_sentences(tokenizers) -> Translator:
-    return Translator(Backwards(), tokenizers, BEAM, max_source_length=20, max_source_sentences=1)
+    return translator_of(tokenizers, max_source_length=20, max_source_sentences=1)
 
 
 def test_a_line_of_several_sentences_is_said_sentence_by_sentence(of_single_sentences):
@@ -135,7 +155,7 @@ def test_a_line_of_several_sentences_is_said_sentence_by_sentence(of_single_sent
 
 def test_as_many_sentences_as_training_lines_had_are_said_at_once(of_single_sentences):
     translator, warnings = of_single_sentences, []
-    translator.max_source_sentences = 2
+    translator.preprocessor.max_source_sentences = 2
     translator.translate(["ab. cd.", "ab. cd. ef. ga. bc."], on_warning=warnings.append)
     assert said(translator) == ["ab. cd.", "ab. cd.", "ef. ga.", "bc."]
     (warning,) = warnings
@@ -144,7 +164,7 @@ def test_as_many_sentences_as_training_lines_had_are_said_at_once(of_single_sent
 
 @pytest.mark.parametrize("long_lines", ["truncate", "error"])
 def test_whoever_cuts_no_long_line_cuts_no_line_of_sentences(of_single_sentences, long_lines):
-    of_single_sentences.long_lines = long_lines
+    of_single_sentences.preprocessor.long_lines = long_lines
     of_single_sentences.translate(["ab. cd."])
     assert said(of_single_sentences) == ["ab. cd."]
 
@@ -164,7 +184,7 @@ def test_alignments_nbest_and_prefixes_of_sentences_are_those_of_pieces(of_singl
 
 
 def test_a_language_without_blanks_gets_none(translator):
-    translator.wording.blank = ""
+    translator.postprocessor.separator = ""
     assert translator.translate(["abc。defg。"]) == ["。cba。gfed"]
 
 
@@ -199,7 +219,7 @@ def test_scores_of_pieces_make_those_of_the_line(translator):
 @pytest.mark.parametrize("ends", [[True], [False], [True, True], [False, True], [True, False]])
 def test_a_line_is_finished_where_all_its_pieces_are(translator, ends):
     pieces = [replace(EMPTY, finished=finished) for finished in ends]
-    assert translator.wording.translation(pieces).finished is (False not in ends)
+    assert translator.postprocessor.decode(pieces).finished is (False not in ends)
 
 
 HYPOTHESES = st.lists(
@@ -218,7 +238,7 @@ def test_best_combinations_are_the_best_of_all(pieces, count):
 
 
 def test_truncating_keeps_the_first_tokens(translator):
-    translator.long_lines = "truncate"
+    translator.preprocessor.long_lines = "truncate"
     warnings = []
     found = translator.translate(["abcdefg", "ab"], on_warning=warnings.append)
     assert found == ["fedcba", "ba"]
@@ -228,7 +248,7 @@ def test_truncating_keeps_the_first_tokens(translator):
 
 
 def test_a_long_line_as_an_error_is_named_before_any_is_translated(translator):
-    translator.long_lines = "error"
+    translator.preprocessor.long_lines = "error"
     with pytest.raises(DataError) as caught:
         translator.translate(["ab", "abcdefg"])
     assert str(caught.value) == (
@@ -273,27 +293,18 @@ def test_progress_counts_lines_not_pieces(translator):
 def test_a_character_with_more_tokens_than_the_limit_is_cut(tokenizers):
     pairs = [("abcdefg", "abcdefg")]
     source = build_tokenizers(CharConfig(nfkc="both"), lambda: pairs, seed=1).source
-    translator = Translator(
-        Backwards(), replace(tokenizers, source=source), BEAM, max_source_length=2
-    )
+    translator = translator_of(replace(tokenizers, source=source), max_source_length=2)
     translator.translate(["\ufdfaa"])
     assert [len(ids) for ids in translator.engine.sentences] == [2 + 1, 1 + 1]
 
 
 def learnt_positions(tokenizers: Tokenizers) -> tuple[Seq2Seq, Config]:
     """A random model with learnt positions for nine tokens and `</s>`, and its config."""
-    nowhere = Path("nowhere")
-    data = DataConfig(
-        train=(TrainingText(source=nowhere, target=nowhere),),
-        valid=ParallelText(source=nowhere, target=nowhere),
-        target_language="ja",
-        filters=FilterConfig(max_length=9),
-    )
     model = EncoderDecoderConfig(
         dim=12, num_heads=3, feedforward_dim=16, positions=LearnedPositions(max_length=10)
     )
     size = tokenizers.source.size
-    config = Config(data=data, model=model, decoding=BeamConfig(beam_size=2, max_length=7))
+    config = config_of("ja", model=model, decoding=BeamConfig(beam_size=2, max_length=7))
     return build_model(model, source_size=size, target_size=size, seed=4), config
 
 
@@ -309,7 +320,7 @@ def test_a_line_beyond_learnt_positions_is_translated_as_its_pieces(tokenizers):
 def test_no_limit_goes_beyond_learnt_positions(tokenizers):
     model, config = learnt_positions(tokenizers)
     shorter = Translator.from_model(model, tokenizers, config, CPU, max_source_length=3)
-    assert shorter.max_source_length == 3
+    assert shorter.preprocessor.max_source_length == 3
     with pytest.raises(UsageError) as caught:
         Translator.from_model(model, tokenizers, config, CPU, max_source_length=10)
     assert str(caught.value) == (
@@ -347,7 +358,7 @@ def test_a_prefix_may_use_all_learnt_positions_and_no_more(tokenizers):
 def test_several_processes_on_a_gpu_are_refused(tokenizers):
     model, config = learnt_positions(tokenizers)
     translator = Translator.from_model(model, tokenizers, config, CPU)
-    translator.engine.device = torch.device("cuda")
+    translator.device = torch.device("cuda")
     with pytest.raises(UsageError) as caught:
         translator.start_workers(2)
     assert str(caught.value) == ('`workers`: is for a CPU; got 2; use 1, or `device="cpu"`')
@@ -386,7 +397,7 @@ def test_what_there_must_be_one_of_is_never_none(translator, tokenizers):
 
 def test_an_unknown_way_with_long_lines_is_refused(tokenizers):
     with pytest.raises(UsageError) as caught:
-        Translator(Backwards(), tokenizers, BEAM, max_source_length=6, long_lines="cut")
+        translator_of(tokenizers, max_source_length=6, long_lines="cut")
     assert str(caught.value) == ("`long_lines`: must be one of split, truncate, error; got cut")
 
 
@@ -428,7 +439,7 @@ def test_a_word_that_is_cut_counts_once_among_the_words_of_its_line(translator):
 
 def test_without_blanks_alignments_count_tokens(translator):
     translator.aligner = Mirror()
-    translator.wording.blank = translator.wording.source_blank = ""
+    translator.postprocessor.separator = translator.postprocessor.source_separator = ""
     ((best,),) = translator.nbest(["abc。de。"], 1, aligned=True)
     assert said(translator) == ["abc。", "de。"]
     assert best.text == "。cba。ed"
@@ -556,7 +567,7 @@ def test_each_piece_requires_the_terms_of_its_own_text(translator):
 
 
 def test_terms_beyond_a_cut_are_not_required(translator):
-    translator.long_lines = "truncate"
+    translator.preprocessor.long_lines = "truncate"
     terms = Terminology(["ab\tga", "c\tef"], "terms.tsv", source_language="en")
     assert required(translator, ["ab def c"], terminology=terms) == [["ga"]]
 
@@ -588,7 +599,7 @@ def test_a_phrase_has_no_blank_before_it_in_a_language_without_blanks():
     lines = ["東京都に住む。", "私は東京に行く。", "京都は東京ではない。"]
     config = SubwordConfig(vocab_size=300)
     japanese = build_tokenizers(config, lambda: [(line, line) for line in lines] * 9, seed=1)
-    translator = Translator(Backwards(), japanese, BEAM, max_source_length=50, blank="")
+    translator = translator_of(japanese, "ja", max_source_length=50)
     translator.engine = Requested()
     list(translator.nbest(["私"], 1, required=[["東京", "京都"]]))
     ((first, second),) = (one.required for one in translator.engine.requests)

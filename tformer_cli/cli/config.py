@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from tformer_cli.cli.entry import new_app
-from tformer_cli.cli.input import reject_pipes
 from tformer_cli.cli.messages import warn
 from tformer_cli.cli.options import SetOption
+from tformer_cli.cli.streams import reject_pipes
 from tformer_cli.config import load, starter
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, PlainText

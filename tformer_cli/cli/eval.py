@@ -3,12 +3,11 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tformer_cli.cli.entry import refuse_torchrun
-from tformer_cli.cli.input import reject_pipes
 from tformer_cli.cli.messages import suggest, tell, warn
 from tformer_cli.cli.options import (
     BeamOption,
@@ -26,11 +25,14 @@ from tformer_cli.cli.options import (
     chosen_mbr,
     chosen_run,
 )
-from tformer_cli.cli.output import reject_overwriting
-from tformer_cli.config.schema.config import Config
+from tformer_cli.cli.streams import check_outputs, reject_pipes
 from tformer_cli.config.schema.data import ParallelText
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import Problem, check_usage
 from tformer_cli.storage.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from tformer_cli.config.schema.config import Config
+    from tformer_cli.evaluation.metrics import MetricName
 
 
 def evaluate(
@@ -68,58 +70,52 @@ def evaluate(
     Example: tformer eval runs/demo --bleu --chrf --split valid --json
     """
     run_directory = chosen_run(run, checkpoint)
-    runs = [run_directory, *map(RunDirectory, ensemble or [])]
 
     from tqdm import tqdm
 
-    from tformer_cli.device import default_num_workers
-    from tformer_cli.evaluation import evaluate as evaluation_room
-    from tformer_cli.evaluation.evaluator import Evaluator, warn_of_overlap
-    from tformer_cli.evaluation.metrics import MetricName, build_metric
+    from tformer_cli.evaluation.evaluate import Evaluator, warn_of_overlap
 
     refuse_torchrun("eval")
-    evaluator = Evaluator.load(runs, checkpoint=checkpoint, device=device, precision=precision)
-    config = evaluator.config
-    texts = _chosen_texts(config, split, source, reference)
+    evaluator = Evaluator.load(
+        [run_directory, *map(RunDirectory, ensemble or [])],
+        checkpoint=checkpoint,
+        device=device,
+        precision=precision,
+        workers=workers,
+    )
+    texts = _chosen_texts(evaluator.config, split, source, reference)
     for name, text in texts.items():
-        reject_overwriting(
-            {"the translations": evaluation_room.hypothesis_file(run_directory.eval, name)},
+        check_outputs(
+            {"the translations": evaluator.hypothesis_file(name)},
             {"--source": text.source, "--reference": text.target},
         )
-    names: list[MetricName] = []
-    for name, wanted in (("bleu", bleu or not (chrf or ter)), ("chrf", chrf), ("ter", ter)):
-        if wanted:
-            names.append(name)  # type: ignore[arg-type]
-    metrics = [build_metric(name, config.evaluation, config.data.target_language) for name in names]
-    decoding = chosen_decoding(config, beam, length_penalty, settings)
-    choice = chosen_mbr(mbr, candidates)
-    warn_of_overlap(config.data, texts, warn)
-    evaluator.translator.start_workers(workers or default_num_workers(evaluator.device))
+    names: dict[MetricName, bool] = {"bleu": bleu or not (chrf or ter), "chrf": chrf, "ter": ter}
+    metrics = evaluator.metrics([name for name, is_asked in names.items() if is_asked])
+    decoding = chosen_decoding(evaluator.config, beam, length_penalty, settings)
+    warn_of_overlap(evaluator.config.data, texts, warn)
     results = {}
     for name, text in texts.items():
         with tqdm(unit="line", disable=not sys.stderr.isatty(), leave=False) as bar:
             evaluation = evaluator.evaluate(
                 name,
                 text,
-                names,
+                metrics,
                 decoding=decoding,
-                mbr=choice,
+                mbr=chosen_mbr(mbr, candidates),
                 on_done=bar.update,
                 on_warning=warn,
             )
-        hypothesis_file = evaluation_room.hypothesis_file(run_directory.eval, name)
-        commands = [
-            evaluation_room.sacrebleu_command(metric, _from_here(text.target), hypothesis_file)
-            for metric in metrics
-        ]
+        file = evaluator.hypothesis_file(name)
+        commands = [metric.command(_relative(text.target), file) for metric in metrics]
         results[name] = {
-            **evaluation_room.as_json(evaluation),
-            "hypotheses": str(hypothesis_file),
+            **evaluation.as_json(),
+            "hypotheses": str(file),
             "sacrebleu": commands,
         }
         if not as_json:
-            models = f", ensemble of {len(runs)}" if len(runs) > 1 else ""
-            tell(f"{name}: {len(evaluation.hypotheses)} sentences, step {evaluator.step}{models}")
+            models = f", ensemble of {evaluation.num_models}" if ensemble else ""
+            step = evaluator.models[0].step
+            tell(f"{name}: {len(evaluation.hypotheses)} sentences, step {step}{models}")
             for score in evaluation.scores.values():
                 typer.echo(str(score))
             likelihood = evaluation.likelihood
@@ -127,7 +123,7 @@ def evaluate(
                 f"references: loss {likelihood.loss:.4f}, perplexity {likelihood.perplexity:.3f}, "
                 f"token accuracy {likelihood.accuracy:.2%}"
             )
-            tell(f"translations: {hypothesis_file}")
+            tell(f"translations: {file}")
             for command in commands:
                 tell(f"reproduce with: {command}")
     if as_json:
@@ -136,32 +132,27 @@ def evaluate(
         suggest("translate", run_directory.path)
 
 
-def _from_here(file: Path) -> Path:
-    """Return the shorter name that a file has in the working directory, if it is in there."""
+def _relative(file: Path) -> Path:
+    """Return a file relative to the working directory, if it is in there."""
     here = Path.cwd()
     return file.relative_to(here) if file.is_relative_to(here) else file
 
 
 def _chosen_texts(
-    config: Config, split: str | None, source: Path | None, reference: Path | None
+    config: "Config", split: str | None, source: Path | None, reference: Path | None
 ) -> dict[str, ParallelText]:
-    """Return the texts to evaluate, by name.
+    """Return the texts to evaluate, by name."""
+    from tformer_cli.evaluation.evaluate import texts_of_split
 
-    Raises:
-        UsageError: the options contradict each other, or there is no such split, or one of the
-            texts is a pipe.
-        DataError: the config's texts are no longer where they were.
-    """
-    if (source is None) != (reference is None):
-        missing = "--reference" if reference is None else "--source"
-        raise UsageError(missing, "--source and --reference go together", remedy=f"add {missing}")
-    if source is not None and reference is not None:
-        if split is not None:
-            raise UsageError(
-                "--split", "contradicts --source", got=split, remedy="leave one of them out"
-            )
-        reject_pipes({"--source": source, "--reference": reference})
-        return {source.name: ParallelText(source=source, target=reference)}
-    from tformer_cli.evaluation.evaluator import texts_of_split
-
-    return texts_of_split(config, split)
+    if source is None or reference is None:
+        missing = "--source" if source is None else "--reference"
+        what = "--source and --reference go together"
+        is_alone = source is not None or reference is not None
+        check_usage((is_alone, Problem(missing, what, None, f"add {missing}")))
+        return texts_of_split(config, split)
+    what = "contradicts --source"
+    check_usage(
+        (split is not None, Problem("--split", what, split, "leave one of them out")),
+    )
+    reject_pipes({"--source": source, "--reference": reference})
+    return {source.name: ParallelText(source=source, target=reference)}

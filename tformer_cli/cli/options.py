@@ -97,12 +97,14 @@ QuantizationName = Literal["int8", "int8_float32", "float16", "bfloat16", "float
 
 # What messages of the library call by the arguments of its functions.
 OF_ARGUMENTS = {
+    "backend": "--backend",
     "banned": "--ban",
     "checkpoint": "--checkpoint",
     "mbr": "--mbr",
     "count": "--nbest",
     "device": "--device",
     "engine": "--backend",
+    "ensemble": "--ensemble",
     "fresh": "--fresh",
     "head": "--head",
     "init_from": "--init-from",

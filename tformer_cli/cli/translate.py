@@ -4,25 +4,12 @@ import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tformer_cli.cli.input import (
-    InputLine,
-    SideInputs,
-    given_lines,
-    has_pipe,
-    input_lines,
-    is_terminal,
-    reject_pipes,
-    run_and_sentence,
-    stdin_lines,
-    typed_lines,
-)
 from tformer_cli.cli.messages import warn
 from tformer_cli.cli.options import (
     BeamOption,
@@ -40,27 +27,34 @@ from tformer_cli.cli.options import (
     chosen_mbr,
     chosen_run,
 )
-from tformer_cli.cli.output import (
+from tformer_cli.cli.streams import (
     STDIN,
     STDOUT,
-    Stream,
-    discarded,
-    reject_gzip_names,
-    reject_overwriting,
-    streamed,
+    LineWriter,
+    Recorded,
+    SideInputs,
+    argument_lines,
+    check_outputs,
+    has_pipe,
+    input_lines,
+    is_terminal,
+    line_writer,
+    null_writer,
+    output_fingerprint,
+    reject_pipes,
+    run_and_sentence,
+    stdin_lines,
+    typed_lines,
 )
-from tformer_cli.cli.resumption import made_from
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import Problem, check_usage
 from tformer_cli.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    import torch
-
     from tformer_cli.storage.partial_file import PartialFile
-    from tformer_cli.text.segments import Terminology
     from tformer_cli.translate.postprocess import Translation
+    from tformer_cli.translate.preprocess import InputLine
 
-# Behind them stands mostly rounding, which is a matter of the batch.
+# More decimals are mostly rounding errors, which depend on the batch.
 SCORE_DECIMALS = 4
 
 
@@ -74,6 +68,7 @@ def translate(
             "sentence to translate, in quotes; without it --input is read, or stdin.",
             show_default=False,
         ),
+        Recorded.AS_MODEL,
     ] = None,
     input_file: Annotated[
         Path | None,
@@ -82,6 +77,7 @@ def translate(
     output_file: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Where the translations go. Default: stdout."),
+        Recorded.NOT,
     ] = None,
     resume: Annotated[
         bool,
@@ -89,13 +85,14 @@ def translate(
             "--resume",
             help="Go on where the same command was killed; what is done lies in OUTPUT.partial.",
         ),
+        Recorded.NOT,
     ] = False,
-    beam: BeamOption = None,
-    length_penalty: LengthPenaltyOption = None,
-    settings: SearchSetOption = None,
+    beam: Annotated[BeamOption, Recorded.AS_SEARCH] = None,
+    length_penalty: Annotated[LengthPenaltyOption, Recorded.AS_SEARCH] = None,
+    settings: Annotated[SearchSetOption, Recorded.AS_SEARCH] = None,
     mbr: MbrOption = None,
     candidates: CandidatesOption = None,
-    ensemble: EnsembleOption = None,
+    ensemble: Annotated[EnsembleOption, Recorded.AS_MODEL] = None,
     nbest: Annotated[
         int,
         typer.Option(min=1, help="Translations a line, as `line ||| translation ||| score`."),
@@ -156,10 +153,10 @@ def translate(
             "lines had.",
         ),
     ] = None,
-    checkpoint: CheckpointOption = "best",
-    device: DeviceOption = "auto",
+    checkpoint: Annotated[CheckpointOption, Recorded.AS_MODEL] = "best",
+    device: Annotated[DeviceOption, Recorded.NOT] = "auto",
     precision: PrecisionOption = "float32",
-    workers: WorkersOption = None,
+    workers: Annotated[WorkersOption, Recorded.NOT] = None,
     backend: Annotated[
         Literal["native", "ctranslate2"],
         typer.Option(help="What searches: tformer itself, or CTranslate2 by an export in the run."),
@@ -183,102 +180,60 @@ def translate(
     Example: tformer translate runs/demo -i test.en --backend ctranslate2 --quantization int8
     """
     run, sentence = run_and_sentence(words or [])
-    runs = [chosen_run(run, checkpoint), *map(RunDirectory, ensemble or [])]
-    if sentence is not None and input_file is not None:
-        raise UsageError("--input", "contradicts a sentence", remedy="leave one of them out")
+    run_directory = chosen_run(run, checkpoint)
 
     from tqdm import tqdm
 
-    from tformer_cli.device import default_num_workers, resolve_device, resolve_precision
-    from tformer_cli.distributed import local_device, num_processes, process_group
-    from tformer_cli.process import tune_allocator
-    from tformer_cli.storage.trained_model import load_ensemble
-    from tformer_cli.text.segments import pharaoh
+    from tformer_cli.corpus.reader import read_lines
+    from tformer_cli.distributed import process_group
+    from tformer_cli.text.segments import Terminology, pharaoh
     from tformer_cli.translate.translator import Translator
 
-    beside = SideInputs(prefix_file, constraints_file)
+    side_inputs = SideInputs(prefix_file, constraints_file)
+    demands = {
+        "--prefixes": prefix_file,
+        "--constraints": constraints_file,
+        "--terminology": terminology_file,
+    }
     outputs = {"--output": output_file, "--alignments": alignments_file}
-    reject_gzip_names(outputs)
-    reject_overwriting(
-        outputs,
-        {
-            "--input": input_file or STDIN,
-            "--prefixes": prefix_file,
-            "--constraints": constraints_file,
-            "--terminology": terminology_file,
-        },
-    )
-    _check_usage(
-        input_file,
-        beside,
-        terminology_file,
-        output_file,
-        alignments_file,
-        workers,
-        resume=resume,
-    )
+    check_outputs(outputs, {"--input": input_file or STDIN, **demands})
+    _check_usage(sentence, input_file, outputs, demands, resume, workers, backend)
     total = None
-    # Bytes that are no text, and files of unequal length, are found before the first line is
-    # translated; but a pipe can be read only once. Whether a line can have its prefix and phrases
-    # is a matter of tokens, and found in its window.
-    if input_file is not None and not has_pipe(input_file, *beside):
-        total = sum(1 for _ in input_lines(input_file, beside))
-    trained, *others = load_ensemble(runs, checkpoint)
-    if backend == "ctranslate2" and device == "auto":
-        device = "cpu"
-    place = local_device(resolve_device(device))
-    tune_allocator()
-    if backend == "ctranslate2":
-        demands = {
-            "--prefixes": prefix_file,
-            "--constraints": constraints_file,
-            "--terminology": terminology_file,
-        }
-        _check_backend(ensemble, demands, place, precision, workers)
-        workers = 1
-    elif quantization is not None:
-        raise UsageError(
-            "--quantization", "has no effect without --backend ctranslate2", got=quantization
-        )
-    if workers is None:
-        workers = default_num_workers(place) if num_processes() == 1 else 1
-    translator = Translator.from_model(
-        trained.model,
-        trained.tokenizers,
-        trained.config,
-        place,
-        resolve_precision(precision, place),
-        others=[other.model for other in others],
+    # Invalid text and files of unequal length are found before the first line is translated. But a
+    # pipe can be read only once.
+    if input_file is not None and not has_pipe(input_file, *side_inputs):
+        total = sum(1 for _ in input_lines(input_file, side_inputs))
+    translator = Translator.load(
+        run_directory.path,
+        ensemble=ensemble or (),
+        checkpoint=checkpoint,
+        device=device,
+        precision=precision,
+        backend=backend,
+        quantization=quantization,
+        workers=workers,
         long_lines=long_lines,
         max_source_length=max_source_length,
-        max_source_sentences=max_source_sentences or trained.max_source_sentences,
+        max_source_sentences=max_source_sentences,
     )
-    if backend == "ctranslate2":
-        from tformer_cli.export.ctranslate2.format import cached_engine
-
-        translator.engine = cached_engine(runs[0], trained, quantization or "float32")
-    source_language = trained.config.data.source_language
-    is_typed = sentence is None and input_file is None and is_terminal()
-    if is_typed:
-        languages = f"{source_language} -> {trained.config.data.target_language}"
-        loaded = f"{runs[0].path} (step {trained.step})"
-        typer.echo(f"{languages} by {loaded}; type a sentence, Ctrl-D ends", err=True)
-    decoding = chosen_decoding(trained.config, beam, length_penalty, settings)
-    choice = chosen_mbr(mbr, candidates)
-    terminology = None if terminology_file is None else _terms(terminology_file, source_language)
-    made = None
+    language = translator.config.data.source_language
+    decoding = chosen_decoding(translator.config, beam, length_penalty, settings)
+    terms = None
+    if terminology_file is not None:
+        lines, name = read_lines(terminology_file), str(terminology_file)
+        terms = Terminology(lines, name, source_language=language)
+    fingerprint = None
     if resume:
-        fingerprints = [one.fingerprint for one in (trained, *others)]
-        made = partial(made_from, context, fingerprints, decoding)
-    # Their weights would stay in the memory of all workers.
-    del trained, others
-    translator.start_workers(workers)
+        runs = [run_directory, *map(RunDirectory, ensemble or [])]
+        fingerprint = output_fingerprint(context, runs, checkpoint, decoding)
+    prompt = None
+    if sentence is None and input_file is None and is_terminal():
+        prompt = f"{language}> "
+        typer.echo(f"{translator.description}; type a sentence, Ctrl-D ends", err=True)
     with (
-        process_group(place) as world,
-        _destination(output_file, made) if world.is_main_process else discarded() as output,
-        streamed(alignments_file)
-        if world.is_main_process and alignments_file is not None
-        else discarded() as alignments,
+        process_group(translator.device) as world,
+        _writer(output_file, fingerprint, world.is_main_process) as output,
+        _writer(alignments_file, None, bool(alignments_file) and world.is_main_process) as pairs,
         tqdm(
             total=total,
             initial=output.num_lines,
@@ -287,193 +242,169 @@ def translate(
         ) as bar,
     ):
         num_done = world.all_reduce_max(output.num_lines)
-        if sentence is not None:
-            windows = iter([[InputLine(line) for line in given_lines(sentence)]])
-        elif is_typed:
-            windows = ([InputLine(line)] for line in typed_lines(f"{source_language}> "))
-        else:
-            windows = _windows(input_file, beside, num_done, world.size)
-        for window in windows:
-            own = world.shard(window)
-            found = translator.nbest(
-                [one.text for one in own],
-                nbest,
-                decoding=decoding,
-                mbr=choice,
-                prefixes=[one.prefix for one in own],
-                banned=banned or (),
-                required=[one.phrases for one in own] if constraints_file else None,
-                terminology=terminology,
-                scored=as_json or nbest > 1,
-                aligned=as_json or alignments_file is not None,
-                name=None if input_file is None else str(input_file),
-                start=num_done + 1 + world.rank,
-                step=world.size,
-                # The others are about as fast.
-                on_done=lambda count: bar.update(count * world.size),
-                on_warning=warn,
-            )
-            results = list(found)
-            numbers = world.shard(range(num_done + 1, num_done + 1 + len(window)))
-            written = [
-                _json_line(number, asked.text, translations)
-                if as_json
-                else _text_lines(number, translations, numbered=nbest > 1)
-                for number, asked, translations in zip(numbers, own, results, strict=True)
+        windows = _windows(sentence, prompt, input_file, side_inputs, num_done, world.size)
+        translated = translator.translate_windows(
+            map(world.shard, windows),
+            nbest,
+            has_phrases=constraints_file is not None,
+            decoding=decoding,
+            mbr=chosen_mbr(mbr, candidates),
+            banned=banned or (),
+            terminology=terms,
+            scored=as_json or nbest > 1,
+            aligned=as_json or alignments_file is not None,
+            name=None if input_file is None else str(input_file),
+            start=num_done + 1 + world.rank,
+            step=world.size,
+            # The other processes are about as fast.
+            on_done=lambda count: bar.update(count * world.size),
+            on_warning=warn,
+        )
+        for window in translated:
+            texts = [
+                _json_line(*line) if as_json else _text_lines(*line, numbered=nbest > 1)
+                for line in window
             ]
-            output.add("".join(world.gather_shards(written)), len(window))
+            gathered = world.gather_shards(texts)
+            output.add("".join(gathered), len(gathered))
             if alignments_file is not None:
-                pairs = [f"{pharaoh(best.alignments or ())}\n" for best, *_ in results]
-                alignments.add("".join(world.gather_shards(pairs)), len(window))
-            num_done += len(window)
+                rows = [f"{pharaoh(line.translations[0].alignments or ())}\n" for line in window]
+                pairs.add("".join(world.gather_shards(rows)), len(gathered))
+            num_done += len(gathered)
             bar.update(num_done - bar.n)
 
 
 def _check_usage(
+    sentence: str | None,
     input_file: Path | None,
-    beside: SideInputs,
-    terminology_file: Path | None,
-    output_file: Path | None,
-    alignments_file: Path | None,
-    workers: int | None,
-    *,
+    outputs: Mapping[str, Path | None],
+    demands: Mapping[str, Path | None],
     resume: bool,
+    workers: int | None,
+    backend: str,
 ) -> None:
-    """Refuse what several processes cannot share, or what nobody can go on with.
-
-    Raises:
-        UsageError: there is such.
-    """
+    """Check options that contradict, need or exclude each other."""
     from tformer_cli.distributed import num_processes
 
-    files_beside = {"--prefixes": beside.prefixes, "--constraints": beside.constraints}
-    for option, file in files_beside.items():
-        if file is not None and input_file is None:
-            raise UsageError(option, "needs --input, line for line", remedy="name that file")
-    if resume and (input_file is None or output_file in (None, STDOUT)):
-        raise UsageError("--resume", "needs --input and --output", remedy="name both files")
-    if resume and alignments_file is not None:
-        raise UsageError(
-            "--alignments", "contradicts --resume", remedy="use --json, which holds them too"
-        )
-    is_shared = num_processes() > 1
-    if is_shared and input_file is None:
-        raise UsageError(
-            "--input", "is needed by torchrun, for stdin cannot be shared", remedy="name a file"
-        )
-    if is_shared and workers is not None and workers > 1:
-        raise UsageError(
-            "--workers",
-            "must be 1 under torchrun, which has begun the processes itself",
-            got=str(workers),
-            remedy="leave it out",
-        )
-    if is_shared or resume:
-        reject_pipes({"--input": input_file, **files_beside, "--terminology": terminology_file})
-    elif all(beside):
+    is_parallel = num_processes() > 1
+    by_line = {option: demands[option] for option in ("--prefixes", "--constraints")}
+    check_usage(
+        (
+            sentence is not None and input_file,
+            Problem("--input", "contradicts a sentence", None, "leave one of them out"),
+        ),
+        *(
+            (
+                file and input_file is None,
+                Problem(option, "needs --input, line for line", None, "name that file"),
+            )
+            for option, file in by_line.items()
+        ),
+        (
+            resume and (input_file is None or outputs["--output"] in (None, STDOUT)),
+            Problem("--resume", "needs --input and --output", None, "name both files"),
+        ),
+        (
+            resume and outputs["--alignments"],
+            Problem(
+                "--alignments", "contradicts --resume", None, "use --json, which holds them too"
+            ),
+        ),
+        (
+            is_parallel and input_file is None,
+            Problem(
+                "--input", "is needed by torchrun, for stdin cannot be shared", None, "name a file"
+            ),
+        ),
+        (
+            is_parallel and workers not in (None, 1),
+            Problem(
+                "--workers",
+                "must be 1 under torchrun, which has begun the processes itself",
+                str(workers),
+                "leave it out",
+            ),
+        ),
+        # Also for an empty file: the first line with a demand may come late.
+        *(
+            (
+                file and backend == "ctranslate2",
+                Problem(
+                    option, "has no exact counterpart in CTranslate2", None, "use another --backend"
+                ),
+            )
+            for option, file in demands.items()
+        ),
+    )
+    if is_parallel or resume:
+        reject_pipes({"--input": input_file, **demands})
+    elif all(by_line.values()):
         reject_pipes({"--input": input_file})
 
 
-def _check_backend(
-    ensemble: list[Path] | None,
-    demands: Mapping[str, Path | None],
-    device: "torch.device",
-    precision: str,
-    workers: int | None,
-) -> None:
-    """Refuse what CTranslate2 has otherwise, or not at all.
-
-    A file of demands is refused whatever it says: the first line to have any may come late.
-
-    Raises:
-        UsageError: there is such.
-    """
-    from tformer_cli.distributed import num_processes
-    from tformer_cli.export.ctranslate2.engine import reject
-
-    option = "--backend ctranslate2"
-    if num_processes() > 1:
-        raise UsageError(option, "is for one process, which has threads", remedy="drop torchrun")
-    if ensemble:
-        raise UsageError("--ensemble", f"has no effect on {option}", remedy="leave one of them out")
-    for name, file in demands.items():
-        if file is not None:
-            reject(name)
-    if precision != "float32":
-        raise UsageError(
-            "--precision", f"has no effect on {option}", got=precision, remedy="use --quantization"
-        )
-    if workers is not None and workers > 1:
-        raise UsageError(
-            "--workers",
-            f"has no effect on {option}, which has threads",
-            got=str(workers),
-            remedy="leave it out",
-        )
-    if device.type != "cpu":
-        raise UsageError(
-            "--device", f"must be cpu with {option}", got=str(device), remedy="add --device cpu"
-        )
-
-
-def _destination(
-    output_file: Path | None, made: Callable[[], Mapping[str, object]] | None
-) -> "contextlib.AbstractContextManager[PartialFile | Stream]":
-    """Open what the translations are added to; a file goes on where it is known what it is of."""
+def _writer(
+    file: Path | None, fingerprint: Mapping[str, object] | None, is_written: bool
+) -> "contextlib.AbstractContextManager[PartialFile | LineWriter]":
+    """Open an output: a resumable file if it has a fingerprint."""
     from tformer_cli.storage.partial_file import partial_file
 
-    if made is None or output_file is None:
-        return streamed(output_file)
-    return partial_file(output_file, made())
+    if not is_written:
+        return null_writer()
+    if fingerprint is None or file is None:
+        return line_writer(file)
+    return partial_file(file, fingerprint)
 
 
 def _windows(
-    input_file: Path | None, beside: SideInputs, num_done: int, num_processes: int
-) -> Iterator[list[InputLine]]:
-    """Yield the lines that are still to be translated, as many at a time as are read together."""
+    sentence: str | None,
+    prompt: str | None,
+    input_file: Path | None,
+    side_inputs: SideInputs,
+    num_done: int,
+    num_processes: int,
+) -> "Iterator[Sequence[InputLine]]":
+    """Return lines to translate together: one typed, those in a pipe, or a part of a file."""
     from tformer_cli.corpus.prefetch import available_lines, chunks
+    from tformer_cli.translate.preprocess import InputLine
     from tformer_cli.translate.translator import WINDOW_LINES
 
+    if sentence is not None:
+        return chunks(map(InputLine, argument_lines(sentence)), WINDOW_LINES)
+    if prompt is not None:
+        return ([InputLine(line)] for line in typed_lines(prompt))
     if input_file is None:
-        return (
-            [InputLine(line) for line in lines]
-            for lines in available_lines(stdin_lines(), WINDOW_LINES)
-        )
-    rest = itertools.islice(input_lines(input_file, beside), num_done, None)
-    return chunks(rest, WINDOW_LINES * num_processes)
+        windows = available_lines(stdin_lines(), WINDOW_LINES)
+        return (list(map(InputLine, window)) for window in windows)
+    lines = itertools.islice(input_lines(input_file, side_inputs), num_done, None)
+    return chunks(lines, WINDOW_LINES * num_processes)
 
 
-def _terms(file: Path, source_language: str) -> "Terminology":
-    from tformer_cli.corpus.reader import read_lines
-    from tformer_cli.text.segments import Terminology
-
-    return Terminology(read_lines(file), str(file), source_language=source_language)
-
-
-def _text_lines(number: int, translations: "Sequence[Translation]", *, numbered: bool) -> str:
+def _text_lines(
+    number: int, source: str, translations: "Sequence[Translation]", *, numbered: bool
+) -> str:
     if not numbered:
         return f"{translations[0].text}\n"
     return "".join(
-        f"{number} ||| {found.text} ||| {found.score:.{SCORE_DECIMALS}f}\n"
-        for found in translations
+        f"{number} ||| {translation.text} ||| {translation.score:.{SCORE_DECIMALS}f}\n"
+        for translation in translations
     )
 
 
-def _json_line(number: int, line: str, translations: "Sequence[Translation]") -> str:
+def _json_line(number: int, source: str, translations: "Sequence[Translation]") -> str:
     content = {
         "line": number,
-        "source": line,
+        "source": source,
         "source_tokens": translations[0].source_tokens,
         "translations": [
             {
-                "text": found.text,
-                "tokens": found.tokens,
-                "score": round(found.score, SCORE_DECIMALS),
-                "log_prob": round(found.log_prob, SCORE_DECIMALS),
-                "finished": found.finished,
-                "alignments": found.alignments,
+                "text": translation.text,
+                "tokens": translation.tokens,
+                "score": round(translation.score, SCORE_DECIMALS),
+                "log_prob": round(translation.log_prob, SCORE_DECIMALS),
+                "finished": translation.finished,
+                "alignments": translation.alignments,
             }
-            for found in translations
+            for translation in translations
         ],
     }
     return json.dumps(content, ensure_ascii=False) + "\n"

@@ -1,43 +1,78 @@
-"""Translate a text and score it: the one road to every number, in training and in `eval`."""
+"""Evaluate models on parallel text, in training and by `tformer eval`: translations and loss."""
 
-import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn import functional
 
-from tformer_cli.config.schema.data import ParallelText, Text
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import DataConfig, ParallelText, Text
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.batch import Batch
+from tformer_cli.corpus.held_out import overlap_warnings
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
-from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.corpus.reader import read_pairs, read_texts
 from tformer_cli.corpus.store import TokenStore
+from tformer_cli.device import autocast, resolve_device, resolve_precision
 from tformer_cli.distributed import SINGLE_PROCESS, World
-from tformer_cli.errors import DataError, Problem
-from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
-from tformer_cli.evaluation.metrics import Metric, MetricName, Score
-from tformer_cli.model.network import Seq2Seq
+from tformer_cli.errors import DataError, Problem, UsageError
+from tformer_cli.evaluation.metrics import Metric, MetricName, Score, build_metric
+from tformer_cli.model.network import Network, Seq2Seq
+from tformer_cli.process import tune_allocator
+from tformer_cli.search.scoring import halving_on_oom
+from tformer_cli.search.topk import log_mean_probabilities
 from tformer_cli.storage.atomic import write_json, write_text
-from tformer_cli.text.vocabulary import BOS_ID
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import TrainedModel, load_ensemble
+from tformer_cli.text.vocabulary import BOS_ID, DECODER_START_IDS
 from tformer_cli.translate.mbr import MBR
 from tformer_cli.translate.translator import Translator
 
+# Padded tokens of a batch, on either side. Longer lines have no loss: attention is quadratic in
+# their length, and a line of 100,000 tokens would take minutes.
 LIKELIHOOD_BATCH_TOKENS = 4096
+# Pairs of the training text with which a test set is compared, which takes two seconds.
+MAX_COMPARED = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """How probable a model finds the references (teacher forcing).
+
+    Attributes:
+        loss: cross-entropy in nats per target token, without label smoothing.
+        accuracy: share of the target tokens that have the highest probability.
+        num_tokens: target tokens, EOS included.
+    """
+
+    loss: float
+    accuracy: float
+    num_tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss)."""
+        return perplexity(self.loss)
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What came of evaluating a model on a text.
+    """Scores of a model on a text.
 
     Attributes:
-        scores: by the name of the metric: bleu, chrf, ter.
+        scores: by metric: bleu, chrf, ter.
         likelihood: of the references.
-        hypotheses: the translations, line by line.
-        decoding: the search that found them.
-        mbr: how they were chosen; by the score of the search where it is None.
-        num_models: of the ensemble; 1 where there is none.
+        hypotheses: the translation of each line.
+        decoding: the search.
+        mbr: minimum-Bayes-risk decoding, if any.
+        num_models: models of the ensemble; 1 without one.
     """
 
     scores: Mapping[MetricName, Score]
@@ -47,8 +82,125 @@ class Evaluation:
     mbr: MBR | None
     num_models: int
 
+    def as_json(self) -> dict[str, object]:
+        """Return everything but the translations as plain data."""
+        return {
+            "scores": [asdict(score) for score in self.scores.values()],
+            "loss": self.likelihood.loss,
+            "perplexity": self.likelihood.perplexity,
+            "accuracy": self.likelihood.accuracy,
+            "num_tokens": self.likelihood.num_tokens,
+            "num_sentences": len(self.hypotheses),
+            "decoding": asdict(self.decoding),
+            "consensus": None if self.mbr is None else asdict(self.mbr),
+            "num_models": self.num_models,
+        }
 
-def evaluate(
+
+@dataclass(frozen=True, slots=True)
+class Evaluator:
+    """The model of a run, or an ensemble, ready to translate and to be scored.
+
+    Attributes:
+        run: the run folder; its eval/ receives the translations.
+        models: the model of the run, then the other models of the ensemble.
+        translator: uses the same models.
+        device: where the models are.
+        precision: number format of matrix products.
+    """
+
+    run: RunDirectory
+    models: Sequence[TrainedModel]
+    translator: Translator
+    device: torch.device
+    precision: torch.dtype
+
+    @classmethod
+    def load(
+        cls,
+        runs: Sequence[RunDirectory],
+        *,
+        checkpoint: str = "best",
+        device: str = "auto",
+        precision: str = "float32",
+        workers: int | None = 1,
+    ) -> "Evaluator":
+        """Load a run, or several as an ensemble, with the config of the first.
+
+        Raises:
+            TformerError: a run, checkpoint, device or precision is not there, or the runs have
+                different tokenizers.
+        """
+        models = load_ensemble(runs, checkpoint)
+        resolved = resolve_device(device)
+        dtype = resolve_precision(precision, resolved)
+        tune_allocator()
+        first, *others = models
+        translator = Translator.from_model(
+            first.model,
+            first.tokenizers,
+            first.config,
+            resolved,
+            dtype,
+            others=[other.model for other in others],
+            max_source_sentences=first.max_source_sentences,
+        )
+        translator.start_workers(workers)
+        return cls(runs[0], models, translator, resolved, dtype)
+
+    @property
+    def config(self) -> Config:
+        """The config of the run."""
+        return self.models[0].config
+
+    def metrics(self, names: Sequence[MetricName]) -> list[Metric]:
+        """Return metrics with the settings of the run.
+
+        Raises:
+            ConfigError: the tokenizer of a metric is not installed.
+        """
+        language = self.config.data.target_language
+        return [build_metric(name, self.config.evaluation, language) for name in names]
+
+    def evaluate(
+        self,
+        name: str,
+        text: ParallelText,
+        metrics: Sequence[Metric],
+        *,
+        decoding: DecodingConfig | None = None,
+        mbr: MBR | None = None,
+        on_done: Callable[[int], object] = lambda count: None,
+        on_warning: Callable[[Problem], object] = lambda problem: None,
+    ) -> Evaluation:
+        """Evaluate a text, and write eval/NAME.hyp.txt and eval/NAME.json in the run folder.
+
+        Arguments and errors are those of `evaluate_text`.
+        """
+        evaluation = evaluate_text(
+            self.models[0].model,
+            self.translator,
+            text,
+            metrics,
+            decoding=decoding,
+            mbr=mbr,
+            others=[other.model for other in self.models[1:]],
+            device=self.device,
+            precision=self.precision,
+            on_done=on_done,
+            on_warning=on_warning,
+        )
+        translations = "".join(f"{line}\n" for line in evaluation.hypotheses)
+        write_text(self.hypothesis_file(name), translations)
+        write_json(self.run.eval / f"{name}.json", evaluation.as_json())
+        return evaluation
+
+    def hypothesis_file(self, name: str) -> Path:
+        """Return the file for the translations of a text."""
+        return self.run.eval / f"{name}.hyp.txt"
+
+
+def evaluate_text(
     model: Seq2Seq,
     translator: Translator,
     text: ParallelText,
@@ -63,42 +215,41 @@ def evaluate(
     on_done: Callable[[int], object] = lambda count: None,
     on_warning: Callable[[Problem], object] = lambda problem: None,
 ) -> Evaluation:
-    """Translate the source of a text, and compare with its target as it stands in the file.
+    """Translate a source text, and compare it with the raw references.
 
     Args:
-        model: gives the likelihood of the references.
-        translator: over the same model.
+        model: for the likelihood of the references.
+        translator: uses the same model.
         text: source and references.
-        metrics: what to score by.
-        decoding: the search; the run's own where it is None.
-        mbr: how to choose among what the search finds; by its own score where it is None.
-        others: the rest of an ensemble, which the translator has too.
-        device: where the model is.
-        precision: of the likelihood; the translator has its own.
-        world: the processes that work together: each translates its share of the lines, and all
-            have the whole result.
+        metrics: scores to compute.
+        decoding: the search; None for the run's own.
+        mbr: minimum-Bayes-risk decoding; None ranks by the search.
+        others: the other models of an ensemble.
+        device: where the models are.
+        precision: number format of the likelihood; the translator has its own.
+        world: processes that share the lines; each of them returns the whole evaluation.
         on_done: called with the number of lines whenever some are translated.
-        on_warning: called with each source line that is split or truncated, and once if memory
-            runs out and less is translated at a time.
+        on_warning: called for each source line that is split or truncated, for lines without loss,
+            and once if memory runs out and batches become smaller.
 
     Raises:
         DataError: a file cannot be read, the line counts differ, there are no lines, or all are
             too long.
     """
     store = evaluation_store(text, translator.tokenizers, max_length=model.max_length)
-    problem = left_out_of_loss(text, store)
+    problem = long_lines_warning(text, store)
     if problem is not None:
         on_warning(problem)
     likelihood = reference_likelihood(
         model,
-        loss_batches(store, start_id=translator.start_id),
+        loss_batches(store, start_id=DECODER_START_IDS[translator.config.model.kind]),
         device=device,
         precision=precision,
         others=others,
         world=world,
     )
     sources, references = zip(*read_pairs(text.source, text.target), strict=True)
-    search = translator.decoding if decoding is None else decoding
+    search = translator.config.decoding if decoding is None else decoding
     translations = translator.nbest(
         world.shard(sources),
         1,
@@ -116,19 +267,82 @@ def evaluate(
     return Evaluation(scores, likelihood, hypotheses, search, mbr, 1 + len(others))
 
 
-def left_out_of_loss(text: Text, store: TokenStore) -> Problem | None:
-    """Return a warning that counts the lines that `loss_batches` leaves out, if there are any.
+@torch.inference_mode()
+def reference_likelihood(
+    model: Network,
+    batches: Iterable[Batch],
+    *,
+    device: torch.device,
+    precision: torch.dtype,
+    others: Sequence[Network] = (),
+    world: World = SINGLE_PROCESS,
+) -> Likelihood:
+    """Return the likelihood of references, without dropout.
 
     Args:
-        text: source and references, or a text alone.
-        store: the same text, encoded.
+        model: the network; it is put into evaluation mode.
+        batches: the references, the same in each process, which takes its share of them.
+        device: where the models are.
+        precision: number format of matrix products.
+        others: the other models of an ensemble; the probabilities are averaged.
+        world: processes that share the batches.
 
     Raises:
-        DataError: it leaves out all lines.
+        DeviceError: memory has no room for a single sentence.
+    """
+    models = [model.eval(), *(other.eval() for other in others)]
+    nll, num_correct, num_tokens = 0.0, 0.0, 0.0
+    for batch in itertools.islice(batches, world.rank, None, world.size):
+        sums = partial(_nll_sums, models, batch.to(device), device=device, precision=precision)
+        rows = list(range(len(batch.source)))
+        for _, (part_nll, part_correct) in halving_on_oom(sums, [rows], device):
+            nll += part_nll
+            num_correct += part_correct
+        num_tokens += batch.num_target_tokens
+    nll, num_correct, num_tokens = world.all_reduce_sum(nll, num_correct, num_tokens)
+    return Likelihood(nll / num_tokens, num_correct / num_tokens, int(num_tokens))
+
+
+def _nll_sums(
+    models: Sequence[Network],
+    batch: Batch,
+    rows: list[int],
+    *,
+    device: torch.device,
+    precision: torch.dtype,
+) -> tuple[float, int]:
+    """Return the summed cross-entropy and the correct tokens of some rows of a batch."""
+    target_mask = batch.target_mask[rows]
+    targets = batch.target_out[rows][target_mask]
+    inputs = batch.source[rows], batch.source_mask[rows], batch.target_in[rows], target_mask
+    with autocast(device, precision):
+        answers = [model(*inputs) for model in models]
+    logits = log_mean_probabilities(answers)
+    nll = functional.cross_entropy(logits.float(), targets, reduction="sum").item()
+    return nll, int((logits.argmax(dim=-1) == targets).sum())
+
+
+def perplexity(loss: float) -> float:
+    """Return exp(loss), capped at exp(700): floats end soon after it."""
+    return math.exp(min(loss, 700.0))
+
+
+def loss_batches(store: TokenStore, *, start_id: int = BOS_ID) -> Iterator[Batch]:
+    """Yield every example once, except those of more than `LIKELIHOOD_BATCH_TOKENS` tokens."""
+    for batch in batches_in_order(store, batch_tokens=LIKELIHOOD_BATCH_TOKENS, start_id=start_id):
+        if max(batch.source.shape[1], batch.target_in.shape[1]) <= LIKELIHOOD_BATCH_TOKENS:
+            yield batch
+
+
+def long_lines_warning(text: Text, store: TokenStore) -> Problem | None:
+    """Return a warning with the number of lines that `loss_batches` leaves out, if any.
+
+    Raises:
+        DataError: all lines are left out.
     """
     files = ", ".join(map(str, text.files.values()))
-    longest = np.maximum(store.source_lengths, store.target_lengths)
-    num_long = int((longest >= LIKELIHOOD_BATCH_TOKENS).sum())
+    lengths = np.maximum(store.source_lengths, store.target_lengths)
+    num_long = int((lengths >= LIKELIHOOD_BATCH_TOKENS).sum())
     if num_long == len(store):
         raise DataError(
             files,
@@ -145,46 +359,43 @@ def left_out_of_loss(text: Text, store: TokenStore) -> Problem | None:
     )
 
 
-def loss_batches(store: TokenStore, *, start_id: int = BOS_ID) -> Iterator[Batch]:
-    """Yield every example once, but for those that fill more than a batch.
+def warn_of_overlap(
+    data: DataConfig, texts: Mapping[str, Text], on_warning: Callable[[Problem], object]
+) -> None:
+    """Warn of texts that share many lines with the beginning of the training text."""
+    existing = [text for text in data.train if all(file.is_file() for file in text.files.values())]
+    pairs = itertools.islice(read_texts(existing), MAX_COMPARED)
+    # Errors of the training text do not matter here: no score depends on it.
+    with contextlib.suppress(DataError):
+        for warning in overlap_warnings(pairs, texts, data.unit):
+            on_warning(warning)
 
-    Attention takes time by the square of a length, so one line of 100,000 tokens takes minutes.
+
+def texts_of_split(config: Config, split: str | None) -> dict[str, ParallelText]:
+    """Return the texts of a split by name: `valid`, `test` (all test sets), or that of one.
+
+    Raises:
+        UsageError: there is no such split.
+        DataError: a file is missing.
     """
-    for batch in batches_in_order(store, batch_tokens=LIKELIHOOD_BATCH_TOKENS, start_id=start_id):
-        if max(batch.source.shape[1], batch.target_in.shape[1]) <= LIKELIHOOD_BATCH_TOKENS:
-            yield batch
-
-
-def save_evaluation(evaluation: Evaluation, folder: Path, name: str) -> Path:
-    """Write NAME.hyp.txt and NAME.json into a folder; return the path of the translations."""
-    hypotheses = hypothesis_file(folder, name)
-    write_text(hypotheses, "".join(f"{line}\n" for line in evaluation.hypotheses))
-    write_json(folder / f"{name}.json", as_json(evaluation))
-    return hypotheses
-
-
-def hypothesis_file(folder: Path, name: str) -> Path:
-    """Return where the translations of an evaluation go."""
-    return folder / f"{name}.hyp.txt"
-
-
-def as_json(evaluation: Evaluation) -> dict[str, object]:
-    """Return the numbers of an evaluation as plain data."""
-    likelihood = evaluation.likelihood
-    return {
-        "scores": [asdict(score) for score in evaluation.scores.values()],
-        "loss": likelihood.loss,
-        "perplexity": likelihood.perplexity,
-        "accuracy": likelihood.accuracy,
-        "num_tokens": likelihood.num_tokens,
-        "num_sentences": len(evaluation.hypotheses),
-        "decoding": asdict(evaluation.decoding),
-        "consensus": None if evaluation.mbr is None else asdict(evaluation.mbr),
-        "num_models": evaluation.num_models,
-    }
-
-
-def sacrebleu_command(metric: Metric, reference_file: Path, hypothesis_file: Path) -> str:
-    """Return the command line by which sacrebleu itself prints the same score."""
-    words = [str(reference_file), "-i", str(hypothesis_file), "-m", metric.name, *metric.options]
-    return shlex.join(["sacrebleu", *words])
+    test = config.data.test
+    if split == "valid":
+        valid = config.data.valid
+        assert isinstance(valid, ParallelText), "models that translate have parallel text"
+        texts = {"valid": valid}
+    elif split in test:
+        texts = {split: test[split]}
+    elif split in (None, "test") and test:
+        texts = dict(test)
+    else:
+        raise UsageError(
+            "`split`",
+            "the config has no such split" if split else "the config has no test set",
+            got=split,
+            remedy=f"choose from: {', '.join(['valid', *test])}",
+        )
+    for file in itertools.chain.from_iterable(text.files.values() for text in texts.values()):
+        if not file.is_file():
+            remedy = "put it there, or name another `text`"
+            raise DataError(str(file), "no such file", remedy=remedy)
+    return texts

@@ -1,7 +1,9 @@
-"""Scores of translations, by sacrebleu, with its signatures."""
+"""Scores of translations by sacrebleu, with its signatures."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from sacrebleu.metrics.bleu import BLEU
@@ -13,21 +15,21 @@ from tformer_cli.errors import ConfigError, Problem, UsageError
 
 MetricName = Literal["bleu", "chrf", "ter"]
 
-# sacrebleu's own choice for languages that put no blanks between words.
+# sacrebleu's tokenizers for languages without whitespace between words.
 TOKENIZERS_BY_LANGUAGE = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
-# Of ours, by the tokenizer that needs it.
+# The extra of this package that a tokenizer needs.
 EXTRAS = {"ja-mecab": "ja", "ko-mecab": "ko"}
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A score and all it takes to get it again.
+    """A score with its signature.
 
     Attributes:
         name: BLEU, chrF2, TER, ...
-        score: the number, in points of 100.
-        signature: sacrebleu's description of how it was computed.
-        num_sentences: sentences it was computed over.
+        score: 0 to 100.
+        signature: sacrebleu's description of the computation.
+        num_sentences: number of sentences.
     """
 
     name: str
@@ -41,12 +43,12 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One of sacrebleu's metrics with its settings.
+    """A metric of sacrebleu with its settings.
 
     Attributes:
         name: its name here and on sacrebleu's command line.
         scorer: sacrebleu's object.
-        options: what gives the same settings on sacrebleu's command line.
+        options: the same settings on sacrebleu's command line.
     """
 
     name: MetricName
@@ -54,7 +56,7 @@ class Metric:
     options: tuple[str, ...]
 
     def score(self, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-        """Compare detokenised translations with raw references, line by line."""
+        """Score detokenized translations against raw references."""
         assert len(hypotheses) == len(references)
         result = self.scorer.corpus_score(list(hypotheses), [list(references)])
         return Score(
@@ -63,6 +65,11 @@ class Metric:
             signature=str(self.scorer.get_signature()),
             num_sentences=len(hypotheses),
         )
+
+    def command(self, reference_file: Path, hypothesis_file: Path) -> str:
+        """Return the command line with which sacrebleu itself prints the same score."""
+        files = [str(reference_file), "-i", str(hypothesis_file)]
+        return shlex.join(["sacrebleu", *files, "-m", self.name, *self.options])
 
 
 def build_metric(name: MetricName, config: EvaluationConfig, target_language: str) -> Metric:

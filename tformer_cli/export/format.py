@@ -18,7 +18,7 @@ from tformer_cli.storage.atomic import new_directory
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import EOS_ID
-from tformer_cli.translate.translator import special_tokens
+from tformer_cli.translate.preprocess import special_tokens
 
 
 class Format(ABC):

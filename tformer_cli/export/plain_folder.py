@@ -44,7 +44,7 @@ from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
 from tformer_cli.storage.tensors import metadata_of, read_notes, save_tensors
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
-from tformer_cli.translate.translator import special_tokens
+from tformer_cli.translate.preprocess import special_tokens
 
 Quantization = Literal["float16", "bfloat16", "float32"]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -16,8 +16,13 @@ from tformer_cli.corpus.reader import read_pairs, read_rows
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import DataError
-from tformer_cli.evaluation.evaluate import evaluate, left_out_of_loss, loss_batches
-from tformer_cli.evaluation.likelihood import Likelihood, reference_likelihood
+from tformer_cli.evaluation.evaluate import (
+    Likelihood,
+    evaluate_text,
+    long_lines_warning,
+    loss_batches,
+    reference_likelihood,
+)
 from tformer_cli.evaluation.metrics import Score, build_metric
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.text.tokenizer import Tokenizers
@@ -76,7 +81,7 @@ def validate(
             reference_likelihood(model, batches, device=device, precision=precision, world=world)
         )
     assert isinstance(model, Seq2Seq), "a text and its translation are for those that translate"
-    evaluation = evaluate(
+    evaluation = evaluate_text(
         model,
         Translator.from_model(
             model,
@@ -128,7 +133,7 @@ def check_validation(
     """
     text = config.data.valid
     store = evaluation_store(text, tokenizers, max_length=model.max_length)
-    problem = left_out_of_loss(text, store)
+    problem = long_lines_warning(text, store)
     if problem is not None:
         log(str(problem))
     if isinstance(text, ParallelText):

@@ -18,7 +18,7 @@ from tformer_cli.search.engine import NativeEngine
 from tformer_cli.search.request import Request, SpecialTokens
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import EOS_ID
-from tformer_cli.translate.translator import special_tokens
+from tformer_cli.translate.preprocess import special_tokens
 
 # Places that a table of positions shows at least, where the network knows so many.
 MIN_POSITIONS = 64

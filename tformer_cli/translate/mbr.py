@@ -1,4 +1,4 @@
-"""Minimum-Bayes-risk decoding: the translation that agrees most with all that a search finds."""
+"""Minimum-Bayes-risk decoding: choose the candidate that is most like all others."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -8,14 +8,20 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
+from tformer_cli.config.schema.decoding import (
+    BeamConfig,
+    DecodingConfig,
+    GreedyConfig,
+    SampleConfig,
+)
 from tformer_cli.errors import UsageError
 from tformer_cli.search.request import Hypothesis
+from tformer_cli.translate.check import check_choice, check_positive
 
-# Candidates of sampling, where no other number is asked for.
+# Default number of samples.
 NUM_SAMPLES = 32
-# Digits of a utility that count; those behind them are rounding.
-DIGITS = 9
+# Decimals of a utility that count; the others are rounding errors.
+DECIMALS = 9
 
 Utility = Literal["chrf", "bleu"]
 Matrix = NDArray[np.float64]
@@ -23,36 +29,32 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class MBR:
-    """How to choose among candidates (Kumar and Byrne 2004; Eikema and Aziz 2022).
+    """Minimum-Bayes-risk decoding (Kumar and Byrne 2004; Eikema and Aziz 2022).
 
     Attributes:
-        utility: how like each other two sentences are: chrF2, or BLEU with exponential smoothing
-            and effective order; both as sacrebleu scores a sentence.
-        num_candidates: how many translations of a line to choose from; where it is None the beam
-            size, or 32 of sampling.
+        utility: similarity of two sentences: sentence chrF2, or sentence BLEU with exponential
+            smoothing and effective order, as in sacrebleu.
+        num_candidates: hypotheses of a line to choose from; None for the beam size, or 32 samples.
     """
 
     utility: Utility = "chrf"
     num_candidates: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the choice.
+        """Check both values.
 
         Raises:
-            UsageError: there is no such utility, or there are no candidates.
+            UsageError: there is no such utility, or no candidate.
         """
-        if self.utility not in get_args(Utility):
-            raise UsageError(
-                "`utility`", f"must be one of {', '.join(get_args(Utility))}", got=self.utility
-            )
-        if self.num_candidates is not None and self.num_candidates < 1:
-            raise UsageError("`num_candidates`", "must be at least 1", got=str(self.num_candidates))
+        check_choice("`utility`", self.utility, get_args(Utility))
+        if self.num_candidates is not None:
+            check_positive("`num_candidates`", self.num_candidates)
 
-    def num_wanted(self, decoding: DecodingConfig) -> int:
-        """Return how many candidates a search has to find.
+    def num_hypotheses(self, decoding: DecodingConfig) -> int:
+        """Return how many hypotheses a search must return for each sentence.
 
         Raises:
-            UsageError: it keeps fewer.
+            UsageError: the search returns fewer.
         """
         if isinstance(decoding, GreedyConfig):
             raise UsageError(
@@ -72,111 +74,133 @@ class MBR:
             )
         return self.num_candidates or decoding.beam_size
 
-    def ranked(
-        self, candidates: Sequence[Hypothesis], texts: Sequence[str], *, has_blanks: bool
+    def rerank(
+        self, candidates: Sequence[Hypothesis], texts: Sequence[str], *, uses_whitespace: bool
     ) -> list[Hypothesis]:
-        """Return the candidates by their mean utility, each text once, highest first.
+        """Return the candidates with distinct texts, by mean utility, highest first.
 
         Args:
-            candidates: best first by their own scores, which decide where utilities are equal.
-            texts: what each of them says.
-            has_blanks: whether blanks part words; where they do not, BLEU is over characters.
+            candidates: best first by their own scores, which break ties.
+            texts: text of each candidate.
+            uses_whitespace: whether whitespace separates words; if not, BLEU is over characters.
 
         Returns:
-            Candidates whose `score` is the utility, 0 to 100.
+            Candidates with the mean utility, 0 to 100, as their `score`.
         """
-        # Each distinct text is compared once, and counts as often as it was found.
+        # Each distinct text is compared once, and weighted by its number of candidates.
         firsts: dict[str, Hypothesis] = {}
         for candidate, text in zip(candidates, texts, strict=True):
             firsts.setdefault(text, candidate)
         counts = Counter(texts)
-        shares = np.array([counts[text] / len(texts) for text in firsts])
-        means = self._utilities(list(firsts), has_blanks) @ shares
+        weights = np.array([counts[text] / len(texts) for text in firsts])
+        means = self._utilities(list(firsts), uses_whitespace) @ weights
         scored = [
             replace(candidate, score=mean)
             for candidate, mean in zip(firsts.values(), means.tolist(), strict=True)
         ]
-        return sorted(scored, key=lambda one: -round(one.score, DIGITS))
+        return sorted(scored, key=lambda candidate: -round(candidate.score, DECIMALS))
 
-    def _utilities(self, texts: Sequence[str], has_blanks: bool) -> Matrix:
-        return chrf(texts) if self.utility == "chrf" else bleu(texts, bleu_tokenizer(has_blanks))
+    def _utilities(self, texts: Sequence[str], uses_whitespace: bool) -> Matrix:
+        if self.utility == "chrf":
+            return chrf(texts)
+        return bleu(texts, bleu_tokenizer(uses_whitespace))
+
+
+def resolve_num_hypotheses(search: DecodingConfig, count: int, mbr: MBR | None) -> int:
+    """Return how many hypotheses of a sentence the search must return for `count` translations.
+
+    Raises:
+        UsageError: the search returns fewer, or `count` is below 1.
+    """
+    check_positive("`count`", count)
+    num_hypotheses = count if mbr is None else mbr.num_hypotheses(search)
+    if count > num_hypotheses:
+        raise UsageError(
+            "`count`",
+            f"must be at most the candidates of `mbr` ({num_hypotheses})",
+            got=str(count),
+            remedy=f"use `MBR(num_candidates={count})`",
+        )
+    if isinstance(search, SampleConfig):
+        return num_hypotheses
+    beam_size = search.beam_size if isinstance(search, BeamConfig) else 1
+    if count > beam_size:
+        raise UsageError(
+            "`count`",
+            f"must be at most the beam size ({beam_size})",
+            got=str(count),
+            remedy=f"use `BeamConfig(beam_size={count})`",
+        )
+    return num_hypotheses
 
 
 def chrf(texts: Sequence[str]) -> Matrix:
-    """Return the sentence chrF2 (Popović 2015) of each text, a row, against each other, a column.
+    """Return the sentence chrF2 (Popović 2015) of each text (row) against each (column).
 
-    As sacrebleu does by default: n-grams of up to six characters, blanks left out, and precision
-    and recall are means over the lengths that both texts have.
+    sacrebleu's defaults: character n-grams up to 6 without whitespace; precision and recall are
+    averaged over the orders that both texts have.
     """
     precision, recall, num_orders = np.zeros((3, len(texts), len(texts)))
-    for matches, totals in overlaps(["".join(text.split()) for text in texts], 6):
-        have = np.minimum(totals[:, None], totals) > 0
+    for matches, totals in ngram_overlaps(["".join(text.split()) for text in texts], 6):
         precision += matches / np.maximum(totals, 1)[:, None]
         recall += matches / np.maximum(totals, 1)
-        num_orders += have
+        num_orders += np.minimum(totals[:, None], totals) > 0
     precision, recall = (part / np.maximum(num_orders, 1) for part in (precision, recall))
     weighted = 4 * precision + recall
     return 100 * 5 * precision * recall / np.where(weighted > 0, weighted, 1.0)
 
 
 def bleu(texts: Sequence[str], tokenize: Callable[[str], str]) -> Matrix:
-    """Return the sentence BLEU of each text, a row, against each other, a column.
+    """Return the sentence BLEU of each text (row) against each (column).
 
-    As sacrebleu does by `effective_order`: orders that a text is too short for are left out, and
-    of those without a match the first counts as half a match, the next as a quarter (NIST).
-
-    Args:
-        texts: sentences.
-        tokenize: parts tokens by blanks.
+    sacrebleu's `effective_order`: orders longer than the text are left out. Orders without a match
+    are smoothed: the first counts as 1/2 of a match, the next as 1/4 (NIST).
     """
     words = [tuple(tokenize(text.rstrip()).split()) for text in texts]
     lengths = np.array([len(sentence) for sentence in words], dtype=np.float64)
     shape = (len(texts), len(texts))
     log_precision, num_orders, has_match = np.zeros(shape), np.zeros(len(texts)), np.zeros(shape)
-    credit = np.ones(shape)
-    for matches, totals in overlaps(words, 4):
-        is_long = totals > 0
-        credit[matches == 0] /= 2
-        counted = np.where(matches == 0, credit, matches) / np.maximum(totals, 1)[:, None]
-        log_precision += np.where(is_long[:, None], np.log(counted), 0.0)
-        num_orders += is_long
+    smoothed = np.ones(shape)
+    for matches, totals in ngram_overlaps(words, 4):
+        has_order = totals > 0
+        smoothed[matches == 0] /= 2
+        counts = np.where(matches == 0, smoothed, matches) / np.maximum(totals, 1)[:, None]
+        log_precision += np.where(has_order[:, None], np.log(counts), 0.0)
+        num_orders += has_order
         has_match += matches
-    shortness = np.maximum(lengths / np.maximum(lengths, 1)[:, None], 1.0)  # reference / own
-    brevity = np.exp(1 - shortness)
+    # Reference length divided by own length.
+    shortness = np.maximum(lengths / np.maximum(lengths, 1)[:, None], 1.0)
+    brevity_penalty = np.exp(1 - shortness)
     precision = np.exp(log_precision / np.maximum(num_orders, 1)[:, None])
-    return np.where(has_match > 0, 100 * brevity * precision, 0.0)
+    return np.where(has_match > 0, 100 * brevity_penalty * precision, 0.0)
 
 
-def bleu_tokenizer(has_blanks: bool) -> Callable[[str], str]:
-    """Return sacrebleu's tokenizer 13a, or for a language without blanks that of characters."""
+def bleu_tokenizer(uses_whitespace: bool) -> Callable[[str], str]:
+    """Return sacrebleu's tokenizer 13a, or that of characters for a language without whitespace."""
     from sacrebleu.metrics.bleu import BLEU
 
-    tokenizer: Callable[[str], str] = BLEU(tokenize="13a" if has_blanks else "char").tokenizer
+    tokenizer: Callable[[str], str] = BLEU(tokenize="13a" if uses_whitespace else "char").tokenizer
     return tokenizer
 
 
-def overlaps(
-    sequences: Sequence[str | tuple[str, ...]], most: int
+def ngram_overlaps(
+    sequences: Sequence[str | tuple[str, ...]], max_order: int
 ) -> Iterator[tuple[Matrix, Matrix]]:
-    """Yield for n-grams of each order up to `most` how many two sequences share.
-
-    Returns:
-        Matches (n, n) of each with each, an n-gram as often as both have it, and totals (n,).
-    """
-    for order in range(1, most + 1):
+    """Yield the clipped n-gram matches (n, n) and the n-gram counts (n,) of each order."""
+    for order in range(1, max_order + 1):
         ngrams = [
-            Counter(sequence[place : place + order] for place in range(len(sequence) - order + 1))
+            Counter(sequence[i : i + order] for i in range(len(sequence) - order + 1))
             for sequence in sequences
         ]
         columns: dict[str | tuple[str, ...], int] = {}
-        for own in ngrams:
-            for ngram in own:
+        for counter in ngrams:
+            for ngram in counter:
                 columns.setdefault(ngram, len(columns))
         counts = np.zeros((len(sequences), len(columns)))
-        for row, own in zip(counts, ngrams, strict=True):
-            row[[columns[ngram] for ngram in own]] = list(own.values())
+        for row, counter in zip(counts, ngrams, strict=True):
+            row[[columns[ngram] for ngram in counter]] = list(counter.values())
         matches = np.zeros((len(sequences), len(sequences)))
-        # min(a, b) is the number of those k from 1 that both reach.
+        # min(a, b) is the number of k >= 1 with k <= a and k <= b.
         for k in range(1, int(counts.max(initial=0)) + 1):
             reached = (counts >= k).astype(np.float64)
             matches += reached @ reached.T

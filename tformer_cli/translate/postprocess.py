@@ -1,4 +1,4 @@
-"""Translations in words: what hypotheses in token ids make of a line."""
+"""Token ids to text: the hypotheses of a line's pieces become its translations."""
 
 import heapq
 import itertools
@@ -13,19 +13,17 @@ from tformer_cli.text.tokenizer import Tokenizers
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """One translation of a line.
+    """A translation of a line.
 
     Attributes:
         text: the translation.
-        tokens: its tokens as the model wrote them.
-        score: what the search ranked it by; of a line in pieces the mean over them.
-        log_prob: natural logarithm of its probability; of a line in pieces the sum over them.
-        finished: whether it ends where the model ends it, rather than at the length limit; of a
-            line in pieces whether all of them do.
-        source_tokens: the tokens of the line as the model read them; None without alignments.
-        alignments: pairs of a word of the line, as its tokenizer spells it, and a word that comes
-            from it, counted from 0, where they were asked for; in a language without blanks each
-            token counts as a word.
+        tokens: its tokens, EOS excluded.
+        score: score of the search; the mean over the pieces of a line.
+        log_prob: natural logarithm of its probability; the sum over the pieces of a line.
+        finished: whether every piece ended with EOS and not at the length limit.
+        source_tokens: tokens of the line, EOS excluded; None without alignments.
+        alignments: pairs (source word, target word), counted from 0, if asked for; in a language
+            without whitespace each token counts as a word.
     """
 
     text: str
@@ -38,85 +36,87 @@ class Translation:
 
 
 class Postprocessor:
-    """Puts hypotheses into words."""
+    """Decodes hypotheses and joins the pieces of a line.
 
-    def __init__(self, tokenizers: Tokenizers, *, blank: str, source_blank: str) -> None:
-        """Join the tokenizers and what stands between sentences.
+    Attributes:
+        separator: what stands between two sentences of the target language: a space, or nothing.
+        source_separator: the same for the source language.
+    """
 
-        Args:
-            tokenizers: of the model.
-            blank: what joins the translations of the pieces of a line.
-            source_blank: likewise in the source language.
-        """
+    def __init__(self, tokenizers: Tokenizers, *, separator: str, source_separator: str) -> None:
         self.tokenizers = tokenizers
-        self.blank = blank
-        self.source_blank = source_blank
+        self.separator = separator
+        self.source_separator = source_separator
 
-    def translation(self, pieces: Sequence[Hypothesis]) -> Translation:
-        """Return what the translations of the pieces of a line make together."""
+    def decode(self, pieces: Sequence[Hypothesis]) -> Translation:
+        """Return the translation of a line from one hypothesis for each of its pieces."""
         target = self.tokenizers.target
         texts = [target.decode(piece.token_ids) for piece in pieces]
         return Translation(
-            text=self.blank.join(text for text in texts if text),
+            text=self.separator.join(text for text in texts if text),
             tokens=tuple(token for piece in pieces for token in target.tokens(piece.token_ids)),
             score=sum(piece.score for piece in pieces) / len(pieces),
             log_prob=sum(piece.log_prob for piece in pieces),
             finished=all(piece.finished for piece in pieces),
         )
 
-    def aligned(
+    def decode_aligned(
         self,
         aligner: Aligner,
-        lines_in_pieces: Sequence[Sequence[Request]],
+        requests: Sequence[Sequence[Request]],
         chosen: Sequence[Sequence[Sequence[Hypothesis]]],
     ) -> Iterator[list[Translation]]:
-        """Yield the translations of each line with their alignments.
+        """Yield the translations of each line, with word alignments.
 
         Args:
-            aligner: says what tokens look at.
-            lines_in_pieces: what was asked of each line.
-            chosen: the ways to translate each line, each of them a hypothesis a piece.
+            aligner: aligns target tokens to source tokens.
+            requests: the pieces of each line.
+            chosen: the translations of each line, a hypothesis for each piece.
         """
-        both = list(zip(lines_in_pieces, chosen, strict=True))
+        lines = list(zip(requests, chosen, strict=True))
         links = iter(
             aligner.align(
                 [
-                    (piece.source, [parts[place].token_ids for parts in ways])
-                    for pieces, ways in both
-                    for place, piece in enumerate(pieces)
+                    (piece.source, [hypotheses[index].token_ids for hypotheses in translations])
+                    for pieces, translations in lines
+                    for index, piece in enumerate(pieces)
                 ]
             )
         )
-        for pieces, ways in both:
-            links_of_ways = zip(*[next(links) for _ in pieces], strict=True)
+        for pieces, translations in lines:
+            by_translation = zip(*[next(links) for _ in pieces], strict=True)
             yield [
-                self._with_alignments(self.translation(parts), pieces, parts, links_of_parts)
-                for parts, links_of_parts in zip(ways, links_of_ways, strict=True)
+                self._with_alignments(self.decode(hypotheses), pieces, hypotheses, token_links)
+                for hypotheses, token_links in zip(translations, by_translation, strict=True)
             ]
 
     def _with_alignments(
         self,
         translation: Translation,
         pieces: Sequence[Request],
-        parts: Sequence[Hypothesis],
+        hypotheses: Sequence[Hypothesis],
         links: Sequence[Sequence[int]],
     ) -> Translation:
-        """Return a translation with what the links between the tokens of its pieces make of it."""
+        """Turn the source position of each target token into pairs of words."""
         source, target = self.tokenizers.source, self.tokenizers.target
         sources = [piece.source[:-1] for piece in pieces]
-        written = [part.token_ids for part in parts]
-        # With a blank behind each: in a language that has none there, nobody counts words.
-        texts = [f"{target.decode(ids)} " for ids in written]
+        targets = [hypothesis.token_ids for hypothesis in hypotheses]
+        # A space ends the last word of a piece. Without whitespace, words are not counted.
+        texts = [f"{target.decode(ids)} " for ids in targets]
         starts = itertools.accumulate((len(ids) for ids in sources), initial=0)
         return replace(
             translation,
             source_tokens=tuple(source.tokens([token for ids in sources for token in ids])),
             alignments=aligned_units(
-                [start + link for start, own in zip(starts, links, strict=False) for link in own],
+                [
+                    start + link
+                    for start, piece in zip(starts, links, strict=False)
+                    for link in piece
+                ],
                 unit_indices(
-                    source, sources, [piece.first_word for piece in pieces], self.source_blank
+                    source, sources, [piece.first_word for piece in pieces], self.source_separator
                 ),
-                unit_indices(target, written, first_word_indices(texts), self.blank),
+                unit_indices(target, targets, first_word_indices(texts), self.separator),
             ),
         )
 
@@ -124,22 +124,19 @@ class Postprocessor:
 def best_combinations(
     pieces: Sequence[Sequence[Hypothesis]], count: int
 ) -> list[tuple[Hypothesis, ...]]:
-    """Return the `count` ways to take a translation of each piece whose scores sum highest.
+    """Return the `count` combinations of one hypothesis a piece with the highest sums of scores.
 
     Args:
-        pieces: the translations of each piece, best first.
-        count: how many ways are wanted; fewer come where there are fewer.
-
-    Returns:
-        One translation a piece, the best way first.
+        pieces: hypotheses of each piece, best first.
+        count: maximum number of combinations.
     """
     best: list[tuple[float, tuple[Hypothesis, ...]]] = [(0.0, ())]
     for hypotheses in pieces:
-        # Of ranks i and j, counted from one, i * j - 1 other pairs are no worse.
+        # For ranks i and j, counted from 1, at least i * j - 1 other pairs are no worse.
         pairs = (
-            (total + hypothesis.score, (*chosen, hypothesis))
-            for rank, (total, chosen) in enumerate(best, start=1)
+            (total + hypothesis.score, (*combination, hypothesis))
+            for rank, (total, combination) in enumerate(best, start=1)
             for hypothesis in hypotheses[: count // rank]
         )
         best = heapq.nlargest(count, pairs, key=lambda pair: pair[0])
-    return [chosen for _, chosen in best]
+    return [combination for _, combination in best]

@@ -1,10 +1,12 @@
-"""From lines to what is asked of a search: one request a line, or one for each piece of it."""
+"""Text to token ids: a line becomes one request to the search, or one for each of its pieces."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
 
-from tformer_cli.errors import DataError, Problem
-from tformer_cli.search.request import Request
+from tformer_cli.config.schema.model import ModelConfig
+from tformer_cli.errors import DataError, Problem, UsageError
+from tformer_cli.search.request import Request, SpecialTokens
 from tformer_cli.text.segments import (
     Terminology,
     first_word_indices,
@@ -13,88 +15,108 @@ from tformer_cli.text.segments import (
     truncate_text,
 )
 from tformer_cli.text.subword import MarianTokenizer
-from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import EOS_ID
+from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
+from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID
+from tformer_cli.translate.check import check_choice, check_positive
 
-# Numbers the pieces of a line, for what is drawn at random.
+# Pieces of a line at most; piece i of line n has the number n * MAX_PIECES + i when sampling.
 MAX_PIECES = 1 << 20
-
-# What a phrase stands behind, in a language without blanks.
+# Context that makes a tokenizer encode a phrase as in the middle of a text without whitespace.
 FULL_STOP = "。"
 
 LongLines = Literal["split", "truncate", "error"]
+Ids = tuple[int, ...]
 
 
+def special_tokens(target: Tokenizer, model: ModelConfig) -> SpecialTokens:
+    """Return the ids of a target vocabulary that have a meaning to a search."""
+    return SpecialTokens(DECODER_START_IDS[model.kind], EOS_ID, target.suppressed_ids)
+
+
+class InputLine(NamedTuple):
+    """A line to translate.
+
+    Attributes:
+        text: source text.
+        prefix: how its translation begins; for a line in pieces, that of the first piece.
+        phrases: required phrases, each as often as it is listed.
+    """
+
+    text: str
+    prefix: str = ""
+    phrases: Sequence[str] = ()
+
+
+@dataclass(kw_only=True)
 class Preprocessor:
-    """Makes the requests of lines."""
+    """Encodes lines. A long line is split into pieces, truncated or refused.
 
-    def __init__(
-        self,
-        tokenizers: Tokenizers,
-        *,
-        max_source_length: int,
-        max_source_sentences: int | None,
-        max_target_length: int | None,
-        long_lines: LongLines,
-        has_blanks: bool,
-        banned: Sequence[str],
-        terminology: Terminology | None,
-        on_warning: Callable[[Problem], object],
-        on_sentences: Callable[[Problem], object],
-    ) -> None:
-        """Set what all lines have in common.
+    Attributes:
+        tokenizers: of the model.
+        max_source_length: maximum number of source tokens, EOS excluded.
+        max_source_sentences: maximum number of sentences in a piece; None for no limit.
+        max_positions: positions that the model has learnt, one of them for EOS; None for any.
+        long_lines: what to do with a line above `max_source_length`.
+        uses_whitespace: whether whitespace separates the words of the target language.
+    """
 
-        Args:
-            tokenizers: of the model.
-            max_source_length: tokens of a line, `</s>` not counted, above which it is long.
-            max_source_sentences: sentences of a piece of a line; None sets no limit.
-            max_target_length: tokens of the longest translation that the model can write, `</s>`
-                counted, or None where any length will do.
-            long_lines: what becomes of a long line.
-            has_blanks: whether the target language has blanks between words.
-            banned: words and phrases that no translation contains.
-            terminology: terms whose translations are required where a line has them.
-            on_warning: called with each long line that is split or truncated.
-            on_sentences: called with each other line that is split.
+    tokenizers: Tokenizers
+    max_source_length: int
+    max_source_sentences: int | None
+    max_positions: int | None
+    long_lines: LongLines
+    uses_whitespace: bool
+    _has_warned_of_sentences: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        """Check the limits.
 
         Raises:
-            DataError: a banned phrase has no token, or one that no translation has.
+            UsageError: a limit is below 1 or above the learnt positions; or an unknown choice.
         """
-        self.tokenizers = tokenizers
-        self.max_source_length = max_source_length
-        self.max_source_sentences = max_source_sentences
-        self.max_target_length = max_target_length
-        self.long_lines = long_lines
-        self.has_blanks = has_blanks
-        self.terminology = terminology
-        self.on_warning = on_warning
-        self.on_sentences = on_sentences
-        self.banned = self._spellings(banned)
+        check_positive("`max_source_length`", self.max_source_length)
+        if self.max_source_sentences is not None:
+            check_positive("`max_source_sentences`", self.max_source_sentences)
+        check_choice("`long_lines`", self.long_lines, get_args(LongLines))
+        if self.max_positions is not None and self.max_source_length >= self.max_positions:
+            raise UsageError(
+                "`max_source_length`",
+                f"must be below the positions that the model has learnt ({self.max_positions})",
+                got=str(self.max_source_length),
+                remedy="leave it out, or train with model.positions: {kind: sinusoidal}",
+            )
 
-    def of(
-        self, line: str, prefix: str, phrases: Sequence[str], *, number: int, where: str
+    def encode(
+        self,
+        line: InputLine,
+        *,
+        number: int,
+        where: str,
+        banned: Sequence[Ids] = (),
+        terminology: Terminology | None = None,
+        on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> list[Request]:
-        """Return the requests of a line.
+        """Return the request of each piece of a line.
 
         Args:
-            line: source text.
-            prefix: what its translation begins with; of a line in pieces that of the first one.
-            phrases: what its translation contains.
-            number: of the line.
-            where: the line, for messages.
+            line: text, prefix and required phrases.
+            number: line number, which determines sampling noise.
+            where: file and line, for messages.
+            banned: ids of phrases that no translation contains, from `encode_banned`.
+            terminology: terms whose translations are required where a piece contains them.
+            on_warning: called if the line is split or truncated; for its number of sentences, only
+                for the first such line.
 
         Raises:
-            DataError: the line is long, and that is an error here, or it has phrases and is cut
-                into pieces; or a prefix or a phrase has a token that no translation has, or they
-                are longer than what the model can write, or contain a banned phrase; or a phrase
-                has no token.
+            DataError: the line is too long (`long_lines="error"`), is split although it has
+                phrases, or its prefix or phrases cannot occur in a translation.
         """
         whose = f"the prefix of {where}"
-        first = self._possible(self.tokenizers.target.encode(prefix), prefix, whose)
-        self._check_not_banned(first, prefix, whose)
-        pieces = self._pieces(line, where)
-        if phrases and len(pieces) > 1:
-            is_long = len(self.tokenizers.source.encode(line)) > self.max_source_length
+        prefix = self._check_tokens(self.tokenizers.target.encode(line.prefix), line.prefix, whose)
+        _check_not_banned(prefix, line.prefix, whose, banned)
+        pieces = self._pieces(line.text, where, on_warning)
+        if line.phrases and len(pieces) > 1:
+            is_long = len(self.tokenizers.source.encode(line.text)) > self.max_source_length
             argument = "max_source_length" if is_long else "max_source_sentences"
             raise DataError(
                 where,
@@ -103,70 +125,84 @@ class Preprocessor:
                 remedy=f"split it and them, or raise `{argument}`",
             )
         words = first_word_indices([text for text, _ in pieces])
-        requests = [
-            Request(
+        requests = []
+        for index, ((text, source), word) in enumerate(zip(pieces, words, strict=True)):
+            terms = [] if terminology is None else terminology.target_terms(text)
+            phrases = [*line.phrases, *(term for term in terms if term not in line.phrases)]
+            request = Request(
                 source=source,
-                prefix=() if place else first,
-                banned=self.banned,
-                required=self._required(text, phrases, where),
-                number=number * MAX_PIECES + place,
+                prefix=() if index else prefix,
+                banned=tuple(banned),
+                required=self._encode_required(phrases, where, banned),
+                number=number * MAX_PIECES + index,
                 first_word=word,
             )
-            for place, ((text, source), word) in enumerate(zip(pieces, words, strict=True))
-        ]
-        self._check_has_room(requests, where)
+            self._check_positions(request, where)
+            requests.append(request)
         return requests
 
-    def _check_has_room(self, requests: Sequence[Request], where: str) -> None:
-        """Check that the model can write what translations begin with and contain.
+    def encode_banned(self, phrases: Sequence[str]) -> list[Ids]:
+        """Return the ids of phrases, at the beginning of a translation and within it.
 
         Raises:
-            DataError: it cannot.
+            DataError: a phrase has no token, or one that no translation contains.
         """
-        most = self.max_target_length
-        needed = max(len(one.prefix) + sum(map(len, one.required)) + 1 for one in requests)
-        if most is not None and needed > most:
+        encode = self.tokenizers.target.encode
+        encoded = (
+            self._check_phrase(ids, phrase, "`banned`")
+            for phrase in phrases
+            for ids in (encode(phrase), self._encode_within(phrase))
+        )
+        return list(dict.fromkeys(encoded))
+
+    def _check_positions(self, request: Request, where: str) -> None:
+        needed = len(request.prefix) + sum(map(len, request.required)) + 1
+        if self.max_positions is not None and needed > self.max_positions:
             raise DataError(
                 where,
-                f"demands a translation beyond the positions that the model has learnt ({most})",
+                "demands a translation beyond the positions that the model has learnt "
+                f"({self.max_positions})",
                 got=f"{needed:,} tokens",
                 remedy="shorten its prefix or its required phrases",
             )
 
-    def _pieces(self, line: str, where: str) -> list[tuple[str, list[int]]]:
-        """Return the text and the source ids of a line, or of each piece of one that is split."""
-        encode, most = self.tokenizers.source.encode, self.max_source_length
+    def _pieces(
+        self, line: str, where: str, on_warning: Callable[[Problem], object]
+    ) -> list[tuple[str, list[int]]]:
+        """Return text and source ids of each piece of a line; a short line is one piece."""
+        encode, limit = self.tokenizers.source.encode, self.max_source_length
         ids = encode(line)
-        is_long, num_sentences = len(ids) > most, self._num_too_many(line)
+        is_long, num_sentences = len(ids) > limit, self._num_excess_sentences(line)
         if not is_long and not num_sentences:
-            return [(line, _ended(ids))]
-        what, got = f"is longer than {most:,} tokens", f"{len(ids):,}"
+            return [(line, _with_eos(ids))]
+        what, got = f"is longer than {limit:,} tokens", f"{len(ids):,}"
         if self.long_lines == "error":
             raise DataError(where, what, got=got, remedy='split it, or use `long_lines="split"`')
         if self.long_lines == "truncate":
-            pieces = [ids[:most]]
-            texts = [truncate_text(line, most, lambda text: len(encode(text)))]
-            outcome = f"only the first {most:,} are translated"
+            texts = [truncate_text(line, limit, lambda text: len(encode(text)))]
+            pieces = [ids[:limit]]
+            outcome = f"only the first {limit:,} are translated"
         else:
             code, rest = self._split_code(line)
-            # No sentence of training begins or ends in blanks; to some tokenizers they are tokens.
+            # Training sentences neither begin nor end with whitespace, and some tokenizers have
+            # tokens for it.
             texts = segment_text(
                 rest.strip(),
-                most,
+                limit,
                 lambda text: len(encode(code + text.strip())),
                 max_sentences=self.max_source_sentences,
             )
-            # A single character may have more tokens than there is room for.
-            pieces = [encode(code + text.strip())[:most] for text in texts]
-            noun = "piece" if len(pieces) == 1 else "pieces"
-            outcome = f"translated in {len(pieces):,} {noun}"
+            # A single character can have more tokens than the limit.
+            pieces = [encode(code + text.strip())[:limit] for text in texts]
+            outcome = f"translated in {len(pieces):,} {'piece' if len(pieces) == 1 else 'pieces'}"
         if is_long:
-            self.on_warning(Problem(where, what, got, outcome))
-        else:
-            self.on_sentences(_too_many_sentences(where, num_sentences, self.max_source_sentences))
-        return [(text, _ended(piece)) for text, piece in zip(texts, pieces, strict=True)]
+            on_warning(Problem(where, what, got, outcome))
+        elif not self._has_warned_of_sentences:
+            self._has_warned_of_sentences = True
+            on_warning(_sentences_warning(where, num_sentences, self.max_source_sentences))
+        return [(text, _with_eos(piece)) for text, piece in zip(texts, pieces, strict=True)]
 
-    def _num_too_many(self, line: str) -> int:
+    def _num_excess_sentences(self, line: str) -> int:
         """Return the number of sentences of a line that is split for them, else 0."""
         if self.long_lines != "split" or self.max_source_sentences is None:
             return 0
@@ -174,81 +210,63 @@ class Preprocessor:
         return count if count > self.max_source_sentences else 0
 
     def _split_code(self, line: str) -> tuple[str, str]:
-        """Return what each piece of a line has to begin with, and the rest of the line."""
+        """Return the language code with which each piece begins, and the rest of the line."""
         source = self.tokenizers.source
         return source.split_code(line) if isinstance(source, MarianTokenizer) else ("", line)
 
-    def _required(
-        self, text: str, phrases: Sequence[str], where: str
-    ) -> tuple[tuple[int, ...], ...]:
-        """Return the ids of what the translation of a piece of source text must contain."""
-        terms = [] if self.terminology is None else self.terminology.target_terms(text)
+    def _encode_required(
+        self, phrases: Sequence[str], where: str, banned: Sequence[Ids]
+    ) -> tuple[Ids, ...]:
+        whose = f"a required phrase of {where}"
         required = []
-        for phrase in (*phrases, *(term for term in terms if term not in phrases)):
-            whose = f"a required phrase of {where}"
-            ids = self._phrase(self._ids_within(phrase), phrase, whose)
-            self._check_not_banned(ids, phrase, whose)
+        for phrase in phrases:
+            ids = self._check_phrase(self._encode_within(phrase), phrase, whose)
+            _check_not_banned(ids, phrase, whose, banned)
             required.append(ids)
         return tuple(required)
 
-    def _check_not_banned(self, ids: Sequence[int], text: str, where: str) -> None:
-        """Check that a text may come in a translation.
-
-        Raises:
-            DataError: a banned phrase is in it.
-        """
-        if any(_contains(ids, one) for one in self.banned):
-            raise DataError(where, "contains a banned word", got=repr(text))
-
-    def _spellings(self, phrases: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Return the ids of banned phrases, as they begin a translation and as they go on in it."""
-        encode = self.tokenizers.target.encode
-        spelled = (
-            self._phrase(ids, phrase, "`banned`")
-            for phrase in phrases
-            for ids in (encode(phrase), self._ids_within(phrase))
-        )
-        return tuple(dict.fromkeys(spelled))
-
-    def _ids_within(self, phrase: str) -> list[int]:
+    def _encode_within(self, phrase: str) -> list[int]:
         """Return the ids of a phrase that does not begin a translation."""
         encode = self.tokenizers.target.encode
-        if self.has_blanks:
+        if self.uses_whitespace:
             return encode(phrase)
-        # The first piece of a text has a blank before it; a language without blanks has none later.
-        begin, whole = encode(FULL_STOP), encode(FULL_STOP + phrase)
-        is_apart = whole[: len(begin)] == begin
-        return whole[len(begin) :] if is_apart else encode(phrase)
+        # A tokenizer puts a space before the first word of a text. Without whitespace between
+        # words, later ones have none.
+        context, whole = encode(FULL_STOP), encode(FULL_STOP + phrase)
+        is_separate = whole[: len(context)] == context
+        return whole[len(context) :] if is_separate else encode(phrase)
 
-    def _phrase(self, ids: Sequence[int], phrase: str, where: str) -> tuple[int, ...]:
-        """Return the ids of a phrase, of which there are some, and all possible."""
+    def _check_phrase(self, ids: Sequence[int], phrase: str, where: str) -> Ids:
         if not ids:
             raise DataError(where, "has no token", got=repr(phrase))
-        return self._possible(ids, phrase, where)
+        return self._check_tokens(ids, phrase, where)
 
-    def _possible(self, target_ids: Sequence[int], text: str, where: str) -> tuple[int, ...]:
-        """Return the ids of a text, all of which a translation may have."""
-        target, ids = self.tokenizers.target, tuple(target_ids)
-        if impossible := set(ids) & set(target.suppressed_ids):
-            token = target.tokens([min(impossible)])[0]
+    def _check_tokens(self, ids: Sequence[int], text: str, where: str) -> Ids:
+        target = self.tokenizers.target
+        if suppressed := set(ids) & set(target.suppressed_ids):
+            token = target.tokens([min(suppressed)])[0]
             raise DataError(
                 where, "has a token that no translation has", got=f"{token} in {text!r}"
             )
-        return ids
+        return tuple(ids)
 
 
-def _contains(ids: Sequence[int], phrase: Sequence[int]) -> bool:
-    places = range(len(ids) - len(phrase) + 1)
-    return any(tuple(ids[place : place + len(phrase)]) == tuple(phrase) for place in places)
+def _check_not_banned(ids: Ids, text: str, where: str, banned: Sequence[Ids]) -> None:
+    if any(_contains(ids, phrase) for phrase in banned):
+        raise DataError(where, "contains a banned word", got=repr(text))
 
 
-def _ended(ids: Sequence[int]) -> list[int]:
-    """Put the end token after the ids of a sentence; an empty one stays empty."""
+def _contains(ids: Ids, phrase: Ids) -> bool:
+    starts = range(len(ids) - len(phrase) + 1)
+    return any(ids[start : start + len(phrase)] == phrase for start in starts)
+
+
+def _with_eos(ids: Sequence[int]) -> list[int]:
+    """Return ids with EOS; an empty sentence stays empty."""
     return [*ids, EOS_ID] if ids else []
 
 
-def _too_many_sentences(where: str, count: int, most: int | None) -> Problem:
-    """Return what is said of the first line that is split for its sentences."""
+def _sentences_warning(where: str, count: int, limit: int | None) -> Problem:
     what = "has more sentences than a training line"
-    how = "sentence by sentence" if most == 1 else f"at most {most} sentences at a time"
+    how = "sentence by sentence" if limit == 1 else f"at most {limit} sentences at a time"
     return Problem(where, what, str(count), f"such lines are translated {how}")

@@ -1,4 +1,4 @@
-"""Lines and given translations in, how probable they are out, in the order given."""
+"""Forced decoding: how probable a model finds given translations."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -11,22 +11,22 @@ from tformer_cli.search.scoring import Scorer
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import EOS_ID
 
-# Longest source or target that is scored, in tokens. Attention takes time by the square of that.
+# Maximum source or target length that is scored, in tokens: attention is quadratic in it.
 MAX_TOKENS = 4096
-# Pairs read before they are sorted by length and scored, as many as lines of a translator's window.
+# Pairs that are read before they are sorted by length and scored.
 WINDOW_PAIRS = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredPair:
-    """A line with a given translation, and how probable a model finds that.
+    """A given translation of a line, and its probability.
 
     Attributes:
         source: the line.
         target: the translation.
-        tokens: of the translation, `</s>` at the end.
-        token_log_probs: natural logarithm of the probability of each token, given those before
-            it; -inf of one that no search can write there; NaN in a pair that is too long.
+        tokens: of the translation, EOS included.
+        token_log_probs: natural logarithm of the probability of each token, given the ones before
+            it; -inf for a token that no search generates there; NaN in a pair that is too long.
     """
 
     source: str
@@ -36,7 +36,7 @@ class ScoredPair:
 
     @property
     def log_prob(self) -> float:
-        """Natural logarithm of the probability of the whole translation."""
+        """Natural logarithm of the probability of the translation."""
         return sum(self.token_log_probs)
 
 
@@ -49,19 +49,18 @@ def score_pairs(
     on_done: Callable[[int], object] = lambda count: None,
     on_warning: Callable[[Problem], object] = lambda problem: None,
 ) -> Iterator[ScoredPair]:
-    """Yield each line and its translation with their log probabilities, in the order given.
+    """Yield the token log probabilities of given translations, in the order given.
 
-    The tokens are those that the text of the translation becomes. A search may have written the
-    same text with others, and then says another number of it.
+    The tokens are those of the tokenizer. A search can generate the same text by other tokens,
+    with another probability.
 
     Args:
-        scorer: of token ids.
-        tokenizers: of the model behind the scorer.
-        pairs: (source, target) lines, read ahead by a window.
-        names: of the files that they are from, for messages.
+        scorer: scores token ids.
+        tokenizers: of the same model.
+        pairs: (source, target) lines, read ahead by `WINDOW_PAIRS`.
+        names: files of both sides, for messages.
         on_done: called with the number of pairs whenever some are scored.
-        on_warning: called with each pair that has a side of more than MAX_TOKENS, which is not
-            scored.
+        on_warning: called for each pair with a side of more than `MAX_TOKENS`, which has no score.
 
     Raises:
         DataError: a line is longer than the positions that the model has learnt.
@@ -72,31 +71,25 @@ def score_pairs(
         targets = tokenizers.target.encode_batch([target for _, target in window])
         if scorer.max_length is not None:
             for name, sentences in zip(names, (sources, targets), strict=True):
-                for place, ids in enumerate(sentences, start=number):
+                for line, ids in enumerate(sentences, start=number):
                     if len(ids) >= scorer.max_length:
-                        raise too_long_error(f"{name}:{place}", len(ids) + 1, scorer.max_length)
-        long = {
-            place: max(len(source), len(target))
-            for place, (source, target) in enumerate(zip(sources, targets, strict=True))
-            if max(len(source), len(target)) > MAX_TOKENS
-        }
-        for place, length in long.items():
-            on_warning(
-                Problem(
-                    f"{names[0]}:{number + place}",
-                    f"has a side of more than {MAX_TOKENS} tokens, and the pair is not scored",
-                    f"{length} tokens",
-                )
-            )
-        found = scorer.score(
+                        raise too_long_error(f"{name}:{line}", len(ids) + 1, scorer.max_length)
+        lengths = [max(map(len, sides)) for sides in zip(sources, targets, strict=True)]
+        for line, length in enumerate(lengths, start=number):
+            if length > MAX_TOKENS:
+                what = f"has a side of more than {MAX_TOKENS} tokens, and the pair is not scored"
+                on_warning(Problem(f"{names[0]}:{line}", what, f"{length} tokens"))
+        log_probs = scorer.score(
             [
-                ([], []) if place in long else ([*ids, EOS_ID] if ids else [], target)
-                for place, (ids, target) in enumerate(zip(sources, targets, strict=True))
+                ([*source, EOS_ID] if source else [], target) if length <= MAX_TOKENS else ([], [])
+                for source, target, length in zip(sources, targets, lengths, strict=True)
             ],
             on_done=on_done,
         )
-        for place, ((source, target), ids) in enumerate(zip(window, targets, strict=True)):
+        scored = zip(window, targets, lengths, log_probs, strict=True)
+        for (source, target), ids, length, token_log_probs in scored:
             tokens = tuple(tokenizers.target.tokens([*ids, EOS_ID]))
-            log_probs = (math.nan,) * len(tokens) if place in long else found[place]
-            yield ScoredPair(source, target, tokens, log_probs)
+            if length > MAX_TOKENS:
+                token_log_probs = (math.nan,) * len(tokens)
+            yield ScoredPair(source, target, tokens, token_log_probs)
         number += len(window)

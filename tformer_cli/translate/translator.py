@@ -1,55 +1,108 @@
-"""Strings in, strings out, in the order given, over any engine."""
+"""Translate lines of text: text -> ids -> search -> text, in the order given, by any engine."""
 
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 import torch
 
-from tformer_cli.config.schema.check import checked
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.decoding import (
-    BeamConfig,
-    DecodingConfig,
-    GreedyConfig,
-    SampleConfig,
-)
-from tformer_cli.config.schema.model import ModelConfig
+from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.prefetch import chunks
-from tformer_cli.device import empty_cache, resolve_device, resolve_precision
-from tformer_cli.errors import ConfigError, Problem, UsageError
+from tformer_cli.device import (
+    default_num_workers,
+    empty_cache,
+    resolve_device,
+    resolve_precision,
+)
+from tformer_cli.distributed import local_device, num_processes
+from tformer_cli.errors import Problem, UsageError
 from tformer_cli.model.network import Seq2Seq
+from tformer_cli.process import tune_allocator
 from tformer_cli.search.alignment import Aligner
 from tformer_cli.search.engine import Engine, NativeEngine
-from tformer_cli.search.request import Hypothesis, SpecialTokens
+from tformer_cli.search.request import Hypothesis, Request
 from tformer_cli.search.workers import WorkersEngine
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_ensemble
 from tformer_cli.text.segments import Terminology, word_separator
-from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
-from tformer_cli.text.vocabulary import BOS_ID, DECODER_START_IDS, EOS_ID
-from tformer_cli.translate.mbr import MBR
+from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.translate.check import (
+    Backend,
+    check_backend,
+    check_can_require,
+    check_positive,
+    check_search,
+    reject_str,
+)
+from tformer_cli.translate.mbr import MBR, resolve_num_hypotheses
 from tformer_cli.translate.postprocess import Postprocessor, Translation, best_combinations
-from tformer_cli.translate.preprocess import LongLines, Preprocessor
+from tformer_cli.translate.preprocess import InputLine, LongLines, Preprocessor, special_tokens
 from tformer_cli.translate.score import ScoredPair, score_pairs
 
-# Lines read before they are sorted by length and translated: enough for full batches of equal
-# length, little enough to hold in memory whatever the file.
+if TYPE_CHECKING:
+    from tformer_cli.export.ctranslate2.format import Quantization
+
+# Lines that are read before they are sorted by length and translated: enough for full batches of
+# sentences of equal length, few enough for memory whatever the size of the file.
 WINDOW_LINES = 8192
+
+
+CPU = torch.device("cpu")
+
+
+class TranslatedLine(NamedTuple):
+    """A line with its number and its translations, best first."""
+
+    number: int
+    source: str
+    translations: list[Translation]
+
+
+class TranslateOptions(TypedDict, total=False):
+    """Options of a translation.
+
+    Attributes:
+        decoding: the search; None for the run's own.
+        mbr: minimum-Bayes-risk decoding: choose by mean utility, which becomes the `score`. Equal
+            texts count as one translation, so fewer may come. None ranks by the search.
+        banned: words and phrases that no translation contains, as the target tokenizer spells them.
+        terminology: terms whose translations are required where a line, or a piece of a long line,
+            contains them; needs beam search.
+        scored: whether to compute scores; without it they may be NaN.
+        aligned: whether to compute word alignments.
+        name: file of the lines, for messages.
+        start: number of the first line, for messages and for sampling noise.
+        step: difference between the numbers of two consecutive lines.
+        on_done: called with the number of lines whenever some are translated; a long line counts in
+            proportion to its pieces.
+        on_warning: called for each long line, once for lines of many sentences, and once when
+            memory runs out and batches become smaller.
+    """
+
+    decoding: DecodingConfig | None
+    mbr: MBR | None
+    banned: Sequence[str]
+    terminology: Terminology | None
+    scored: bool
+    aligned: bool
+    name: str | None
+    start: int
+    step: int
+    on_done: Callable[[int], object]
+    on_warning: Callable[[Problem], object]
 
 
 class Translator:
     """A trained model that translates lines of text.
 
-    A line of more than `max_source_length` tokens is long: training has seen none such. It is cut
-    into pieces at sentence ends, or where that does not do at lesser pauses; each piece is
-    translated as a line of its own, and the translations are joined. Or it loses what is beyond
-    that length (`truncate`), or is refused (`error`).
-
-    With `split`, a line of more than `max_source_sentences` sentences is cut at sentence ends too:
-    a model that was trained on single sentences translates the first one and drops the rest.
+    A line longer than `max_source_length` tokens is longer than any training line. It is split at
+    sentence ends, or else at weaker punctuation, and the translations of its pieces are joined
+    (`long_lines="split"`); or it is truncated, or refused (`error`). With `split`, a line of more
+    than `max_source_sentences` sentences is split, too: a model trained on single sentences
+    translates the first one and drops the others.
 
     Example:
         >>> translator = Translator.load("runs/demo")  # doctest: +SKIP
@@ -61,54 +114,53 @@ class Translator:
         self,
         engine: Engine,
         tokenizers: Tokenizers,
-        decoding: DecodingConfig,
+        config: Config,
         *,
-        max_source_length: int,
-        max_source_sentences: int | None = None,
         long_lines: LongLines = "split",
-        blank: str = " ",
-        source_blank: str = " ",
+        max_source_length: int | None = None,
+        max_source_sentences: int | None = None,
         aligner: Aligner | None = None,
-        start_id: int = BOS_ID,
+        device: torch.device = CPU,
         description: str = "",
     ) -> None:
-        """Join an engine and the tokenizers of its model.
+        """Combine an engine with the tokenizers and the config of its model.
 
         Args:
             engine: translates token ids.
-            tokenizers: of the model behind the engine.
-            decoding: the search where a call asks for no other.
-            max_source_length: tokens of a line, `</s>` not counted, above which it is long.
-            max_source_sentences: sentences of a line above which it is cut; None sets no limit.
-            long_lines: what becomes of a long line.
-            blank: what joins the translations of its pieces.
-            source_blank: likewise in the source language.
-            aligner: of the model behind the engine; without it there are no alignments.
-            start_id: what the targets of that model begin with.
-            description: of the model and where it is, for `repr`.
+            tokenizers: of the model.
+            config: of the run; its `decoding` is the default search.
+            long_lines: what to do with a line above `max_source_length`.
+            max_source_length: maximum number of tokens of a line, EOS excluded; None for
+                `data.filters.max_length`.
+            max_source_sentences: maximum number of sentences of a line; None for no limit.
+            aligner: aligns target tokens to source tokens; without it there are no alignments.
+            device: where the engine computes.
+            description: languages, device and run, for `repr`.
 
         Raises:
-            UsageError: `max_source_length` or `max_source_sentences` is below 1, or `long_lines` is
-                none of its choices.
+            UsageError: a limit is below 1 or above the learnt positions; or an unknown choice.
         """
-        _check_positive("`max_source_length`", max_source_length)
-        if max_source_sentences is not None:
-            _check_positive("`max_source_sentences`", max_source_sentences)
-        if long_lines not in get_args(LongLines):
-            raise UsageError(
-                "`long_lines`", f"must be one of {', '.join(get_args(LongLines))}", got=long_lines
-            )
         self.engine: Engine = engine
         self.tokenizers = tokenizers
-        self.decoding = decoding
-        self.max_source_length = max_source_length
-        self.max_source_sentences = max_source_sentences
-        self.long_lines = long_lines
-        self.wording = Postprocessor(tokenizers, blank=blank, source_blank=source_blank)
+        self.config = config
         self.aligner = aligner
-        self.start_id = start_id
+        self.device = device
         self.description = description
-        self._has_told_of_sentences = False
+        self.postprocessor = Postprocessor(
+            tokenizers,
+            separator=word_separator(config.data.target_language),
+            source_separator=word_separator(config.data.source_language),
+        )
+        if max_source_length is None:
+            max_source_length = config.data.filters.max_length
+        self.preprocessor = Preprocessor(
+            tokenizers=tokenizers,
+            max_source_length=max_source_length,
+            max_source_sentences=max_source_sentences,
+            max_positions=engine.scorer.max_length,
+            long_lines=long_lines,
+            uses_whitespace=self.postprocessor.separator != "",
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.description})"
@@ -122,60 +174,69 @@ class Translator:
         checkpoint: str = "best",
         device: str = "auto",
         precision: str = "float32",
-        workers: int = 1,
+        backend: Backend = "native",
+        quantization: "Quantization | None" = None,
+        workers: int | None = 1,
         long_lines: LongLines = "split",
         max_source_length: int | None = None,
         max_source_sentences: int | None = None,
     ) -> "Translator":
-        """Load the translator of a run folder, or of several as an ensemble.
+        """Load the model of a run, or those of several runs as an ensemble.
 
         Args:
-            run: the folder.
-            ensemble: further runs of the same tokenizers; what counts is the mean of the
-                probabilities that their models and that of `run` give.
+            run: the run folder.
+            ensemble: further runs with the same tokenizers; the probabilities are averaged.
             checkpoint: `best`, `last` or a name such as `step-000400`.
-            device: auto, cpu, cuda or mps.
+            device: auto, cpu, cuda, cuda:N or mps.
             precision: number format of matrix products: auto, float32, bfloat16, float16, or int8
                 on a CPU.
-            workers: processes that share the work on a CPU, with a thread each; 1 works in this
-                process, with all threads that torch has.
-            long_lines: what becomes of a long line.
-            max_source_length: tokens above which a line is long; the run's
-                `data.filters.max_length` where it is None.
-            max_source_sentences: sentences above which a line is cut at sentence ends; as many as
-                the lines of the training text had where it is None.
+            backend: `native`, or `ctranslate2` on the CPU, with an export that stays in the run.
+            quantization: number format of CTranslate2's matrices; float32 by default.
+            workers: processes that share the work on a CPU, one thread each; 1 works in this
+                process with all threads of torch, None starts one for each core.
+            long_lines: what to do with a long line: split, truncate or error.
+            max_source_length: tokens above which a line is long; None for the run's
+                `data.filters.max_length`.
+            max_source_sentences: sentences above which a line is split; None for the maximum of
+                the training lines.
 
         Raises:
-            CheckpointError: there is no such run or checkpoint, it is damaged, or the runs do not
-                go together.
-            DeviceError: this machine does not have the device, or that not the precision.
-            UsageError: the model has not learnt positions for so many tokens; or several processes
-                are to share a device other than a CPU; or `workers`, `max_source_length` or
-                `max_source_sentences` is below 1, or `long_lines` is none of its choices; or a text
-                is given where a list belongs.
+            TformerError: the run, checkpoint, device or precision is not there, or arguments
+                contradict each other.
         """
         reject_str(ensemble=ensemble)
-        place = resolve_device(device)
-        runs = [RunDirectory(Path(one)) for one in (run, *ensemble)]
-        trained, *others = load_ensemble(runs, checkpoint)
+        tune_allocator()
+        if backend == "ctranslate2" and device == "auto":
+            device = "cpu"
+        resolved = local_device(resolve_device(device))
+        check_backend(backend, quantization, ensemble, resolved, precision, workers)
+        runs = [RunDirectory(Path(path)) for path in (run, *ensemble)]
+        first, *others = load_ensemble(runs, checkpoint)
         if max_source_sentences is None:
-            max_source_sentences = trained.max_source_sentences
+            max_source_sentences = first.max_source_sentences
+        engine: Engine | None = None
+        if backend == "ctranslate2":
+            from tformer_cli.export.ctranslate2.format import cached_engine
+
+            engine = cached_engine(runs[0], first, quantization or "float32")
         translator = cls.from_model(
-            trained.model,
-            trained.tokenizers,
-            trained.config,
-            place,
-            resolve_precision(precision, place),
+            first.model,
+            first.tokenizers,
+            first.config,
+            resolved,
+            resolve_precision(precision, resolved),
             others=[other.model for other in others],
+            engine=engine,
             long_lines=long_lines,
             max_source_length=max_source_length,
             max_source_sentences=max_source_sentences,
         )
-        names = " + ".join(str(one.path) for one in runs)
-        translator.description += f", {names} at step {trained.step}"
-        # Their weights would stay in the memory of all workers.
-        del trained, others
-        translator.start_workers(workers)
+        names = " + ".join(str(run.path) for run in runs)
+        translator.description += f", {names} at step {first.step}"
+        # Worker processes would inherit the weights.
+        del first, others
+        if backend == "native":
+            translator.start_workers(workers)
         return translator
 
     @classmethod
@@ -188,116 +249,119 @@ class Translator:
         precision: torch.dtype = torch.float32,
         *,
         others: Sequence[Seq2Seq] = (),
+        engine: Engine | None = None,
         long_lines: LongLines = "split",
         max_source_length: int | None = None,
         max_source_sentences: int | None = None,
     ) -> "Translator":
-        """Return the translator of a model in memory, or with others of an ensemble.
+        """Return the translator of a model in memory; limits are those of the constructor.
 
-        The models move to `device`. On a CPU their weights are laid out anew for it, so that memory
-        is saved where nobody holds the models any more.
-
-        Raises:
-            UsageError: the model has not learnt positions for `max_source_length` tokens; or
-                `max_source_length` or `max_source_sentences` is below 1, or `long_lines` is none of
-                its choices.
-            DeviceError: memory has no room for the models.
+        The model, and the `others` of an ensemble, move to `device`; on a CPU their weights are
+        packed for inference. An `engine` is another program that runs the same model.
         """
-        if max_source_length is None:
-            max_source_length = config.data.filters.max_length
-        if model.max_length is not None and max_source_length >= model.max_length:
-            raise UsageError(
-                "`max_source_length`",
-                f"must be below the positions that the model has learnt ({model.max_length})",
-                got=str(max_source_length),
-                remedy="leave it out, or train with model.positions: {kind: sinusoidal}",
+        tokens = special_tokens(tokenizers.target, config.model)
+        aligner: Aligner
+        if engine is None:
+            engine = native = NativeEngine(
+                model, tokens, device=device, precision=precision, others=others
             )
-        engine = NativeEngine(
-            model,
-            special_tokens(tokenizers.target, config.model),
-            device=device,
-            precision=precision,
-            others=others,
-        )
+            # The aligner runs in this process: its few large matrices use all threads, while
+            # worker processes are idle.
+            aligner = native.aligner
+        else:
+            aligner = Aligner([model], tokens.bos, device=device, precision=precision)
         return cls(
             engine,
             tokenizers,
-            config.decoding,
+            config,
+            long_lines=long_lines,
             max_source_length=max_source_length,
             max_source_sentences=max_source_sentences,
-            long_lines=long_lines,
-            blank=word_separator(config.data.target_language),
-            source_blank=word_separator(config.data.source_language),
-            # One pass over many translations has matrices large enough for all threads of this
-            # process, and the others have nothing to do in the meantime.
-            aligner=engine.aligner,
-            start_id=engine.special_tokens.bos,
+            aligner=aligner,
+            device=device,
             description=f"{config.data.source_language} -> {config.data.target_language}, {device}",
         )
 
-    def start_workers(self, workers: int) -> None:
-        """Let so many processes share the work on a CPU, with a thread each; 1 is this one alone.
+    def start_workers(self, workers: int | None) -> None:
+        """Share the work between processes on a CPU, one thread each; 1 stops them again.
 
-        They begin when there are lines for them, share all memory that this process has then, and
-        keep it. Those that were begun before end.
+        They start with the next lines, and share the memory of this process.
+
+        Args:
+            workers: number of processes; None for one a core, or for 1 under torchrun.
 
         Raises:
-            UsageError: the device is no CPU, or the system cannot share memory with processes; or
-                `workers` is below 1.
+            UsageError: `workers` is below 1, or the device or the system does not allow processes.
         """
-        _check_positive("`workers`", workers)
         if isinstance(self.engine, WorkersEngine):
-            # Processes that begin processes would hear the answers to each other.
+            # Workers that start workers would read each other's answers.
             self.engine = self.engine.engine
+        if workers is None:
+            workers = default_num_workers(self.device) if num_processes() == 1 else 1
+        check_positive("`workers`", workers)
         if workers == 1:
             return
-        if isinstance(self.engine, NativeEngine) and self.engine.device.type != "cpu":
+        if self.device.type != "cpu":
             raise UsageError(
                 "`workers`", "is for a CPU", got=str(workers), remedy='use 1, or `device="cpu"`'
             )
-        empty_cache(torch.device("cpu"))
+        empty_cache(self.device)
         self.engine = WorkersEngine(self.engine, workers)
 
     def translate(
         self,
         lines: Iterable[str],
         *,
-        decoding: DecodingConfig | None = None,
-        mbr: MBR | None = None,
         prefixes: Iterable[str] | None = None,
-        banned: Sequence[str] = (),
         required: Iterable[Sequence[str]] | None = None,
-        terminology: Terminology | None = None,
-        on_warning: Callable[[Problem], object] = lambda problem: None,
+        **options: Unpack[TranslateOptions],
     ) -> list[str]:
-        """Return the best translation of each line; a blank line gives an empty one.
-
-        All else is as `nbest` says.
-        """
-        found = self.nbest(
-            lines,
-            1,
-            decoding=decoding,
-            mbr=mbr,
-            prefixes=prefixes,
-            banned=banned,
-            required=required,
-            terminology=terminology,
-            scored=False,
-            on_warning=on_warning,
-        )
-        return [best.text for best, *_ in found]
+        """Return the best translation of each line; arguments and errors are those of `nbest`."""
+        options = {"scored": False, **options}
+        translated = self.nbest(lines, 1, prefixes=prefixes, required=required, **options)
+        return [best.text for best, *_ in translated]
 
     def nbest(
         self,
         lines: Iterable[str],
         count: int,
         *,
+        prefixes: Iterable[str] | None = None,
+        required: Iterable[Sequence[str]] | None = None,
+        **options: Unpack[TranslateOptions],
+    ) -> Iterator[list[Translation]]:
+        """Yield the `count` best translations of each line, best first, in the order given.
+
+        A blank line has an empty translation. Lines are read ahead by `WINDOW_LINES`.
+
+        Args:
+            lines: source text.
+            count: translations of each line, at most the beam size.
+            prefixes: how each translation begins; for a line in pieces, its first piece.
+            required: phrases that each translation contains, as often as they are listed; needs
+                beam search.
+            options: those of `TranslateOptions`.
+
+        Raises:
+            TformerError: the search is invalid, keeps fewer than `count` translations or cannot
+                require phrases; a line is too long (`long_lines="error"`); or a prefix or phrase
+                cannot occur in a translation.
+        """
+        reject_str(lines=lines, prefixes=prefixes, required=required, banned=options.get("banned"))
+        windows = chunks(_input_lines(lines, prefixes, required), WINDOW_LINES)
+        has_phrases = required is not None
+        for window in self.translate_windows(windows, count, has_phrases=has_phrases, **options):
+            yield from (line.translations for line in window)
+
+    def translate_windows(
+        self,
+        windows: Iterable[Sequence[InputLine]],
+        count: int,
+        *,
+        has_phrases: bool,
         decoding: DecodingConfig | None = None,
         mbr: MBR | None = None,
-        prefixes: Iterable[str] | None = None,
         banned: Sequence[str] = (),
-        required: Iterable[Sequence[str]] | None = None,
         terminology: Terminology | None = None,
         scored: bool = True,
         aligned: bool = False,
@@ -306,122 +370,73 @@ class Translator:
         step: int = 1,
         on_done: Callable[[int], object] = lambda count: None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
-    ) -> Iterator[list[Translation]]:
-        """Yield the `count` best translations of each line, best first, in the order given.
+    ) -> Iterator[list[TranslatedLine]]:
+        """Yield the translated lines of each window, before the next window is read.
 
-        Args:
-            lines: source text, read ahead by a window of lines.
-            count: translations of each line, at most the beam size.
-            decoding: the search; the run's own where it is None.
-            mbr: choose among more that the search finds those that agree most with all,
-                whose `score` is then the mean utility; each text comes once, so fewer may come.
-                Without it the score of the search decides.
-            prefixes: what the translation of each line begins with, as many as lines; of a line in
-                pieces that of the first piece.
-            banned: words and phrases that no translation contains, as the target tokenizer writes
-                them.
-            required: phrases that the translation of each line contains, each as often as it is
-                listed, as many lists as lines; a blank line stays empty. Beam search alone keeps
-                to them.
-            terminology: terms whose translations are required where a line has them; of a line in
-                pieces each piece has its own.
-            scored: whether scores are wanted; without them they may be NaN.
-            aligned: whether alignments are wanted.
-            name: of the file that the lines are from, for messages.
-            start: number of the first line, for messages and for what is drawn at random.
-            step: from the number of a line to that of the next.
-            on_done: called with the number of lines whenever some are translated; where long
-                ones are among them, in proportion to their pieces.
-            on_warning: called with each long line that is split or truncated, once in all with a
-                line that is split for its sentences, and once if memory runs out and less is
-                translated at a time.
-
-        Raises:
-            ConfigError: the search breaks limits or rules of its keys, or goes beyond the positions
-                that the model has learnt.
-            UsageError: the search keeps fewer than `count` translations, or to no phrases; or there
-                is no aligner for alignments; or `count` is below 1; or a text is given where a list
-                of texts belongs.
-            DataError: a line is long, and that is an error here, or it has phrases and is cut into
-                pieces; or a prefix or a phrase has a token that no translation has, or they are
-                longer than what the model can write, or contain a banned phrase; or a required or a
-                banned phrase has no token.
+        The lines of a window are sorted by length and translated together. `has_phrases` says
+        whether lines may have required phrases; all else is as for `nbest`.
         """
-        reject_str(lines=lines, prefixes=prefixes, banned=banned, required=required)
         if aligned and self.aligner is None:
             raise UsageError(
                 "`aligned`", "needs a translator that has an aligner", remedy="leave it out"
             )
-        search = _checked_search(self.decoding if decoding is None else decoding)
-        _check_has_positions(search, self.engine.scorer.max_length)
-        if required is not None or terminology is not None:
-            _check_keeps_to_phrases(
-                search, "`required`" if required is not None else "`terminology`"
-            )
-        num_wanted = _num_wanted(search, count, mbr)
-
-        def on_sentences(problem: Problem) -> None:
-            if not self._has_told_of_sentences:
-                self._has_told_of_sentences = True
-                on_warning(problem)
-
-        requests = Preprocessor(
-            self.tokenizers,
-            max_source_length=self.max_source_length,
-            max_source_sentences=self.max_source_sentences,
-            max_target_length=self.engine.scorer.max_length,
-            long_lines=self.long_lines,
-            has_blanks=self.wording.blank != "",
-            banned=banned,
-            terminology=terminology,
-            on_warning=on_warning,
-            on_sentences=on_sentences,
-        )
-        with_prefix = zip(lines, prefixes, strict=True) if prefixes is not None else None
-        both = with_prefix or ((line, "") for line in lines)
-        with_phrases = zip(both, required, strict=True) if required is not None else None
-        asked = with_phrases or ((pair, ()) for pair in both)
-        for window in chunks(zip(itertools.count(start, step), asked), WINDOW_LINES):
-            if required is not None:
-                for n, (_, phrases) in window:
-                    reject_str(**{f"required[{(n - start) // step}]": phrases})
-            lines_in_pieces = [
-                requests.of(
+        search = self.config.decoding if decoding is None else decoding
+        check_search(search, self.engine.scorer.max_length)
+        if has_phrases or terminology is not None:
+            check_can_require(search, "`required`" if has_phrases else "`terminology`")
+        num_hypotheses = resolve_num_hypotheses(search, count, mbr)
+        preprocessor = self.preprocessor
+        banned_ids = preprocessor.encode_banned(banned)
+        numbers = itertools.count(start, step)
+        for window in windows:
+            numbered = list(zip(window, numbers, strict=False))
+            requests = [
+                preprocessor.encode(
                     line,
-                    prefix,
-                    phrases,
-                    number=n,
-                    where=f"line {n}" if name is None else f"{name}:{n}",
+                    number=number,
+                    where=f"{name}:{number}" if name else f"line {number}",
+                    banned=banned_ids,
+                    terminology=terminology,
+                    on_warning=on_warning,
                 )
-                for n, ((line, prefix), phrases) in window
+                for line, number in numbered
             ]
-            pieces = [piece for pieces in lines_in_pieces for piece in pieces]
-            progress = _in_proportion(on_done, len(pieces), len(window))
-            found = iter(
+            pieces = list(itertools.chain.from_iterable(requests))
+            hypotheses = iter(
                 self.engine.translate(
                     pieces,
                     search,
-                    nbest=num_wanted,
+                    nbest=num_hypotheses,
                     scored=scored,
-                    on_done=progress,
+                    on_done=_in_proportion(on_done, len(pieces), len(window)),
                     on_warning=on_warning,
                 )
             )
-            chosen = []
-            for line_in_pieces in lines_in_pieces:
-                hypotheses = [next(found) for _ in line_in_pieces]
-                if mbr is not None:
-                    hypotheses = [self._agreeing(piece, mbr) for piece in hypotheses]
-                chosen.append(best_combinations(hypotheses, count))
-            if aligned:
-                assert self.aligner is not None
-                yield from self.wording.aligned(self.aligner, lines_in_pieces, chosen)
-            else:
-                yield from ([self.wording.translation(parts) for parts in ways] for ways in chosen)
+            chosen = [
+                best_combinations([self._rerank(next(hypotheses), mbr) for _ in line], count)
+                for line in requests
+            ]
+            decoded = self._decode(requests, chosen, aligned)
+            yield [
+                TranslatedLine(number, line.text, translations)
+                for (line, number), translations in zip(numbered, decoded, strict=True)
+            ]
 
-    def _agreeing(self, found: Sequence[Hypothesis], mbr: MBR) -> list[Hypothesis]:
-        texts = [self.tokenizers.target.decode(one.token_ids) for one in found]
-        return mbr.ranked(found, texts, has_blanks=self.wording.blank != "")
+    def _rerank(self, hypotheses: list[Hypothesis], mbr: MBR | None) -> list[Hypothesis]:
+        if mbr is None:
+            return hypotheses
+        texts = [self.tokenizers.target.decode(one.token_ids) for one in hypotheses]
+        return mbr.rerank(hypotheses, texts, uses_whitespace=self.postprocessor.separator != "")
+
+    def _decode(
+        self,
+        requests: Sequence[Sequence[Request]],
+        chosen: Sequence[Sequence[Sequence[Hypothesis]]],
+        aligned: bool,
+    ) -> Iterator[list[Translation]]:
+        if aligned and self.aligner is not None:
+            return self.postprocessor.decode_aligned(self.aligner, requests, chosen)
+        return ([self.postprocessor.decode(pieces) for pieces in line] for line in chosen)
 
     def score(
         self,
@@ -430,47 +445,34 @@ class Translator:
         *,
         on_done: Callable[[int], object] = lambda count: None,
     ) -> Iterator[ScoredPair]:
-        """Yield how probable given translations are, in the order given, as `score_pairs` says.
-
-        Raises:
-            UsageError: a text is given where a list of texts belongs.
-            DataError: a line is longer than the positions that the model has learnt.
-        """
+        """Yield the log probabilities of given translations; see `score_pairs`."""
         reject_str(sources=sources, targets=targets)
         pairs = zip(sources, targets, strict=True)
         return score_pairs(self.engine.scorer, self.tokenizers, pairs, on_done=on_done)
 
 
-def _check_positive(argument: str, number: int) -> None:
-    """Check that there is at least one of what an argument counts.
-
-    Raises:
-        UsageError: there is none.
-    """
-    if number < 1:
-        raise UsageError(argument, "must be at least 1", got=str(number))
-
-
-def reject_str(**arguments: object) -> None:
-    """Refuse a text where a list of texts belongs: Python would take it apart into letters.
-
-    Raises:
-        UsageError: an argument is one.
-    """
-    for name, texts in arguments.items():
-        if isinstance(texts, str):
-            raise UsageError(
-                f"`{name}`",
-                "must be a list of texts",
-                got="a text",
-                remedy="put brackets around it",
-            )
+def _input_lines(
+    lines: Iterable[str],
+    prefixes: Iterable[str] | None,
+    required: Iterable[Sequence[str]] | None,
+) -> Iterator[InputLine]:
+    """Yield each line with its prefix and its phrases."""
+    if prefixes is None:
+        pairs: Iterable[tuple[str, str]] = ((line, "") for line in lines)
+    else:
+        pairs = zip(lines, prefixes, strict=True)
+    if required is None:
+        yield from itertools.starmap(InputLine, pairs)
+        return
+    for index, ((line, prefix), phrases) in enumerate(zip(pairs, required, strict=True)):
+        reject_str(**{f"required[{index}]": phrases})
+        yield InputLine(line, prefix, phrases)
 
 
 def _in_proportion(
     on_done: Callable[[int], object], num_pieces: int, num_lines: int
 ) -> Callable[[int], object]:
-    """Return a listener to pieces that tells `on_done` of lines, all of them in the end."""
+    """Return a callback for pieces that calls `on_done` with lines; they sum to `num_lines`."""
     pieces_done = 0
 
     def on_pieces(count: int) -> None:
@@ -480,86 +482,3 @@ def _in_proportion(
         on_done(pieces_done * num_lines // num_pieces - before)
 
     return on_pieces
-
-
-def _num_wanted(search: DecodingConfig, count: int, mbr: MBR | None) -> int:
-    """Return how many translations of a line a search has to find, so that `count` are left.
-
-    Raises:
-        UsageError: it keeps fewer, or none are wanted.
-    """
-    _check_positive("`count`", count)
-    num_wanted = count if mbr is None else mbr.num_wanted(search)
-    if count > num_wanted:
-        raise UsageError(
-            "`count`",
-            f"must be at most the candidates of `mbr` ({num_wanted})",
-            got=str(count),
-            remedy=f"use `MBR(num_candidates={count})`",
-        )
-    if isinstance(search, SampleConfig):
-        return num_wanted
-    beam_size = search.beam_size if isinstance(search, BeamConfig) else 1
-    if count > beam_size:
-        raise UsageError(
-            "`count`",
-            f"must be at most the beam size ({beam_size})",
-            got=str(count),
-            remedy=f"use `BeamConfig(beam_size={count})`",
-        )
-    return num_wanted
-
-
-def _checked_search(decoding: DecodingConfig) -> DecodingConfig:
-    """Return a search that makes sense.
-
-    Raises:
-        UsageError: it is no search.
-        ConfigError: every limit and rule that it breaks.
-    """
-    if not isinstance(decoding, BeamConfig | GreedyConfig | SampleConfig):
-        raise UsageError(
-            "`decoding`",
-            "must be a search",
-            got=repr(decoding),
-            remedy="pass BeamConfig(beam_size=5), GreedyConfig() or SampleConfig()",
-        )
-    return checked(decoding, "decoding")
-
-
-def _check_has_positions(search: DecodingConfig, longest: int | None) -> None:
-    """Check that a search does not go beyond the longest translation that the model can write.
-
-    Raises:
-        ConfigError: it does.
-    """
-    conflicts = () if longest is None else search.conflicts_of_positions(longest)
-    problems = [
-        Problem(f"decoding.{conflict.key}", conflict.what, conflict.got) for conflict in conflicts
-    ]
-    if problems:
-        raise ConfigError(problems)
-
-
-def _check_keeps_to_phrases(search: DecodingConfig, argument: str) -> None:
-    """Check that a search keeps to required phrases.
-
-    Raises:
-        UsageError: it does not.
-    """
-    if not isinstance(search, BeamConfig):
-        raise UsageError(
-            argument, "needs beam search", got=search.kind, remedy="use `BeamConfig(beam_size=5)`"
-        )
-    if search.num_beam_groups > 1:
-        raise UsageError(
-            argument,
-            "needs a beam of one group",
-            got=str(search.num_beam_groups),
-            remedy="use decoding.num_beam_groups=1",
-        )
-
-
-def special_tokens(target: Tokenizer, model: ModelConfig) -> SpecialTokens:
-    """Return the ids that mean something to a search in the target language of a model."""
-    return SpecialTokens(DECODER_START_IDS[model.kind], EOS_ID, target.suppressed_ids)

@@ -23,7 +23,7 @@ from tformer_cli.export.ctranslate2.format import CTranslate2Format
 from tformer_cli.search.engine import NativeEngine
 from tformer_cli.search.request import EMPTY, Request
 from tformer_cli.text.vocabulary import EOS_ID, UNK_ID
-from tformer_cli.translate.translator import special_tokens
+from tformer_cli.translate.preprocess import special_tokens
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 

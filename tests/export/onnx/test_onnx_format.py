@@ -152,7 +152,7 @@ def test_translations_do_not_depend_on_their_company(small):
 @pytest.mark.slow
 def test_scores_of_pairs_are_those_of_the_model(small):
     from tformer_cli.search.engine import NativeEngine
-    from tformer_cli.translate.translator import special_tokens
+    from tformer_cli.translate.preprocess import special_tokens
 
     engine = FORM.engine(small.trained, small.folder)
     roles = special_tokens(small.trained.tokenizers.target, small.trained.config.model)

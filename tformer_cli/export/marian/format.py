@@ -33,7 +33,7 @@ from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.subword import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizer
 from tformer_cli.text.vocabulary import NUM_SPECIAL
-from tformer_cli.translate.translator import special_tokens
+from tformer_cli.translate.preprocess import special_tokens
 
 # Marian's ids of its special tokens.
 SPECIAL_IDS = {token: i for i, token in enumerate(OUR_IDS)}

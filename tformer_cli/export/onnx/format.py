@@ -27,7 +27,7 @@ from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID, UNK_ID
-from tformer_cli.translate.translator import special_tokens
+from tformer_cli.translate.preprocess import special_tokens
 
 # What torch writes the graphs with, and what runs them.
 PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime")

@@ -1,20 +1,59 @@
-"""Where lines go, without a model."""
+"""Where lines come from and where they go, without a model."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tformer_cli.cli.entry import Stdout
-from tformer_cli.cli.output import reject_gzip_names, reject_overwriting, streamed
+from tformer_cli.cli.streams import (
+    SideInputs,
+    check_outputs,
+    input_lines,
+    line_writer,
+    stdin_lines,
+)
 from tformer_cli.errors import StorageError, UsageError
+from tformer_cli.translate.preprocess import InputLine
+
+
+@pytest.fixture
+def pipe() -> Iterator[Path]:
+    """What `<(...)` of a shell is: whoever opens it later reads on where the first one is."""
+    reader, writer = os.pipe()
+    os.write(writer, b"ab\ncd\n")
+    os.close(writer)
+    yield Path(f"/dev/fd/{reader}")
+    os.close(reader)
+
+
+def test_lines_of_a_pipe_have_the_phrases_beside_them(pipe, tmp_path):
+    (tmp_path / "phrases").write_text("A\t \tB C\n\n")
+    assert list(input_lines(pipe, SideInputs(None, tmp_path / "phrases"))) == [
+        InputLine("ab", "", ["A", "B C"]),
+        InputLine("cd", "", []),
+    ]
+
+
+def test_lines_of_a_pipe_have_the_prefixes_beside_them(pipe, tmp_path):
+    (tmp_path / "prefixes").write_text("A\n\n")
+    found = input_lines(pipe, SideInputs(tmp_path / "prefixes", None))
+    assert list(found) == [InputLine("ab", "A"), InputLine("cd")]
+
+
+def test_a_closed_stdin_is_a_mistake(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError) as raised:
+        stdin_lines()
+    assert str(raised.value) == "--input: stdin is closed; name a file"
 
 
 def test_a_closed_stdout_is_a_mistake(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
-    with pytest.raises(UsageError) as raised, streamed(None):
+    with pytest.raises(UsageError) as raised, line_writer(None):
         pass
     assert str(raised.value) == "--output: stdout is closed; name a file"
 
@@ -24,7 +63,7 @@ def test_a_reader_that_has_gone_ends_all_streams_quietly_and_leaves_no_part(monk
     os.close(reader)
     with open(writer, "w", encoding="utf-8") as stdout:
         monkeypatch.setattr(sys, "stdout", Stdout.around(stdout))
-        with streamed(None) as output, streamed(tmp_path / "pairs") as beside:
+        with line_writer(None) as output, line_writer(tmp_path / "pairs") as beside:
             beside.add("0-0\n", 1)
             output.add("a line\n", 1)
             raise AssertionError("the reader has gone")
@@ -37,8 +76,8 @@ def test_what_stdout_refuses_is_not_said_of_the_file_beside_it(monkeypatch, tmp_
         monkeypatch.setattr(sys, "stdout", Stdout.around(stdout))
         with (
             pytest.raises(StorageError) as raised,
-            streamed(None) as output,
-            streamed(tmp_path / "pairs"),
+            line_writer(None) as output,
+            line_writer(tmp_path / "pairs"),
         ):
             output.add("a line\n", 1)
     assert str(raised.value) == (
@@ -50,8 +89,8 @@ def test_what_stdout_refuses_is_not_said_of_the_file_beside_it(monkeypatch, tmp_
 WRITER = """
 import sys
 from pathlib import Path
-from tformer_cli.cli.output import streamed
-with streamed(Path("/dev/stdout")) as output:
+from tformer_cli.cli.streams import line_writer
+with line_writer(Path("/dev/stdout")) as output:
     output.add("a line\\n", 1)
 """
 
@@ -71,10 +110,10 @@ def test_a_file_that_is_written_is_neither_read_nor_written_by_another_option(tm
     link.symlink_to(file)
     for other in (file, link, tmp_path / "folder" / ".." / "file"):
         with pytest.raises(UsageError) as raised:
-            reject_overwriting({"--output": other}, {"--input": file, "--prefixes": None})
+            check_outputs({"--output": other}, {"--input": file, "--prefixes": None})
         assert str(raised.value) == (f"--output: is also --input; got {other}; name another file")
     with pytest.raises(UsageError) as raised:
-        reject_overwriting({"--output": file, "--alignments": link}, {})
+        check_outputs({"--output": file, "--alignments": link}, {})
     assert str(raised.value) == f"--alignments: is also --output; got {link}; name another file"
 
 
@@ -83,15 +122,15 @@ def test_what_replaces_nothing_may_be_named_twice(tmp_path):
     os.mkfifo(pipe)
     file.touch()
     for twice in (pipe, nothing, None):
-        reject_overwriting({"--output": twice, "--alignments": twice}, {"--input": nothing})
-    reject_overwriting({"--output": tmp_path / "other"}, {"--source": file, "--target": file})
+        check_outputs({"--output": twice, "--alignments": twice}, {"--input": nothing})
+    check_outputs({"--output": tmp_path / "other"}, {"--source": file, "--target": file})
     assert file.read_text() == ""
 
 
 def test_plain_text_is_not_named_gzip():
-    reject_gzip_names({"--output": Path("out.gz.de"), "--alignments": None})
+    check_outputs({"--output": Path("out.gz.de"), "--alignments": None}, {})
     with pytest.raises(UsageError) as raised:
-        reject_gzip_names({"--output": None, "--alignments": Path("pairs.gz")})
+        check_outputs({"--output": None, "--alignments": Path("pairs.gz")}, {})
     assert str(raised.value) == (
         "--alignments: is written as plain text; got pairs.gz; drop .gz from its name"
     )

@@ -1,0 +1,292 @@
+"""Where a command reads lines from, and where it writes lines to."""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TextIO, get_type_hints
+
+import typer
+
+from tformer_cli.cli.entry import ReaderGone
+from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.errors import UsageError
+from tformer_cli.storage.atomic import atomic_write
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.version import __version__
+
+if TYPE_CHECKING:
+    from tformer_cli.translate.preprocess import InputLine
+
+# After `< FILE` and `> FILE` these are that file. One that is written to holds the text of others
+# and must not be replaced.
+STDIN = Path("/dev/stdin")
+STDOUT = Path("/dev/stdout")
+
+
+class SideInputs(NamedTuple):
+    """Files with a line for each line of the input."""
+
+    prefixes: Path | None
+    constraints: Path | None
+
+
+def input_lines(file: Path, side_inputs: SideInputs) -> "Iterator[InputLine]":
+    """Yield each line of a file with its prefix and its phrases.
+
+    The file is read twice if there are both, and otherwise once.
+
+    Raises:
+        DataError: a file is missing or no text, or the numbers of lines differ.
+    """
+    from tformer_cli.corpus.reader import read_beside, read_lines
+    from tformer_cli.translate.preprocess import InputLine
+
+    prefixes, constraints = side_inputs
+    if prefixes is not None and constraints is not None:
+        both = zip(read_beside(file, prefixes), read_beside(file, constraints), strict=True)
+        return (InputLine(line, prefix, _phrases(row)) for (line, prefix), (_, row) in both)
+    if prefixes is not None:
+        return (InputLine(line, prefix) for line, prefix in read_beside(file, prefixes))
+    if constraints is not None:
+        pairs = read_beside(file, constraints)
+        return (InputLine(line, phrases=_phrases(row)) for line, row in pairs)
+    return (InputLine(line) for line in read_lines(file))
+
+
+def _phrases(row: str) -> list[str]:
+    return [phrase for phrase in row.split("\t") if phrase.strip()]
+
+
+def has_pipe(*files: Path | None) -> bool:
+    """Return whether a file can be read only once."""
+    return any(file is not None and file.is_fifo() for file in files)
+
+
+def reject_pipes(files: Mapping[str, Path | None]) -> None:
+    """Check that files, by option, can be read more than once.
+
+    Raises:
+        UsageError: one of them is a pipe.
+    """
+    for option, file in files.items():
+        if has_pipe(file):
+            raise UsageError(
+                option,
+                "must be read more than once, and a pipe cannot be",
+                remedy="write it to a file first",
+            )
+
+
+def run_and_sentence(words: Sequence[str]) -> tuple[Path | None, str | None]:
+    """Return the run folder and the sentence of a command line, if any.
+
+    A word that exists or looks like a path is a run. A word after it, or any other single word,
+    is a sentence.
+
+    Raises:
+        UsageError: it is neither, or there are more words.
+    """
+    match words:
+        case []:
+            return None, None
+        case [only] if not os.path.exists(only) and ("/" not in only or " " in only):
+            return None, only
+        case [only]:
+            if os.path.isfile(only) and not only.endswith((".yaml", ".yml")):
+                raise UsageError(only, "is a file", remedy=f"use --input {only}")
+            return Path(only), None
+        case [run, sentence] if os.path.isdir(run) or "/" in run or " " in sentence:
+            if os.path.isfile(sentence):
+                raise UsageError(sentence, "is a file", remedy=f"use --input {sentence}")
+            return Path(run), sentence
+    raise UsageError(
+        "SENTENCE", "must be one argument", got=" ".join(words), remedy="put it in quotes"
+    )
+
+
+def argument_lines(text: str) -> Iterator[str]:
+    """Return the lines of a command-line argument, at least one.
+
+    Raises:
+        DataError: it is not UTF-8.
+    """
+    from tformer_cli.corpus.reader import decode_lines
+
+    return decode_lines(io.BytesIO(text.encode("utf-8", "surrogateescape") or b"\n"), "SENTENCE")
+
+
+def stdin_lines() -> Iterator[str]:
+    """Return the lines of stdin, to be read by a single thread.
+
+    `sys.stdin` is detached: Python would close it at exit, and abort if the thread still waits.
+
+    Raises:
+        UsageError: stdin is closed.
+    """
+    from tformer_cli.corpus.reader import decode_lines
+
+    if sys.stdin is None:
+        raise UsageError("--input", "stdin is closed", remedy="name a file")
+    assert isinstance(sys.stdin, io.TextIOWrapper)
+    return decode_lines(sys.stdin.detach(), "<stdin>")
+
+
+def is_terminal() -> bool:
+    """Return whether a person types the input and reads stderr."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+
+
+def typed_lines(prompt: str) -> Iterator[str]:
+    """Yield the lines that a person types, with a prompt before each.
+
+    Raises:
+        DataError: a line is not UTF-8.
+    """
+    from tformer_cli.corpus.reader import decode_lines
+
+    # Python's input() has line editing and history after this import.
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401
+    assert isinstance(sys.stdin, io.TextIOWrapper)
+    sys.stdin.reconfigure(errors="surrogateescape")
+    return decode_lines(iter(lambda: _typed_line(prompt), b""), "<stdin>")
+
+
+def _typed_line(prompt: str) -> bytes:
+    """Return a typed line with its end; nothing after Ctrl-D."""
+    if not sys.stdout.isatty():
+        # input() would print the prompt to stdout.
+        typer.echo(prompt, nl=False, err=True)
+        return sys.stdin.readline().encode("utf-8", "surrogateescape")
+    try:
+        return input(prompt).encode("utf-8", "surrogateescape") + b"\n"
+    except EOFError:
+        typer.echo(err=True)
+        return b""
+
+
+def check_outputs(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | None]) -> None:
+    """Check files by option: outputs are not named .gz, and replace neither inputs nor each other.
+
+    Pipes and devices replace nothing.
+
+    Raises:
+        UsageError: an output is named .gz, or a file is named twice.
+    """
+    for option, file in outputs.items():
+        if file is not None and file.suffix == ".gz":
+            raise UsageError(
+                option, "is written as plain text", got=str(file), remedy="drop .gz from its name"
+            )
+    options = {os.path.realpath(file): option for option, file in inputs.items() if file}
+    for option, file in outputs.items():
+        if file is None or (file.exists() and not file.is_file()):
+            continue
+        other = options.setdefault(os.path.realpath(file), option)
+        if other != option:
+            raise UsageError(option, f"is also {other}", got=str(file), remedy="name another file")
+
+
+class LineWriter:
+    """Writes lines and flushes them, always from the first line on (`num_lines` is 0)."""
+
+    num_lines = 0
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def add(self, text: str, num_lines: int) -> None:
+        """Write the output of some more lines."""
+        self._file.write(text)
+        self._file.flush()
+
+
+@contextlib.contextmanager
+def line_writer(file: Path | None) -> Iterator[LineWriter]:
+    """Open stdout, or a file that appears when it is complete."""
+    with open_output(file) as output:
+        yield LineWriter(output)
+
+
+@contextlib.contextmanager
+def null_writer() -> Iterator[LineWriter]:
+    """Open a writer that discards its lines."""
+    with open(os.devnull, "w", encoding="utf-8") as null:
+        yield LineWriter(null)
+
+
+@contextlib.contextmanager
+def open_output(file: Path | None) -> Iterator[TextIO]:
+    """Open stdout, or a file that appears when it is complete.
+
+    Raises:
+        UsageError: stdout is closed.
+        StorageError: the file cannot be written.
+    """
+    if file in (None, STDOUT):
+        if sys.stdout is None:
+            raise UsageError("--output", "stdout is closed", remedy="name a file")
+        # UTF-8 and LF on all platforms and locales.
+        assert isinstance(sys.stdout, io.TextIOWrapper)
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+        # A reader that has gone ends the command without an error.
+        with contextlib.suppress(ReaderGone):
+            yield sys.stdout
+            sys.stdout.flush()
+        return
+    with (
+        atomic_write(file) as temporary,
+        temporary.open("w", encoding="utf-8", newline="\n") as output,
+    ):
+        yield output
+
+
+class Recorded(Enum):
+    """How an option takes part in the fingerprint of a resumable output.
+
+    An option without such a mark is recorded by its own value.
+    """
+
+    NOT = "it does not change the output"
+    AS_MODEL = "by the fingerprint of the models"
+    AS_SEARCH = "by the resolved search"
+
+
+def output_fingerprint(
+    context: typer.Context,
+    runs: Sequence[RunDirectory],
+    checkpoint: str,
+    decoding: DecodingConfig,
+) -> Mapping[str, object]:
+    """Return by name everything that determines the output of a command, as JSON holds it.
+
+    Models count by their weights, files by the hash of their content.
+    """
+    from tformer_cli.storage.trained_model import load_ensemble
+
+    fingerprint: dict[str, object] = {
+        "tformer": __version__,
+        "model": [model.fingerprint for model in load_ensemble(runs, checkpoint)],
+        **{f"decoding.{key}": value for key, value in asdict(decoding).items()},
+    }
+    hints = get_type_hints(context.command.callback, include_extras=True)
+    for option in context.command.params:
+        marks = getattr(hints.get(option.name or ""), "__metadata__", ())
+        if option.name in context.params and not any(isinstance(one, Recorded) for one in marks):
+            value = context.params[option.name]
+            is_file = isinstance(value, Path) and value.is_file()
+            fingerprint[option.opts[0]] = _content_hash(value) if is_file else value
+    plain: dict[str, object] = json.loads(json.dumps(fingerprint, default=str))
+    return plain
+
+
+def _content_hash(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
