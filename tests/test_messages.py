@@ -1,4 +1,4 @@
-"""docs/reference/messages.md lists every message as a command prints it: the sources say which there are."""
+"""The page of messages lists every message as a command prints it; the sources say which."""
 
 import ast
 import re
