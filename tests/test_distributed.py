@@ -33,7 +33,7 @@ from tformer_cli.distributed import (
 from tformer_cli.errors import DeviceError
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
-from tformer_cli.training import preparation
+from tformer_cli.training import setup
 from tformer_cli.training import trainer as run_module
 from tformer_cli.training.step import TrainState, train_steps
 from tformer_cli.training.trainer import train
@@ -380,16 +380,15 @@ from tformer_cli.config.load import load_config
 from tformer_cli.errors import Interrupted
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.training import trainer as run_module
-from tformer_cli.training.checkpoints import Checkpoints
 from tformer_cli.training.step import train_steps
 from tformer_cli.training.trainer import train
 
-save = Checkpoints.save
+save = run_module.take_checkpoint
 
-def slow_save(checkpoints, state):
-    if checkpoints.world.is_main_process:
+def slow_save(run, state):
+    if state.world.is_main_process:
         time.sleep(1)
-    save(checkpoints, state)
+    save(run, state)
 
 def signalled(*arguments, **options):
     for taken in train_steps(*arguments, **options):
@@ -397,7 +396,7 @@ def signalled(*arguments, **options):
             signal.raise_signal(signal.SIGTERM)
         yield taken
 
-Checkpoints.save = slow_save
+run_module.take_checkpoint = slow_save
 run_module.train_steps = signalled
 run = RunDirectory(Path(sys.argv[2]))
 try:
@@ -505,7 +504,7 @@ def test_two_machines_go_back_to_the_checkpoint_of_the_first(toy, tmp_path, monk
             yield batches, following
             place = following
 
-    monkeypatch.setattr(preparation, "training_micro_batches", poisoned)
+    monkeypatch.setattr(setup, "training_micro_batches", poisoned)
     run = RunDirectory(tmp_path / "alone" / "run")
     train(load_config(toy, EXACT), run, device=torch.device("cpu"))
     ended = on_two_machines(toy, tmp_path, *EXACT)

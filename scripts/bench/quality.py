@@ -25,7 +25,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import Interrupted, UsageError
 from tformer_cli.plotting.curves import FORMATS, save
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.training.trainer import is_finished
+from tformer_cli.training.resume import is_finished
 
 DEFAULT_CONFIG = Path(__file__).resolve().parents[2] / "configs" / "multi30k-tiny.yaml"
 

@@ -392,7 +392,7 @@ def test_the_largest_batch_is_printed_with_its_setting(tformer, tmp_path, tempor
     monkeypatch.chdir(tmp_path)
     before = files(tmp_path)
     # A token takes a MiB: 512 of them fit.
-    monkeypatch.setattr(find_batch_size, "_trial_apart", lambda run, tokens, limit: tokens << 20)
+    monkeypatch.setattr(find_batch_size, "_try_in_child", lambda run, tokens, limit: tokens << 20)
     words = ("train", file, "--find-batch", "--memory-limit", "0.5", "--device", "cpu")
     result = tformer(*words)
     assert result.exit_code == 0

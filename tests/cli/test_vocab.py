@@ -14,9 +14,8 @@ from tformer_cli.config.load import load_config
 from tformer_cli.errors import ConfigError, TrainingError, UsageError
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
-from tformer_cli.training.lock import locked
-from tformer_cli.training.logging import NullLogger
-from tformer_cli.training.tokenizers import run_tokenizers
+from tformer_cli.training.resume import locked
+from tformer_cli.training.setup import run_tokenizers
 
 CONFIG = """\
 data:
@@ -97,19 +96,10 @@ def test_vocab_writes_the_tokenizer_of_the_run(folder: Path) -> None:
 def test_a_training_takes_the_vocabulary_of_the_same_text_and_no_other(folder: Path) -> None:
     output()
     run, config = RunDirectory(Path("runs/tiny")), load_config(Path("tiny.yaml"))
-    logger = NullLogger(run, config.training)
 
     def is_built(**changes: int) -> bool:
         said: list[str] = []
-        logger.log = said.append
-        run_tokenizers(
-            replace(config, **changes),
-            run,
-            logger,
-            stores=folder / "stores",
-            has_begun=False,
-            fresh=False,
-        )
+        run_tokenizers(replace(config, **changes), run, said.append, stores=folder / "stores")
         return said == ["building the vocabulary"]
 
     assert not is_built()

@@ -15,7 +15,7 @@ from tformer_cli.config.schema.schedule import InverseSquareRootSchedule
 from tformer_cli.model.inspection.cost import operations
 from tformer_cli.model.inspection.summary import kept, parameters_by_part, skeleton, tree
 from tformer_cli.model.network import Network
-from tformer_cli.training.schedules import build_schedule
+from tformer_cli.training.optim import build_schedule
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

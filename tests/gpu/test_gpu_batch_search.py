@@ -9,7 +9,7 @@ from toy import CONFIG, write_toy
 from tformer_cli.config.load import load_config
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.training.dry_run import dry_run
-from tformer_cli.training.find_batch_size import LargestBatch, find_batch
+from tformer_cli.training.find_batch_size import LargestBatch, find_batch_size
 
 pytestmark = [*on_gpu, on_cuda]
 
@@ -21,7 +21,7 @@ WIDE = WIDE.replace("  test:", "  filters: {max_length: 11}\n  test:")
 def found(file: Path, memory_limit: float, *overrides: str) -> LargestBatch:
     run = RunDirectory(file.parent / "run")
     config = load_config(file, ("training.precision=float32", *overrides))
-    return find_batch(config, run, device=DEVICE, memory_limit=memory_limit)
+    return find_batch_size(config, run, device=DEVICE, memory_limit=memory_limit)
 
 
 def test_the_largest_batch_grows_with_memory_and_with_recomputed_layers(tmp_path):

@@ -37,7 +37,7 @@ def train_state() -> TrainState:
         model=model,
         # A large epsilon, so that rounding does not decide the sign of a step.
         optimizer=build_optimizer(AdamConfig(epsilon=1e-3), model),
-        schedule=lambda step: 1e-3,
+        scheduler=lambda step: 1e-3,
         config=TrainingConfig(),
         device=DEVICE,
         precision=torch.float32,
@@ -55,7 +55,7 @@ def steps(subject: TrainState, count: int):
     groups = [
         StepBatch([batch()], DataPosition(0, i), DataPosition(0, i + 1)) for i in range(count)
     ]
-    return list(islice(train_steps(subject, groups, 1), count))
+    return list(islice(train_steps(subject, groups), count))
 
 
 def test_a_step_that_does_not_fit_is_halved_and_the_training_goes_on():

@@ -193,14 +193,14 @@ def test_steps_are_those_of_the_cpu():
         train_state = TrainState(
             model=model,
             optimizer=build_optimizer(training.optimizer, model),
-            schedule=lambda step: 1e-3,
+            scheduler=lambda step: 1e-3,
             config=training,
             device=device,
             precision=torch.float32,
             seed=1,
         )
         course = 5 * [StepBatch([batch()], DataPosition(0, 0), DataPosition(0, 1))]
-        return [taken.loss for taken in train_steps(train_state, course, 1)]
+        return [taken.loss for taken in train_steps(train_state, course)]
 
     found, expected = losses(DEVICE), losses(CPU)
     assert found == pytest.approx(expected, rel=1e-4)

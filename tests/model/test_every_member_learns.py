@@ -136,7 +136,7 @@ def trained(config: ModelConfig, task: str, learning_rate: float) -> Seq2Seq:
         max_steps=STEPS,
     )
     train_state = TrainState.of(model, training, device=CPU, precision=torch.float32, seed=1)
-    for report in train_steps(train_state, groups(task, DECODER_START_IDS[config.kind]), 1):
+    for report in train_steps(train_state, groups(task, DECODER_START_IDS[config.kind])):
         assert isinstance(report, StepReport)
     return model.eval()
 

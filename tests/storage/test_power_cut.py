@@ -23,10 +23,10 @@ from tformer_cli.storage.atomic import (
 )
 from tformer_cli.storage.integrity import verify_checksums
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.tokenizer import build_tokenizers, load_tokenizers
-from tformer_cli.training.checkpoints import Checkpoints
-from tformer_cli.training.tokenizers import save_tokenizers
+from tformer_cli.training.checkpoints import take_checkpoint
+from tformer_cli.training.setup import save_tokenizers
+from tformer_cli.training.step import TrainState
 
 TOKENIZERS = build_tokenizers(CharConfig(), lambda: [("ab", "ba")], seed=1)
 
@@ -116,14 +116,15 @@ def test_the_pointers_name_whole_checkpoints_at_any_time_and_the_newest_in_the_e
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.ones(2)).sum().backward()
     optimizer.step()
-    checkpoints = Checkpoints(
-        RunDirectory(disk),
-        TrainingConfig(save_every=1, keep_checkpoints=1, keep_best=1),
-        model,
-        optimizer,
-        None,
+    state = TrainState(
+        model=model,
+        optimizer=optimizer,
+        scheduler=lambda step: 0.1,
+        config=TrainingConfig(save_every=1, keep_checkpoints=1, keep_best=1),
+        device=torch.device("cpu"),
+        precision=torch.float32,
+        seed=1,
     )
-    state = TrainingProgress.initial("abc", {})
 
     def check(folder: Path) -> object:
         run, pointed = RunDirectory(folder), []
@@ -138,7 +139,8 @@ def test_the_pointers_name_whole_checkpoints_at_any_time_and_the_newest_in_the_e
 
     def deed() -> None:
         for step in (1, 2, 3):
-            checkpoints.save(replace(state, step=step, score=step, best_step=step))
+            state.progress = replace(state.progress, step=step, score=step, best_step=step)
+            take_checkpoint(RunDirectory(disk), state)
 
     assert cut(deed, check) == [["step-000003"] * 2] * 2
 

@@ -1,4 +1,4 @@
-"""What becomes of the checkpoints of a training; whole runs are in test_run.py."""
+"""What becomes of the checkpoints of a training; whole runs are in test_trainer.py."""
 
 import json
 import shutil
@@ -7,20 +7,30 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from toy import write_toy
-from train_states import train_state
+from train_states import INITIAL, train_state
 
 from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.config.schema.training import TrainingConfig
+from tformer_cli.errors import CheckpointError
 from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.checkpoint import save_average
 from tformer_cli.storage.integrity import write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingProgress
-from tformer_cli.training.checkpoints import Checkpoints, checkpoint_before, last_checkpoint
-from tformer_cli.training.ema import MovingAverage
+from tformer_cli.storage.state import TrainingProgress, load_state
+from tformer_cli.training.checkpoints import (
+    average_checkpoints,
+    checkpoint_before,
+    last_checkpoint,
+    restart,
+    restore_checkpoint,
+    take_checkpoint,
+)
+from tformer_cli.training.optim import MovingAverage
+from tformer_cli.training.step import TrainState
+from tformer_cli.training.trainer import train
 
-STATE = TrainingProgress.initial("abc", {})
 EACH_STEP = TrainingConfig(save_every=1)
 
 
@@ -31,15 +41,21 @@ def run(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def checkpoints(run: RunDirectory, **changes: int) -> Checkpoints:
+def moved_state(**changes: int) -> TrainState:
+    """A state with an average, whose optimizer has its moments."""
     subject = train_state()
-    average = MovingAverage(subject.model, 0.5)
-    config = replace(EACH_STEP, **changes)
+    subject.average = MovingAverage(subject.model, 0.5)
+    subject.config = replace(EACH_STEP, **changes)
     # Gradients of zero move no weight, and each weight has its moments.
     for parameter in subject.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     subject.optimizer.step()
-    return Checkpoints(run, config, subject.model, subject.optimizer, average)
+    return subject
+
+
+def save(run: RunDirectory, subject: TrainState, progress: TrainingProgress) -> None:
+    subject.progress = progress
+    take_checkpoint(run, subject)
 
 
 def states(*scores: float | None) -> list[TrainingProgress]:
@@ -49,7 +65,9 @@ def states(*scores: float | None) -> list[TrainingProgress]:
     for step, score in enumerate(scores, 1):
         if score is not None and (best[0] is None or score >= best[0]):
             best = score, step
-        found.append(replace(STATE, step=step, score=score, best_score=best[0], best_step=best[1]))
+        found.append(
+            replace(INITIAL, step=step, score=score, best_score=best[0], best_step=best[1])
+        )
     return found
 
 
@@ -62,56 +80,58 @@ def unheard(line: str) -> None:
 
 
 def test_the_newest_and_the_best_are_kept(run):
-    subject = checkpoints(run, keep_checkpoints=2, keep_best=1)
+    subject = moved_state(keep_checkpoints=2, keep_best=1)
     for state in states(1.0, 9.0, 3.0, None, None):
-        subject.save(state)
+        save(run, subject, state)
     assert names(run) == [2, 4, 5]
     assert run.pointed("best") == run.checkpoint(2)
     assert run.pointed("last") == run.checkpoint(5)
 
 
 def test_what_an_interruption_saved_is_kept_while_it_is_the_last(run):
-    subject = checkpoints(run, save_every=2, validate_every=100, keep_checkpoints=1, keep_best=1)
+    subject = moved_state(save_every=2, validate_every=100, keep_checkpoints=1, keep_best=1)
     first, second, third, fourth = states(None, None, None, None)
-    subject.save(second)
-    subject.save(third)
+    save(run, subject, second)
+    save(run, subject, third)
     assert names(run) == [2, 3]
     assert last_checkpoint(run, unheard) == run.checkpoint(3)
     # An unbroken training has no third one to go back to.
     assert checkpoint_before(run, 3, subject.config, unheard) == run.checkpoint(2)
-    subject.save(fourth)
+    save(run, subject, fourth)
     assert names(run) == [4]
-    subject.save(replace(first, step=5))
+    save(run, subject, replace(first, step=5))
     assert checkpoint_before(run, 5, subject.config, unheard) == run.checkpoint(4)
 
 
 def test_what_was_due_stays_so_where_others_are_due_from_now_on(run):
-    subject = checkpoints(run, save_every=2, validate_every=100, keep_checkpoints=2)
+    subject = moved_state(save_every=2, validate_every=100, keep_checkpoints=2)
     for state in states(*[None] * 5):
         if state.step in (2, 4, 5):
-            subject.save(state)
-    subject = checkpoints(run, save_every=7, validate_every=100, keep_checkpoints=2)
-    subject.go_back(run.checkpoint(5))
+            save(run, subject, state)
+    subject = moved_state(save_every=7, validate_every=100, keep_checkpoints=2)
+    restore_checkpoint(run, subject, run.checkpoint(5))
     assert names(run) == [2, 4, 5]
     assert checkpoint_before(run, 6, subject.config, unheard) == run.checkpoint(4)
-    subject.save(replace(STATE, step=7))
+    save(run, subject, replace(INITIAL, step=7))
     assert names(run) == [4, 7]
 
 
 def test_going_back_restores_weights_average_and_moments_to_the_bit(run):
-    subject = checkpoints(run)
+    subject = moved_state()
     tensors = {}
     for state in states(1.0, 2.0):
         for parameter in subject.model.parameters():
             parameter.grad = torch.randn_like(parameter)
         subject.optimizer.step()
         subject.average.update(subject.model, state.step)
-        subject.save(state)
+        save(run, subject, state)
         tensors[state.step] = snapshot(subject)
-    assert subject.go_back(run.checkpoint(1)) == replace(states(1.0)[0], is_scheduled=True)
+    assert restore_checkpoint(run, subject, run.checkpoint(1)) == replace(
+        states(1.0)[0], is_scheduled=True
+    )
     for one, two in zip(snapshot(subject), tensors[1], strict=True):
         assert torch.equal(one, two)
-    subject.begin_again(train_state().model)
+    restart(subject, train_state().model)
     for parameter, average, first in zip(
         subject.model.parameters(),
         subject.average.model.parameters(),
@@ -123,48 +143,48 @@ def test_going_back_restores_weights_average_and_moments_to_the_bit(run):
     assert not subject.optimizer.state
 
 
-def snapshot(subject: Checkpoints) -> list[torch.Tensor]:
+def snapshot(subject: TrainState) -> list[torch.Tensor]:
     weights = [*subject.model.parameters(), *subject.average.model.parameters()]
     moments = [x for state in subject.optimizer.state.values() for x in state.values()]
     return [tensor.detach().clone() for tensor in weights + moments]
 
 
 def test_going_back_forgets_what_came_after(run):
-    subject = checkpoints(run, keep_checkpoints=9)
+    subject = moved_state(keep_checkpoints=9)
     for state in states(5.0, None, 7.0, None):
-        subject.save(state)
-    subject.go_back(run.checkpoint(2))
+        save(run, subject, state)
+    restore_checkpoint(run, subject, run.checkpoint(2))
     assert names(run) == [1, 2]
     assert run.pointed("last") == run.checkpoint(2)
     assert run.pointed("best") == run.checkpoint(1)
 
 
 def test_going_back_behind_the_best_leaves_none(run):
-    subject = checkpoints(run, keep_checkpoints=9)
+    subject = moved_state(keep_checkpoints=9)
     for state in states(None, 7.0):
-        subject.save(state)
-    subject.go_back(run.checkpoint(1))
+        save(run, subject, state)
+    restore_checkpoint(run, subject, run.checkpoint(1))
     assert run.pointed("best") is None
 
 
 @pytest.mark.parametrize("content", ["", "/etc", "../checkpoints", "x" * 5000])
 def test_a_damaged_best_is_written_anew_when_the_training_goes_on(run, content):
-    subject = checkpoints(run)
+    subject = moved_state()
     for state in states(2.0, 1.0):
-        subject.save(state)
+        save(run, subject, state)
     (run.path / "best").write_text(content)
-    subject.go_back(run.checkpoint(2))
+    restore_checkpoint(run, subject, run.checkpoint(2))
     assert run.pointed("best") == run.checkpoint(1)
 
 
 def test_an_average_that_is_best_stays_so(run):
-    subject = checkpoints(run)
+    subject = moved_state()
     for state in states(1.0, 2.0):
-        subject.save(state)
+        save(run, subject, state)
     average = run.checkpoints / "average-last-2"
     average.mkdir()
     run.point("best", average)
-    subject.go_back(run.checkpoint(2))
+    restore_checkpoint(run, subject, run.checkpoint(2))
     assert run.pointed("best") == average
 
 
@@ -175,13 +195,13 @@ def test_an_average_that_is_best_stays_so(run):
 def test_only_what_is_better_takes_the_place_of_an_average(
     run, score, validation_fingerprint, is_average
 ):
-    subject = checkpoints(run)
+    subject = moved_state()
     first, second = states(1.0, score)
-    subject.save(first)
+    save(run, subject, first)
     average = run.checkpoints / "average-last-1"
     save_average(average, subject.model, replace(first, score=3.0))
     run.point("best", average)
-    subject.save(replace(second, validation_fingerprint=validation_fingerprint))
+    save(run, subject, replace(second, validation_fingerprint=validation_fingerprint))
     assert run.pointed("best") == (average if is_average else run.checkpoint(2))
 
 
@@ -189,40 +209,40 @@ def test_what_a_kill_left_half_removed_goes_with_the_next_checkpoint(run, monkey
     def killed(folder: Path) -> None:
         raise KeyboardInterrupt
 
-    subject = checkpoints(run, keep_checkpoints=9)
+    subject = moved_state(keep_checkpoints=9)
     for state in states(None, None):
-        subject.save(state)
+        save(run, subject, state)
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
-            subject.go_back(run.checkpoint(1))
+            restore_checkpoint(run, subject, run.checkpoint(1))
     assert len(list(run.checkpoints.iterdir())) == 2
-    checkpoints(run).save(states(1.0)[0])
+    save(run, moved_state(), states(1.0)[0])
     assert list(run.checkpoints.iterdir()) == [run.checkpoint(1)]
 
 
 def test_going_on_from_the_last_checkpoint_does_not_make_the_run_newer(run):
-    subject = checkpoints(run)
-    subject.save(states(1.0)[0])
+    subject = moved_state()
+    save(run, subject, states(1.0)[0])
     before = (run.path / "last").stat()
-    subject.go_back(run.checkpoint(1))
+    restore_checkpoint(run, subject, run.checkpoint(1))
     assert (run.path / "last").stat() == before
 
 
 def test_a_checkpoint_that_last_does_not_name_yet_is_not_the_last(run):
-    subject = checkpoints(run)
+    subject = moved_state()
     assert last_checkpoint(run, unheard) is None
     for state in states(1.0, 2.0, 3.0):
-        subject.save(state)
+        save(run, subject, state)
     run.point("last", run.checkpoint(2))
     assert last_checkpoint(run, unheard) == run.checkpoint(2)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\0\0\0", b"\xff\xfe", b"step-9\n", b"../..\n"])
 def test_a_damaged_pointer_leads_to_the_newest_checkpoint(run, content):
-    subject = checkpoints(run)
+    subject = moved_state()
     for state in states(1.0, 2.0):
-        subject.save(state)
+        save(run, subject, state)
     (run.path / "last").write_bytes(content)
     said: list[str] = []
     assert last_checkpoint(run, said.append) == run.checkpoint(2)
@@ -232,9 +252,9 @@ def test_a_damaged_pointer_leads_to_the_newest_checkpoint(run, content):
 
 
 def test_a_state_that_no_training_wrote_leads_to_the_checkpoint_before(run):
-    subject = checkpoints(run)
+    subject = moved_state()
     for state in states(1.0, 2.0):
-        subject.save(state)
+        save(run, subject, state)
     file = run.checkpoint(2) / "state.json"
     content = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps(content | {"data_position": [0, -3]}), encoding="utf-8")
@@ -247,9 +267,9 @@ def test_a_state_that_no_training_wrote_leads_to_the_checkpoint_before(run):
 
 def test_training_goes_back_to_the_newest_checkpoint_that_steps_were_taken_from(run):
     assert checkpoint_before(run, 3, EACH_STEP, unheard) is None
-    subject = checkpoints(run)
+    subject = moved_state()
     for state in states(1.0, 2.0, 3.0):
-        subject.save(state)
+        save(run, subject, state)
     assert checkpoint_before(run, 4, EACH_STEP, unheard) == run.checkpoint(3)
     assert checkpoint_before(run, 3, EACH_STEP, unheard) == run.checkpoint(2)
     (run.checkpoint(3) / "state.json").unlink()
@@ -258,3 +278,106 @@ def test_training_goes_back_to_the_newest_checkpoint_that_steps_were_taken_from(
     assert said == [
         f"{run.checkpoint(3)}: is not whole: state.json is missing; going on from step-000002"
     ]
+
+
+CPU = torch.device("cpu")
+
+
+def finished(folder: Path, *settings: str) -> RunDirectory:
+    run = RunDirectory(folder / "run")
+    settings = ("training.validate_every=6", *settings)
+    train(load_config(write_toy(folder / "data"), settings), run, device=CPU)
+    return run
+
+
+def scores(run: RunDirectory) -> dict[int, float]:
+    lines = map(json.loads, run.metrics_file.read_text().splitlines())
+    return {line["step"]: line["bleu"] for line in lines if line["kind"] == "valid"}
+
+
+def test_the_average_is_the_mean_of_the_last_checkpoints(tmp_path):
+    run = finished(tmp_path)
+    found = average_checkpoints(run, "last", 2, device=CPU)
+    assert found.members == (run.checkpoint(24), run.checkpoint(18))
+    one, two, mean = (
+        load_file(folder / "model.safetensors")
+        for folder in (run.checkpoint(24), run.checkpoint(18), found.checkpoint)
+    )
+    for name, weight in mean.items():
+        torch.testing.assert_close(
+            weight.double(), (one[name].double() + two[name].double()) / 2, rtol=1e-6, atol=1e-9
+        )
+
+
+def test_an_average_stands_where_its_newest_member_does_whatever_the_digits_of_steps(tmp_path):
+    run = finished(tmp_path)
+    for step, later in ((18, 999_999), (24, 1_000_000)):
+        run.checkpoint(step).rename(run.checkpoint(later))
+    for name in ("best", "last"):
+        run.point(name, run.checkpoint(1_000_000))
+    found = average_checkpoints(run, "last", 2, device=CPU)
+    assert load_state(found.checkpoint).step == 24
+
+
+def test_the_best_checkpoints_are_those_with_the_best_scores(tmp_path):
+    run = finished(tmp_path, "training.keep_best=3", "training.keep_checkpoints=1")
+    ranked = sorted(scores(run).items(), key=lambda item: (item[1], item[0]), reverse=True)
+    found = average_checkpoints(run, "best", 3, device=CPU)
+    assert found.members == tuple(run.checkpoint(step) for step, _ in ranked[:3])
+
+
+def test_best_is_the_average_where_that_does_better(tmp_path):
+    run = finished(tmp_path)
+    before = run.pointed("best")
+    found = average_checkpoints(run, "last", 2, device=CPU)
+    assert load_state(found.checkpoint).score == found.score
+    assert found.best_score == scores(run)[int(before.name.removeprefix("step-"))]
+    assert found.is_best == (found.score > found.best_score)
+    assert run.pointed("best") == (found.checkpoint if found.is_best else before)
+
+
+def test_an_average_that_does_better_becomes_best_and_one_that_does_not_leaves_it(
+    tmp_path, monkeypatch
+):
+    run = finished(tmp_path)
+    before = run.pointed("best")
+    for score, best in ((-1.0, before), (101.0, run.checkpoints / "average-last-2")):
+        monkeypatch.setattr(
+            "tformer_cli.training.checkpoints.selection_score", lambda *_, score=score: score
+        )
+        assert average_checkpoints(run, "last", 2, device=CPU).is_best == (score > 0)
+        assert run.pointed("best") == best
+
+
+def test_best_stays_while_the_run_is_not_finished(tmp_path, monkeypatch):
+    run = finished(tmp_path)
+    config = run.config_file.read_text().replace("max_steps: 24", "max_steps: 1000")
+    run.config_file.write_text(config)
+    before = run.pointed("best")
+    monkeypatch.setattr("tformer_cli.training.checkpoints.selection_score", lambda *_: 101.0)
+    found = average_checkpoints(run, "last", 2, device=CPU)
+    assert (found.run_has_ended, found.is_best) == (False, False)
+    assert run.pointed("best") == before
+
+
+@pytest.mark.parametrize(
+    ("which", "message"),
+    [
+        (
+            "last",
+            "has only 3 checkpoints; got --last 9; ask for fewer, or train with "
+            "training.keep_checkpoints: 9",
+        ),
+        (
+            "best",
+            "has only 3 validated checkpoints; got --best 9; ask for fewer, or train with "
+            "training.keep_best: 9",
+        ),
+    ],
+)
+def test_too_few_checkpoints_are_an_error(tmp_path, which, message):
+    run = finished(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        average_checkpoints(run, which, 9, device=CPU)
+    assert str(caught.value) == f"{run.path}: {message}"
+    assert not list(run.checkpoints.glob("average*"))

@@ -1,36 +1,75 @@
-"""Dry runs: their figures against what trainings really take."""
+"""Dry runs: their numbers against what trainings really take, and that nothing is left of them."""
 
+import contextlib
 import errno
 import json
+import signal
+import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from toy import CONFIG, MASKED, write_toy
 
 from tformer_cli.config.load import load_config
+from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.config.schema.training import TrainingConfig
+from tformer_cli.corpus.batch import Batch
+from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.corpus.filters import FilterReport
-from tformer_cli.corpus.pipeline import training_pairs, training_store
-from tformer_cli.errors import StorageError, TrainingError
+from tformer_cli.corpus.pipeline import (
+    epoch_plans,
+    training_micro_batches,
+    training_pairs,
+    training_store,
+)
+from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.corpus.store import TokenStore, build_store
+from tformer_cli.errors import (
+    ConfigError,
+    DataError,
+    Interrupted,
+    StorageError,
+    TrainingError,
+    UsageError,
+)
 from tformer_cli.storage.checkpoint import save_checkpoint
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import build_tokenizers
+from tformer_cli.text.vocabulary import NUM_SPECIAL
 from tformer_cli.training import dry_run as dry_run_module
-from tformer_cli.training import rehearsal as rehearsal_module
-from tformer_cli.training.dry_run import DryRun, checkpoint_size, dry_run, most_checkpoints
-from tformer_cli.training.rehearsal import OutOfMemory, rehearsal, take_steps
-from tformer_cli.training.worst_batch import Shape
+from tformer_cli.training.dry_run import (
+    DryRun,
+    OutOfMemory,
+    Shape,
+    checkpoint_size,
+    dry_run,
+    first_steps,
+    max_checkpoints,
+    sampled_trainer,
+    worst_case_shapes,
+    worst_case_steps,
+    worst_case_store,
+)
+from tformer_cli.training.setup import origin_of, save_tokenizers
+from tformer_cli.training.trainer import Trainer, train
 
 CPU = torch.device("cpu")
 SHORT = CONFIG.replace("  test:", "  filters: {max_length: 11}\n  test:")
 
 
 @pytest.fixture
-def toy(tmp_path: Path) -> Path:
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A toy config; temporary folders are made under tmp_path/temporary."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     return write_toy(tmp_path / "data", config=SHORT)
 
 
@@ -74,7 +113,7 @@ def test_a_text_that_the_first_epoch_does_not_see_has_figures(tmp_path):
 
 def test_figures_of_a_sample_stand_for_the_whole_text(toy, tmp_path, monkeypatch):
     whole = taken(toy)
-    monkeypatch.setattr(rehearsal_module, "SAMPLE_PAIRS", 150)
+    monkeypatch.setattr(dry_run_module, "SAMPLE_PAIRS", 150)
     sampled = taken(toy)
     assert (sampled.num_pairs, sampled.sample.seen) == (300, 150)
     assert sampled.store_bytes == pytest.approx(whole.store_bytes, rel=0.1)
@@ -84,18 +123,16 @@ def test_figures_of_a_sample_stand_for_the_whole_text(toy, tmp_path, monkeypatch
 @pytest.mark.parametrize("overrides", [(), ("training.ema_decay=0.9",)])
 def test_a_checkpoint_is_as_large_as_it_was_said_to_be(toy, tmp_path, overrides):
     config = load_config(toy, overrides)
-    with rehearsal(config, RunDirectory(tmp_path / "run"), device=CPU) as found:
-        prepared = found.prepared
-        list(take_steps(prepared, 1))
-        average = None if prepared.average is None else prepared.average.model
-        folder = tmp_path / "checkpoint"
-        optimizer = prepared.train_state.optimizer
-        save_checkpoint(folder, prepared.model, optimizer, prepared.beginning(), average=average)
+    with sampled_trainer(config, RunDirectory(tmp_path / "run"), device=CPU) as (trainer, _):
+        list(first_steps(trainer, trainer.data, 1))
+        state, folder = trainer.state, tmp_path / "checkpoint"
+        average = None if state.average is None else state.average.model
+        save_checkpoint(folder, state.model, state.optimizer, state.progress, average=average)
         expected = 0
         for file in folder.glob("*.safetensors"):
             header = int.from_bytes(file.read_bytes()[:8], "little")
             expected += file.stat().st_size - 8 - header
-        assert checkpoint_size(prepared) == expected
+        assert checkpoint_size(trainer) == expected
 
 
 @given(
@@ -122,16 +159,16 @@ def test_no_more_checkpoints_are_there_at_a_time(max_steps, save, validate, newe
             most = max(most, len(there) + 1)
             validated = [x for x in there if training.validates_at(x)]
             there = [x for x in there if x in there[-newest:] or x in validated[:best]]
-    assert most <= most_checkpoints(training)
+    assert most <= max_checkpoints(training)
     if save == validate == 1:
-        assert most == most_checkpoints(training)
+        assert most == max_checkpoints(training)
 
 
 def test_a_batch_that_does_not_fit_is_an_error(toy, monkeypatch):
     def failing(*arguments: object) -> None:
         raise OutOfMemory
 
-    monkeypatch.setattr(dry_run_module, "take_worst_case_steps", failing)
+    monkeypatch.setattr(dry_run_module, "worst_case_steps", failing)
     with pytest.raises(TrainingError) as caught:
         taken(toy)
     assert str(caught.value) == (
@@ -239,3 +276,290 @@ def test_a_dry_run_is_plain_data_for_programs():
     }
     assert plain["worst_batch"] == {"rows": 16, "width": 256}
     assert plain.keys() == DryRun.__dataclass_fields__.keys()
+
+
+@contextlib.contextmanager
+def sampled(toy: Path, *overrides: str) -> Iterator[Trainer]:
+    run = RunDirectory(toy.parent.parent / "run")
+    with sampled_trainer(load_config(toy, overrides), run, device=CPU) as (trainer, _):
+        yield trainer
+
+
+def test_a_dry_run_leaves_nothing(toy, tmp_path):
+    before = set((tmp_path / "data").rglob("*"))
+    with sampled(toy) as trainer:
+        assert trainer.run_directory.config_file.is_relative_to(tmp_path / "temporary")
+        list(first_steps(trainer, trainer.data, 2))
+    assert set((tmp_path / "data").rglob("*")) == before
+    assert not (tmp_path / "run").exists()
+    # torch makes a folder of its own beside.
+    assert not list((tmp_path / "temporary").glob("tformer-*"))
+
+
+def test_a_dry_run_that_sigterm_ends_leaves_nothing(toy, tmp_path):
+    with pytest.raises(Interrupted) as caught, sampled(toy) as trainer:  # noqa: PT012
+        assert trainer.run_directory.config_file.exists()
+        signal.raise_signal(signal.SIGTERM)
+    assert str(caught.value).startswith(f"{tmp_path}/run: was interrupted and left nothing")
+    assert not list((tmp_path / "temporary").glob("tformer-*"))
+
+
+def test_a_large_text_is_sampled_evenly(toy, monkeypatch):
+    monkeypatch.setattr(dry_run_module, "SAMPLE_PAIRS", 100)
+    config = load_config(toy)
+    (whole,) = config.data.train
+    run = RunDirectory(toy.parent.parent / "run")
+    with sampled_trainer(config, run, device=CPU) as (trainer, num_pairs):
+        (sample,) = trainer.config.data.train
+        pairs = list(read_pairs(sample.source, sample.target))
+        assert num_pairs == 300
+        assert trainer.data.report.seen == len(pairs) == 100
+    lines = list(read_pairs(whole.source, whole.target))
+    assert set(pairs) <= set(lines)
+    assert not set(pairs) <= set(lines[:250])
+
+
+def test_a_sample_keeps_every_text_and_its_weight(toy, monkeypatch):
+    monkeypatch.setattr(dry_run_module, "SAMPLE_PAIRS", 100)
+    two = (
+        "[{source: train.src, target: train.tgt}, {source: test.src, target: test.tgt, weight: 3}]"
+    )
+    toy.write_text(SHORT.replace("[{source: train.src, target: train.tgt}]", two))
+    with sampled(toy) as trainer:
+        texts = trainer.config.data.train
+        assert [text.weight for text in texts] == [1.0, 3.0]
+        counts = [len(list(read_pairs(text.source, text.target))) for text in texts]
+        assert sum(counts) == 100
+        assert counts[1] < 10  # 10 of 310 pairs
+
+
+def test_a_small_text_is_taken_whole(toy):
+    with sampled(toy) as trainer:
+        assert trainer.config == load_config(toy)
+        assert trainer.data.report.seen == 300
+
+
+def test_the_tokenizers_of_a_run_are_taken_where_the_config_builds_them(toy, tmp_path, capsys):
+    run, config = RunDirectory(tmp_path / "run"), load_config(toy)
+    with sampled(toy) as trainer:
+        origin = origin_of(config, None, tmp_path / "stores")
+        save_tokenizers(trainer.tokenizers, origin, run)
+    assert "building the vocabulary" in capsys.readouterr().err
+    with sampled(toy):
+        assert "building the vocabulary" not in capsys.readouterr().err
+    with sampled(toy, "tokenizer.min_frequency=2"):
+        assert "building the vocabulary" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["train", "valid", "test"])
+def test_unequal_files_are_found_in_every_text(toy, name):
+    target = toy.parent / f"{name}.tgt"
+    lines = target.read_text().splitlines(keepends=True)
+    target.write_text("".join(lines[:-1]))
+    with pytest.raises(DataError) as caught, sampled(toy):
+        pass
+    assert str(caught.value) == (
+        f"{toy.parent}/{name}.src:{len(lines)}: has no counterpart in {target}; "
+        f"got {len(lines)} and {len(lines) - 1} lines; "
+        "line n of one file must translate line n of the other"
+    )
+
+
+def test_a_folder_of_somebody_else_is_refused_before_anything_is_read(toy, tmp_path):
+    (tmp_path / "run" / "eval").mkdir(parents=True)
+    (toy.parent / "train.src").write_bytes(b"\xff\n")
+    with pytest.raises(UsageError) as caught, sampled(toy):
+        pass
+    assert str(caught.value).startswith(f"{tmp_path}/run: is not empty and not a run folder")
+
+
+def test_weights_that_a_training_would_begin_with_are_read(toy, tmp_path, capsys):
+    first = RunDirectory(tmp_path / "first")
+    train(load_config(toy), first, device=CPU)
+    after = f"training.init_from={first.path}"
+    with sampled(toy, after) as trainer:
+        weights = load_file(first.pointed("last") / "model.safetensors")
+        for name, parameter in trainer.state.model.named_parameters():
+            assert torch.equal(parameter, weights[name])
+    assert f"beginning with the weights of {first.pointed('last')}" in capsys.readouterr().err
+    with (
+        pytest.raises(ConfigError) as caught,
+        sampled(toy, after, "model.feedforward_dim=32"),
+    ):
+        pass
+    assert str(caught.value).startswith("model.feedforward_dim: must be 64, as in ")
+
+
+def test_worst_steps_are_taken_at_the_worst_batches(toy):
+    with sampled(toy) as trainer:
+        shapes = worst_case_steps(trainer, 60, 2)
+    assert {shape: report.step for shape, report in shapes.items()} == {Shape(5, 12): 2}
+    assert [report.num_tokens for report in shapes.values()] == [60]
+
+
+def limited(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, num_tokens: int) -> None:
+    """Let memory run out where a batch has more source tokens."""
+    wanted_states = trainer.state.model.wanted_states
+
+    def limited_states(source: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        if source.numel() > num_tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return wanted_states(source, *rest)
+
+    monkeypatch.setattr(trainer.state.model, "wanted_states", limited_states)
+
+
+@pytest.mark.parametrize("num_tokens", [11, 12, 59])
+def test_a_batch_that_has_to_be_cut_or_cannot_be_does_not_fit(toy, monkeypatch, num_tokens):
+    with sampled(toy) as trainer:
+        limited(trainer, monkeypatch, num_tokens)
+        with pytest.raises(OutOfMemory):
+            worst_case_steps(trainer, 60, 2)
+        assert all(weight.grad is None for weight in trainer.state.model.parameters())
+
+
+def test_memory_that_runs_out_in_the_optimiser_is_no_less_of_it(toy, monkeypatch):
+    def failing() -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    with sampled(toy) as trainer:
+        monkeypatch.setattr(trainer.state.optimizer, "step", failing)
+        with pytest.raises(OutOfMemory):
+            list(first_steps(trainer, trainer.data, 1))
+
+
+def test_other_errors_stay_what_they_are(toy, monkeypatch):
+    def failing() -> None:
+        raise RuntimeError("shapes")
+
+    with sampled(toy) as trainer:
+        monkeypatch.setattr(trainer.state.optimizer, "step", failing)
+        with pytest.raises(RuntimeError, match="shapes"):
+            list(first_steps(trainer, trainer.data, 1))
+
+
+def test_a_loss_that_is_no_number_is_an_error(toy):
+    with sampled(toy) as trainer:
+        with torch.no_grad():
+            trainer.state.model.output.weight.fill_(float("nan"))
+        with pytest.raises(TrainingError) as caught:
+            list(first_steps(trainer, trainer.data, 1))
+    assert str(caught.value) == (
+        "step 1: loss or gradient is no number at the very beginning; "
+        "got loss nan, gradient norm nan; "
+        "lower training.optimizer.learning_rate, or use training.precision: float32"
+    )
+
+
+def test_a_moving_average_follows(toy):
+    with sampled(toy, "training.ema_decay=0.9") as trainer:
+        average = trainer.state.average.model.output.weight
+        before = average.detach().clone()
+        list(first_steps(trainer, trainer.data, 1))
+        assert not torch.equal(average, before)
+
+
+def test_processes_of_torchrun_are_refused(toy, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "0")
+    with (
+        pytest.raises(UsageError) as caught,
+        sampled(toy, "training.gradient_accumulation_steps=2"),
+    ):
+        pass
+    assert str(caught.value) == (
+        "torchrun: a dry run is for one process; got 4 processes; without torchrun, "
+        "a process takes as much memory as each of them with training.gradient_accumulation_steps=8"
+    )
+
+
+def groups(store: TokenStore, training: TrainingConfig, seed: int = 1):
+    return (
+        batches
+        for batches, _ in training_micro_batches(
+            store,
+            epoch_plans(store, batch_tokens=training.batch_tokens, seed=seed),
+            accumulate=training.gradient_accumulation_steps,
+            data_position=DataPosition(),
+        )
+    )
+
+
+def cost(batch: Batch) -> tuple[int, int]:
+    """Tokens of a micro-batch on its longer side, and pairs of them."""
+    width = max(batch.source.shape[1], batch.target_in.shape[1])
+    return len(batch.source) * width, len(batch.source) * width**2
+
+
+def text(*rows: tuple[int, int]) -> TokenStore:
+    return build_store(
+        ([NUM_SPECIAL] * source, [NUM_SPECIAL] * target, 1.0) for source, target in rows
+    )
+
+
+budgets = st.builds(
+    TrainingConfig,
+    batch_tokens=st.integers(20, 120),
+    gradient_accumulation_steps=st.sampled_from([1, 2, 3, 8]),
+)
+
+
+def worst_costs(training: TrainingConfig, max_length: int) -> np.ndarray:
+    """The highest number of tokens and of pairs of tokens of the micro-batches at those shapes."""
+    costs = [
+        cost(batch)
+        for shape in worst_case_shapes(training, max_length)
+        for batch in next(groups(text(*[(shape.width - 1,) * 2] * shape.rows), training))
+    ]
+    return np.max(costs, axis=0)
+
+
+@settings(max_examples=15)
+@given(
+    budgets,
+    st.integers(3, 19),
+    st.lists(st.tuples(st.integers(1, 19), st.integers(1, 19)), min_size=1, max_size=80),
+)
+def test_no_batch_of_a_text_costs_more(training, max_length, lengths):
+    store = text(*[(min(s, max_length), min(t, max_length)) for s, t in lengths])
+    found = [cost(batch) for group in islice(groups(store, training), 12) for batch in group]
+    assert (np.max(found, axis=0) <= worst_costs(training, max_length)).all()
+
+
+@settings(max_examples=15)
+@given(budgets, st.integers(3, 19))
+def test_some_batch_of_equal_lengths_costs_as_much(training, max_length):
+    costs = []
+    for width in range(2, max_length + 2):
+        for rows in range(1, training.batch_tokens // width + 1):
+            part = len(
+                np.array_split(range(rows), min(training.gradient_accumulation_steps, rows))[0]
+            )
+            costs.append((part * width, part * width**2))
+    assert np.max(costs, axis=0).tolist() == worst_costs(training, max_length).tolist()
+
+
+@pytest.mark.parametrize(
+    ("batch_tokens", "max_length", "shapes"),
+    [
+        (4096, 256, [Shape(16, 256)]),
+        (300, 256, [Shape(1, 257), Shape(2, 150)]),
+        (4100, 256, [Shape(16, 256), Shape(20, 205)]),
+        (257, 256, [Shape(1, 257)]),
+    ],
+)
+def test_most_tokens_and_widest_sentences_may_be_two_shapes(batch_tokens, max_length, shapes):
+    assert worst_case_shapes(TrainingConfig(batch_tokens=batch_tokens), max_length) == shapes
+
+
+def test_a_text_of_a_shape_is_one_batch_without_padding():
+    tokenizers = build_tokenizers(CharConfig(), lambda: [("abcde", "fgh")], seed=1)
+    store = worst_case_store(Shape(3, 7), tokenizers, seed=5)
+    ((batch,),) = islice(groups(store, TrainingConfig(batch_tokens=22)), 1)
+    assert batch.source.shape == batch.target_in.shape == (3, 7)
+    assert batch.source_mask.all()
+    assert batch.target_mask.all()
+    words = torch.cat((batch.source[:, :-1], batch.target_in[:, 1:]))
+    assert words.min() >= NUM_SPECIAL
+    assert words.max() < tokenizers.source.size
+    assert len(words.unique()) > 2

@@ -19,9 +19,16 @@ from toy import CONFIG, write_toy
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import DeviceError, TrainingError, UsageError
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.training import find_batch_size
-from tformer_cli.training.find_batch_size import LargestBatch, find_batch, largest, trial
-from tformer_cli.training.rehearsal import OutOfMemory, rehearsal
+from tformer_cli.training import find_batch_size as module
+from tformer_cli.training.dry_run import OutOfMemory, first_steps, sampled_trainer
+from tformer_cli.training.find_batch_size import (
+    LargestBatch,
+    find_batch_size,
+    free_memory,
+    largest,
+    trial,
+)
+from tformer_cli.training.trainer import Trainer
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 GIB = 2**30
@@ -45,7 +52,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         # The system notices when there is far too little.
         return None if peak > 2 * limit else peak
 
-    monkeypatch.setattr(find_batch_size, "_trial_apart", try_apart)
+    monkeypatch.setattr(module, "_try_in_child", try_apart)
     return budgets
 
 
@@ -53,7 +60,9 @@ def found(
     toy: Path, memory_limit: float | None, device: torch.device = CPU, *overrides: str
 ) -> LargestBatch:
     run = RunDirectory(toy.parent / "run")
-    return find_batch(load_config(toy, overrides), run, device=device, memory_limit=memory_limit)
+    return find_batch_size(
+        load_config(toy, overrides), run, device=device, memory_limit=memory_limit
+    )
 
 
 @given(st.integers(1, 300), st.integers(0, 10**6), st.integers(0, 10**6))
@@ -94,17 +103,17 @@ def test_no_batch_larger_than_the_text_is_tried(toy, tried):
 
 
 def test_without_a_limit_a_share_of_the_free_memory_is_taken(toy, tried, monkeypatch):
-    monkeypatch.setattr(find_batch_size, "free_memory", lambda: 500 << 20)
+    monkeypatch.setattr(module, "free_memory", lambda: 500 << 20)
     assert found(toy, None).memory_limit_bytes == 400 << 20
 
 
 def test_a_system_that_does_not_know_its_memory_wants_a_limit(toy, tried, monkeypatch):
-    monkeypatch.setattr(find_batch_size, "free_memory", lambda: None)
+    monkeypatch.setattr(module, "free_memory", lambda: None)
     assert found(toy, 0.5).memory_limit_bytes == GIB / 2
     with pytest.raises(UsageError) as caught:
         found(toy, None)
     assert str(caught.value) == (
-        "`memory_limit`: is needed here, for this system does not say how much memory is free; "
+        "`memory_limit`: is needed here, as this system does not say how much memory is free; "
         "add `memory_limit=8`, for instance"
     )
 
@@ -129,7 +138,7 @@ def test_a_device_whose_memory_cannot_be_measured_is_refused(toy):
 
 
 def test_a_limit_beyond_the_gpu_is_refused(toy, monkeypatch):
-    monkeypatch.setattr(find_batch_size, "_cuda_memory", lambda device: 80 * GIB)
+    monkeypatch.setattr(module, "_cuda_memory", lambda device: 80 * GIB)
     with pytest.raises(UsageError) as caught:
         found(toy, 80.5, CUDA)
     assert str(caught.value) == (
@@ -139,29 +148,32 @@ def test_a_limit_beyond_the_gpu_is_refused(toy, monkeypatch):
 
 def test_a_trial_returns_the_peak_or_that_memory_ran_out(toy, tmp_path, monkeypatch):
     def steps(limit: int) -> Callable[..., None]:
-        def take(prepared: object, batch_tokens: int, count: int) -> None:
+        def take(trainer: object, batch_tokens: int, count: int) -> None:
             if batch_tokens > limit:
                 raise OutOfMemory
 
         return take
 
-    with rehearsal(load_config(toy), RunDirectory(tmp_path / "run"), device=CPU) as rehearsed:
-        monkeypatch.setattr(find_batch_size, "take_worst_case_steps", steps(100))
-        monkeypatch.setattr(find_batch_size, "peak_memory", lambda device: 77)
-        assert trial(rehearsed.prepared, 100) == 77
-        assert trial(rehearsed.prepared, 101) is None
+    with sampled_trainer(load_config(toy), RunDirectory(tmp_path / "run"), device=CPU) as (
+        trainer,
+        _,
+    ):
+        monkeypatch.setattr(module, "worst_case_steps", steps(100))
+        monkeypatch.setattr(module, "peak_memory", lambda device: 77)
+        assert trial(trainer, 100) == 77
+        assert trial(trainer, 101) is None
 
 
 def test_a_gpu_is_tried_within_its_limit_and_freed_of_it(monkeypatch):
     gpu, limits = torch.device("cuda", 1), []
     weights = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=gpu)]))
-    rehearsed = SimpleNamespace(prepared=SimpleNamespace(model=weights))
-    monkeypatch.setattr(find_batch_size, "_cuda_memory", lambda device: 80 * GIB)
-    monkeypatch.setattr(find_batch_size, "trial", lambda prepared, batch_tokens: batch_tokens + 7)
+    trainer = SimpleNamespace(state=SimpleNamespace(model=weights))
+    monkeypatch.setattr(module, "_cuda_memory", lambda device: 80 * GIB)
+    monkeypatch.setattr(module, "trial", lambda trainer, batch_tokens: batch_tokens + 7)
     monkeypatch.setattr(
         torch.cuda, "set_per_process_memory_fraction", lambda *limit: limits.append(limit)
     )
-    with find_batch_size._trials(rehearsed, 20 * GIB) as try_batch:
+    with module._trials(trainer, 20 * GIB) as try_batch:
         assert limits == [(0.25, gpu)]
         assert try_batch(100) == 107
     assert limits == [(0.25, gpu), (1.0, gpu)]
@@ -239,12 +251,63 @@ def test_a_loss_that_is_no_number_is_no_lack_of_memory(toy):
 @pytest.mark.slow
 def test_a_process_tells_its_peak_or_that_its_limit_did_not_suffice(toy, tmp_path):
     toy.write_text(SHORT.replace("feedforward_dim: 64", "feedforward_dim: 8192"))
-    with rehearsal(load_config(toy), RunDirectory(tmp_path / "run"), device=CPU) as rehearsed:
+    with sampled_trainer(load_config(toy), RunDirectory(tmp_path / "run"), device=CPU) as (
+        trainer,
+        _,
+    ):
         small, large = (
-            find_batch_size._trial_apart(rehearsed.run, batch_tokens, 64 * GIB)
+            module._try_in_child(trainer.run_directory, batch_tokens, 64 * GIB)
             for batch_tokens in (12, 4800)
         )
         # What the feed-forward blocks of two layers keep for the backward pass, at the least.
         assert large - small > 2 * 4800 * 8192 * 4
-        assert find_batch_size._trial_apart(rehearsed.run, 4800, (small + large) // 2) is None
-        assert find_batch_size._trial_apart(rehearsed.run, 12, GIB // 20) is None
+        assert module._try_in_child(trainer.run_directory, 4800, (small + large) // 2) is None
+        assert module._try_in_child(trainer.run_directory, 12, GIB // 20) is None
+
+
+MEMINFO = "MemTotal:       24684096 kB\nMemFree:          100000 kB\nMemAvailable:     200000 kB\n"
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (folder / name.replace("memory_", "memory.")).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("container", "expected"),
+    [
+        ({}, 200000 * 1024),
+        ({"memory_max": "max\n", "memory_current": "5000\n"}, 200000 * 1024),
+        ({"memory_max": "90000\n", "memory_current": "5000\n"}, 85000),
+        ({"memory_max": "5000\n", "memory_current": "90000\n"}, 0),
+        ({"memory_max": "999999999999\n", "memory_current": "5000\n"}, 200000 * 1024),
+    ],
+)
+def test_free_memory_is_that_of_the_machine_or_of_the_container(tmp_path, container, expected):
+    write(tmp_path, meminfo=MEMINFO, **container)
+    assert free_memory(tmp_path, tmp_path) == expected
+
+
+def test_a_system_that_says_nothing_is_not_guessed_at(tmp_path):
+    assert free_memory(tmp_path, tmp_path) is None
+    write(tmp_path, meminfo="MemTotal: 24684096 kB\n")
+    assert free_memory(tmp_path, tmp_path) is None
+
+
+def test_another_process_finds_the_same_training(toy, tmp_path, monkeypatch):
+    losses: list[list[float]] = []
+
+    def tried(trainer: Trainer, batch_tokens: int) -> None:
+        losses.append([report.loss for report in first_steps(trainer, trainer.data, 2)])
+
+    monkeypatch.setattr(module, "trial", tried)
+    monkeypatch.setattr(module.resource, "setrlimit", lambda *limits: None)
+    with sampled_trainer(load_config(toy), RunDirectory(tmp_path / "run"), device=CPU) as (
+        trainer,
+        _,
+    ):
+        tried(trainer, 12)
+        module._trial_of_run(trainer.run_directory.path, 12, GIB, 1)
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 2

@@ -22,11 +22,11 @@ from tformer_cli.plotting.curves import read_history
 from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model, load_trained_network
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
-from tformer_cli.training.averaging import average
+from tformer_cli.training.checkpoints import average_checkpoints
 from tformer_cli.training.dry_run import dry_run
-from tformer_cli.training.preparation import Preparation, prepare
+from tformer_cli.training.logging import NullLogger
 from tformer_cli.training.step import train_steps
-from tformer_cli.training.trainer import train
+from tformer_cli.training.trainer import Trainer, train
 from tformer_cli.training.validation import validate
 
 CPU = torch.device("cpu")
@@ -49,8 +49,10 @@ def trained(config_file: Path, folder: Path, *overrides: str) -> RunDirectory:
     return run
 
 
-def prepared(config: Config, tokenizers: Tokenizers) -> Preparation:
-    return prepare(config, tokenizers, stores=None, device=CPU, log=lambda line: None)
+def set_up(config: Config, tokenizers: Tokenizers, folder: Path) -> Trainer:
+    run = RunDirectory(folder / "run")
+    logger = NullLogger(run, config.training)
+    return Trainer.setup(config, run, tokenizers, device=CPU, logger=logger)
 
 
 def reports(run: RunDirectory, kind: str) -> list[dict[str, float]]:
@@ -97,10 +99,10 @@ def tokenizers(masked: RunDirectory) -> Tokenizers:
     return load_tokenizers(masked.tokenizer)
 
 
-def test_cutting_a_batch_masks_the_same_tokens(toy, tokenizers):
+def test_cutting_a_batch_masks_the_same_tokens(toy, tokenizers, tmp_path):
     def rows(*overrides: str) -> list[tuple[int, list[int], list[bool]]]:
-        found = prepared(load_config(toy, overrides), tokenizers)
-        with_batches = islice(found.groups(found.beginning()), 10)
+        trainer = set_up(load_config(toy, overrides), tokenizers, tmp_path)
+        with_batches = islice(trainer.data.batches(trainer.state), 10)
         return [
             (int(index), source[real].tolist(), asked[real].tolist())
             for group in with_batches
@@ -113,25 +115,25 @@ def test_cutting_a_batch_masks_the_same_tokens(toy, tokenizers):
     assert rows() == rows("training.gradient_accumulation_steps=3")
 
 
-def test_every_epoch_masks_other_tokens(toy, tokenizers):
-    found = prepared(load_config(toy), tokenizers)
+def test_every_epoch_masks_other_tokens(toy, tokenizers, tmp_path):
+    trainer = set_up(load_config(toy), tokenizers, tmp_path)
     masks: dict[int, set[tuple[bool, ...]]] = {}
-    for group in islice(found.groups(found.beginning()), 40):
+    for group in islice(trainer.data.batches(trainer.state), 40):
         for batch in group.micro_batches:
             for index, asked in zip(batch.indices.tolist(), batch.target_mask, strict=True):
                 masks.setdefault(index, set()).add(tuple(asked.nonzero().flatten().tolist()))
     assert sum(map(len, masks.values())) > 2 * len(masks)
 
 
-def test_the_loss_of_a_step_is_that_of_torch(toy, tokenizers):
+def test_the_loss_of_a_step_is_that_of_torch(toy, tokenizers, tmp_path):
     config = load_config(toy, ["model.dropout=0", "training.gradient_accumulation_steps=2"])
-    found = prepared(config, tokenizers)
-    group = next(iter(found.groups(found.beginning())))
+    trainer = set_up(config, tokenizers, tmp_path)
+    group = next(iter(trainer.data.batches(trainer.state)))
     losses, num_asked = 0.0, 0
     with torch.no_grad():
         for batch in group.micro_batches:
-            states = found.model.encoder(batch.source, batch.source_mask).states
-            logits = found.model.output(states)
+            states = trainer.state.model.encoder(batch.source, batch.source_mask).states
+            logits = trainer.state.model.output(states)
             asked = torch.where(batch.target_mask, batch.target_out, -100)
             losses += functional.cross_entropy(
                 logits.transpose(1, 2),
@@ -141,7 +143,7 @@ def test_the_loss_of_a_step_is_that_of_torch(toy, tokenizers):
                 label_smoothing=config.training.label_smoothing,
             ).item()
             num_asked += int((asked >= 0).sum())
-    (report,) = train_steps(found.train_state, [group], 1)
+    (report,) = train_steps(trainer.state, [group])
     assert report.num_tokens == num_asked
     assert report.loss == pytest.approx(losses / num_asked, rel=1e-5)
 
@@ -204,14 +206,14 @@ def test_averaging_names_a_validation_text_that_has_nothing_left(toy, tmp_path):
     run = trained(toy, tmp_path / "run", *SHORT)
     (toy.parent / "valid.src").write_text("???\n")
     with pytest.raises(DataError) as caught:
-        average(run, "last", 2, device=CPU)
+        average_checkpoints(run, "last", 2, device=CPU)
     assert str(caught.value).startswith(f"{toy.parent}/valid.src: no tokens that could be masked")
 
 
 def test_its_checkpoints_are_averaged_and_its_curves_drawn(masked, tmp_path):
     copy = RunDirectory(tmp_path / "copy")
     shutil.copytree(masked.path, copy.path)
-    found = average(copy, "last", 2, device=CPU)
+    found = average_checkpoints(copy, "last", 2, device=CPU)
     assert found.score == -found.validation.likelihood.loss
     one, two = (load_file(member / MODEL_FILE) for member in found.members)
     for name, mean in load_file(found.checkpoint / MODEL_FILE).items():
@@ -230,7 +232,7 @@ def test_what_translates_refuses_it(masked):
     )
 
 
-def test_a_training_is_rehearsed(toy, tmp_path):
+def test_a_dry_run_takes_its_steps(toy, tmp_path):
     found = dry_run(load_config(toy), RunDirectory(tmp_path / "run"), device=CPU)
     assert (found.num_pairs, found.sample.kept) == (300, 300)
     assert found.tokens_per_second > 0

@@ -1,18 +1,25 @@
+"""What becomes of batches that are not finite, and where their numbers come from."""
+
+import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from train_states import batch, train_state
 
 from tformer_cli.corpus.bucketing import DataPosition
+from tformer_cli.distributed import World
 from tformer_cli.storage.state import TrainingProgress
-from tformer_cli.training.nonfinite import failed, rolled_back, verdict
+from tformer_cli.training.nonfinite import first_not_finite, rolled_back, verdict
+from tformer_cli.training.step import skip_batch
 
 BEGINNING = TrainingProgress.initial("abc", {})
 
 
 def after(state: TrainingProgress, *batches: int) -> TrainingProgress:
-    for batch in batches:
-        state = failed(state, DataPosition(0, batch), DataPosition(0, batch + 1))
+    for number in batches:
+        state = skip_batch(state, DataPosition(0, number), DataPosition(0, number + 1))
     return state
 
 
@@ -67,7 +74,7 @@ def test_every_course_ends_and_keeps_its_books(outcomes):
             )
             place += 1
             continue
-        state = failed(state, DataPosition(0, place), DataPosition(0, place + 1))
+        state = skip_batch(state, DataPosition(0, place), DataPosition(0, place + 1))
         place += 1
         if verdict(state) == "give up":
             break
@@ -78,3 +85,48 @@ def test_every_course_ends_and_keeps_its_books(outcomes):
     assert state.learning_rate_factor == 0.5**state.num_rollbacks
     assert state.num_rollbacks <= 3
     assert len(state.skipped_batches) >= 3 * state.num_rollbacks
+
+
+@pytest.mark.parametrize(
+    ("weight", "module"),
+    [
+        ("encoder.layers.0.self_attention.value.weight", "encoder.layers.0.self_attention.value"),
+        ("decoder.layers.0.feedforward.outer.bias", "decoder.layers.0.feedforward.outer"),
+        # The output is tied to the embeddings, where it shows first.
+        ("output.weight", "encoder.embeddings.tokens"),
+    ],
+)
+def test_the_first_module_whose_output_is_not_finite_is_named(weight, module):
+    subject = train_state()
+    subject.model.get_parameter(weight).data.fill_(math.inf)
+    assert first_not_finite(subject, [batch()]) == module
+
+
+def test_a_gradient_that_is_not_finite_is_named():
+    subject = train_state()
+    weight = "decoder.layers.0.cross_attention.key.weight"
+    subject.model.get_parameter(weight).register_hook(lambda gradient: gradient * math.inf)
+    assert first_not_finite(subject, [batch()]) == f"the gradient of {weight}"
+
+
+@pytest.mark.parametrize("is_well", [True, False])
+def test_processes_agree_on_what_the_first_that_fails_has_found(monkeypatch, is_well):
+    subject, others, told = train_state(), [[], ["decoder.norm"], ["encoder.norm"]], []
+    if not is_well:
+        subject.model.get_parameter("output.weight").data.fill_(math.inf)
+
+    def gather(world: World, lines: list[str]) -> list[list[str]]:
+        told.extend(lines)
+        return [lines, *others]
+
+    monkeypatch.setattr(World, "gather", gather)
+    own = [] if is_well else ["encoder.embeddings.tokens"]
+    assert first_not_finite(subject, [batch()]) == [*own, "decoder.norm"][0]
+    assert told == own
+
+
+def test_a_diagnosis_leaves_no_trace():
+    subject = train_state()
+    assert first_not_finite(subject, [batch()]) == "the loss"
+    assert all(parameter.grad is None for parameter in subject.model.parameters())
+    assert not any(module._forward_hooks for module in subject.model.modules())

@@ -1,10 +1,13 @@
+"""Signals that end a training gracefully."""
+
 import signal
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from tformer_cli.errors import Interrupted
-from tformer_cli.training.shutdown import GracefulShutdown
+from tformer_cli.training.shutdown import GracefulShutdown, sigterm_raised
 
 
 def test_a_closed_terminal_is_a_request():
@@ -64,6 +67,35 @@ def test_the_first_ctrl_c_is_acknowledged_at_once(capfd):
 
 
 def test_of_several_processes_the_first_alone_acknowledges_it(capfd):
-    with GracefulShutdown("runs/x", SimpleNamespace(is_first=False)):
+    with GracefulShutdown("runs/x", SimpleNamespace(is_main_process=False)):
         signal.raise_signal(signal.SIGINT)
     assert capfd.readouterr().err == ""
+
+
+def test_sigterm_is_an_error_that_clears_up_undisturbed():
+    before, cleared = signal.getsignal(signal.SIGTERM), []
+    with pytest.raises(Interrupted) as caught, sigterm_raised("runs/x"):  # noqa: PT012
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            cleared.append("all")
+    assert cleared == ["all"]
+    assert caught.value.exit_code == 143
+    assert str(caught.value) == (
+        "runs/x: was interrupted and left nothing behind; the same command begins it again"
+    )
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_another_thread_clears_up_without_listening():
+    heard = []
+
+    def work() -> None:
+        with sigterm_raised("runs/x"):
+            heard.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert heard == [signal.getsignal(signal.SIGTERM)]

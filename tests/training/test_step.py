@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 import torch
-from train_states import batch, groups, train_state
+from train_states import INITIAL, batch, step_batches, train_state
 
 from tformer_cli.corpus.batch import collate
 from tformer_cli.corpus.bucketing import DataPosition
@@ -15,7 +15,6 @@ from tformer_cli.corpus.store import Example
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import TrainingError
 from tformer_cli.training import step
-from tformer_cli.training.amp import LossScale
 from tformer_cli.training.step import NonFiniteStep, StepBatch, accumulate_gradients, train_steps
 
 
@@ -32,14 +31,14 @@ def test_reported_loss_is_the_mean_over_target_tokens():
             module.share = 0.0
         if hasattr(module, "dropout") and isinstance(module.dropout, float):
             module.dropout = 0.0
-    (report,) = islice(train_steps(subject, groups(one), 1), 1)
+    (report,) = islice(train_steps(subject, step_batches(one)), 1)
     assert report.loss == pytest.approx(expected.item(), rel=1e-5)
     assert report.nll == pytest.approx(expected.item(), rel=1e-5)
     assert report.num_tokens == 6
 
 
 def test_the_loss_falls_on_a_batch_that_comes_again():
-    reports = list(islice(train_steps(train_state(), groups(batch()), 1), 60))
+    reports = list(islice(train_steps(train_state(), step_batches(batch())), 60))
     assert [report.step for report in reports] == list(range(1, 61))
     assert reports[-1].nll < reports[0].nll / 2
     assert reports[-1].accuracy == 1.0
@@ -49,7 +48,7 @@ def test_clipping_limits_the_step_and_reports_the_norm_before_it():
     norms = {}
     for clip_norm in (None, 1e-3):
         subject = train_state(clip_norm=clip_norm)
-        (report,) = islice(train_steps(subject, groups(batch()), 1), 1)
+        (report,) = islice(train_steps(subject, step_batches(batch())), 1)
         norms[clip_norm] = report.grad_norm
         moments = [state["exp_avg"] for state in subject.optimizer.state.values()]
         norm = torch.stack([moment.norm() for moment in moments]).norm().item() / (1 - 0.9)
@@ -63,12 +62,12 @@ def test_a_step_takes_the_time_that_its_batch_takes_to_come(monkeypatch):
 
     def slow() -> Iterator[StepBatch]:
         nonlocal now
-        for group in groups(batch()):
+        for group in step_batches(batch()):
             now += 7.0
             yield group
 
     monkeypatch.setattr(step.time, "perf_counter", lambda: now)
-    taken = train_steps(train_state(), slow(), 1)
+    taken = train_steps(train_state(), slow())
     assert next(taken).seconds == 7.0
     # What is done between two steps is none of their time.
     now += 100.0
@@ -78,7 +77,8 @@ def test_a_step_takes_the_time_that_its_batch_takes_to_come(monkeypatch):
 def test_dropout_is_a_function_of_the_step():
     def losses(first_step: int, count: int) -> list[float]:
         # A learning rate of zero, so that only dropout tells the steps apart.
-        steps = train_steps(train_state(rate=0.0), groups(batch()), first_step)
+        progress = replace(INITIAL, step=first_step - 1)
+        steps = train_steps(train_state(rate=0.0, progress=progress), step_batches(batch()))
         return [report.loss for report in islice(steps, count)]
 
     assert losses(1, 5)[3:] == losses(4, 2)
@@ -87,8 +87,8 @@ def test_dropout_is_a_function_of_the_step():
 
 def test_each_process_draws_dropout_of_its_own():
     def loss(world: World) -> float:
-        subject = replace(train_state(), world=world)
-        totals, _ = accumulate_gradients(subject, [batch()], step=3, num_tokens=6)
+        subject = replace(train_state(progress=replace(INITIAL, step=2)), world=world)
+        totals, _ = accumulate_gradients(subject, [batch()], num_tokens=6)
         return totals[0].item()
 
     losses = [loss(World(rank, 4)) for rank in range(4)]
@@ -109,25 +109,30 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_the_step_is_taken_with_
         StepBatch([bad], DataPosition(0, 3), DataPosition(0, 4)),
         StepBatch([good], DataPosition(0, 4), DataPosition(0, 5)),
     ]
-    subject, unharmed = train_state(), train_state()
-    steps = train_steps(subject, iter(course), 7)
+    progress = replace(INITIAL, step=6, data_position=(0, 3))
+    subject, unharmed = train_state(progress=progress), train_state(progress=progress)
+    steps = train_steps(subject, iter(course))
     before = weights(subject)
     fault = next(steps)
     assert isinstance(fault, NonFiniteStep)
-    assert (fault.step, fault.group) == (7, course[0])
+    assert (fault.step, fault.batch) == (7, course[0])
     assert not math.isfinite(fault.loss + fault.grad_norm)
     for name, weight in weights(subject).items():
         assert torch.equal(weight, before[name])
     assert not subject.optimizer.state
+    assert (subject.step, subject.data_position) == (6, DataPosition(0, 4))
+    assert subject.progress.skipped_batches == ((0, 3),)
     report = next(steps)
-    (expected,) = train_steps(unharmed, course[1:], 7)
+    (expected,) = train_steps(unharmed, course[1:])
     assert replace(report, seconds=0.0) == replace(expected, seconds=0.0)
+    assert (subject.step, subject.data_position) == (7, DataPosition(0, 5))
     for name, weight in weights(subject).items():
         assert torch.equal(weight, weights(unharmed)[name])
 
 
 def test_the_learning_rate_is_that_of_the_schedule_times_a_factor():
-    steps = train_steps(train_state(rate=0.25), groups(batch()), 1, learning_rate_factor=0.5)
+    slowed = replace(INITIAL, learning_rate_factor=0.5)
+    steps = train_steps(train_state(rate=0.25, progress=slowed), step_batches(batch()))
     assert next(steps).learning_rate == 0.125
 
 
@@ -153,8 +158,8 @@ def test_where_memory_runs_out_the_step_is_redone_in_halves(monkeypatch):
     subject, roomy = (train_state(dropout=0.0, clip_norm=None) for _ in range(2))
     attempts = running_out(subject, monkeypatch, most_rows=2)
     parts = collate(FIVE[:1]), collate(FIVE[1:])
-    (report,) = islice(train_steps(subject, groups(*parts), 1), 1)
-    (expected,) = islice(train_steps(roomy, groups(collate(FIVE)), 1), 1)
+    (report,) = islice(train_steps(subject, step_batches(*parts)), 1)
+    (expected,) = islice(train_steps(roomy, step_batches(collate(FIVE))), 1)
     assert attempts == [1, 4, 1, 2, 2]
     assert (report.num_pieces, expected.num_pieces) == (3, 0)
     assert report.num_tokens == expected.num_tokens
@@ -169,19 +174,19 @@ def test_memory_that_ran_out_once_leaves_the_same_random_numbers(monkeypatch):
     """The second attempt is what a config with as many pieces would have done at once."""
     subject, planned = train_state(), train_state()
     running_out(subject, monkeypatch, most_rows=3)
-    (report,) = islice(train_steps(subject, groups(collate(FIVE)), 1), 1)
+    (report,) = islice(train_steps(subject, step_batches(collate(FIVE))), 1)
     halves = collate(FIVE[:3]), collate(FIVE[3:])
-    (expected,) = islice(train_steps(planned, groups(*halves), 1), 1)
+    (expected,) = islice(train_steps(planned, step_batches(*halves)), 1)
     assert report.loss == expected.loss
     for name, weight in weights(subject).items():
         assert torch.equal(weight, weights(planned)[name])
 
 
 def test_a_pair_that_does_not_fit_ends_the_training(monkeypatch):
-    subject = train_state()
+    subject = train_state(progress=replace(INITIAL, step=6))
     running_out(subject, monkeypatch, most_rows=0)
     with pytest.raises(TrainingError) as caught:
-        next(train_steps(subject, groups(batch()), 7))
+        next(train_steps(subject, step_batches(batch())))
     assert str(caught.value) == (
         "step 7: memory ran out on a single pair of sentences; got 3 and 4 tokens; "
         "lower data.filters.max_length, or train a smaller model"
@@ -196,14 +201,14 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch):
 
     monkeypatch.setattr(subject.model, "wanted_states", failing)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        next(train_steps(subject, groups(batch()), 7))
+        next(train_steps(subject, step_batches(batch())))
 
 
 def test_a_loss_scale_changes_no_digit_of_a_step():
     reports, ends = [], []
     for factor in (1.0, 2.0**20):
-        subject = train_state()
-        steps = train_steps(subject, groups(batch()), 1, loss_scale=LossScale(factor))
+        subject = train_state(progress=replace(INITIAL, loss_scale=factor))
+        steps = train_steps(subject, step_batches(batch()))
         reports.append([replace(r, seconds=0.0, loss_scale=None) for r in islice(steps, 3)])
         ends.append(weights(subject))
     assert reports[0] == reports[1]
@@ -212,11 +217,11 @@ def test_a_loss_scale_changes_no_digit_of_a_step():
 
 
 def test_a_gradient_that_overflows_is_redone_with_a_lower_loss_scale():
-    subject, plain = train_state(), train_state()
-    huge = LossScale(2.0**140)  # More than float32 can hold.
-    report = next(train_steps(subject, groups(batch()), 1, loss_scale=huge))
-    expected = next(train_steps(plain, groups(batch()), 1))
-    assert 1.0 < report.loss_scale.factor < huge.factor
+    huge = 2.0**140  # More than float32 can hold.
+    subject, plain = train_state(progress=replace(INITIAL, loss_scale=huge)), train_state()
+    report = next(train_steps(subject, step_batches(batch())))
+    expected = next(train_steps(plain, step_batches(batch())))
+    assert 1.0 < report.loss_scale.factor < huge
     assert (report.step, report.loss, report.grad_norm) == (1, expected.loss, expected.grad_norm)
     for name, weight in weights(subject).items():
         assert torch.equal(weight, weights(plain)[name])
@@ -224,7 +229,8 @@ def test_a_gradient_that_overflows_is_redone_with_a_lower_loss_scale():
 
 def test_a_loss_that_is_not_finite_is_not_the_fault_of_its_scale():
     bad = replace(batch(), num_target_tokens=0)
-    fault = next(train_steps(train_state(), groups(bad), 1, loss_scale=LossScale(2.0**16)))
+    scaled = train_state(progress=replace(INITIAL, loss_scale=2.0**16))
+    fault = next(train_steps(scaled, step_batches(bad)))
     assert isinstance(fault, NonFiniteStep)
 
 
@@ -232,7 +238,7 @@ def test_float16_gives_the_gradient_of_float32_but_for_rounding():
     norms = {}
     for precision in (torch.float32, torch.float16):
         subject = replace(train_state(dropout=0.0), precision=precision)
-        report = next(train_steps(subject, groups(batch()), 1))
+        report = next(train_steps(subject, step_batches(batch())))
         norms[precision] = report.grad_norm
     assert norms[torch.float16] == pytest.approx(norms[torch.float32], rel=2e-3)
     assert norms[torch.float16] != norms[torch.float32]
@@ -241,7 +247,7 @@ def test_float16_gives_the_gradient_of_float32_but_for_rounding():
 def test_parts_are_watched_on_request_when_a_report_is_due():
     for is_watched in (False, True):
         subject = train_state(log_parameter_norms=is_watched, report_every=2)
-        reports = list(islice(train_steps(subject, groups(batch()), 1), 4))
+        reports = list(islice(train_steps(subject, step_batches(batch())), 4))
         watched = [report.step for report in reports if report.parts]
         assert watched == ([2, 4] if is_watched else [])
         for report in reports[1::2] if is_watched else []:

@@ -31,11 +31,10 @@ from tformer_cli.storage.integrity import write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import best_checkpoints, load_state, save_state
 from tformer_cli.storage.trained_model import load_trained_model
-from tformer_cli.training import amp, preparation
+from tformer_cli.training import retry, setup
 from tformer_cli.training import trainer as run_module
-from tformer_cli.training.checkpoints import Checkpoints
-from tformer_cli.training.lock import locked
-from tformer_cli.training.schedules import build_schedule
+from tformer_cli.training.optim import build_schedule
+from tformer_cli.training.resume import locked
 from tformer_cli.training.step import TrainState, train_steps
 from tformer_cli.training.trainer import train
 from tformer_cli.training.validation import Validation, validate
@@ -58,7 +57,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 @pytest.fixture
 def again(finished: RunDirectory, tmp_path: Path) -> RunDirectory:
-    """A copy of it, to damage and to go on with."""
+    """A copy of it, to verify_checksums and to go on with."""
     shutil.copytree(finished.path, tmp_path / "again")
     return RunDirectory(tmp_path / "again")
 
@@ -357,7 +356,10 @@ def test_a_checkpoint_under_the_name_of_a_later_one_gives_way_to_the_one_before(
 def test_scores_of_other_validations_do_not_compare(again, capsys, setting):
     assert len(best_checkpoints(again.step_checkpoints())) == 2
     trained(again.config_file, again.path, setting)
-    assert "validations so far do not compare with those to come" in capsys.readouterr().err
+    assert (
+        "validation data or metric changed: best-checkpoint tracking restarts"
+        in capsys.readouterr().err
+    )
     # What it ends with is judged once more, and nothing else is by that judgement.
     last = again.checkpoint(24)
     assert best_checkpoints(again.step_checkpoints()) == [last]
@@ -365,7 +367,7 @@ def test_scores_of_other_validations_do_not_compare(again, capsys, setting):
     state = load_state(last)
     assert state.best_score == state.score
     trained(again.config_file, again.path)
-    assert "do not compare" not in capsys.readouterr().err
+    assert "tracking restarts" not in capsys.readouterr().err
 
 
 def test_the_best_of_another_validation_text_is_kept_until_there_is_a_new_one(
@@ -462,7 +464,7 @@ def test_a_validation_that_was_made_up_for_and_not_saved_is_reported_once(
         on_step(patch, 12, lambda: signal.raise_signal(signal.SIGTERM))
         with pytest.raises(Interrupted):
             trained(toy, tmp_path / "run")
-        patch.setattr(Checkpoints, "save", killed)
+        patch.setattr(run_module, "take_checkpoint", killed)
         with pytest.raises(ZeroDivisionError):
             trained(toy, tmp_path / "run")
     assert_same_end(finished, trained(toy, tmp_path / "run"))
@@ -488,8 +490,8 @@ def test_torn_reports_and_samples_of_ones_own_do_not_keep_a_run_from_going_on(
 def test_float16_with_its_loss_scale_goes_on_to_the_bit(toy, tmp_path, monkeypatch):
     settings = ("training.precision=float16", "training.max_steps=12")
     # A scale that overflows, and that has to be what it was after the break.
-    monkeypatch.setattr(amp, "FIRST", 2.0**40)
-    monkeypatch.setattr(amp, "PATIENCE", 5)
+    monkeypatch.setattr(retry, "INITIAL_LOSS_SCALE", 2.0**40)
+    monkeypatch.setattr(retry, "GROWTH_INTERVAL", 5)
     unbroken = trained(toy, tmp_path / "unbroken", *settings)
     with monkeypatch.context() as patch:
         on_step(patch, 10, lambda: signal.raise_signal(signal.SIGTERM))
@@ -506,7 +508,7 @@ def test_on_a_device_of_another_precision_the_loss_scale_begins_anew(
     toy, tmp_path, monkeypatch, capsys
 ):
     def sitting(precision: torch.dtype) -> RunDirectory:
-        monkeypatch.setattr(preparation, "resolve_precision", lambda name, device: precision)
+        monkeypatch.setattr(run_module, "resolve_precision", lambda name, device: precision)
         return trained(toy, tmp_path / "run", "training.precision=auto")
 
     with monkeypatch.context() as patch:
@@ -519,7 +521,7 @@ def test_on_a_device_of_another_precision_the_loss_scale_begins_anew(
     ) in capsys.readouterr().err
     factors = {line["step"]: line["loss_scale"] for line in kinds(run, "train")}
     assert factors[8] == 1.0
-    assert factors[10] == amp.FIRST
+    assert factors[10] == retry.INITIAL_LOSS_SCALE
 
 
 @pytest.mark.parametrize("kind", ["adam", "muon"])
@@ -550,7 +552,7 @@ def poison(patch: pytest.MonkeyPatch, is_bad: Callable[[DataPosition], bool]) ->
                 yield batches, following
             place = following
 
-    patch.setattr(preparation, "training_micro_batches", poisoned)
+    patch.setattr(setup, "training_micro_batches", poisoned)
 
 
 def in_second_epoch(*places: int) -> Callable[[DataPosition], bool]:
@@ -679,7 +681,7 @@ def test_before_the_first_checkpoint_the_training_goes_back_to_its_beginning(
                 yield batches, following
             place = following
 
-    monkeypatch.setattr(preparation, "training_micro_batches", without)
+    monkeypatch.setattr(setup, "training_micro_batches", without)
     half = "training.optimizer.learning_rate=2.5e-3"
     other = trained(toy, tmp_path / "other", *settings, half)
     for name in ("model", "trained"):
@@ -696,10 +698,9 @@ def test_what_is_saved_behind_a_way_back_to_the_beginning_is_gone_on_from(
     unbroken = trained(toy, tmp_path / "unbroken", *once)
 
     def interrupted(factor: float, step: int) -> None:
-        def signalled(*arguments: Any, learning_rate_factor: float, **options: Any):
-            options["learning_rate_factor"] = learning_rate_factor
-            for taken in train_steps(*arguments, **options):
-                if (learning_rate_factor, taken.step) == (factor, step):
+        def signalled(state: TrainState, *arguments: Any):
+            for taken in train_steps(state, *arguments):
+                if (state.progress.learning_rate_factor, taken.step) == (factor, step):
                     signal.raise_signal(signal.SIGTERM)
                 yield taken
 
@@ -737,7 +738,7 @@ def test_a_training_that_keeps_diverging_ends_and_says_where_it_begins(toy, tmp_
         models.append(build_network(*arguments, **options))
         return models[-1]
 
-    monkeypatch.setattr(preparation, "build_network", kept)
+    monkeypatch.setattr(setup, "build_network", kept)
 
     def ruining(*arguments: Any, **options: Any):
         for taken in train_steps(*arguments, **options):
@@ -763,7 +764,7 @@ def test_memory_that_runs_out_before_the_first_step_is_told(toy, tmp_path, monke
     def full(*_: object) -> Never:
         raise MemoryError
 
-    monkeypatch.setattr(preparation, "init_model", full)
+    monkeypatch.setattr(setup, "init_model", full)
     with pytest.raises(TrainingError) as caught:
         trained(toy, tmp_path / "run")
     assert str(caught.value).startswith(

@@ -12,13 +12,17 @@ from tformer_cli.corpus.batch import Batch, collate
 from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.corpus.store import Example
 from tformer_cli.model.build import build_model
+from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.training.optim import build_optimizer
 from tformer_cli.training.step import StepBatch, TrainState
 
 V = 29
+INITIAL = TrainingProgress.initial("abc", {})
 
 
-def train_state(rate: float = 0.01, *, dropout: float = 0.1, **settings) -> TrainState:
+def train_state(
+    rate: float = 0.01, *, dropout: float = 0.1, progress: TrainingProgress = INITIAL, **settings
+) -> TrainState:
     config = EncoderDecoderConfig(
         dim=12,
         num_heads=3,
@@ -31,11 +35,12 @@ def train_state(rate: float = 0.01, *, dropout: float = 0.1, **settings) -> Trai
     return TrainState(
         model=model,
         optimizer=build_optimizer(AdamConfig(), model),
-        schedule=lambda step: rate,
+        scheduler=lambda step: rate,
         config=TrainingConfig(**settings),
         device=torch.device("cpu"),
         precision=torch.float32,
         seed=1,
+        progress=progress,
     )
 
 
@@ -43,5 +48,5 @@ def batch() -> Batch:
     return collate([Example(0, [7, 8], [9, 10, 11]), Example(1, [12], [13])])
 
 
-def groups(*micro_batches: Batch) -> Iterator[StepBatch]:
+def step_batches(*micro_batches: Batch) -> Iterator[StepBatch]:
     return repeat(StepBatch(micro_batches, DataPosition(0, 0), DataPosition(0, 1)))

@@ -45,9 +45,9 @@ def average(
     count = best or last or max(2, min(MAX_COUNT, len(run_directory.step_checkpoints())))
 
     from tformer_cli.device import resolve_device
-    from tformer_cli.training import averaging
+    from tformer_cli.training.checkpoints import average_checkpoints
 
-    found = averaging.average(run_directory, which, count, device=resolve_device(device))
+    found = average_checkpoints(run_directory, which, count, device=resolve_device(device))
     if as_json:
         typer.echo(
             json.dumps(

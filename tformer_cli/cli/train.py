@@ -108,7 +108,7 @@ def train(
         taken = rehearse(parsed, run_directory, device=place)
         typer.echo(json.dumps(taken.as_json(), indent=2) if as_json else str(taken))
     elif find_batch:
-        from tformer_cli.training.find_batch_size import find_batch as search
+        from tformer_cli.training.find_batch_size import find_batch_size as search
 
         found = search(parsed, run_directory, device=place, memory_limit=memory_limit)
         use = f"use it: --set {found.setting}"

@@ -49,9 +49,9 @@ def vocab(
 
     # torch takes a second to import: only those who build wait for it.
     from tformer_cli.corpus.statistics import report_sides
-    from tformer_cli.training.lock import locked
     from tformer_cli.training.pretrained import PretrainedRun
-    from tformer_cli.training.tokenizers import new_tokenizers, origin_of, save_tokenizers
+    from tformer_cli.training.resume import locked
+    from tformer_cli.training.setup import new_tokenizers, origin_of, save_tokenizers
 
     pretrained = PretrainedRun.of(parsed, run_directory)
     with storage_errors(run_directory.path):
@@ -94,9 +94,9 @@ def _check_replaceable(run: RunDirectory, *, force: bool) -> None:
         UsageError: there is one, and no leave to replace it, or a model that goes with it; or the
             folder is somebody else's.
     """
-    from tformer_cli.training.lock import check_ours
+    from tformer_cli.training.resume import check_run_folder
 
-    check_ours(run)
+    check_run_folder(run)
     # The config comes last: without it, a kill cut short what is there.
     if not run.tokenizer.exists() or not run.config_file.exists():
         return

@@ -1,217 +1,195 @@
-"""The checkpoints of a training: taken, gone back to, and dropped when there are enough."""
+"""Checkpoints of a training: saved, restored, dropped when there are enough, and averaged."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.distributed import SINGLE_PROCESS, World
+from tformer_cli.device import resolve_precision
 from tformer_cli.errors import CheckpointError, Problem
 from tformer_cli.model.network import Network
 from tformer_cli.storage.atomic import recover_interrupted_writes, remove_directory
-from tformer_cli.storage.checkpoint import load_optimizer, load_weights, save_checkpoint
+from tformer_cli.storage.checkpoint import (
+    load_average,
+    load_optimizer,
+    load_weights,
+    save_average,
+    save_checkpoint,
+)
 from tformer_cli.storage.integrity import verify_checksums
 from tformer_cli.storage.run_directory import RAW_MODEL_FILE, STATE_FILE, RunDirectory, step_of
 from tformer_cli.storage.state import TrainingProgress, best_checkpoints, load_state
-from tformer_cli.training.ema import MovingAverage
-from tformer_cli.training.resume import trajectory_settings
+from tformer_cli.storage.trained_model import load_trained_network
+from tformer_cli.training.resume import is_finished, trajectory_settings
+from tformer_cli.training.step import TrainState
+from tformer_cli.training.validation import (
+    Validation,
+    check_validation,
+    selection_score,
+    validate,
+)
 
 Log = Callable[[str], object]
 
 
-class Checkpoints:
-    """Saves what a training changes, and brings it back."""
+def take_checkpoint(run: RunDirectory, state: TrainState) -> None:
+    """Save a checkpoint, point `last` and perhaps `best` to it, and drop old ones.
 
-    def __init__(
-        self,
-        run: RunDirectory,
-        config: TrainingConfig,
-        model: Network,
-        optimizer: torch.optim.Optimizer,
-        average: MovingAverage | None,
-        world: World = SINGLE_PROCESS,
-    ) -> None:
-        """Serve a training.
-
-        Args:
-            run: where the checkpoints are.
-            config: how many of them are kept.
-            model: what the optimiser moves.
-            optimizer: its moments.
-            average: of the model, where there is one.
-            world: the processes that train together; the first alone writes and removes.
-        """
-        self.run = run
-        self.config = config
-        self.model = model
-        self.optimizer = optimizer
-        self.average = average
-        self.world = world
-
-    def save(self, state: TrainingProgress) -> None:
-        """Take a checkpoint, and let `last` and perhaps `best` stand for it."""
-        if not self.world.is_main_process:
-            return
-        checkpoint = self.run.checkpoint(state.step)
-        average = None if self.average is None else self.average.model
-        state = replace(state, is_scheduled=self.config.saves_at(state.step))
-        save_checkpoint(checkpoint, self.model, self.optimizer, state, average=average)
-        if state.best_step == state.step and not self._is_below_average(state):
-            self.run.point("best", checkpoint)
-        self.run.point("last", checkpoint)
-        self._drop_old()
-
-    def go_back(self, checkpoint: Path) -> TrainingProgress:
-        """Bring back a checkpoint, and forget those after it: their steps will be taken again.
-
-        Returns:
-            Where the run stood.
-        """
-        state = load_state(checkpoint)
-        if self.average is None:
-            load_weights(checkpoint, self.model)
-        else:
-            load_weights(checkpoint, self.average.model)
-            load_weights(checkpoint, self.model, RAW_MODEL_FILE)
-        load_optimizer(checkpoint, self.model, self.optimizer)
-        if self.world.is_main_process:
-            self._forget_after(checkpoint, state)
-        return state
-
-    def begin_again(self, first: Network) -> None:
-        """Bring back the weights of a model that has taken no step."""
-        self.model.load_state_dict(first.state_dict())
-        if self.average is not None:
-            self.average.model.load_state_dict(first.state_dict())
-        self.optimizer.state.clear()
-
-    def _forget_after(self, checkpoint: Path, state: TrainingProgress) -> None:
-        """Let a checkpoint be the last one."""
-        steps = self.run.step_checkpoints()
-        for later in steps[steps.index(checkpoint) + 1 :]:
-            remove_directory(later)
-        # The run that was trained last is the one whose pointer is the newest.
-        if self.run.pointed("last") != checkpoint:
-            self.run.point("last", checkpoint)
-        self._mend_best(state)
-        # A kill may have come before this.
-        self._drop_old()
-
-    def _mend_best(self, state: TrainingProgress) -> None:
-        """Let `best` be what it was at a state, or nothing if that is no longer there."""
-        if self._best_average() is not None:
-            return
-        best = self.run.pointed("best")
-        wanted = None if state.best_step is None else self.run.checkpoint(state.best_step)
-        if wanted is not None and wanted.is_dir():
-            self.run.point("best", wanted)
-        elif best is not None:
-            (self.run.path / "best").unlink()
-
-    def _best_average(self) -> Path | None:
-        """Return the average that is `best`, made when the training had ended before, if one is."""
-        best = self.run.pointed("best")
-        if best is None or not best.is_dir() or best.name.startswith("step-"):
-            return None
-        return best
-
-    def _is_below_average(self, state: TrainingProgress) -> bool:
-        """Return whether `best` is an average that the same validation finds better."""
-        average = self._best_average()
-        if average is None or verify_checksums(average, [STATE_FILE]) is not None:
-            return False
-        made = load_state(average)
-        if (
-            made.validation_fingerprint != state.validation_fingerprint
-            or made.score is None
-            or state.score is None
-        ):
-            return False
-        return made.score > state.score
-
-    def _drop_old(self) -> None:
-        """Keep the newest checkpoints and the best ones, whether there was an interruption or not.
-
-        What it saved is kept as long as it is the last one.
-        """
-        steps = self.run.step_checkpoints()
-        best = best_checkpoints(
-            [step for step in steps if verify_checksums(step, [STATE_FILE]) is None]
-        )
-        newest = _due(steps, self.config)[-self.config.keep_checkpoints :]
-        pointed = self.run.pointed("last"), self.run.pointed("best")
-        kept = [*newest, *pointed, *best[: self.config.keep_best]]
-        for checkpoint in steps:
-            if checkpoint not in kept:
-                remove_directory(checkpoint)
-        recover_interrupted_writes(self.run.checkpoints)
-
-
-def last_checkpoint(run: RunDirectory, log: Log) -> Path | None:
-    """Return the checkpoint to go on from, or None if the run has none yet.
-
-    It is the last one, or where that is damaged, the newest before it that is not.
-
-    Args:
-        run: the run folder.
-        log: hears what is wrong with those that are newer.
-
-    Raises:
-        CheckpointError: none is as it was saved, or all are of another training.
-        ConfigError: the config of the run cannot be read.
+    The first process alone writes.
     """
-    last, steps = run.pointed("last"), run.step_checkpoints()
-    if last in steps:
-        return _newest_whole(run, steps[: steps.index(last) + 1], log)
-    if last is None and not steps:
-        return None
-    return _newest_whole(run, [*steps, last or run.path / "last"], log)
+    if not state.world.is_main_process:
+        return
+    progress = replace(state.progress, is_scheduled=state.config.saves_at(state.step))
+    checkpoint = run.checkpoint(state.step)
+    average = None if state.average is None else state.average.model
+    save_checkpoint(checkpoint, state.model, state.optimizer, progress, average=average)
+    if progress.best_step == progress.step and not _is_below_average(run, progress):
+        run.point("best", checkpoint)
+    run.point("last", checkpoint)
+    _drop_old(run, state.config)
 
 
-def checkpoint_before(
-    run: RunDirectory, step: int, config: TrainingConfig, log: Log
-) -> Path | None:
-    """Return the checkpoint to go back to when no step beyond `step` can be taken, if there is one.
+def restore_checkpoint(run: RunDirectory, state: TrainState, checkpoint: Path) -> TrainingProgress:
+    """Load weights, average and optimizer, and remove later checkpoints, whose steps come again.
 
-    It is one that an unbroken training has too, and not what an interruption saved. A checkpoint at
-    that very step may hold weights that are astray already, so it is the last choice.
-
-    Raises:
-        CheckpointError: none is as it was saved.
+    Returns:
+        The progress saved with the checkpoint; that of `state` stays.
     """
-    steps = _due(run.step_checkpoints(), config)
-    if len(steps) > 1 and steps[-1] == run.checkpoint(step):
-        steps = [steps[-1], *steps[:-1]]
-    return _newest_whole(run, steps, log) if steps else None
+    progress = load_state(checkpoint)
+    if state.average is None:
+        load_weights(checkpoint, state.model)
+    else:
+        load_weights(checkpoint, state.average.model)
+        load_weights(checkpoint, state.model, RAW_MODEL_FILE)
+    load_optimizer(checkpoint, state.model, state.optimizer)
+    steps = run.step_checkpoints()
+    for later in steps[steps.index(checkpoint) + 1 :]:
+        remove_directory(later)
+    # A newer pointer would make this the run trained last.
+    if run.pointed("last") != checkpoint:
+        run.point("last", checkpoint)
+    _restore_best(run, progress)
+    # A kill may have come before the last save had dropped them.
+    _drop_old(run, state.config)
+    return progress
 
 
-def _due(checkpoints: Sequence[Path], config: TrainingConfig) -> list[Path]:
-    """Return those that were not taken because of an interruption.
+def restart(state: TrainState, model: Network) -> None:
+    """Give a state the weights of a model that has taken no step."""
+    state.model.load_state_dict(model.state_dict())
+    if state.average is not None:
+        state.average.model.load_state_dict(model.state_dict())
+    state.optimizer.state.clear()
 
-    What was due by the settings that it was taken with stays so when they change.
-    """
+
+def _restore_best(run: RunDirectory, progress: TrainingProgress) -> None:
+    """Point `best` where it pointed at that progress, or nowhere if that checkpoint is gone."""
+    if _best_average(run) is not None:
+        return
+    best = None if progress.best_step is None else run.checkpoint(progress.best_step)
+    if best is not None and best.is_dir():
+        run.point("best", best)
+    elif run.pointed("best") is not None:
+        (run.path / "best").unlink()
+
+
+def _best_average(run: RunDirectory) -> Path | None:
+    """Return the averaged checkpoint that `best` points to, if it points to one."""
+    best = run.pointed("best")
+    is_average = best is not None and best.is_dir() and not best.name.startswith("step-")
+    return best if is_average else None
+
+
+def _is_below_average(run: RunDirectory, progress: TrainingProgress) -> bool:
+    """Return whether `best` is an average with a higher score in the same validation."""
+    average = _best_average(run)
+    if average is None or verify_checksums(average, [STATE_FILE]) is not None:
+        return False
+    other = load_state(average)
+    if (
+        other.validation_fingerprint != progress.validation_fingerprint
+        or other.score is None
+        or progress.score is None
+    ):
+        return False
+    return other.score > progress.score
+
+
+def _drop_old(run: RunDirectory, config: TrainingConfig) -> None:
+    """Keep the newest and the best checkpoints; one saved by an interruption while it is last."""
+    steps = run.step_checkpoints()
+    best = best_checkpoints(
+        [step for step in steps if verify_checksums(step, [STATE_FILE]) is None]
+    )
+    newest = _scheduled(steps, config)[-config.keep_checkpoints :]
+    kept = [*newest, run.pointed("last"), run.pointed("best"), *best[: config.keep_best]]
+    for checkpoint in steps:
+        if checkpoint not in kept:
+            remove_directory(checkpoint)
+    recover_interrupted_writes(run.checkpoints)
+
+
+def _scheduled(checkpoints: Sequence[Path], config: TrainingConfig) -> list[Path]:
+    """Return the checkpoints due by this config or by that of their time, whatever interrupted."""
     return [
         checkpoint
         for checkpoint in checkpoints
-        if config.saves_at(step_of(checkpoint)) or _was_due(checkpoint)
+        if config.saves_at(step_of(checkpoint)) or _was_scheduled(checkpoint)
     ]
 
 
-def _was_due(checkpoint: Path) -> bool:
+def _was_scheduled(checkpoint: Path) -> bool:
     return (
         verify_checksums(checkpoint, [STATE_FILE]) is None and load_state(checkpoint).is_scheduled
     )
 
 
-def _newest_whole(run: RunDirectory, checkpoints: Sequence[Path], log: Log) -> Path:
-    """Return the last of some checkpoints that is as it was saved, and of this training."""
+def last_checkpoint(run: RunDirectory, log: Log) -> Path | None:
+    """Return the checkpoint to resume from: the last one, or the newest intact one before it.
+
+    Args:
+        run: its folder; without a checkpoint the result is None.
+        log: called with what is wrong with newer ones.
+
+    Raises:
+        CheckpointError: none is intact and of this training.
+        ConfigError: the config of the run cannot be read.
+    """
+    last, steps = run.pointed("last"), run.step_checkpoints()
+    if last in steps:
+        return _newest_intact(run, steps[: steps.index(last) + 1], log)
+    if last is None and not steps:
+        return None
+    return _newest_intact(run, [*steps, last or run.path / "last"], log)
+
+
+def checkpoint_before(
+    run: RunDirectory, step: int, config: TrainingConfig, log: Log
+) -> Path | None:
+    """Return the checkpoint to roll back to when no step beyond `step` can be taken, if any.
+
+    It is one of an uninterrupted training. One at that very step may hold diverged weights already,
+    so it is the last choice.
+
+    Raises:
+        CheckpointError: none is intact.
+    """
+    steps = _scheduled(run.step_checkpoints(), config)
+    if len(steps) > 1 and steps[-1] == run.checkpoint(step):
+        steps = [steps[-1], *steps[:-1]]
+    return _newest_intact(run, steps, log) if steps else None
+
+
+def _newest_intact(run: RunDirectory, checkpoints: Sequence[Path], log: Log) -> Path:
+    """Return the last of some checkpoints that is intact and of this training."""
     settings = trajectory_settings(load_config(run.config_file))
     problems: list[Problem] = []
     for checkpoint in reversed(checkpoints):
-        problem = verify_checksums(checkpoint) or _strangeness(checkpoint, settings)
+        problem = verify_checksums(checkpoint) or _mismatch(checkpoint, settings)
         if problem is None:
             for newer in problems:
                 log(str(replace(newer, remedy=f"going on from {checkpoint.name}")))
@@ -225,17 +203,86 @@ def _newest_whole(run: RunDirectory, checkpoints: Sequence[Path], log: Log) -> P
     )
 
 
-def _strangeness(checkpoint: Path, settings: Mapping[str, str]) -> Problem | None:
-    """Return by what a whole checkpoint is one of another training, or None if it is of this one.
+def _mismatch(checkpoint: Path, settings: Mapping[str, str]) -> Problem | None:
+    """Return what shows that an intact checkpoint is of another training, or None.
 
-    Args:
-        checkpoint: as it was saved.
-        settings: that this training has; an older program may have known fewer.
+    An older program may have saved fewer settings.
     """
-    state = load_state(checkpoint)
-    its_own = {"step": str(state.step), **state.settings}
-    known = {"step": str(step_of(checkpoint)), **settings}
-    for key, value in its_own.items():
-        if known.get(key, value) != value:
+    progress = load_state(checkpoint)
+    saved = {"step": str(progress.step), **progress.settings}
+    expected = {"step": str(step_of(checkpoint)), **settings}
+    for key, value in saved.items():
+        if expected.get(key, value) != value:
             return Problem(str(checkpoint), "belongs to another training", got=f"{key} {value}")
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """An averaged checkpoint.
+
+    Attributes:
+        checkpoint: its folder.
+        members: the checkpoints averaged.
+        score: the selection score, BLEU or negative loss.
+        best_score: score of the best checkpoint before; None if none was validated.
+        run_has_ended: whether the run is finished; before, its own best may still come.
+        is_best: whether it is the run's best checkpoint now.
+    """
+
+    checkpoint: Path
+    members: tuple[Path, ...]
+    validation: Validation
+    score: float
+    best_score: float | None
+    run_has_ended: bool
+    is_best: bool
+
+
+def average_checkpoints(
+    run: RunDirectory, which: Literal["last", "best"], count: int, *, device: torch.device
+) -> Average:
+    """Average the last or the best checkpoints of a run, and point `best` to a better average.
+
+    While the run is not finished `best` stays as it is.
+
+    Raises:
+        CheckpointError: the run has fewer checkpoints, or one of them is damaged.
+        DataError: the validation text cannot be used.
+    """
+    trained = load_trained_network(run, "last")
+    config = trained.config
+    steps = run.step_checkpoints()
+    candidates = best_checkpoints(steps) if which == "best" else steps[::-1]
+    if len(candidates) < count:
+        key = "keep_best" if which == "best" else "keep_checkpoints"
+        raise CheckpointError(
+            str(run.path),
+            f"has only {len(candidates)} {'validated ' if which == 'best' else ''}checkpoints",
+            got=f"--{which} {count}",
+            remedy=f"ask for fewer, or train with training.{key}: {count}",
+        )
+    members = candidates[:count]
+    check_validation(trained.model, trained.tokenizers, config)
+    # On the CPU: the sums are in float64, which Apple's GPU lacks.
+    load_average(members, trained.model)
+    model = trained.model.to(device)
+    validation = validate(
+        model,
+        trained.tokenizers,
+        config,
+        device,
+        resolve_precision(config.training.precision, device),
+        max_source_sentences=trained.max_source_sentences,
+    )
+    score = selection_score(validation, config)
+    best = run.pointed("best")
+    best_score = None if best is None else load_state(best).score
+    newest = load_state(max(members, key=step_of))
+    checkpoint = run.checkpoints / f"average-{which}-{count}"
+    save_average(checkpoint, model, replace(newest, score=score))
+    has_ended = is_finished(load_state(steps[-1]), config.training)
+    is_best = has_ended and (best_score is None or score > best_score)
+    if is_best:
+        run.point("best", checkpoint)
+    return Average(checkpoint, tuple(members), validation, score, best_score, has_ended, is_best)

@@ -1,36 +1,64 @@
-"""What a training will take, found out before it begins."""
+"""What a training will take, measured in steps on a sample of its text before it begins."""
 
+import contextlib
+import itertools
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from tformer_cli.config.load import check_data_files, dump_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.filters import FilterReport
-from tformer_cli.corpus.store import TokenStore
-from tformer_cli.device import peak_memory
-from tformer_cli.errors import TrainingError
-from tformer_cli.storage.atomic import storage_errors
+from tformer_cli.corpus.pipeline import evaluation_store
+from tformer_cli.corpus.reader import read_rows
+from tformer_cli.corpus.store import TokenStore, build_store
+from tformer_cli.device import is_out_of_memory, peak_memory
+from tformer_cli.distributed import num_processes
+from tformer_cli.errors import TrainingError, UsageError
+from tformer_cli.process import tune_allocator
+from tformer_cli.storage.atomic import storage_errors, write_text
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.training.preparation import Preparation
-from tformer_cli.training.rehearsal import (
-    OutOfMemory,
-    Rehearsal,
-    rehearsal,
-    take_steps,
-    take_worst_case_steps,
-)
-from tformer_cli.training.worst_batch import Shape
+from tformer_cli.text.subword import reservoir_sample
+from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.vocabulary import NUM_SPECIAL
+from tformer_cli.training.logging import TrainingLogger
+from tformer_cli.training.resume import check_run_folder
+from tformer_cli.training.retry import memory_shortage_reported
+from tformer_cli.training.setup import TrainingData, run_tokenizers
+from tformer_cli.training.shutdown import sigterm_raised
+from tformer_cli.training.step import NonFiniteStep, StepReport, train_steps
+from tformer_cli.training.trainer import Trainer
+from tformer_cli.training.validation import check_metric, check_validation
 
-WORST_STEPS = 3
+SAMPLE_PAIRS = 20_000
+WORST_CASE_STEPS = 3
 TYPICAL_STEPS = 10
+
+
+class OutOfMemory(Exception):
+    """A step needs more memory than there is."""
+
+
+class Shape(NamedTuple):
+    """A batch without padding.
+
+    Attributes:
+        rows: pairs of sentences.
+        width: tokens of each side of each pair, one special token included.
+    """
+
+    rows: int
+    width: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,26 +66,16 @@ class DryRun:
     """What a training will take.
 
     Attributes:
-        device: where it would train.
-        precision: number format of its matrix products.
-        num_parameters: weights of the model.
-        vocabulary_sizes: of the source and the target.
-        unit: pairs, or lines of a text alone.
-        num_pairs: how many of them the training text has.
-        sample: what became of those that were looked at.
-        worst_batch: pairs, and tokens of each side of a pair, of the batch that took longest of
-            those that may cost most memory.
-        worst_seconds: of a step at it.
-        peak_memory_bytes: most memory taken until the last step; of a CUDA device, else of RAM.
+        unit: pair, or line of a monolingual text.
+        sample: what the filters left of the sample.
+        worst_batch: the slowest of the batches that may need most memory.
+        peak_memory_bytes: of a CUDA device, otherwise of RAM.
         tokens_per_second: target tokens, in batches of the training text.
-        seconds_per_step: likewise.
-        num_steps: of the training.
-        num_epochs: in these steps.
+        num_epochs: in all steps.
         seconds: of all steps, without validations.
-        num_checkpoints: that are there at a time, at most.
-        checkpoint_bytes: of one.
+        num_checkpoints: at a time, at most.
         store_bytes: of the encoded text.
-        disk_bytes: of it all, at most.
+        disk_bytes: in all, at most.
         free_disk_bytes: where the run folder would be.
     """
 
@@ -110,26 +128,21 @@ class DryRun:
         )
 
     def as_json(self) -> dict[str, object]:
-        """Return all of it as plain data."""
         return asdict(self) | {"worst_batch": self.worst_batch._asdict()}
 
 
 def dry_run(config: Config, run: RunDirectory, *, device: torch.device) -> DryRun:
     """Read all files of a training, take some steps, and leave nothing behind.
 
-    Args:
-        config: of the training.
-        run: where it would take place.
-        device: likewise.
-
     Raises:
         TformerError: what would keep the training from beginning, or from a step.
     """
-    _check_writable(run)
-    with rehearsal(config, run, device=device) as rehearsed:
-        rehearsed.log("taking steps at the largest batches")
+    with storage_errors(run.path), tempfile.TemporaryFile(dir=_nearest_folder(run)):
+        pass
+    with sampled_trainer(config, run, device=device) as (trainer, num_pairs):
+        trainer.logger.log("taking steps at the largest batches")
         try:
-            return _measured(rehearsed, run)
+            return _measure(trainer, num_pairs, run)
         except OutOfMemory:
             raise TrainingError(
                 "training.batch_tokens",
@@ -140,49 +153,221 @@ def dry_run(config: Config, run: RunDirectory, *, device: torch.device) -> DryRu
             ) from None
 
 
-def _measured(rehearsed: Rehearsal, run: RunDirectory) -> DryRun:
-    prepared, share = rehearsed.prepared, rehearsed.share
-    training = prepared.config.training
-    worst = take_worst_case_steps(prepared, training.batch_tokens, WORST_STEPS)
-    worst_batch, slowest = max(worst.items(), key=lambda taken: taken[1].seconds)
+def _measure(trainer: Trainer, num_pairs: int, run: RunDirectory) -> DryRun:
+    data, state, training = trainer.data, trainer.state, trainer.config.training
+    worst = worst_case_steps(trainer, training.batch_tokens, WORST_CASE_STEPS)
+    worst_batch, slowest = max(worst.items(), key=lambda item: item[1].seconds)
     started = time.perf_counter()
-    typical = list(take_steps(prepared, TYPICAL_STEPS))
+    typical = list(first_steps(trainer, data, TYPICAL_STEPS))
     elapsed = time.perf_counter() - started
-    steps_per_epoch = len(prepared.plans[0])
-    # Of a text whose weight is below one, an epoch may see nothing.
-    epochs_per_step = share / max(1, steps_per_epoch)
     seconds_per_step = elapsed / len(typical)
-    num_checkpoints, checkpoint_bytes = most_checkpoints(training), checkpoint_size(prepared)
-    store_bytes = round(_store_size(prepared.store) / share)
+    share = data.report.seen / num_pairs
+    # With a weight below one an epoch may have no batch.
+    num_epochs = training.max_steps * (share / max(1, len(data.plans[0])))
+    num_checkpoints, checkpoint_bytes = max_checkpoints(training), checkpoint_size(trainer)
+    store_bytes = round(_store_size(data.store) / share)
     return DryRun(
-        device=str(prepared.train_state.device),
-        precision=str(prepared.train_state.precision).removeprefix("torch."),
-        num_parameters=prepared.model.num_parameters(),
-        vocabulary_sizes=(prepared.tokenizers.source.size, prepared.tokenizers.target.size),
-        unit=prepared.config.data.unit,
-        num_pairs=rehearsed.num_pairs,
-        sample=prepared.report,
+        device=str(state.device),
+        precision=str(state.precision).removeprefix("torch."),
+        num_parameters=state.model.num_parameters(),
+        vocabulary_sizes=(trainer.tokenizers.source.size, trainer.tokenizers.target.size),
+        unit=trainer.config.data.unit,
+        num_pairs=num_pairs,
+        sample=data.report,
         worst_batch=worst_batch,
         worst_seconds=slowest.seconds,
-        peak_memory_bytes=peak_memory(prepared.train_state.device),
+        peak_memory_bytes=peak_memory(state.device),
         tokens_per_second=sum(report.num_tokens for report in typical) / elapsed,
         seconds_per_step=seconds_per_step,
         num_steps=training.max_steps,
-        num_epochs=training.max_steps * epochs_per_step,
+        num_epochs=num_epochs,
         seconds=training.max_steps * seconds_per_step,
         num_checkpoints=num_checkpoints,
         checkpoint_bytes=checkpoint_bytes,
         store_bytes=store_bytes,
-        # A store is copied when it is finished, without the pairs that turned out to be repeated.
+        # A finished store is copied, without the pairs that turned out to be duplicates.
         disk_bytes=num_checkpoints * checkpoint_bytes + 2 * store_bytes,
-        free_disk_bytes=_free_disk(run),
+        free_disk_bytes=shutil.disk_usage(_nearest_folder(run)).free,
     )
 
 
-def most_checkpoints(training: TrainingConfig) -> int:
-    """Return how many checkpoints of a training are there at a time, at most.
+@contextlib.contextmanager
+def sampled_trainer(
+    config: Config, run: RunDirectory, *, device: torch.device
+) -> Iterator[tuple[Trainer, int]]:
+    """Yield a trainer on a sample of the training text, and the number of all pairs.
 
-    The oldest one goes when the newest is there; what an interruption saved comes on top.
+    All files of the training are read. The trainer's run folder is temporary; `run` stays as it is.
+    Its tokenizers are used if the config builds the same.
+
+    Raises:
+        TformerError: what would keep the training from beginning.
+        Interrupted: SIGTERM came.
+    """
+    _refuse_torchrun(config)
+    check_data_files(config.data)
+    check_metric(config)
+    check_run_folder(run)
+    tune_allocator()
+    with (
+        sigterm_raised(str(run.path)),
+        tempfile.TemporaryDirectory(prefix="tformer-") as folder,
+    ):
+        temporary = RunDirectory(Path(folder) / "run")
+        with TrainingLogger(temporary, config.training) as logger:
+            sampled, num_pairs = _sample(config, Path(folder) / "sample")
+            tokenizers = run_tokenizers(config, run, logger.log, stores=temporary.stores)
+            tokenizers.save(temporary.tokenizer)
+            write_text(temporary.config_file, dump_config(sampled))
+            if sampled != config:
+                logger.log(f"{num_pairs:,} {config.data.unit}s in all; this is a sample of them:")
+            with memory_shortage_reported(str(device)):
+                trainer = Trainer.setup(
+                    sampled, temporary, tokenizers, device=device, logger=logger
+                )
+            if config.training.init_from is not None:
+                trainer.initialize()
+            model = trainer.state.model
+            check_validation(model, tokenizers, config, logger.log)
+            for text in config.data.test.values():
+                evaluation_store(text, tokenizers, max_length=model.max_length)
+            yield trainer, num_pairs
+
+
+def _refuse_torchrun(config: Config) -> None:
+    size = num_processes()
+    if size > 1:
+        raise UsageError(
+            "torchrun",
+            "a dry run is for one process",
+            got=f"{size} processes",
+            remedy="without torchrun, a process takes as much memory as each of them with "
+            "training.gradient_accumulation_steps="
+            f"{size * config.training.gradient_accumulation_steps}",
+        )
+
+
+def _sample(config: Config, folder: Path) -> tuple[Config, int]:
+    """Return the config with a sample of its training text, and the number of all pairs.
+
+    A text no larger than a sample stays as it is. All lines are read, and so checked.
+    """
+    data, num_pairs = config.data, 0
+
+    def pairs() -> Iterator[tuple[int, tuple[str, ...]]]:
+        nonlocal num_pairs
+        for number, text in enumerate(data.train):
+            for pair in read_rows(text):
+                num_pairs += 1
+                yield number, pair
+
+    sample = reservoir_sample(pairs(), SAMPLE_PAIRS, config.seed)
+    if num_pairs <= SAMPLE_PAIRS:
+        return config, num_pairs
+    texts = []
+    for number, text in enumerate(data.train):
+        chosen = [pair for text_number, pair in sample if text_number == number]
+        files: dict[str, Any] = {side: folder / f"{number}.{side}" for side in text.files}
+        for side, file in enumerate(files.values()):
+            write_text(file, "".join(f"{pair[side]}\n" for pair in chosen))
+        texts.append(replace(text, **files))
+    return replace(config, data=replace(data, train=tuple(texts))), num_pairs
+
+
+def worst_case_steps(trainer: Trainer, batch_tokens: int, count: int) -> dict[Shape, StepReport]:
+    """Take steps at each batch that may need most memory, of random tokens; return the last ones.
+
+    Raises:
+        OutOfMemory: a batch had to be cut.
+        TrainingError: loss or gradient is not finite.
+    """
+    config = trainer.config
+    config = replace(config, training=replace(config.training, batch_tokens=batch_tokens))
+    last = {}
+    for shape in worst_case_shapes(config.training, config.data.filters.max_length):
+        store = worst_case_store(shape, trainer.tokenizers, config.seed)
+        data = replace(trainer.data, config=config, store=store)
+        *_, last[shape] = first_steps(trainer, data, count)
+    return last
+
+
+def worst_case_shapes(training: TrainingConfig, max_length: int) -> list[Shape]:
+    """Return the batch shapes one of which needs most memory: one or two.
+
+    Memory is a sum of a part that grows with the tokens of a micro-batch and a part that grows with
+    the pairs of tokens in attention. Rows are whole, so the widest sentences may leave much of the
+    budget unused: the shape of most tokens and that of most pairs can be two. `max_length` does not
+    count special tokens.
+    """
+    # No sentence is empty, so the shortest has two tokens.
+    rows = np.arange(1, training.batch_tokens // 2 + 1)
+    widths = np.minimum(training.batch_tokens // rows, max_length + 1)
+    # The largest micro-batch, as numpy.array_split cuts them.
+    tokens = -(-rows // training.gradient_accumulation_steps) * widths
+    pairs = tokens * widths
+    most = {
+        int(np.lexsort((rows, second, first))[-1])
+        for first, second in ((tokens, pairs), (pairs, tokens))
+    }
+    return [Shape(int(rows[index]), int(widths[index])) for index in sorted(most)]
+
+
+def worst_case_store(shape: Shape, tokenizers: Tokenizers, seed: int) -> TokenStore:
+    """Return random tokens that form one batch of a shape."""
+    random = np.random.default_rng(seed)
+    size = shape.rows, shape.width - 1
+    sources, targets = (
+        random.integers(NUM_SPECIAL, side.size, size).tolist()
+        for side in (tokenizers.source, tokenizers.target)
+    )
+    return build_store(
+        (source, target, 1.0) for source, target in zip(sources, targets, strict=True)
+    )
+
+
+def first_steps(trainer: Trainer, data: TrainingData, count: int) -> Iterator[StepReport]:
+    """Take the first steps of a training.
+
+    Raises:
+        OutOfMemory: a batch had to be cut.
+        TrainingError: loss or gradient is not finite.
+    """
+    state = trainer.state
+    state.progress = trainer.initial
+    with contextlib.closing(data.batches(state)) as batches:
+        steps = train_steps(state, itertools.islice(batches, count))
+        while (step := _next_step(trainer, steps)) is not None:
+            if isinstance(step, NonFiniteStep):
+                raise TrainingError(
+                    f"step {step.step}",
+                    "loss or gradient is no number at the very beginning",
+                    got=f"loss {step.loss}, gradient norm {step.grad_norm}",
+                    remedy="lower training.optimizer.learning_rate, "
+                    "or use training.precision: float32",
+                )
+            if step.num_pieces > 0:
+                raise OutOfMemory
+            yield step
+
+
+def _next_step(
+    trainer: Trainer, steps: Iterator[StepReport | NonFiniteStep]
+) -> StepReport | NonFiniteStep | None:
+    try:
+        return next(steps, None)
+    except (RuntimeError, MemoryError, TrainingError) as error:
+        # The loop raises a TrainingError if not even one pair fits.
+        if not (isinstance(error, TrainingError) or is_out_of_memory(error)):
+            raise
+    # Outside of `except`, where the error and the tensors of its traceback are freed.
+    trainer.state.optimizer.zero_grad(set_to_none=True)
+    raise OutOfMemory
+
+
+def max_checkpoints(training: TrainingConfig) -> int:
+    """Return how many checkpoints exist at a time, at most.
+
+    The oldest one is removed after the newest is saved; an interruption may save one more.
     """
     steps = range(1, training.max_steps + 1)
     every = training.save_every, training.validate_every
@@ -190,43 +375,30 @@ def most_checkpoints(training: TrainingConfig) -> int:
     return min(len(saved) + 1, training.keep_checkpoints + training.keep_best + 2)
 
 
-def checkpoint_size(prepared: Preparation) -> int:
-    """Return the bytes of the tensors in a checkpoint, after a step at least."""
-    weights = _bytes(prepared.model.parameters())
-    moments = _bytes(
-        value for state in prepared.train_state.optimizer.state.values() for value in state.values()
+def checkpoint_size(trainer: Trainer) -> int:
+    """Return the bytes of the tensors in a checkpoint, after at least one step."""
+    state = trainer.state
+    weights = _num_bytes(state.model.parameters())
+    moments = _num_bytes(
+        value for slots in state.optimizer.state.values() for value in slots.values()
     )
-    return weights * (1 if prepared.average is None else 2) + moments
+    return weights * (1 if state.average is None else 2) + moments
 
 
-def _bytes(tensors: Iterable[Tensor]) -> int:
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
 def _store_size(store: TokenStore) -> int:
-    parts = store.source_ids, store.source_offsets, store.target_ids, store.target_offsets
-    # The arrays of a text alone serve as both sides.
-    return sum({id(part): part.nbytes for part in parts}.values())
+    arrays = store.source_ids, store.source_offsets, store.target_ids, store.target_offsets
+    # A monolingual text has the same arrays on both sides.
+    return sum({id(array): array.nbytes for array in arrays}.values())
 
 
-def _check_writable(run: RunDirectory) -> None:
-    """Make sure that the run folder can be written or made, and leave nothing there.
-
-    Raises:
-        StorageError: it cannot.
-    """
-    with storage_errors(run.path), tempfile.TemporaryFile(dir=_nearest(run)):
-        pass
-
-
-def _free_disk(run: RunDirectory) -> int:
-    return shutil.disk_usage(_nearest(run)).free
-
-
-def _nearest(run: RunDirectory) -> Path:
-    """Return the run folder, or what there is of the way to it."""
+def _nearest_folder(run: RunDirectory) -> Path:
+    """Return the run folder, or the nearest folder above it that exists."""
     path = run.path.absolute()
-    return next(place for place in (path, *path.parents) if place.exists())
+    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def _size(num_bytes: int) -> str:

@@ -1,7 +1,8 @@
-"""The largest batch that fits into memory, found by trying."""
+"""The largest batch size that fits into memory, found by trial."""
 
 import contextlib
 import multiprocessing
+import re
 import resource
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -12,31 +13,29 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import empty_cache, is_out_of_memory, peak_memory
 from tformer_cli.errors import DeviceError, TrainingError, UsageError
 from tformer_cli.process import begin_child, tune_allocator
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.training.free_memory import free_memory
-from tformer_cli.training.preparation import Preparation
-from tformer_cli.training.rehearsal import (
-    OutOfMemory,
-    Rehearsal,
-    prepared_again,
-    rehearsal,
-    take_worst_case_steps,
-)
+from tformer_cli.text.tokenizer import load_tokenizers
+from tformer_cli.training.dry_run import OutOfMemory, sampled_trainer, worst_case_steps
+from tformer_cli.training.logging import NullLogger
+from tformer_cli.training.trainer import Trainer
 
-# The first step makes the optimiser's moments; the second needs them and all the rest at once.
+# The second step needs the optimizer's moments and all the rest at once.
 TRIAL_STEPS = 2
-# The search ends when what it does not know is no more than this part of what it has found.
+# The search ends when the range left is at most this share of the batch size found.
 TOLERANCE = 1 / 32
-# Of the RAM that is free: other programs need some of it, too.
+# Of the free RAM; other programs need some of it.
 SHARE_OF_RAM = 0.8
+# What Linux tells about the machine (proc_meminfo(5)) and about a container.
+PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 Trial = Callable[[int], int | None]
-"""Takes steps with a budget of tokens; returns the peak memory in bytes, None if that ran out."""
+"""Takes steps with a token budget; returns the peak memory in bytes, None if that ran out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,10 +43,9 @@ class LargestBatch:
     """The largest batch that fits into memory.
 
     Attributes:
-        batch_tokens: its budget of tokens.
-        peak_memory_bytes: that steps at the worst such batch took.
-        memory_limit_bytes: that they were allowed.
-        is_whole_text: whether it is that large only because there is no more text.
+        batch_tokens: its token budget.
+        peak_memory_bytes: of steps at the worst batch within the budget.
+        is_whole_text: whether there is no more text for a larger batch.
     """
 
     batch_tokens: int
@@ -57,7 +55,7 @@ class LargestBatch:
 
     @property
     def setting(self) -> str:
-        """The key and the value by which a training takes it."""
+        """The key and value of a config, as `KEY=VALUE`."""
         return f"training.batch_tokens={self.batch_tokens}"
 
     def __str__(self) -> str:
@@ -68,42 +66,46 @@ class LargestBatch:
         return f"largest batch: {self.batch_tokens:,} tokens; it takes {peak} of {limit}{whole}"
 
     def as_json(self) -> dict[str, object]:
-        """Return all of it as plain data."""
         return {**asdict(self), "set": self.setting}
 
 
-def find_batch(
+def find_batch_size(
     config: Config, run: RunDirectory, *, device: torch.device, memory_limit: float | None
 ) -> LargestBatch:
     """Try larger and larger batches, and leave nothing behind.
 
     Args:
-        config: of the training; it says what a batch is made of.
+        config: of the training.
         run: where the training would take place.
         device: where it would train.
-        memory_limit: in GiB; None is all that the device has, or of RAM a share of what is free.
+        memory_limit: in GiB; None is all of a GPU, or a share of the free RAM.
 
     Raises:
         TformerError: the training could not begin, or not even the smallest batch fits.
     """
     limit = _limit_bytes(device, memory_limit)
-    with rehearsal(config, run, device=device) as rehearsed, _trials(rehearsed, limit) as trial:
+    with (
+        sampled_trainer(config, run, device=device) as (trainer, num_pairs),
+        _trials(trainer, limit) as try_batch,
+    ):
+        log, data = trainer.logger.log, trainer.data
         peaks: dict[int, int] = {}
 
         def fits(batch_tokens: int) -> bool:
-            peak = trial(batch_tokens)
+            peak = try_batch(batch_tokens)
             if peak is None or peak > limit:
-                rehearsed.log(f"{batch_tokens:,} tokens do not fit")
+                log(f"{batch_tokens:,} tokens do not fit")
                 return False
-            rehearsed.log(f"{batch_tokens:,} tokens take {peak / 2**30:,.2f} GiB")
+            log(f"{batch_tokens:,} tokens take {peak / 2**30:,.2f} GiB")
             peaks[batch_tokens] = peak
             return True
 
-        # What the config refuses is not tried.
+        # A config refuses smaller batches.
         smallest = config.data.filters.max_length + 1
-        most = max(smallest, round(_num_tokens(rehearsed.prepared.store) / rehearsed.share))
-        found = largest(fits, smallest, most)
-        if found is None:
+        num_tokens = round(_num_tokens(data.store) / (data.report.seen / num_pairs))
+        max_tokens = max(smallest, num_tokens)
+        batch_tokens = largest(fits, smallest, max_tokens)
+        if batch_tokens is None:
             raise TrainingError(
                 "training.batch_tokens",
                 f"not even the smallest batch fits into {limit / 2**30:,.2f} GiB",
@@ -112,21 +114,17 @@ def find_batch(
                 "training.gradient_checkpointing: true",
             )
         return LargestBatch(
-            batch_tokens=found,
-            peak_memory_bytes=peaks[found],
+            batch_tokens=batch_tokens,
+            peak_memory_bytes=peaks[batch_tokens],
             memory_limit_bytes=limit,
-            is_whole_text=found == most,
+            is_whole_text=batch_tokens == max_tokens,
         )
 
 
 def largest(fits: Callable[[int], bool], smallest: int, most: int) -> int | None:
-    """Return the largest number that fits, or one that is less by TOLERANCE of it at most.
+    """Return the largest number that fits, less TOLERANCE at most; None if `smallest` does not.
 
-    Args:
-        fits: asked about few numbers, since asking takes time; what is smaller than a number that
-            fits must fit too.
-        smallest: the first to ask about; if it does not fit the answer is None.
-        most: the last.
+    Few numbers are tried, first by doubling and then by bisection, and none above `most`.
     """
     if not fits(smallest):
         return None
@@ -142,37 +140,36 @@ def largest(fits: Callable[[int], bool], smallest: int, most: int) -> int | None
     return low
 
 
-def trial(prepared: Preparation, batch_tokens: int) -> int | None:
-    """Take steps at the worst batches, and return the peak memory in bytes, None if it ran out."""
-    device = prepared.train_state.device
+@contextlib.contextmanager
+def _trials(trainer: Trainer, limit: int) -> Iterator[Trial]:
+    """Yield what tries batches within a limit in bytes."""
+    # The device of a weight has an index, even where `cuda` was asked for.
+    device = next(trainer.state.model.parameters()).device
+    if device.type == "cpu":
+        yield lambda batch_tokens: _try_in_child(trainer.run_directory, batch_tokens, limit)
+        return
+    torch.cuda.set_per_process_memory_fraction(limit / _cuda_memory(device), device)
+    try:
+        yield lambda batch_tokens: trial(trainer, batch_tokens)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def trial(trainer: Trainer, batch_tokens: int) -> int | None:
+    """Take steps at the worst batches; return the peak memory in bytes, None if it ran out."""
+    device = trainer.state.device
     empty_cache(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     try:
-        take_worst_case_steps(prepared, batch_tokens, TRIAL_STEPS)
+        worst_case_steps(trainer, batch_tokens, TRIAL_STEPS)
     except OutOfMemory:
         return None
     return peak_memory(device)
 
 
-@contextlib.contextmanager
-def _trials(rehearsed: Rehearsal, limit: int) -> Iterator[Trial]:
-    """Yield what tries batches within a limit in bytes."""
-    prepared = rehearsed.prepared
-    # That of a weight has a number, even where `cuda` alone was asked for.
-    device = next(prepared.model.parameters()).device
-    if device.type == "cpu":
-        yield lambda batch_tokens: _trial_apart(rehearsed.run, batch_tokens, limit)
-        return
-    torch.cuda.set_per_process_memory_fraction(limit / _cuda_memory(device), device)
-    try:
-        yield lambda batch_tokens: trial(prepared, batch_tokens)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
-
-
-def _trial_apart(run: RunDirectory, batch_tokens: int, limit: int) -> int | None:
-    """Try a batch in a process of its own, for the peak of one that goes on never falls."""
+def _try_in_child(run: RunDirectory, batch_tokens: int, limit: int) -> int | None:
+    """Try a batch in a child process, as the peak memory of a process never falls."""
     context = multiprocessing.get_context("spawn")
     arguments = run.path, batch_tokens, limit, torch.get_num_threads()
     with ProcessPoolExecutor(1, context, initializer=begin_child) as pool:
@@ -182,30 +179,34 @@ def _trial_apart(run: RunDirectory, batch_tokens: int, limit: int) -> int | None
             # Code that cannot report a lack of memory ends the process.
             return None
         except BaseException:
-            # The pool would wait for a trial that nobody asks about any more.
+            # The pool would wait for a trial whose result nobody needs.
             for child in multiprocessing.active_children():
                 child.kill()
             raise
 
 
 def _trial_of_run(folder: Path, batch_tokens: int, limit: int, num_threads: int) -> int | None:
-    # This process is to run out of memory before the machine does.
+    """Try a batch with the config and the tokenizers of a run folder."""
+    # This process runs out of memory before the machine does.
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     allowed = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
     torch.set_num_threads(num_threads)
     tune_allocator()
+    run = RunDirectory(folder)
+    config = load_config(run.config_file)
+    tokenizers, logger = load_tokenizers(run.tokenizer), NullLogger(run, config.training)
     try:
-        prepared = prepared_again(RunDirectory(folder), torch.device("cpu"))
+        trainer = Trainer.setup(config, run, tokenizers, device=torch.device("cpu"), logger=logger)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         return None
-    return trial(prepared, batch_tokens)
+    return trial(trainer, batch_tokens)
 
 
 def _limit_bytes(device: torch.device, memory_limit: float | None) -> int:
-    """Return what may be taken of the memory of a device.
+    """Return how much of the memory of a device may be used.
 
     Raises:
         DeviceError: its memory cannot be measured.
@@ -218,23 +219,23 @@ def _limit_bytes(device: torch.device, memory_limit: float | None) -> int:
             got=str(device),
             remedy="use cpu or cuda",
         )
-    there = free_memory() if device.type == "cpu" else _cuda_memory(device)
+    available = free_memory() if device.type == "cpu" else _cuda_memory(device)
     if memory_limit is not None:
         limit = round(memory_limit * 2**30)
-        if device.type == "cuda" and there is not None and limit > there:
+        if device.type == "cuda" and available is not None and limit > available:
             raise UsageError(
                 "`memory_limit`",
-                f"must be at most what the device has ({there / 2**30:,.2f} GiB)",
+                f"must be at most what the device has ({available / 2**30:,.2f} GiB)",
                 got=f"{memory_limit:g}",
             )
         return limit
-    if there is None:
+    if available is None:
         raise UsageError(
             "`memory_limit`",
-            "is needed here, for this system does not say how much memory is free",
+            "is needed here, as this system does not say how much memory is free",
             remedy="add `memory_limit=8`, for instance",
         )
-    return there if device.type == "cuda" else int(SHARE_OF_RAM * there)
+    return available if device.type == "cuda" else int(SHARE_OF_RAM * available)
 
 
 def _cuda_memory(device: torch.device) -> int:
@@ -242,7 +243,27 @@ def _cuda_memory(device: torch.device) -> int:
     return total
 
 
+def free_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
+    """Return the free RAM in bytes, of the container if its limit is lower; None if unknown."""
+    try:
+        line = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(proc / "meminfo"), re.MULTILINE)
+    except OSError:
+        return None
+    if line is None:
+        return None
+    available = int(line[1]) * 2**10
+    try:
+        limit, used = _text(cgroup / "memory.max"), _text(cgroup / "memory.current")
+    except OSError:
+        return available
+    return available if limit == "max" else min(available, max(0, int(limit) - int(used)))
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="ascii").strip()
+
+
 def _num_tokens(store: TokenStore) -> int:
-    """Return how many tokens a batch of all pairs has, on its longer side and without padding."""
+    """Return the tokens of a batch of all pairs, on the longer side and without padding."""
     longer = np.maximum(store.source_lengths, store.target_lengths)
     return int(longer.sum(dtype=np.int64)) + len(store)

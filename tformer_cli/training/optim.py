@@ -1,22 +1,41 @@
-"""The optimiser and its groups of parameters."""
+"""Optimizers, learning-rate schedules, and what follows the weights as an optimizer moves them."""
 
-from typing import Any
+import copy
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from tformer_cli.config.schema.optimizer import AdamConfig, MuonConfig, OptimizerConfig
-from tformer_cli.training.muon import Muon
+from tformer_cli.config.schema.schedule import (
+    ConstantSchedule,
+    CosineSchedule,
+    InverseSquareRootSchedule,
+    LinearSchedule,
+    ScheduleConfig,
+    StepSchedule,
+)
+from tformer_cli.model.network import Network
 
-# Its rows are tokens, as those of an embedding are; Muon is for what maps states to states.
+# Its rows are tokens, as those of an embedding are; Muon is for maps between hidden states.
 OUTPUT_WEIGHT = "output.weight"
+# Odd polynomial whose iteration takes every singular value in (0, 1] near 1 (Jordan et al. 2024).
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+# Root mean square of a usual update of Adam (Liu et al. 2025, section 2.2).
+ADAM_RMS = 0.2
+
+Schedule = Callable[[int], float]
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimiser of a model's parameters.
+    """Return the optimizer of a model's parameters.
 
-    With weight decay norms, biases and embeddings (and an output tied to one) are a group of their
-    own that is not decayed. Muon moves the matrices inside the layers.
+    Norms, biases and embeddings (and an output tied to one) form a group without weight decay. Muon
+    moves the matrices inside the layers.
     """
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
@@ -40,14 +59,181 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Op
     if isinstance(config, AdamConfig):
         return torch.optim.Adam(layers + output + others, **common)
     decayed = {"weight_decay": config.weight_decay}
-    rest = {"params": others, "weight_decay": 0.0}
+    undecayed = {"params": others, "weight_decay": 0.0}
     if isinstance(config, MuonConfig):
-        turned = {"params": layers, "momentum": config.momentum, **decayed}
-        return Muon([turned, {"params": output, **decayed}, rest], **common)
-    return torch.optim.AdamW([{"params": layers + output, **decayed}, rest], **common)
+        matrices = {"params": layers, "momentum": config.momentum, **decayed}
+        return Muon([matrices, {"params": output, **decayed}, undecayed], **common)
+    return torch.optim.AdamW([{"params": layers + output, **decayed}, undecayed], **common)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Let the next step of every group use this learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
+
+
+class Muon(torch.optim.AdamW):
+    """Orthogonalized momentum for matrices (Jordan et al. 2024), AdamW for the rest.
+
+    A parameter group with a `momentum` holds matrices. Their update is scaled to the size of
+    AdamW's (Liu et al. 2025, equation 4), so one learning rate serves both.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Move all parameters; the gradients of matrices are used up."""
+        for group in self.param_groups:
+            if "momentum" in group:
+                self._move_matrices(group)
+        # AdamW skips parameters without a gradient.
+        return super().step(closure)  # type: ignore[no-any-return]
+
+    def _move_matrices(self, group: dict[str, Any]) -> None:
+        by_shape: dict[torch.Size, list[Tensor]] = {}
+        for weight in group["params"]:
+            if weight.grad is not None:
+                by_shape.setdefault(weight.shape, []).append(weight)
+        for shape, weights in by_shape.items():
+            size = ADAM_RMS * math.sqrt(max(shape))
+            update = orthogonalize(self._momentum(weights, group["momentum"])) * size
+            torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(weights, update.unbind(), alpha=-group["lr"])
+
+    def _momentum(self, weights: list[Tensor], momentum: float) -> Tensor:
+        """Return Nesterov's momentum (n, A, B) of n matrices, and remove their gradients."""
+        averages, gradients = [], []
+        for weight in weights:
+            gradient, weight.grad = weight.grad, None
+            assert gradient is not None
+            state = self.state[weight]
+            if not state:
+                state["momentum"] = torch.zeros_like(weight)
+            averages.append(state["momentum"].lerp_(gradient, 1 - momentum))
+            gradients.append(gradient)
+        return torch.stack(gradients).lerp_(torch.stack(averages), momentum)
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Return matrices (n, A, B) of the same singular vectors with singular values near 1.
+
+    Newton-Schulz iteration: a polynomial of a matrix is one of its singular values.
+    """
+    first, third, fifth = NEWTON_SCHULZ_COEFFICIENTS
+    # A CPU is not faster in bfloat16.
+    near = matrices.bfloat16() if matrices.device.type == "cuda" else matrices
+    is_tall = near.shape[1] > near.shape[2]
+    if is_tall:
+        near = near.mT
+    near = near / near.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        square = near @ near.mT
+        factor = torch.baddbmm(square, square, square, beta=third, alpha=fifth)
+        near = torch.baddbmm(near, factor, near, beta=first)
+    return (near.mT if is_tall else near).to(matrices.dtype)
+
+
+def build_schedule(config: ScheduleConfig, *, peak: float, max_steps: int) -> Schedule:
+    """Return the learning rate as a function of the step, which counts from 1.
+
+    Linear warm-up to `peak` at `warmup_steps`, then decay until `max_steps`.
+    """
+
+    def learning_rate(step: int) -> float:
+        if step < config.warmup_steps:
+            return peak * step / config.warmup_steps
+        return peak * _decay(config, step, max_steps)
+
+    return learning_rate
+
+
+def _decay(config: ScheduleConfig, step: int, max_steps: int) -> float:
+    """Return the share of the peak at a step after the warm-up."""
+    after = step - config.warmup_steps
+    progress = min(1.0, after / max(1, max_steps - config.warmup_steps))
+    match config:
+        case CosineSchedule(final_ratio=final):
+            return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
+        case LinearSchedule(final_ratio=final):
+            return final + (1 - final) * (1 - progress)
+        case InverseSquareRootSchedule():
+            return math.sqrt(config.warmup_steps / step)
+        case StepSchedule(step_size=step_size, factor=factor):
+            return float(factor ** (after // step_size))
+        case ConstantSchedule():
+            return 1.0
+
+
+class MovingAverage:
+    """Exponential moving average (EMA) of the weights (Polyak and Juditsky 1992).
+
+    After step t the average a of a weight w is d * a + (1 - d) * w, where d is the decay or, early
+    on, (1 + t) / (10 + t), so that the initial weights soon count for nothing. The average is a
+    function of the steps alone: only its weights are saved.
+
+    Attributes:
+        model: a copy of the model with the averaged weights.
+    """
+
+    def __init__(self, model: Network, decay: float) -> None:
+        self.model = copy.deepcopy(model)
+        self.decay = decay
+
+    @torch.no_grad()
+    def update(self, model: Network, step: int) -> None:
+        """Move the average toward the model after `step`, counted from 1."""
+        share = 1.0 - min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), share)
+
+
+class PartReport(NamedTuple):
+    """What one step did to a part of the model.
+
+    Attributes:
+        grad_norm: norm of the part's gradient before clipping.
+        update_ratio: norm of the change of the weights over the norm of the weights before it. Far
+            below 1e-4 a part hardly learns; far above 1e-2 it is unstable. None if all were zero.
+    """
+
+    grad_norm: float
+    update_ratio: float | None
+
+
+class PartsWatch:
+    """Compares the parts of a model before and after an optimizer step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parts: dict[str, list[nn.Parameter]] = {}
+        for name, weight in model.named_parameters():
+            self._parts.setdefault(part_of(name), []).append(weight)
+        self._before = {
+            part: [weight.detach().clone() for weight in weights]
+            for part, weights in self._parts.items()
+        }
+        self._grad_norms = {
+            part: get_total_norm([w.grad for w in weights if w.grad is not None])
+            for part, weights in self._parts.items()
+        }
+
+    @torch.no_grad()
+    def reports(self) -> Mapping[str, PartReport]:
+        return {
+            part: PartReport(self._grad_norms[part].item(), self._update_ratio(part))
+            for part in self._parts
+        }
+
+    def _update_ratio(self, part: str) -> float | None:
+        before = self._before[part]
+        changes = [weight - was for weight, was in zip(self._parts[part], before, strict=True)]
+        ratio = (get_total_norm(changes) / get_total_norm(before)).item()
+        # JSON has no infinity.
+        return ratio if math.isfinite(ratio) else None
+
+
+def part_of(weight: str) -> str:
+    """Return the part of the model that a weight belongs to: a layer, or a module beside them.
+
+    `decoder.layers.3.self_attention.query.weight` is in `decoder.layers.3`, `encoder.norm.weight`
+    in `encoder.norm`, and a shared embedding in the part that names it first.
+    """
+    module, _, _ = weight.rpartition(".")
+    names = module.split(".")
+    return ".".join(names[: 3 if "layers" in names else 2])

@@ -1,14 +1,22 @@
-"""The run that another one goes on from: its tokenizers, and its weights to begin with."""
+"""The run whose tokenizers and weights a training begins with, for fine-tuning or transfer."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
-from tformer_cli.config.load import load_config
+from tformer_cli.config.load import as_plain, load_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.model import EncoderDecoderConfig, MaskedEncoderConfig, ModelConfig
+from tformer_cli.config.schema.model import (
+    EncoderDecoderConfig,
+    MaskedEncoderConfig,
+    ModelConfig,
+    TransformerConfig,
+)
 from tformer_cli.corpus.pipeline import training_pairs
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
+from tformer_cli.model.build import build_network
 from tformer_cli.model.encoder_decoder import EncoderDecoder
+from tformer_cli.model.masked_encoder import MaskedEncoder
 from tformer_cli.model.network import Network
 from tformer_cli.storage.checkpoint import load_weights
 from tformer_cli.storage.origin import check_tokenizers
@@ -16,28 +24,30 @@ from tformer_cli.storage.run_directory import MODEL_FILE, RAW_MODEL_FILE, RunDir
 from tformer_cli.storage.state import load_state
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.checkpoints import Log, last_checkpoint
-from tformer_cli.training.pretrained_encoder import DROPOUTS, PretrainedEncoder, shown
 
-# A model may see further than its weights have learnt to, which is what it is trained further for.
+DROPOUTS = ("dropout", "embedding_dropout", "attention_dropout", "feedforward_dropout")
+# Keys in which models may differ that are the same function of the same weights; a model may also
+# be fine-tuned with a larger window.
 FREE_KEYS = ("initialization", "sliding_window", *DROPOUTS)
+FREE_ENCODER_KEYS = ("kind", "initialization", *DROPOUTS)
 
 
 @dataclass(frozen=True, slots=True)
 class PretrainedRun:
-    """A run whose weights another run begins with, as `training.init_from` says."""
+    """The run that `training.init_from` names."""
 
     run: RunDirectory
 
     @classmethod
     def of(cls, config: Config, run: RunDirectory) -> "PretrainedRun | None":
-        """Return the one that a config names, or None.
+        """Return the run that a config begins with, or None.
 
         Args:
-            config: of the run that goes on.
-            run: its folder.
+            config: of the new run.
+            run: folder of the new run.
 
         Raises:
-            CheckpointError: a run cannot go on from itself, or from one that is not there.
+            CheckpointError: it is the new run itself, or is missing.
         """
         path = config.training.init_from
         if path is None:
@@ -55,26 +65,22 @@ class PretrainedRun:
         return cls(RunDirectory(path))
 
     def fingerprint(self) -> str:
-        """Return a hash of the tokenizers that the weights were trained with.
-
-        Raises:
-            CheckpointError: there are none.
-        """
+        """Return the hash of the tokenizers of the run."""
         return load_tokenizers(self.run.tokenizer).fingerprint
 
     def tokenizers(self, config: Config, log: Log) -> Tokenizers:
-        """Return the tokenizers that the weights were trained with.
+        """Return the tokenizers of the run.
 
-        An encoder alone has a vocabulary for the source; where the target has its own, that is
-        learnt from the training text.
+        A masked encoder has a source vocabulary alone. For a translation model without a shared
+        vocabulary, that of the target is learned from the training text.
 
         Raises:
             CheckpointError: there are none, or the config asks for others.
             DataError: there is no text to learn from.
         """
         tokenizer = config.tokenizer
-        is_target_learnt = self._encoder_for(config) is not None and not tokenizer.shared
-        if is_target_learnt:
+        is_target_learned = self._is_encoder_for(config) and not tokenizer.shared
+        if is_target_learned:
             tokenizer = replace(tokenizer, shared=True)
         if load_config(self.run.config_file).tokenizer != tokenizer:
             raise CheckpointError(
@@ -82,27 +88,27 @@ class PretrainedRun:
                 "was trained with another tokenizer than the config asks for",
                 remedy=f"take over `tokenizer` from {self.run.config_file}",
             )
-        known = load_tokenizers(self.run.tokenizer)
-        if not is_target_learnt:
-            return known
+        pretrained = load_tokenizers(self.run.tokenizer)
+        if not is_target_learned:
+            return pretrained
         log("building the vocabulary of the target")
-        learnt = build_tokenizers(
+        learned = build_tokenizers(
             tokenizer,
             lambda: (("", target) for _, target in training_pairs(config.data)),
             config.seed,
         )
-        return Tokenizers(known.source, learnt.target, shared=False)
+        return Tokenizers(pretrained.source, learned.target, shared=False)
 
     def load_into(self, model: Network, config: Config, log: Log) -> None:
-        """Give a model the weights that the last checkpoint would go on with.
+        """Load the weights of the run's last checkpoint into a model, or into its encoder.
 
         Args:
-            model: all of which is taken over, or its encoder from a masked encoder.
-            config: of the run that goes on.
-            log: hears what was taken over.
+            model: of the new run.
+            config: of the new run.
+            log: called with what was loaded.
 
         Raises:
-            CheckpointError: there is none, or the tokenizers beside it are not its own.
+            CheckpointError: there is no checkpoint, or the tokenizers beside it are not its own.
             ConfigError: the model or the encoder is another function of the weights.
         """
         checkpoint = last_checkpoint(self.run, log)
@@ -112,52 +118,87 @@ class PretrainedRun:
             )
         fingerprint = load_state(checkpoint).tokenizer_fingerprint
         check_tokenizers(fingerprint, load_tokenizers(self.run.tokenizer), self.run.tokenizer)
+        # Of an averaged run, the weights that its training would resume with.
         is_averaged = (checkpoint / RAW_MODEL_FILE).exists()
         file_name = RAW_MODEL_FILE if is_averaged else MODEL_FILE
-        encoder = self._encoder_for(config)
-        if encoder is not None:
-            assert isinstance(model, EncoderDecoder), "so its config says"
-            taken = encoder.load_into(model, checkpoint, file_name)
-            log(f"beginning with the encoder of {checkpoint}: {taken}")
-            return
-        problems = list(self._misfits(config.model))
-        if problems:
-            raise ConfigError(problems)
-        load_weights(checkpoint, model, file_name)
-        log(f"beginning with the weights of {checkpoint}")
-
-    def _misfits(self, wanted: ModelConfig) -> Iterator[Problem]:
-        """Yield each key that makes another function of the same weights, or needs others."""
-        saved = load_config(self.run.config_file).model
-        is_same_kind = saved.kind == wanted.kind
-        keys = [part.name for part in fields(saved)] if is_same_kind else ["kind"]
-        for key in keys:
-            theirs, ours = getattr(saved, key), getattr(wanted, key)
-            # Longer sentences are learnt with a larger base, or a scaling.
-            is_rotary = key == "positions" and theirs.kind == ours.kind == "rotary"
-            if theirs != ours and key not in FREE_KEYS and not is_rotary:
-                what = f"must be {shown(theirs)}, as in {self.run.path}"
-                yield Problem(f"model.{key}", what, shown(ours))
-
-    def _encoder_for(self, config: Config) -> PretrainedEncoder | None:
-        """Return what the run has trained, where that is an encoder and a decoder is wanted too."""
         saved, wanted = load_config(self.run.config_file).model, config.model
         if isinstance(saved, MaskedEncoderConfig) and isinstance(wanted, EncoderDecoderConfig):
-            return PretrainedEncoder(self.run.path, saved, wanted)
-        return None
+            _refuse(_encoder_mismatches(saved, wanted, self.run))
+            assert isinstance(model, EncoderDecoder), "an encoder_decoder config builds one"
+            size = model.encoder.embeddings.tokens.num_embeddings
+            network = build_network(saved, source_size=size, target_size=size, seed=0)
+            assert isinstance(network, MaskedEncoder), "a masked_encoder config builds one"
+            load_weights(checkpoint, network, file_name)
+            model.encoder.load_state_dict(network.encoder.state_dict())
+            log(f"beginning with the encoder of {checkpoint}: {_describe_encoder(model)}")
+        else:
+            _refuse(_mismatches(saved, wanted, self.run))
+            load_weights(checkpoint, model, file_name)
+            log(f"beginning with the weights of {checkpoint}")
+
+    def _is_encoder_for(self, config: Config) -> bool:
+        saved = load_config(self.run.config_file).model
+        return isinstance(saved, MaskedEncoderConfig) and isinstance(
+            config.model, EncoderDecoderConfig
+        )
 
 
 def check_pretrained(config: Config, run: RunDirectory) -> None:
-    """Make sure that a run whose folder is yet to be made finds the run it would go on from.
-
-    Once begun it needs none.
-
-    Args:
-        config: of the run that goes on.
-        run: its folder.
+    """Refuse to begin a run without the run that it begins with; once begun it needs none.
 
     Raises:
-        CheckpointError: a run cannot go on from itself, or from one that is not there.
+        CheckpointError: it is the new run itself, or is missing.
     """
     if not run.path.exists():
         PretrainedRun.of(config, run)
+
+
+def _refuse(problems: Iterator[Problem]) -> None:
+    if mismatches := list(problems):
+        raise ConfigError(mismatches)
+
+
+def _mismatches(saved: ModelConfig, wanted: ModelConfig, run: RunDirectory) -> Iterator[Problem]:
+    """Yield each key that makes another function of the same weights, or needs other weights."""
+    is_same_kind = saved.kind == wanted.kind
+    keys = [part.name for part in fields(saved)] if is_same_kind else ["kind"]
+    for key in keys:
+        theirs, ours = getattr(saved, key), getattr(wanted, key)
+        # Fine-tuning on longer sentences changes the base, or the scaling.
+        is_rotary = key == "positions" and theirs.kind == ours.kind == "rotary"
+        if theirs != ours and key not in FREE_KEYS and not is_rotary:
+            what = f"must be {_as_yaml(theirs)}, as in {run.path}"
+            yield Problem(f"model.{key}", what, _as_yaml(ours))
+
+
+def _encoder_mismatches(
+    saved: MaskedEncoderConfig, wanted: EncoderDecoderConfig, run: RunDirectory
+) -> Iterator[Problem]:
+    keys = [part.name for part in fields(TransformerConfig) if part.name not in FREE_ENCODER_KEYS]
+    values = {key: (getattr(saved, key), getattr(wanted, key)) for key in keys}
+    values["num_encoder_layers"] = saved.num_layers, wanted.num_encoder_layers
+    for key, (theirs, ours) in values.items():
+        if theirs != ours:
+            what = f"must be {_as_yaml(theirs)}, as in the encoder of {run.path}"
+            yield Problem(f"model.{key}", what, _as_yaml(ours))
+    if saved.norm_position == wanted.norm_position == "deep":
+        yield Problem(
+            "model.norm_position",
+            f"must not be deep with the encoder of {run.path}, whose residuals weigh otherwise",
+            "deep",
+        )
+
+
+def _describe_encoder(model: EncoderDecoder) -> str:
+    """Return how many weights are pretrained, and the names of modules that are not."""
+    pretrained = {id(weight): weight.numel() for weight in model.encoder.parameters()}
+    others = [name for name, weight in model.named_parameters() if id(weight) not in pretrained]
+    anew = dict.fromkeys(".".join(name.split(".")[:-1][:2]) for name in others)
+    return (
+        f"{sum(pretrained.values()):,} of {model.num_parameters():,} weights; "
+        f"{', '.join(anew)} begin anew"
+    )
+
+
+def _as_yaml(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(as_plain(value))

@@ -1,21 +1,24 @@
-"""Whether a run may go on with a config or on a machine that are no longer those it began with."""
+"""Whether a run folder can be trained in, and whether a run can resume with a changed config."""
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from tformer_cli.config.schema.config import Config, leaves
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import hardware_name
-from tformer_cli.errors import CheckpointError
+from tformer_cli.errors import CheckpointError, TrainingError, UsageError
+from tformer_cli.storage.atomic import storage_errors
+from tformer_cli.storage.lock import acquire, open_lock_file
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress
 
-# Keys that do not change what the training steps compute, but for the masks of dropout, which each
-# piece of `gradient_accumulation_steps` has of its own. The training text is not compared by its
-# path: the examples made from it are, by their hash.
+# Keys that do not change what training steps compute; `accumulate` changes dropout masks only. The
+# training text is compared by the hash of its examples, not by its path.
 FREE_KEYS = (
     "data.source_language",
     "data.target_language",
@@ -39,26 +42,80 @@ FREE_KEYS = (
     "decoding",
     "evaluation",
 )
-
-# What to do instead of going on with a run that is no longer the same.
-ELSEWHERE = (
+# Remedy for a run whose trajectory changed.
+TRAIN_ELSEWHERE = (
     "begin again with `fresh=True`, or train its weights further: "
     "`training.init_from=RUN` `run=NEW`"
 )
 
 
+def check_run_folder(run: RunDirectory) -> None:
+    """Refuse a folder that is not a run and holds more than hidden files.
+
+    Raises:
+        UsageError: it holds something else.
+    """
+    signs = [run.lock_file, run.log_file, run.origin_file, *run.pointers]
+    if any(sign.exists() for sign in signs) or not run.path.is_dir():
+        return
+    if foreign := sorted(path.name for path in run.path.iterdir() if path.name[0] != "."):
+        raise UsageError(
+            str(run.path),
+            "is not empty and not a run folder",
+            got=f"{foreign[0]} in it",
+            remedy="name another folder with `run`",
+        )
+
+
+@contextlib.contextmanager
+def locked(run: RunDirectory) -> Iterator[None]:
+    """Keep other processes from training in a run folder.
+
+    The lock ends with this process. The file stays, with the id of the process that held it last.
+
+    Raises:
+        TrainingError: another process trains there.
+        StorageError: the folder cannot be written.
+    """
+    with storage_errors(run.lock_file):
+        handle = open_lock_file(run.lock_file)
+    try:
+        with storage_errors(run.lock_file):
+            if not acquire(handle):
+                holder = os.pread(handle, 20, 0).decode(errors="replace").strip()
+                raise TrainingError(
+                    str(run.path),
+                    "another process is training here",
+                    got=f"process {holder}" if holder else None,
+                    remedy="wait for it, or train elsewhere with `run`",
+                )
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+def is_finished(progress: TrainingProgress, training: TrainingConfig) -> bool:
+    """Return whether a run has taken all its steps, or early stopping ends it."""
+    is_out_of_patience = (
+        training.patience is not None and progress.num_bad_validations >= training.patience
+    )
+    return progress.step >= training.max_steps or is_out_of_patience
+
+
 def trajectory_settings(config: Config) -> dict[str, str]:
-    """Return the settings that decide what the training steps compute, by key path."""
+    """Return the settings that decide what training steps compute, by key path."""
     return {key: str(value) for key, value in leaves(config) if not _is_free(key)}
 
 
 def accepted_changes(run: RunDirectory, before: Config, now: Config) -> list[str]:
-    """Return a line for each changed key that does not matter to the course of the training.
+    """Return a line for each changed key that leaves the trajectory alone.
 
-    Texts that lie in another folder, under the same names, are one line.
+    Text that moved to another folder, under the same names, is one line.
 
     Raises:
-        CheckpointError: a key changed that does.
+        CheckpointError: a key of the trajectory changed.
     """
     old, new = dict(leaves(before)), dict(leaves(now))
     moved = _moved_data(old, new)
@@ -72,17 +129,14 @@ def accepted_changes(run: RunDirectory, before: Config, now: Config) -> list[str
                 str(run.path),
                 f"{key} has changed since this run began (it was {was})",
                 got=str(is_now),
-                remedy=f"change it back, {ELSEWHERE}",
+                remedy=f"change it back, {TRAIN_ELSEWHERE}",
             )
         accepted.append(f"accepted a changed setting: {key}: {was} -> {is_now}")
     return accepted
 
 
 def _moved_data(old: Mapping[str, object], new: Mapping[str, object]) -> tuple[Path, Path] | None:
-    """Return the two folders between which the text of a run has moved, if it has.
-
-    These are the longest ones that all moved files share.
-    """
+    """Return the longest folders between which all changed files of a run moved, if they did."""
     pairs = [
         (was, new[key])
         for key, was in old.items()
@@ -93,7 +147,7 @@ def _moved_data(old: Mapping[str, object], new: Mapping[str, object]) -> tuple[P
         return None
     before, after = (Path(os.path.commonpath(sides)) for sides in zip(*files, strict=True))
     if (before, after) in files and ("data.root" not in old or old["data.root"] != before):
-        # A single file that has moved alone.
+        # A single file moved.
         before, after = before.parent, after.parent
     return (before, after) if all(_is_moved(*file, before, after) for file in files) else None
 
@@ -110,40 +164,31 @@ def _is_free(key: str) -> bool:
     return any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
 
 
-def taken_up(saved: TrainingProgress, now: TrainingProgress) -> TrainingProgress:
-    """Return a saved state as one of this sitting, without what belongs to another one.
-
-    Args:
-        saved: with a checkpoint.
-        now: where the run would begin in this sitting.
-    """
-    state = replace(
+def resumed(saved: TrainingProgress, initial: TrainingProgress) -> TrainingProgress:
+    """Return saved progress in the settings and the environment of `initial`, as of now."""
+    progress = replace(
         saved,
-        environment=now.environment,
-        tokenizer_fingerprint=now.tokenizer_fingerprint,
-        settings=now.settings,
-        validation_fingerprint=now.validation_fingerprint,
+        environment=initial.environment,
+        tokenizer_fingerprint=initial.tokenizer_fingerprint,
+        settings=initial.settings,
+        validation_fingerprint=initial.validation_fingerprint,
     )
-    precision = now.environment["precision"]
+    precision = initial.environment["precision"]
     if saved.environment.get("precision", precision) != precision:
-        # Without float16 it stays 1, at which gradients in float16 vanish.
-        state = replace(state, loss_scale=None, num_loss_scale_steps=0)
-    if saved.validation_fingerprint != now.validation_fingerprint:
+        # Without float16 it stays 1, at which gradients in float16 underflow.
+        progress = replace(progress, loss_scale=None, num_loss_scale_steps=0)
+    if saved.validation_fingerprint != initial.validation_fingerprint:
         # Scores of two kinds do not compare.
-        state = replace(state, score=None, best_score=None, best_step=None, num_bad_validations=0)
-    return state
+        progress = replace(
+            progress, score=None, best_score=None, best_step=None, num_bad_validations=0
+        )
+    return progress
 
 
 def environment_of(
     device: torch.device, precision: torch.dtype, num_processes: int
 ) -> dict[str, str]:
-    """Return what bit-identical numbers depend on besides the code.
-
-    Args:
-        device: of the training.
-        precision: number format of matrix products, which the device decides where it is `auto`.
-        num_processes: that train together.
-    """
+    """Return what bit-identical numbers depend on besides the code."""
     return {
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),

@@ -1,9 +1,10 @@
-"""SIGINT, SIGTERM and SIGHUP, turned from a blow into a request."""
+"""Graceful shutdown on SIGINT, SIGTERM and SIGHUP."""
 
 import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -14,36 +15,34 @@ ACKNOWLEDGEMENT = b"\nstopping after this step; Ctrl-C again leaves without savi
 
 
 class ShutdownRequested(Exception):
-    """Ends work that is done again later anyway."""
+    """Ends work that is repeated later."""
 
 
 class GracefulShutdown:
-    """Catches the first SIGINT, SIGTERM or SIGHUP, so that the work can be saved before leaving.
+    """Catches the first SIGINT, SIGTERM or SIGHUP, so that work is saved before the process ends.
 
-    SIGHUP comes when a terminal or an ssh session is closed. A Ctrl-C after the first signal ends
-    the program at once. Another SIGTERM does not: some programs send it to a process and again to
-    its group. SIGHUP stays ignored where it is, as by `nohup`.
+    A second Ctrl-C ends the program at once. A second SIGTERM does not: some programs send it to a
+    process and to its group. SIGHUP (a closed terminal) stays ignored where it is, as by `nohup`.
 
     Attributes:
-        signal: number of the signal that came, or None. Where several processes work together, one
-            that came to any of them, and known to all of them after the same step.
+        signal: number of the signal, None if none came; the same in all processes after `poll`.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self, where: str, world: World = SINGLE_PROCESS) -> None:
-        """Listen for work called `where` in messages, that these processes do."""
+        """Name the work `where` in messages, done by the processes of `world`."""
         self.where = where
         self.world = world
         self.signal: int | None = None
-        self._came = 0
-        self._before: dict[int, object] = {}
+        self._received = 0
+        self._handlers: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        # Python lets only the main thread listen to signals.
+        # Python lets only the main thread handle signals.
         if threading.current_thread() is threading.main_thread():
-            self._before = {
-                number: signal.signal(number, self._take)
+            self._handlers = {
+                number: signal.signal(number, self._receive)
                 for number in self.SIGNALS
                 if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
             }
@@ -55,34 +54,64 @@ class GracefulShutdown:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def raise_if_requested(self, *progress: object) -> None:
-        """Serve as a listener to the progress of work that may be left undone.
+    def poll(self) -> None:
+        """Set `signal` if one has come to any process."""
+        self.signal = self.world.all_reduce_max(self._received) or None
 
-        Several processes finish it all the same, for they wait for each other's results.
+    def raise_if_requested(self, *progress: object) -> None:
+        """Callback of work that may be left unfinished.
+
+        Several processes finish it all the same, as they wait for each other's results.
 
         Raises:
             ShutdownRequested: a signal has come.
         """
-        if self._came and self.world.size == 1:
+        if self._received and self.world.size == 1:
             raise ShutdownRequested
 
-    def poll(self) -> None:
-        """Learn whether a signal has come by now."""
-        self.signal = self.world.all_reduce_max(self._came) or None
-
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        if self._came and number == signal.SIGINT:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self._received and number == signal.SIGINT:
             raise Interrupted(
                 self.where,
                 "interrupted again; left at once, without saving",
                 signal=number,
                 remedy="the same command goes on from the last checkpoint",
             )
-        if not self._came and number == signal.SIGINT and self.world.is_main_process:
+        if not self._received and number == signal.SIGINT and self.world.is_main_process:
             # Not by sys.stderr, which may be in the middle of another line.
             with contextlib.suppress(OSError):
                 os.write(2, ACKNOWLEDGEMENT)
-        self._came = self._came or number
+        self._received = self._received or number
+
+
+@contextlib.contextmanager
+def sigterm_raised(where: str) -> Iterator[None]:
+    """Raise an error on SIGTERM, as on Ctrl-C, so that temporary files are removed.
+
+    A second SIGTERM does not interrupt the cleanup.
+
+    Raises:
+        Interrupted: SIGTERM came.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise Interrupted(
+            where,
+            "was interrupted and left nothing behind",
+            signal=number,
+            remedy="the same command begins it again",
+        )
+
+    # Python lets only the main thread handle signals.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)

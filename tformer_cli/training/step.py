@@ -1,15 +1,15 @@
-"""The training loop: a generator that yields a report after each optimiser step.
+"""The training loop: a generator that yields a report after each optimizer step.
 
-A step that cannot be taken does not stop it. Where memory runs out the step is redone in smaller
-pieces, where a gradient overflows in float16 with a lower loss scale; where loss or gradient is not
-finite all the same the weights stay, and a `NonFiniteStep` is yielded instead.
+A step that runs out of memory is redone in smaller micro-batches. A gradient that overflows in
+float16 is redone with a lower loss scale. A loss or gradient that is not finite all the same leaves
+the weights as they are and yields a `NonFiniteStep`.
 """
 
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,20 +21,94 @@ from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.device import autocast, derive_seed, empty_cache, is_out_of_memory, seed_device
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.model.network import Network
-from tformer_cli.training.amp import LossScale
+from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.training.loss import smoothed_nll_sum
-from tformer_cli.training.optim import build_optimizer, set_learning_rate
-from tformer_cli.training.out_of_memory import in_halves
-from tformer_cli.training.parts import PartReport, PartsWatch
-from tformer_cli.training.schedules import Schedule, build_schedule
+from tformer_cli.training.optim import (
+    MovingAverage,
+    PartReport,
+    PartsWatch,
+    Schedule,
+    build_optimizer,
+    build_schedule,
+    set_learning_rate,
+)
+from tformer_cli.training.retry import LossScale, in_halves
+
+
+@dataclass(slots=True)
+class TrainState:
+    """What a training step changes, and the settings of the step.
+
+    Attributes:
+        scheduler: learning rate of each step.
+        precision: number format of matrix products.
+        seed: decides the dropout of every step.
+        world: the processes that train together.
+        average: moving average of the model's weights, if there is one.
+        progress: step, data position and what else a checkpoint notes in state.json.
+    """
+
+    model: Network
+    optimizer: torch.optim.Optimizer
+    scheduler: Schedule
+    config: TrainingConfig
+    device: torch.device
+    precision: torch.dtype
+    seed: int
+    world: World = SINGLE_PROCESS
+    average: MovingAverage | None = None
+    progress: TrainingProgress = field(default_factory=lambda: TrainingProgress.initial("", {}))
+
+    @classmethod
+    def of(
+        cls,
+        model: Network,
+        config: TrainingConfig,
+        *,
+        device: torch.device,
+        precision: torch.dtype,
+        seed: int,
+        world: World = SINGLE_PROCESS,
+    ) -> Self:
+        """Return a model with the optimizer, scheduler and average that a config asks for."""
+        scheduler = build_schedule(
+            config.schedule, peak=config.optimizer.learning_rate, max_steps=config.max_steps
+        )
+        average = None if config.ema_decay is None else MovingAverage(model, config.ema_decay)
+        optimizer = build_optimizer(config.optimizer, model)
+        return cls(
+            model, optimizer, scheduler, config, device, precision, seed, world, average=average
+        )
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken."""
+        return self.progress.step
+
+    @property
+    def data_position(self) -> DataPosition:
+        """The next batch to train on."""
+        return DataPosition(*self.progress.data_position)
+
+    @property
+    def loss_scale(self) -> LossScale:
+        factor = self.progress.loss_scale
+        if factor is None:
+            return LossScale.initial(self.precision)
+        return LossScale(factor, self.progress.num_loss_scale_steps)
+
+    @property
+    def inference_model(self) -> Network:
+        """The model to validate and to translate with."""
+        return self.model if self.average is None else self.average.model
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The batch of an optimiser step, cut into micro-batches.
+    """The batch of one optimizer step.
 
     Attributes:
-        micro_batches: of this process; several processes may leave one without any.
+        micro_batches: this process's share of the batch; empty if there are too few rows.
         position: of the batch in the data.
         next_position: of the batch that follows.
     """
@@ -46,23 +120,20 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one optimiser step did.
+    """One optimizer step.
 
     Attributes:
         step: its number, counted from 1.
         position: the next batch in the data.
-        loss: smoothed cross-entropy a target token, in nats, before the step.
-        nll: unsmoothed cross-entropy a target token, in nats; perplexity is its exponential.
-        accuracy: share of the target tokens that the model ranked first.
-        num_tokens: target tokens, `</s>` included, padding not.
-        learning_rate: of this step.
+        loss: smoothed cross-entropy per target token before the step, in nats.
+        nll: cross-entropy per target token without smoothing, in nats.
+        accuracy: share of the target tokens that the model ranks first.
+        num_tokens: target tokens, EOS included, padding excluded.
         grad_norm: norm of the gradient before clipping.
-        seconds: wall-clock time of the step, waiting for its batch included.
-        num_pieces: micro-batches that the step was redone in because memory ran out; 0 if it
-            did not.
-        loss_scale: for the next step.
-        parts: what it did to each part of the model, where `training.log_parameter_norms` asks
-            for it.
+        seconds: wall-clock time, waiting for the batch included.
+        num_pieces: micro-batches of the step redone after memory ran out; 0 if it did not.
+        loss_scale: of the next step.
+        parts: by part of the model, as `training.log_parameter_norms` asks for.
     """
 
     step: int
@@ -81,112 +152,48 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteStep:
-    """A step that was not taken, because its loss or gradient was not finite.
+    """A step not taken because its loss or gradient was not finite.
 
     Attributes:
-        step: the number it would have had; the next step has it.
-        group: what it would have learnt from.
-        loss: as in a report.
-        grad_norm: likewise.
+        step: the number it would have had, which the next step has.
     """
 
     step: int
-    group: StepBatch
+    batch: StepBatch
     loss: float
     grad_norm: float
 
 
-@dataclass(frozen=True, slots=True)
-class TrainState:
-    """What a training step changes and what it goes by.
-
-    Attributes:
-        model: what learns.
-        optimizer: moves its parameters.
-        schedule: learning rate of a step.
-        config: the other settings of the loop.
-        device: where the model is.
-        precision: number format of matrix products.
-        seed: decides the dropout of every step.
-        world: the processes that train together.
-    """
-
-    model: Network
-    optimizer: torch.optim.Optimizer
-    schedule: Schedule
-    config: TrainingConfig
-    device: torch.device
-    precision: torch.dtype
-    seed: int
-    world: World = SINGLE_PROCESS
-
-    @classmethod
-    def of(
-        cls,
-        model: Network,
-        config: TrainingConfig,
-        *,
-        device: torch.device,
-        precision: torch.dtype,
-        seed: int,
-        world: World = SINGLE_PROCESS,
-    ) -> "TrainState":
-        """Return a model with the optimiser and the schedule that a config asks for."""
-        schedule = build_schedule(
-            config.schedule, peak=config.optimizer.learning_rate, max_steps=config.max_steps
-        )
-        optimizer = build_optimizer(config.optimizer, model)
-        return cls(model, optimizer, schedule, config, device, precision, seed, world)
-
-
 def train_steps(
-    train_state: TrainState,
-    groups: Iterable[StepBatch],
-    first_step: int,
-    *,
-    learning_rate_factor: float = 1.0,
-    loss_scale: LossScale | None = None,
+    state: TrainState, batches: Iterable[StepBatch]
 ) -> Iterator[StepReport | NonFiniteStep]:
-    """Take one optimiser step for each group of micro-batches, as long as groups come.
+    """Take one optimizer step per batch, and advance `state.progress`.
 
-    The loss is summed over the target tokens of the group and divided by their number over all
-    processes, so cutting a batch into micro-batches changes the gradient by rounding only.
-
-    Args:
-        train_state: what learns.
-        groups: what each step learns from.
-        first_step: number of the first step taken.
-        learning_rate_factor: of the schedule's learning rate.
-        loss_scale: for the first step, or None at the beginning of a training.
-
-    Yields:
-        A report of the step taken, or the fault that kept it from being taken.
+    The loss is summed over the target tokens of all micro-batches and divided by their number over
+    all processes, so the cut of a batch into micro-batches changes the gradient by rounding only.
 
     Raises:
         TrainingError: a single pair of sentences does not fit into memory.
     """
-    model, optimizer, config = train_state.model, train_state.optimizer, train_state.config
-    max_norm = math.inf if config.clip_norm is None else config.clip_norm
-    scale = LossScale.first(train_state.precision) if loss_scale is None else loss_scale
-    step = first_step
-    for started, group in _awaited(groups):
-        gradient = _finite_gradient(train_state, group.micro_batches, step, scale)
+    model, optimizer, config = state.model, state.optimizer, state.config
+    for started, batch in _timed(batches):
+        step = state.step + 1
+        gradient = _step_gradient(state, batch.micro_batches)
         if not gradient.is_finite:
             optimizer.zero_grad(set_to_none=True)
-            yield NonFiniteStep(step, group, gradient.loss, gradient.norm)
+            state.progress = skip_batch(state.progress, batch.position, batch.next_position)
+            yield NonFiniteStep(step, batch, gradient.loss, gradient.norm)
             continue
-        scale = gradient.loss_scale.stepped(train_state.precision)
         is_watched = config.log_parameter_norms and step % config.report_every == 0
         watch = PartsWatch(model) if is_watched else None
-        if gradient.norm > max_norm:
-            torch._foreach_mul_(_gradients(model), max_norm / gradient.norm)
-        learning_rate = train_state.schedule(step) * learning_rate_factor
+        clip_grad_norm(model, gradient.norm, config.clip_norm)
+        learning_rate = state.scheduler(step) * state.progress.learning_rate_factor
         set_learning_rate(optimizer, learning_rate)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        yield StepReport(
+        report = StepReport(
             step=step,
-            position=group.next_position,
+            position=batch.next_position,
             loss=gradient.loss,
             nll=gradient.nll,
             accuracy=gradient.accuracy,
@@ -195,25 +202,54 @@ def train_steps(
             grad_norm=gradient.norm,
             seconds=time.perf_counter() - started,
             num_pieces=gradient.num_pieces,
-            loss_scale=scale,
+            loss_scale=gradient.loss_scale.stepped(state.precision),
             parts={} if watch is None else watch.reports(),
         )
-        step += 1
+        if state.average is not None:
+            state.average.update(model, step)
+        state.progress = _advance(state.progress, report)
+        yield report
 
 
-def _awaited(groups: Iterable[StepBatch]) -> Iterator[tuple[float, StepBatch]]:
-    """Yield each group with the time at which it was asked for."""
-    coming = iter(groups)
+def skip_batch(
+    progress: TrainingProgress, position: DataPosition, next_position: DataPosition
+) -> TrainingProgress:
+    """Return the progress after a batch whose loss or gradient was not finite."""
+    return replace(
+        progress,
+        data_position=(next_position.epoch, next_position.batch),
+        skipped_batches=(*progress.skipped_batches, (position.epoch, position.batch)),
+        num_consecutive_skips=progress.num_consecutive_skips + 1,
+    )
+
+
+def _advance(progress: TrainingProgress, report: StepReport) -> TrainingProgress:
+    return replace(
+        progress,
+        score=None,
+        num_consecutive_skips=0,
+        step=report.step,
+        data_position=(report.position.epoch, report.position.batch),
+        num_tokens=progress.num_tokens + report.num_tokens,
+        seconds=progress.seconds + report.seconds,
+        loss_scale=report.loss_scale.factor,
+        num_loss_scale_steps=report.loss_scale.num_steps,
+    )
+
+
+def _timed(batches: Iterable[StepBatch]) -> Iterator[tuple[float, StepBatch]]:
+    """Yield each batch with the time at which it was asked for."""
+    remaining = iter(batches)
     while True:
-        asked = time.perf_counter()
-        group = next(coming, None)
-        if group is None:
+        started = time.perf_counter()
+        batch = next(remaining, None)
+        if batch is None:
             return
-        yield asked, group
+        yield started, batch
 
 
 class _Gradient(NamedTuple):
-    """What is known of a gradient that lies in the weights."""
+    """A gradient that lies in the `grad` of the weights, in numbers."""
 
     loss: float
     nll: float
@@ -228,37 +264,34 @@ class _Gradient(NamedTuple):
         return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
-def _finite_gradient(
-    train_state: TrainState, batches: Sequence[Batch], step: int, scale: LossScale
-) -> _Gradient:
-    """Leave the gradient of a step in the weights, with a loss scale at which it is finite.
+def _step_gradient(state: TrainState, micro_batches: Sequence[Batch]) -> _Gradient:
+    """Leave the gradient of a step in the weights, summed over all processes and unscaled.
 
-    Where there is no such scale, or the loss itself is not finite, it is left as it is.
+    The loss scale is lowered until the gradient is finite, if it can be and the loss is.
     """
-    world = train_state.world
-    own_tokens = sum(batch.num_target_tokens for batch in batches)
-    num_tokens = int(world.all_reduce_sum(own_tokens)[0])
+    world, scale = state.world, state.loss_scale
+    num_tokens = int(
+        world.all_reduce_sum(sum(batch.num_target_tokens for batch in micro_batches))[0]
+    )
     while True:
-        totals, num_pieces = accumulate_gradients(
-            train_state, batches, step, num_tokens, scale.factor
-        )
-        gradients = _gradients(train_state.model)
-        world.all_reduce_([*gradients, totals])
+        sums, num_pieces = accumulate_gradients(state, micro_batches, num_tokens, scale.factor)
+        gradients = _gradients(state.model)
+        world.all_reduce_([*gradients, sums])
         if scale.factor != 1.0:
             torch._foreach_mul_(gradients, 1.0 / scale.factor)
-        means = (*(totals / num_tokens), get_total_norm(gradients))
-        # Of numbers, one look at the device a step.
+        # One synchronization with the device per step.
+        means = (*(sums / num_tokens), get_total_norm(gradients))
         loss, nll, accuracy, norm = torch.stack(means).tolist()
         num_pieces = int(world.all_reduce_sum(num_pieces)[0])
         gradient = _Gradient(loss, nll, accuracy, norm, num_tokens, num_pieces, scale)
         if gradient.is_finite or not math.isfinite(loss) or not scale.can_be_lowered:
             return gradient
         scale = scale.lowered()
-        train_state.optimizer.zero_grad(set_to_none=True)
+        state.optimizer.zero_grad(set_to_none=True)
 
 
 def _gradients(model: nn.Module) -> list[Tensor]:
-    """Return the gradient of each weight; zero where this process had nothing to learn from."""
+    """Return the gradient of each weight; zeros if this process had no micro-batch."""
     gradients: list[Tensor] = []
     for weight in model.parameters():
         if weight.grad is None:
@@ -268,28 +301,21 @@ def _gradients(model: nn.Module) -> list[Tensor]:
 
 
 def accumulate_gradients(
-    train_state: TrainState,
-    batches: Sequence[Batch],
-    step: int,
-    num_tokens: int,
-    loss_scale: float = 1.0,
+    state: TrainState, micro_batches: Sequence[Batch], num_tokens: int, loss_scale: float = 1.0
 ) -> tuple[Tensor, int]:
-    """Leave the gradient of a step in the weights, in smaller pieces where memory runs out.
+    """Accumulate the gradient of the next step in the weights; halve micro-batches if memory ends.
 
-    Pieces draw other dropout than the whole does. With several processes it is the gradient of
-    this one's share.
+    Halves draw other dropout masks than the whole does.
 
     Args:
-        train_state: what learns.
-        batches: what it learns from.
-        step: number of the step.
-        num_tokens: that the loss is divided by.
-        loss_scale: that it is multiplied by.
+        state: the model and the settings.
+        micro_batches: of this process.
+        num_tokens: target tokens of the step over all processes, which divide the loss.
+        loss_scale: multiplies the gradient, and not the sums returned.
 
     Returns:
-        (3,) sums over target tokens: smoothed loss, unsmoothed loss, number ranked first; and how
-        many pieces were needed, 0 where memory did not run out. The gradient is multiplied by
-        `loss_scale`, they are not.
+        (3,) sums over target tokens of smoothed loss, NLL and tokens ranked first; and the number
+        of micro-batches of the last attempt, 0 if memory sufficed at once.
 
     Raises:
         TrainingError: a single pair of sentences does not fit into memory.
@@ -297,39 +323,45 @@ def accumulate_gradients(
     num_pieces = 0
     while True:
         try:
-            return _sum_gradients(train_state, batches, step, num_tokens, loss_scale), num_pieces
+            return _accumulate(state, micro_batches, num_tokens, loss_scale), num_pieces
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-        # Out here the error has gone, and with it the tensors that its traceback kept alive.
-        train_state.optimizer.zero_grad(set_to_none=True)
-        empty_cache(train_state.device)
-        batches = in_halves(batches, where=f"step {step}")
-        num_pieces = len(batches)
+        # Outside of `except`, where the error and the tensors of its traceback are freed.
+        state.optimizer.zero_grad(set_to_none=True)
+        empty_cache(state.device)
+        micro_batches = in_halves(micro_batches, where=f"step {state.step + 1}")
+        num_pieces = len(micro_batches)
 
 
-def _sum_gradients(
-    train_state: TrainState, batches: Sequence[Batch], step: int, num_tokens: int, loss_scale: float
+def _accumulate(
+    state: TrainState, micro_batches: Sequence[Batch], num_tokens: int, loss_scale: float
 ) -> Tensor:
-    model = train_state.model.train()
+    model = state.model.train()
     # Dropout is a function of the step alone, so a resumed run draws what an unbroken one did.
-    dropout_seed = derive_seed(train_state.seed, "dropout", step) + train_state.world.rank
-    seed_device(train_state.device, dropout_seed)
-    totals = torch.zeros(3, device=train_state.device)
-    for batch in (batch.to(train_state.device) for batch in batches):
+    dropout_seed = derive_seed(state.seed, "dropout", state.step + 1) + state.world.rank
+    seed_device(state.device, dropout_seed)
+    sums = torch.zeros(3, device=state.device)
+    for batch in (batch.to(state.device) for batch in micro_batches):
         targets = batch.target_out[batch.target_mask]
-        with autocast(train_state.device, train_state.precision):
-            states = model.wanted_states(
+        with autocast(state.device, state.precision):
+            hidden_states = model.wanted_states(
                 batch.source, batch.source_mask, batch.target_in, batch.target_mask
             )
-            sums = smoothed_nll_sum(
-                states,
+            loss = smoothed_nll_sum(
+                hidden_states,
                 model.output,
                 targets,
-                train_state.config.label_smoothing,
-                # Of no tokens at all the loss is no number, and nothing is learnt from it.
+                state.config.label_smoothing,
+                # Without any token the loss is not finite, and the batch is skipped.
                 factor=loss_scale / num_tokens if num_tokens else math.inf,
             )
-        sums.loss.backward()  # type: ignore[no-untyped-call]
-        totals += torch.stack((sums.loss.detach(), sums.nll, sums.num_correct))
-    return totals
+        loss.loss.backward()  # type: ignore[no-untyped-call]
+        sums += torch.stack((loss.loss.detach(), loss.nll, loss.num_correct))
+    return sums
+
+
+def clip_grad_norm(model: nn.Module, norm: float, max_norm: float | None) -> None:
+    """Scale a gradient of that norm down to `max_norm`; null leaves it."""
+    if max_norm is not None and norm > max_norm:
+        torch._foreach_mul_(_gradients(model), max_norm / norm)

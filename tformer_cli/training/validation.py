@@ -1,4 +1,4 @@
-"""How well a model does on the validation text, and the score that chooses between models."""
+"""Validation during training: loss, BLEU, and the score that selects the best checkpoint."""
 
 import hashlib
 import math
@@ -34,9 +34,9 @@ class Validation:
     """What a model makes of the validation text.
 
     Attributes:
-        likelihood: of the references, or of masked tokens.
-        scores: of the translations; a masked encoder has none.
-        hypotheses: the translations, line by line; likewise.
+        likelihood: of the references, or of the masked tokens.
+        scores: of the translations; empty for a masked encoder, as are `hypotheses`.
+        hypotheses: the translations, line by line.
     """
 
     likelihood: Likelihood
@@ -55,19 +55,18 @@ def validate(
     world: World = SINGLE_PROCESS,
     on_done: Callable[[int], object] = lambda count: None,
 ) -> Validation:
-    """Translate and score the validation text as `training.validation_decoding` says.
+    """Translate and score the validation text by `training.validation_decoding`.
 
-    Of a masked encoder it is the tokens behind masks, always the same, that are scored.
+    A masked encoder is scored by the same masked tokens each time.
 
     Args:
-        model: what is to be judged.
+        model: on `device`.
         tokenizers: of both sides.
         config: of the run.
-        device: where the model is.
+        device: of the model.
         precision: number format of matrix products.
-        max_source_sentences: of a source line of the training text; lines with more are translated
-            in pieces.
-        world: the processes that work together.
+        max_source_sentences: of a training line; longer lines are translated in segments.
+        world: the processes that share the work.
         on_done: called with the number of lines whenever some are done.
 
     Raises:
@@ -80,17 +79,13 @@ def validate(
         return Validation(
             reference_likelihood(model, batches, device=device, precision=precision, world=world)
         )
-    assert isinstance(model, Seq2Seq), "a text and its translation are for those that translate"
+    assert isinstance(model, Seq2Seq), "a config with parallel text builds a model that translates"
+    translator = Translator.from_model(
+        model, tokenizers, config, device, precision, max_source_sentences=max_source_sentences
+    )
     evaluation = evaluate_text(
         model,
-        Translator.from_model(
-            model,
-            tokenizers,
-            config,
-            device,
-            precision,
-            max_source_sentences=max_source_sentences,
-        ),
+        translator,
         text,
         [build_metric("bleu", config.evaluation, config.data.target_language)],
         decoding=config.training.validation_decoding,
@@ -105,10 +100,10 @@ def validate(
 
 
 def check_metric(config: Config) -> None:
-    """Make sure that what the validation metric needs is installed.
+    """Refuse a validation metric whose tokenizer is not installed.
 
     Raises:
-        ConfigError: its tokenizer is not.
+        ConfigError: it is not.
     """
     if isinstance(config.data.valid, ParallelText):
         build_metric("bleu", config.evaluation, config.data.target_language)
@@ -120,13 +115,13 @@ def check_validation(
     config: Config,
     log: Callable[[str], object] = lambda line: None,
 ) -> None:
-    """See to it that no validation will fail for its text.
+    """Refuse a validation text that a validation would fail on.
 
     Args:
         model: of the run.
         tokenizers: of both sides.
         config: of the run.
-        log: hears how many lines are too long for the loss.
+        log: called with the number of lines too long for the loss, if there are any.
 
     Raises:
         TformerError: a validation would fail.
@@ -150,8 +145,7 @@ def check_validation(
 def _masked_batches(
     store: TokenStore, tokenizers: Tokenizers, config: Config, on_done: Callable[[int], object]
 ) -> Iterator[Batch]:
-    """Yield the validation text with the masks that it always has."""
-    assert isinstance(config.model, MaskedEncoderConfig), "a text alone is for masks"
+    assert isinstance(config.model, MaskedEncoderConfig), "monolingual text is for masked encoders"
     masking = Masking.from_config(config.model, tokenizers.source.size, config.seed)
     for batch in loss_batches(store):
         yield masking.apply(batch, epoch=0)
@@ -159,10 +153,10 @@ def _masked_batches(
 
 
 def selection_score(validation: Validation, config: Config) -> float:
-    """Return what a better checkpoint has more of: BLEU, or negative loss."""
+    """Return the score that the best checkpoint maximizes: BLEU, or negative loss."""
     if config.training.selection_metric == "loss":
         loss = validation.likelihood.loss
-        # One that is no number is worse than any, and compares with none.
+        # NaN compares with nothing; as -inf it is worse than any loss.
         return -math.inf if math.isnan(loss) else -loss
     return validation.scores[0].score
 
@@ -174,27 +168,26 @@ def validation_fingerprint(config: Config) -> str:
         DataError: the validation text cannot be read.
         ConfigError: the metric's tokenizer is not installed.
     """
-    wanted: tuple[object, ...] = (config.training.selection_metric,)
+    decisive: tuple[object, ...] = (config.training.selection_metric,)
     if config.training.selection_metric == "bleu":
-        # Its options say what tokens the target language has, too.
+        # The options include the tokenizer of the target language.
         bleu = build_metric("bleu", config.evaluation, config.data.target_language)
-        wanted += (bleu.options, config.training.validation_decoding)
-    digest = hashlib.sha256(repr(wanted).encode())
+        decisive += (bleu.options, config.training.validation_decoding)
+    digest = hashlib.sha256(repr(decisive).encode())
     for row in read_rows(config.data.valid):
         digest.update(repr(row).encode())
     return digest.hexdigest()
 
 
 def sample_translations(validation: Validation, config: Config) -> list[tuple[str, str, str]]:
-    """Pick a few validation sentences, spread evenly and always the same.
+    """Return source, reference and translation of validation lines at even distances.
 
-    Returns:
-        Source, reference and translation of each; none of a text alone.
+    They are the same lines each time. Monolingual text has none.
     """
     valid = config.data.valid
     if not isinstance(valid, ParallelText):
         return []
     pairs = list(read_pairs(valid.source, valid.target))
     count = min(config.training.sample_translations, len(pairs))
-    places = [i * len(pairs) // count for i in range(count)]
-    return [(*pairs[place], validation.hypotheses[place]) for place in places]
+    indices = [i * len(pairs) // count for i in range(count)]
+    return [(*pairs[index], validation.hypotheses[index]) for index in indices]

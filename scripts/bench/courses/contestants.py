@@ -37,8 +37,10 @@ from tformer_cli.storage.run_directory import CHECKSUMS_FILE, MODEL_FILE, RunDir
 from tformer_cli.storage.state import TrainingProgress, load_state
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
-from tformer_cli.training.preparation import init_model, prepare
-from tformer_cli.training.trainer import is_finished, train
+from tformer_cli.training.logging import NullLogger
+from tformer_cli.training.resume import is_finished
+from tformer_cli.training.setup import init_model
+from tformer_cli.training.trainer import Trainer, train
 from tformer_cli.translate.translator import Translator
 
 if TYPE_CHECKING:
@@ -186,19 +188,18 @@ class Marian(Contestant):
 
     def train(self) -> None:
         tokenizers = self._tokenizers()
-        prepared = prepare(
-            self.config, tokenizers, stores=self.run.stores, device=CPU, log=lambda line: None
-        )
+        logger = NullLogger(self.run, self.config.training)
+        trainer = Trainer.setup(self.config, self.run, tokenizers, device=CPU, logger=logger)
         marian = self._model(tokenizers)
         train_marian(
             marian,
             self.config,
-            prepared.store,
+            trainer.data.store,
             self.run,
-            begin=prepared.beginning(),
+            begin=trainer.initial,
             steps=self.config.training.max_steps,
             device=CPU,
-            precision=prepared.train_state.precision,
+            precision=trainer.state.precision,
             validate=lambda: self._validation_score(marian, tokenizers),
         )
 

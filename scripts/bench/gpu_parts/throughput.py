@@ -31,7 +31,7 @@ from tformer_cli.device import peak_memory, resolve_device, resolve_precision
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.training.optim import build_optimizer
-from tformer_cli.training.preparation import GROUPS_AHEAD
+from tformer_cli.training.setup import PREFETCHED_BATCHES
 from tformer_cli.training.step import NonFiniteStep, StepBatch, TrainState, train_steps
 
 NETWORKS = {
@@ -99,7 +99,7 @@ class Task:
         return TrainState(
             model=model,
             optimizer=build_optimizer(training.optimizer, model),
-            schedule=lambda step: LEARNING_RATE,
+            scheduler=lambda step: LEARNING_RATE,
             config=training,
             device=self.device,
             precision=self.precision,
@@ -120,7 +120,7 @@ class Feed:
         made = training_micro_batches(store, plans, accumulate=1, data_position=DataPosition())
         if task.device.type == "cuda":
             made = (([batch.pin_memory() for batch in batches], then) for batches, then in made)
-        self._made = prefetch(made, GROUPS_AHEAD)
+        self._made = prefetch(made, PREFETCHED_BATCHES)
         self.group: StepBatch
         self.seconds = 0.0
 
@@ -162,7 +162,7 @@ def made_up_store(num_pairs: int, vocab_size: int) -> TokenStore:
 
 def our_losses(train_state: TrainState, feed: Feed) -> Iterator[float]:
     """Train by our loop; yield the loss of each step."""
-    for taken in train_steps(train_state, feed, first_step=1):
+    for taken in train_steps(train_state, feed):
         if isinstance(taken, NonFiniteStep):
             raise FloatingPointError(f"step {taken.step}: loss {taken.loss}, {taken.grad_norm}")
         if taken.num_pieces:

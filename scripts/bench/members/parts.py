@@ -18,7 +18,7 @@ from tformer_cli.cli.app import ENVIRONMENT
 from tformer_cli.config.schema.schedule import CosineSchedule
 from tformer_cli.model.blocks.attention import View, kernel_attend, naive_attend
 from tformer_cli.model.blocks.norms import build_norm
-from tformer_cli.training.schedules import build_schedule
+from tformer_cli.training.optim import build_schedule
 
 CPU = torch.device("cpu")
 WAYS = {"fast": kernel_attend, "naive": naive_attend}

@@ -25,11 +25,10 @@ from tformer_cli.storage.atomic import remove_directory, storage_errors, write_t
 from tformer_cli.storage.checkpoint import load_optimizer, load_weights, save_checkpoint
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_state
-from tformer_cli.training.lock import locked
 from tformer_cli.training.optim import set_learning_rate
+from tformer_cli.training.resume import is_finished, locked
 from tformer_cli.training.shutdown import GracefulShutdown
 from tformer_cli.training.step import TrainState
-from tformer_cli.training.trainer import is_finished
 
 if TYPE_CHECKING:
     from transformers import MarianMTModel
@@ -180,7 +179,7 @@ def take_step(train_state: TrainState, group: list[Batch], step: int) -> Taken:
         loss += part.item()
     max_norm = math.inf if config.clip_norm is None else config.clip_norm
     grad_norm = clip_grad_norm_(marian.parameters(), max_norm).item()
-    set_learning_rate(optimizer, train_state.schedule(step))
+    set_learning_rate(optimizer, train_state.scheduler(step))
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return Taken(loss, grad_norm, num_tokens)

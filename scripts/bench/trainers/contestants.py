@@ -123,7 +123,7 @@ class Ours:
     def steps(self, batches: Iterator[Batch]) -> Iterator[Step]:
         batches, fed = itertools.tee(batches)
         groups = (StepBatch([batch], DataPosition(), DataPosition()) for batch in fed)
-        reports = train_steps(self.train_state, groups, first_step=1)
+        reports = train_steps(self.train_state, groups)
         for batch, report in zip(batches, reports, strict=False):
             assert isinstance(report, StepReport)
             yield Step(report.num_tokens, batch.target_out.numel(), report.loss)

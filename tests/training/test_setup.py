@@ -1,4 +1,4 @@
-"""What is prepared: the switches of a model that its config throws."""
+"""What a training is set up from: what its config says of the model."""
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ from tformer_cli.config.schema.model import (
 from tformer_cli.config.schema.positions import RotaryPositions
 from tformer_cli.model.recompute import kept, recomputed
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.training.preparation import slow_attention
-from tformer_cli.training.rehearsal import rehearsal
+from tformer_cli.training.dry_run import sampled_trainer
+from tformer_cli.training.setup import slow_attention
 from tformer_cli.training.trainer import train
 
 CPU = torch.device("cpu")
@@ -28,9 +28,9 @@ def test_layers_are_recomputed_where_the_config_says_so(tmp_path):
     file = write_toy(tmp_path / "data")
     for overrides, call in (((), kept), ((RECOMPUTING,), recomputed)):
         config = load_config(file, overrides)
-        with rehearsal(config, RunDirectory(tmp_path / "run"), device=CPU) as found:
-            assert found.prepared.model.encoder.call is call
-            assert found.prepared.model.decoder.call is call
+        with sampled_trainer(config, RunDirectory(tmp_path / "run"), device=CPU) as (trainer, _):
+            assert trainer.state.model.encoder.call is call
+            assert trainer.state.model.decoder.call is call
 
 
 def test_a_training_may_go_on_recomputing_without_changing_a_bit(tmp_path, capsys):

@@ -1,10 +1,39 @@
+"""Loss scales, and batches cut in halves."""
+
 import pytest
 import torch
 
 from tformer_cli.corpus.batch import Batch, Masking, collate
 from tformer_cli.corpus.store import Example
 from tformer_cli.errors import TrainingError
-from tformer_cli.training.out_of_memory import in_halves, memory_shortage_reported
+from tformer_cli.training.retry import (
+    GROWTH_INTERVAL,
+    INITIAL_LOSS_SCALE,
+    LossScale,
+    in_halves,
+    memory_shortage_reported,
+)
+
+
+def test_only_float16_needs_one():
+    for precision in (torch.float32, torch.bfloat16):
+        scale = LossScale.initial(precision)
+        assert scale.factor == 1.0
+        assert not scale.can_be_lowered
+        for _ in range(GROWTH_INTERVAL):
+            scale = scale.stepped(precision)
+        assert scale.factor == 1.0
+    assert LossScale.initial(torch.float16).factor == INITIAL_LOSS_SCALE
+
+
+def test_it_grows_after_many_steps_and_an_overflow_begins_the_count_again():
+    scale = LossScale(8.0)
+    for _ in range(GROWTH_INTERVAL - 1):
+        scale = scale.stepped(torch.float16)
+    assert scale == LossScale(8.0, GROWTH_INTERVAL - 1)
+    assert scale.stepped(torch.float16) == LossScale(16.0, 0)
+    assert scale.lowered() == LossScale(4.0, 0)
+
 
 ROWS = [
     Example(0, [7, 8, 9], [9, 10, 11]),

@@ -1,0 +1,269 @@
+"""What a training is set up from: the tokenizers, the encoded training text, and the model."""
+
+import base64
+import functools
+import hashlib
+import tempfile
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tformer_cli.config.load import as_plain
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.model import MaskedEncoderConfig, ModelConfig
+from tformer_cli.corpus.batch import Masking
+from tformer_cli.corpus.bucketing import DataPosition, EpochPlans
+from tformer_cli.corpus.filters import FilterReport
+from tformer_cli.corpus.pipeline import (
+    epoch_plans,
+    training_micro_batches,
+    training_pairs,
+    training_store,
+)
+from tformer_cli.corpus.prefetch import prefetch
+from tformer_cli.corpus.reader import text_checksums
+from tformer_cli.corpus.statistics import report_lengths
+from tformer_cli.corpus.store import TokenStore
+from tformer_cli.distributed import SINGLE_PROCESS, World
+from tformer_cli.errors import Problem
+from tformer_cli.json_text import read_json
+from tformer_cli.model.build import build_network
+from tformer_cli.model.network import Network
+from tformer_cli.storage.atomic import write_json
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import TrainingProgress
+from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
+from tformer_cli.text.vocabulary import DECODER_START_IDS
+from tformer_cli.training.checkpoints import Log
+from tformer_cli.training.pretrained import PretrainedRun
+from tformer_cli.training.resume import environment_of
+from tformer_cli.training.step import StepBatch, TrainState
+
+PREFETCHED_BATCHES = 2
+# What a GPU kernel loads at once.
+LOADED_BYTES = 16
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The encoded training text, and its batches.
+
+    Attributes:
+        report: what the filters dropped.
+        masking: of a masked encoder; None for models that translate.
+    """
+
+    config: Config
+    store: TokenStore
+    report: FilterReport
+    masking: Masking | None
+
+    @functools.cached_property
+    def plans(self) -> EpochPlans:
+        """Which examples share a batch, epoch by epoch."""
+        batch_tokens = self.config.training.batch_tokens
+        return epoch_plans(self.store, batch_tokens=batch_tokens, seed=self.config.seed)
+
+    def batches(self, state: TrainState) -> Generator[StepBatch]:
+        """Yield batches forever from the data position of a state, without the skipped ones.
+
+        A thread pads the next batches while the model computes. A batch is a function of its
+        position alone.
+        """
+        skipped = set(state.progress.skipped_batches)
+        return prefetch(self._batches(state, state.data_position, skipped), PREFETCHED_BATCHES)
+
+    def _batches(
+        self, state: TrainState, position: DataPosition, skipped: set[tuple[int, int]]
+    ) -> Iterator[StepBatch]:
+        for micro_batches, next_position in training_micro_batches(
+            self.store,
+            self.plans,
+            accumulate=self.config.training.gradient_accumulation_steps,
+            data_position=position,
+            start_id=DECODER_START_IDS[self.config.model.kind],
+            rank=state.world.rank,
+            num_ranks=state.world.size,
+        ):
+            if (position.epoch, position.batch) not in skipped:
+                if self.masking is not None:
+                    micro_batches = [self.masking.apply(x, position.epoch) for x in micro_batches]
+                if state.device.type == "cuda":
+                    micro_batches = [batch.pin_memory() for batch in micro_batches]
+                yield StepBatch(micro_batches, position, next_position)
+            position = next_position
+
+
+def load_data(
+    config: Config, tokenizers: Tokenizers, stores: Path, log: Log, world: World = SINGLE_PROCESS
+) -> TrainingData:
+    """Encode and filter the training text, or open its token store in `stores`."""
+    with world.main_process_first():
+        store, report = training_store(config.data, tokenizers, stores)
+    masking = None
+    if isinstance(config.model, MaskedEncoderConfig):
+        masking = Masking.from_config(config.model, tokenizers.source.size, config.seed)
+    log(f"training text: {report.describe(config.data.unit)}")
+    log(f"source: {report_lengths(store.source_lengths)}")
+    if masking is None:
+        log(f"target: {report_lengths(store.target_lengths)}")
+    return TrainingData(config, store, report, masking)
+
+
+def build_state(
+    config: Config,
+    tokenizers: Tokenizers,
+    data: TrainingData,
+    *,
+    device: torch.device,
+    precision: torch.dtype,
+    world: World = SINGLE_PROCESS,
+) -> TrainState:
+    """Return an initialized model with its optimizer, scheduler and average, before any step."""
+    model = init_model(config, tokenizers).to(device)
+    if config.training.gradient_checkpointing:
+        model.recompute_layers()
+    state = TrainState.of(
+        model, config.training, device=device, precision=precision, seed=config.seed, world=world
+    )
+    fingerprint = f"{data.store.fingerprint()} {tokenizers.fingerprint}"
+    state.progress = TrainingProgress.initial(
+        hashlib.sha256(fingerprint.encode()).hexdigest(),
+        environment_of(device, precision, world.size),
+        tokenizers.fingerprint,
+    )
+    return state
+
+
+def init_model(config: Config, tokenizers: Tokenizers) -> Network:
+    """Return the initialized model of a config, on the CPU."""
+    return build_network(
+        config.model,
+        source_size=tokenizers.source.size,
+        target_size=tokenizers.target.size,
+        seed=config.seed,
+    )
+
+
+def describe(config: Config, tokenizers: Tokenizers, data: TrainingData, state: TrainState) -> str:
+    """Return a line about the size of a training; epochs differ by a few steps."""
+    languages = config.data.source_language
+    if data.masking is None:
+        languages += f" -> {config.data.target_language}"
+    sizes = {tokenizers.source.size, tokenizers.target.size}
+    precision = str(state.precision).removeprefix("torch.")
+    processes = "" if state.world.size == 1 else f", {state.world.size} processes"
+    return (
+        f"{languages}: "
+        f"{state.model.num_parameters():,} parameters, "
+        f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}, "
+        f"{len(data.plans[state.data_position.epoch]):,} steps an epoch, "
+        f"{config.training.max_steps:,} steps in all, "
+        f"on {state.device} in {precision}{processes}"
+    )
+
+
+def slow_attention(
+    model: ModelConfig, device: torch.device, precision: torch.dtype
+) -> Iterator[Problem]:
+    """Yield each width of a model that torch's fast attention kernels do not support on CUDA.
+
+    Torch silently falls back to a kernel that materializes all attention weights.
+    """
+    if device.type != "cuda":
+        return
+    widths = {}
+    if model.latent is None or model.kind == "encoder_decoder":
+        widths["num_heads"] = "the width of a head, dim / num_heads,", model.head_dim
+    if model.latent is not None:
+        widths["latent.kv_lora_rank"] = "this width", model.latent.kv_lora_rank
+        widths["latent.rope_head_dim"] = "this width", model.latent.rope_head_dim
+    name, multiple = str(precision).removeprefix("torch."), LOADED_BYTES // precision.itemsize
+    for key, (subject, width) in widths.items():
+        if width % multiple:
+            yield Problem(
+                f"model.{key}",
+                f"{subject} makes attention slow on CUDA in {name}",
+                str(width),
+                f"choose a multiple of {multiple}",
+            )
+
+
+def run_tokenizers(
+    config: Config,
+    run: RunDirectory,
+    log: Log,
+    *,
+    stores: Path,
+    is_resumed: bool = False,
+    fresh: bool = False,
+    world: World = SINGLE_PROCESS,
+) -> Tokenizers:
+    """Load the tokenizers of a run or of its pretrained run, or build them from the training text.
+
+    The first process does, and sends them to the others, which need no file for it.
+
+    Args:
+        config: of the run.
+        run: its folder.
+        log: called before what takes long.
+        stores: folder that caches digests of text.
+        is_resumed: whether a checkpoint needs the tokenizers of the folder.
+        fresh: build them whatever the folder has.
+        world: the processes that train together.
+    """
+    if world.is_main_process:
+        tokenizers = _load_or_build(config, run, log, stores, is_resumed, fresh)
+        files = tokenizers.files().items()
+        world.broadcast_object(
+            {name: base64.b64encode(content).decode() for name, content in files}
+        )
+        return tokenizers
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in world.broadcast_object().items():
+            (Path(folder) / name).write_bytes(base64.b64decode(content))
+        return load_tokenizers(Path(folder))
+
+
+def _load_or_build(
+    config: Config, run: RunDirectory, log: Log, stores: Path, is_resumed: bool, fresh: bool
+) -> Tokenizers:
+    if is_resumed:
+        return load_tokenizers(run.tokenizer)
+    pretrained = PretrainedRun.of(config, run)
+    if not fresh:
+        try:
+            origin = read_json(run.origin_file)
+        except (OSError, ValueError):
+            origin = None
+        # The origin to compare with takes reading the whole text.
+        if origin is not None and origin == origin_of(config, pretrained, stores):
+            return load_tokenizers(run.tokenizer)
+    return new_tokenizers(config, pretrained, log)
+
+
+def new_tokenizers(config: Config, pretrained: PretrainedRun | None, log: Log) -> Tokenizers:
+    """Return the tokenizers of a pretrained run, or build them from the training text."""
+    if pretrained is not None:
+        return pretrained.tokenizers(config, log)
+    log("building the vocabulary")
+    return build_tokenizers(config.tokenizer, lambda: training_pairs(config.data), config.seed)
+
+
+def origin_of(config: Config, pretrained: PretrainedRun | None, stores: Path) -> dict[str, Any]:
+    """Return what decides the tokenizers that a config builds, as plain data."""
+    return {
+        "tokenizer": as_plain(config.tokenizer),
+        "seed": config.seed,
+        "texts": [text_checksums(list(text.files.values()), stores) for text in config.data.train],
+        "predecessor": None if pretrained is None else pretrained.fingerprint(),
+    }
+
+
+def save_tokenizers(tokenizers: Tokenizers, origin: dict[str, Any], run: RunDirectory) -> None:
+    """Save the tokenizers of a run, and what they were made from."""
+    tokenizers.save(run.tokenizer)
+    write_json(run.origin_file, origin)
