@@ -136,7 +136,7 @@ def test_no_more_than_a_thousand_pairs_are_held_out() -> None:
         [("a", "b")] * 100,
         [("", "b"), ("c", " "), ("", "")] * 3,
     ],
-    ids=["two", "one target", "one pair", "blank"],
+    ids=["two", "one target", "one pair", "whitespace"],
 )
 def test_text_too_short_to_split_is_refused(tmp_path: Path, pairs: Pairs) -> None:
     text = write(tmp_path, pairs)

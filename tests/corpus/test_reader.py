@@ -22,12 +22,12 @@ from tformer_cli.config.schema.data import ParallelText, PlainText
 from tformer_cli.corpus.reader import (
     SETTLED_NS,
     TEXTS_FILE,
-    as_pair,
     decode_lines,
     read_beside,
     read_lines,
     read_pairs,
     read_rows,
+    read_texts,
     text_checksums,
 )
 from tformer_cli.errors import DataError
@@ -259,11 +259,10 @@ def test_pairs_of_unequal_files_are_refused_at_the_end_of_the_shorter(
 
 def test_rows_have_the_sides_of_their_text(tmp_path: Path) -> None:
     source, target = written(tmp_path, "s", b"a\nb\n"), written(tmp_path, "t", b"c\nd\n")
-    pairs = list(read_rows(ParallelText(source=source, target=target)))
-    assert pairs == list(map(as_pair, pairs)) == [("a", "c"), ("b", "d")]
-    alone = list(read_rows(PlainText(text=source)))
-    assert alone == [("a",), ("b",)]
-    assert list(map(as_pair, alone)) == [("a", ""), ("b", "")]
+    text, alone = ParallelText(source=source, target=target), PlainText(text=source)
+    assert list(read_rows(text)) == list(read_texts([text])) == [("a", "c"), ("b", "d")]
+    assert list(read_rows(alone)) == [("a",), ("b",)]
+    assert list(read_texts([alone, text])) == [("a", ""), ("b", ""), ("a", "c"), ("b", "d")]
 
 
 def test_pairs_need_no_final_line_feed(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_of_many_lines_evenly_spaced_ones_are_counted(monkeypatch):
     assert abs(counted.count("One. Two.") - len(counted) / 2) <= 1
 
 
-def test_a_text_of_blank_lines_has_no_sentence():
+def test_a_text_of_whitespace_has_no_sentence():
     assert p99_sentences(["", " "]) == 0
 
 

@@ -114,7 +114,7 @@ def assert_same(found, wanted) -> None:
 
 
 def names(stores: Path) -> list[str]:
-    """What lies in a folder of stores, but for what is remembered and the locks."""
+    """What lies in a folder of stores, without the cached checksums and the locks."""
     return sorted(
         path.name
         for path in stores.iterdir()

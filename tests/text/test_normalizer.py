@@ -32,7 +32,7 @@ def test_normalizer_leaves_text_as_it_is_unless_asked(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", [" ", "\t", "\u00a0", "\u3000 \u2003"])
-def test_normalizer_empties_a_blank_line(line: str) -> None:
+def test_normalizer_empties_a_line_of_whitespace(line: str) -> None:
     assert Normalizer()(line) == ""
 
 

@@ -91,7 +91,7 @@ def test_a_character_keeps_its_marks(character, max_tokens):
 @given(TEXTS.filter(bool), st.integers(1, 20))
 def test_a_beginning_is_as_long_as_may_be(text, max_tokens):
     assert truncate_text(text, max_tokens, len) == text[:max_tokens]
-    # Blanks are no tokens here.
+    # Whitespace is no token here.
     found = truncate_text(text, max_tokens, lambda stretch: len("".join(stretch.split())))
     assert text.startswith(found)
     assert len("".join(found.split())) == min(max_tokens, len("".join(text.split())))
@@ -119,11 +119,11 @@ def test_no_text_is_counted_more_often_than_its_length_allows(text):
 
 
 @pytest.mark.parametrize(
-    ("language", "blank"),
+    ("language", "separator"),
     [("de", " "), ("zh", ""), ("zh-Hant", ""), ("ja_JP", ""), ("TH", ""), ("target", " ")],
 )
-def test_sentences_are_joined_as_the_language_does(language, blank):
-    assert word_separator(language) == blank
+def test_sentences_are_joined_as_the_language_does(language, separator):
+    assert word_separator(language) == separator
 
 
 def sentences(text: str) -> list[str]:
@@ -175,7 +175,7 @@ def test_where_tokens_allow_pieces_are_whole_sentences(text, max_sentences):
     ("spelled", "numbers"),
     [
         ([b" the", b" gre", b"en", b" house", b"."], [0, 1, 1, 2, 2]),
-        # U+00FC byte by byte, behind a blank of its own.
+        # U+00FC byte by byte, after a token of whitespace.
         ([b" ", b"\xc3", b"\xbc", b"ber", b" ", b" a"], [None, 0, 0, 0, None, 1]),
         ([b"a", b" ", b"bc", b" "], [0, None, 1, None]),
         ([b" ", b"\t"], [None, None]),
@@ -183,7 +183,7 @@ def test_where_tokens_allow_pieces_are_whole_sentences(text, max_sentences):
         ([], []),
     ],
 )
-def test_word_numbers_count_what_stands_between_blanks(spelled, numbers):
+def test_words_are_what_whitespace_separates(spelled, numbers):
     assert word_indices(spelled) == numbers
 
 
@@ -211,7 +211,7 @@ def test_subwords_spell_the_text_that_they_decode_to(line):
     assert {*word_indices(spelled)} - {None} == {*range(len(words))}
 
 
-def test_pieces_go_on_counting_and_without_blanks_each_token_counts():
+def test_pieces_count_on_and_without_separator_each_token_counts():
     characters = learned_characters(["ab cd"])
     pieces = [characters.encode(text) for text in ("ab c", "", "d a")]
     numbers = [0, 0, None, 1, 2, None, 3]
@@ -232,7 +232,7 @@ def test_a_piece_begins_in_the_word_of_its_first_letter(pieces):
     ("links", "source", "target", "pairs"),
     [
         ([1, 0, 1, 2], [0, 1, 1], [0, 1, 1, 2], ((0, 1), (1, 0), (1, 1), (1, 2))),
-        # Blanks: of the source for the word behind, where there is one; of the target not at all.
+        # Whitespace: of the source for the next word, if there is one; of the target never.
         ([0, 1, 3, 0], [None, 0, 0, None], [0, None, 1, 2], ((0, 0), (0, 2))),
         ([], [0], [], ()),
     ],
@@ -287,7 +287,7 @@ def test_a_mark_of_a_script_belongs_to_its_word():
     assert terminology("क\tka").target_terms("कि") == []
 
 
-def test_a_language_without_blanks_has_terms_anywhere():
+def test_a_language_without_whitespace_has_terms_anywhere():
     terms = terminology("東京\tTokio", "京都\tKyoto", "東京都\tPräfektur Tokio", language="ja")
     assert terms.target_terms("私は東京へ") == ["Tokio"]
     assert terms.target_terms("東京都と京都") == ["Präfektur Tokio", "Kyoto"]
@@ -310,7 +310,7 @@ def test_terms_are_found_as_one_by_one_from_the_longest(terms, line):
         assert terminology(*rows, language="zh").target_terms(line) == expected
 
 
-def test_blank_lines_and_repeated_ones_say_nothing_new():
+def test_lines_of_whitespace_and_repeated_ones_change_nothing():
     assert terminology("", "dog\tHund", " ", "dog \t Hund").targets == {"dog": "Hund"}
 
 

@@ -52,7 +52,7 @@ def restored(line: str) -> str:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @given(line=st.text() | st.text(alphabet=" a\u2581\u2585\u3000\t"))
-def test_subwords_restore_any_text_but_runs_of_blanks(algorithm: Algorithm, line: str) -> None:
+def test_subwords_restore_any_text_except_runs_of_spaces(algorithm: Algorithm, line: str) -> None:
     tokenizer = PLAIN[algorithm]
     ids = tokenizer.encode(line)
     assert tokenizer.decode(ids) == restored(line)
@@ -80,7 +80,7 @@ def test_subwords_restore_odd_characters(tokenizer: SubwordTokenizer, line: str)
 
 
 @pytest.mark.parametrize("line", ["", " ", "   ", "\t", "\u3000"])
-def test_subwords_of_a_blank_line_are_none(tokenizer: SubwordTokenizer, line: str) -> None:
+def test_subwords_of_a_line_of_whitespace_are_none(tokenizer: SubwordTokenizer, line: str) -> None:
     assert tokenizer.encode(line) == []
     assert tokenizer.decode([]) == ""
 
@@ -140,7 +140,7 @@ def test_subwords_take_linear_time(tokenizer: SubwordTokenizer) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_subwords_learnt_twice_are_the_same_bytes(algorithm: Algorithm) -> None:
+def test_subwords_learned_twice_are_the_same_bytes(algorithm: Algorithm) -> None:
     assert learn_subwords(LINES, replace(CONFIG, algorithm=algorithm)) == MODELS[algorithm]
 
 
@@ -202,7 +202,7 @@ def test_subwords_refuse_a_vocabulary_larger_than_the_text(algorithm: Algorithm)
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_subwords_refuse_a_vocabulary_smaller_than_the_alphabet(algorithm: Algorithm) -> None:
-    # Special pieces, bytes, the characters and the mark of a blank.
+    # Special pieces, bytes, the characters and the whitespace mark.
     smallest = 16 + 256 + len(set("".join(LINES)) - {" "}) + 1
     config = replace(CONFIG, algorithm=algorithm, vocab_size=smallest - 1)
     with pytest.raises(DataError) as caught:

@@ -100,10 +100,10 @@ def test_separate_vocabularies_know_their_own_side_only() -> None:
     assert tokenizers.target.decode(tokenizers.target.encode("große")) == "große"
 
 
-def test_subwords_are_learnt_from_a_sample_of_the_lines() -> None:
+def test_subwords_are_learned_from_a_sample_of_the_lines() -> None:
     letters = [(chr(0x430 + i), chr(0x3B1 + i)) for i in range(20)]
     tokenizers = build(replace(SUBWORD, sample_lines=3, vocab_size=279), letters)
-    # 272 special pieces and bytes, the mark of a blank, and 3 letters of each side.
+    # 272 special pieces and bytes, the whitespace mark, and 3 letters of each side.
     pieces = [tokenizers.source.tokens(tokenizers.source.encode(source)) for source, _ in letters]
     assert sum(len(tokens) == 2 for tokens in pieces) == 3
 

@@ -128,12 +128,8 @@ def read_rows(text: Text) -> Iterator[tuple[str, ...]]:
 def read_texts(texts: Iterable[Text]) -> Iterator[tuple[str, str]]:
     """Yield all pairs, text after text; targets of a text alone are empty."""
     for text in texts:
-        yield from map(as_pair, read_rows(text))
-
-
-def as_pair(row: tuple[str, ...]) -> tuple[str, str]:
-    """Return a row as source and target; the target of a text alone is empty."""
-    return row if len(row) == 2 else (row[0], "")
+        for row in read_rows(text):
+            yield row if len(row) == 2 else (row[0], "")
 
 
 def text_checksums(texts: Sequence[Path], stores: Path) -> list[str]:

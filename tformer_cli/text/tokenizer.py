@@ -32,16 +32,6 @@ from tformer_cli.text.symbol import CharTokenizer, WordTokenizer, learn_characte
 FORMAT_VERSION = 1
 HEADER_FILE = "tokenizer.json"
 
-_TOKENIZERS: dict[
-    str,
-    type[SubwordTokenizer] | type[WordTokenizer] | type[CharTokenizer] | type[MarianTokenizer],
-] = {
-    "subword": SubwordTokenizer,
-    "word": WordTokenizer,
-    "char": CharTokenizer,
-    "marian": MarianTokenizer,
-}
-
 Pairs = Callable[[], Iterable[tuple[str, str]]]
 
 
@@ -78,6 +68,14 @@ class Tokenizer(Protocol):
 
     def to_bytes(self, ids: Sequence[int]) -> list[bytes]:
         """Return the UTF-8 bytes of text of each id, whitespace between words included."""
+
+
+_TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {
+    "subword": SubwordTokenizer,
+    "word": WordTokenizer,
+    "char": CharTokenizer,
+    "marian": MarianTokenizer,
+}
 
 
 @dataclass(frozen=True, slots=True)
