@@ -132,12 +132,12 @@ def test_eight_bits_are_for_processors_that_gain_by_them(monkeypatch):
 AS_LIMITED = """
 import torch
 from tformer_cli.device import has_bfloat16_matmul, has_vnni
-from tformer_cli.inference.pack import packed_where_faster
+from tformer_cli.inference.pack import pack_where_faster
 assert not has_vnni()
 assert not has_bfloat16_matmul()
 rows, linear = torch.randn(2, 512), torch.nn.Linear(512, 512)
 with torch.no_grad():
-    narrow = packed_where_faster(linear.bfloat16())(rows.bfloat16())
+    narrow = pack_where_faster(linear.bfloat16())(rows.bfloat16())
 """
 
 

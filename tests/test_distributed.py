@@ -328,15 +328,15 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.training.trainer import train
 
-wanted_states = Seq2Seq.wanted_states
+hidden_states = Seq2Seq.hidden_states
 
 def limited(model, source, *rest):
     if model.training and len(source) > 20:
         raise torch.OutOfMemoryError("CUDA out of memory.")
-    return wanted_states(model, source, *rest)
+    return hidden_states(model, source, *rest)
 
 if os.environ["RANK"] == "1":
-    Seq2Seq.wanted_states = limited
+    Seq2Seq.hidden_states = limited
 config = load_config(Path(sys.argv[1]), sys.argv[3:])
 train(config, RunDirectory(Path(sys.argv[2])), device=torch.device("cpu"))
 """

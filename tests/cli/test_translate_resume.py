@@ -223,7 +223,7 @@ def test_the_bar_begins_where_the_file_does_and_ends_with_its_lines(translate, t
 
 def test_memory_that_runs_out_is_one_line_and_changes_nothing(translate, target, monkeypatch):
     translate()
-    expected, step = target.read_text(), EncoderDecoder.step
+    expected, step = target.read_text(), EncoderDecoder.decode_step
     monkeypatch.setattr(translator_room, "WINDOW_LINES", 8)
 
     def short(self, ids, cache):
@@ -231,7 +231,7 @@ def test_memory_that_runs_out_is_one_line_and_changes_nothing(translate, target,
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return step(self, ids, cache)
 
-    monkeypatch.setattr(EncoderDecoder, "step", short)
+    monkeypatch.setattr(EncoderDecoder, "decode_step", short)
     result = translate("--device", "cpu")
     assert (result.exit_code, result.stderr) == (
         0,

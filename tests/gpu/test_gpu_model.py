@@ -104,7 +104,7 @@ def gradients(
     inputs = batch().to(device)
     torch.manual_seed(4)
     with autocast(device, precision):
-        found = model.train().wanted_states(
+        found = model.train().hidden_states(
             inputs.source, inputs.source_mask, inputs.target_in, inputs.target_mask
         )
         targets = inputs.target_out[inputs.target_mask]
@@ -155,7 +155,7 @@ def test_layers_that_are_recomputed_have_the_same_gradient(precision):
     """With dropout, which has to be the same the second time."""
     config = replace(BASE, dropout=0.3)
     kept, recomputed = network(config, DEVICE), network(config, DEVICE)
-    recomputed.recompute_layers()
+    recomputed.enable_gradient_checkpointing()
     (loss, expected), (same_loss, found) = (
         gradients(model, DEVICE, precision) for model in (kept, recomputed)
     )

@@ -8,7 +8,7 @@ from torch import nn
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.inference.fuse import fused
-from tformer_cli.inference.int8 import HIGHEST, EightBitLinear, in_eight_bits
+from tformer_cli.inference.int8 import HIGHEST, Int8Linear, quantize_rows
 from tformer_cli.model.build import build_model
 
 
@@ -22,14 +22,14 @@ def random_rows(seed: int, *shape: int) -> torch.Tensor:
 @given(st.integers(0, 1000), st.integers(1, 9), st.integers(1, 70))
 def test_rounding_misses_by_half_a_step_at_most(seed, num_rows, width):
     rows = random_rows(seed, num_rows, width)
-    rounded, scales = in_eight_bits(rows)
+    rounded, scales = quantize_rows(rows)
     assert rounded.abs().max() <= HIGHEST
     missed = (rounded * scales - rows).abs()
     assert (missed <= scales * 0.501).all()
 
 
 def test_a_row_of_zeros_stays_zero():
-    layer = EightBitLinear(nn.Linear(8, 5))
+    layer = Int8Linear(nn.Linear(8, 5))
     torch.testing.assert_close(layer(torch.zeros(2, 8)), layer.bias.expand(2, 5))
 
 
@@ -37,9 +37,9 @@ def test_a_row_of_zeros_stays_zero():
 @torch.no_grad()
 def test_products_are_those_of_the_rounded_numbers(bias):
     exact, states = nn.Linear(48, 24, bias=bias), random_rows(1, 3, 5, 48)
-    layer = EightBitLinear(exact)
-    weight, weight_scales = in_eight_bits(exact.weight)
-    rounded, scales = in_eight_bits(states.flatten(0, 1))
+    layer = Int8Linear(exact)
+    weight, weight_scales = quantize_rows(exact.weight)
+    rounded, scales = quantize_rows(states.flatten(0, 1))
     products = (rounded.double() * scales) @ (weight.double() * weight_scales).T
     expected = products.view(3, 5, 24) + (exact.bias if bias else 0.0)
     torch.testing.assert_close(layer(states).double(), expected, rtol=1e-5, atol=1e-5)
@@ -49,7 +49,7 @@ def test_products_are_those_of_the_rounded_numbers(bias):
 @torch.no_grad()
 def test_the_company_of_a_row_changes_nothing(seed, num_rows):
     torch.manual_seed(0)
-    layer, states = EightBitLinear(nn.Linear(32, 16)), random_rows(seed, num_rows, 32)
+    layer, states = Int8Linear(nn.Linear(32, 16)), random_rows(seed, num_rows, 32)
     together = layer(states)
     for row, expected in zip(states, together, strict=True):
         assert torch.equal(layer(row[None])[0], expected)

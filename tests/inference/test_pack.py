@@ -14,7 +14,7 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.device import has_bfloat16_matmul, onednn_supports_bfloat16
 from tformer_cli.inference import pack
 from tformer_cli.inference.fuse import fused
-from tformer_cli.inference.pack import SMALLEST, PackedLinear, packed_where_faster
+from tformer_cli.inference.pack import SMALLEST, PackedLinear, pack_where_faster
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 
@@ -78,14 +78,14 @@ def test_weights_are_packed_where_the_processor_gains_by_it(
     monkeypatch.setattr(pack, "prefers_onednn", lambda: prefers_onednn)
     monkeypatch.setattr(pack, "has_bfloat16_matmul", lambda: has_bfloat16_matmul)
     linear = nn.Linear(64, num_outputs, dtype=dtype)
-    found = packed_where_faster(linear)
+    found = pack_where_faster(linear)
     assert isinstance(found, PackedLinear) if is_packed else found is linear
 
 
 @torch.no_grad()
 def test_weights_of_half_precision_are_packed_by_processors_that_can_alone():
     linear, states = nn.Linear(48, 24).bfloat16(), torch.randn(5, 48).bfloat16()
-    layer = packed_where_faster(linear)
+    layer = pack_where_faster(linear)
     assert isinstance(layer, PackedLinear) == has_bfloat16_matmul()
     torch.testing.assert_close(layer(states), linear(states), rtol=0.02, atol=0.02)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tformer_cli.inference.two_stage_argmax import Screen
+from tformer_cli.inference.two_stage_argmax import TwoStageArgmax
 
 D = 16
 
@@ -39,14 +39,14 @@ def test_the_best_of_rough_logits_is_the_best_of_exact_ones(seed, vocab_size, bi
 
     exact = layer(states)
     forbid(exact)
-    assert Screen(layer).best(states, forbid).tolist() == exact.argmax(dim=-1).tolist()
+    assert TwoStageArgmax(layer).best(states, forbid).tolist() == exact.argmax(dim=-1).tolist()
 
 
 def test_bfloat16_alone_would_find_others():
     generator = torch.Generator().manual_seed(1)
     layer, states = output(generator, 100, bias=True), torch.randn(50, 1, D, generator=generator)
     rough = nn.functional.linear(states.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16())
-    found = Screen(layer).best(states, lambda logits: None)
+    found = TwoStageArgmax(layer).best(states, lambda logits: None)
     assert found.tolist() == layer(states).argmax(dim=-1).tolist()
     assert found.tolist() != rough.argmax(dim=-1).tolist()
 
@@ -55,6 +55,6 @@ def test_states_that_are_no_numbers_have_a_token_too():
     layer = output(torch.Generator().manual_seed(1), 50, bias=False)
     states = torch.full((2, 1, D), math.nan)
     states[1] = 1.0
-    found = Screen(layer).best(states, lambda logits: None)
+    found = TwoStageArgmax(layer).best(states, lambda logits: None)
     assert 0 <= found.min() <= found.max() < 50
     assert found[1] == layer(states[1]).argmax()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from model.twins import assert_same, called, loaded, randomised, renamed
+from model.twins import assert_same, called, loaded, randomized, renamed
 from torch import Tensor, nn
 from transformers import DeepseekV2Config
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import (
@@ -15,9 +15,9 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import (
 from tformer_cli.config.schema.model import LatentConfig
 from tformer_cli.config.schema.positions import RotaryPositions, YarnScaling
 from tformer_cli.model.blocks import masks
-from tformer_cli.model.blocks.attention import KeyValue, View
+from tformer_cli.model.blocks.attention import AttentionMask, KeyValue
 from tformer_cli.model.blocks.latent import LatentAttention
-from tformer_cli.model.blocks.rotary import RotaryEncoding, turned
+from tformer_cli.model.blocks.rotary import RotaryEmbedding, apply_rotary_emb
 
 B, T, D, H, R, DR = 2, 7, 12, 3, 5, 6
 DH = D // H
@@ -60,7 +60,7 @@ def deepseek(rope_parameters: dict[str, object]) -> DeepseekV2Config:
 def latent_attention(*, bias: bool = False) -> LatentAttention:
     latent = LatentConfig(kv_lora_rank=R, rope_head_dim=DR)
     ours = LatentAttention(D, H, latent, 0.0, bias=bias, epsilon=1e-6)
-    return randomised(ours).double()
+    return randomized(ours).double()
 
 
 def half_by_half(rows: Tensor) -> Tensor:
@@ -84,13 +84,13 @@ def weights_of(theirs: DeepseekV2Attention) -> dict[str, Tensor]:
 def test_latent_attention_equals_that_of_deepseek_with_gradients(rope):
     rope_parameters, positions = ROPES[rope]
     config = deepseek(rope_parameters)
-    theirs = randomised(DeepseekV2Attention(config, 0)).double()
+    theirs = randomized(DeepseekV2Attention(config, 0)).double()
     ours, weights = latent_attention(), weights_of(theirs)
     states = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
     places = torch.arange(T)
-    turn = RotaryEncoding(DR, positions)(places)
-    queries, kept = called(ours, weights, states, turn, method="look")
-    said = called(ours, weights, queries, kept, View(causal=True))
+    turn = RotaryEmbedding(DR, positions)(places)
+    queries, kept = called(ours, weights, states, turn, method="project_qkv")
+    said = called(ours, weights, queries, kept, AttentionMask(is_causal=True))
     hidden = torch.full((T, T), torch.finfo(torch.float32).min).triu(1)[None, None]
     expected, _ = theirs(
         states,
@@ -99,36 +99,38 @@ def test_latent_attention_equals_that_of_deepseek_with_gradients(rope):
     )
     assert_same(said, expected, [states, *theirs.parameters()], **NEAR)
     alone = loaded(latent_attention(), weights)
-    steps = step_by_step(alone, states.detach(), RotaryEncoding(DR, positions))
+    steps = step_by_step(alone, states.detach(), RotaryEmbedding(DR, positions))
     torch.testing.assert_close(steps, expected, **NEAR)
 
 
 @torch.no_grad()
-def step_by_step(attention: LatentAttention, states: Tensor, rotary: RotaryEncoding) -> Tensor:
+def step_by_step(attention: LatentAttention, states: Tensor, rotary: RotaryEmbedding) -> Tensor:
     """Return (B, T, D): each token looks at what is kept of those before it, and itself."""
     kept: list[KeyValue] = []
     said = []
     for place in range(T):
         turn = rotary(torch.tensor([place]))
-        queries, new = attention.look(states[:, place : place + 1], turn)
+        queries, new = attention.project_qkv(states[:, place : place + 1], turn)
         kept.append(new)
         past = KeyValue(*(torch.cat(parts, dim=2) for parts in zip(*kept, strict=True)))
-        said.append(attention(queries, past, View()))
+        said.append(attention(queries, past, AttentionMask()))
     return torch.cat(said, dim=1)
 
 
-def by_the_paper(ours: LatentAttention, states: Tensor, rotary: RotaryEncoding) -> Tensor:
+def by_the_paper(ours: LatentAttention, states: Tensor, rotary: RotaryEmbedding) -> Tensor:
     """Return what attention finds, with keys and values of each head (DeepSeek-AI 2024, 2.1)."""
     turn = rotary(torch.arange(T))
     latents = ours.norm(nn.functional.linear(states, ours.down.weight[:R], ours.down.bias[:R]))
     shared = nn.functional.linear(states, ours.down.weight[R:], ours.down.bias[R:])
-    shared = turned(shared[:, None], turn)[:, 0]
+    shared = apply_rotary_emb(shared[:, None], turn)[:, 0]
     found = []
     for head in range(H):
         rows = slice(head * (DH + DR), (head + 1) * (DH + DR))
         own = slice(head * DH, (head + 1) * DH)
         query = nn.functional.linear(states, ours.query.weight[rows], ours.query.bias[rows])
-        query = torch.cat((query[..., :DH], turned(query[:, None, :, DH:], turn)[:, 0]), dim=-1)
+        query = torch.cat(
+            (query[..., :DH], apply_rotary_emb(query[:, None, :, DH:], turn)[:, 0]), dim=-1
+        )
         key = torch.cat((latents @ ours.key.weight[own].T, shared), dim=-1)
         value = latents @ ours.value.weight[own].T
         logits = query @ key.mT / math.sqrt(DH + DR)
@@ -138,11 +140,11 @@ def by_the_paper(ours: LatentAttention, states: Tensor, rotary: RotaryEncoding) 
 
 
 def test_latent_attention_follows_the_paper_with_gradients():
-    ours, rotary = latent_attention(bias=True), RotaryEncoding(DR, RotaryPositions(base=100.0))
+    ours, rotary = latent_attention(bias=True), RotaryEmbedding(DR, RotaryPositions(base=100.0))
     rotary.double()
     states = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
-    queries, kept = ours.look(states, rotary(torch.arange(T)))
-    said = ours(queries, kept, View(causal=True))
+    queries, kept = ours.project_qkv(states, rotary(torch.arange(T)))
+    said = ours(queries, kept, AttentionMask(is_causal=True))
     expected = by_the_paper(ours, states, rotary)
     assert_same(said, expected, [states, *ours.parameters()])
     torch.testing.assert_close(step_by_step(ours, states.detach(), rotary), said.detach())
@@ -150,7 +152,7 @@ def test_latent_attention_follows_the_paper_with_gradients():
 
 def test_what_is_kept_of_a_token_is_a_latent_and_a_shared_key():
     ours = latent_attention()
-    turn = RotaryEncoding(DR, RotaryPositions())(torch.arange(T))
-    _, kept = ours.look(torch.randn(B, T, D, dtype=torch.float64), turn)
-    assert ours.kept.numbers == R + DR
+    turn = RotaryEmbedding(DR, RotaryPositions())(torch.arange(T))
+    _, kept = ours.project_qkv(torch.randn(B, T, D, dtype=torch.float64), turn)
+    assert ours.kv_shape.size == R + DR
     assert [part.shape for part in kept] == [(B, 1, T, DR), (B, 1, T, R)]

@@ -35,7 +35,7 @@ def source() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def all_logits(model: EncoderDecoder, ids, mask, target) -> torch.Tensor:
-    return model.output(model.states(ids, mask, target))
+    return model.output(model.target_hidden_states(ids, mask, target))
 
 
 def test_forward_gives_the_logits_of_real_positions_row_after_row():

@@ -36,7 +36,7 @@ def member(config) -> Seq2Seq:
 
 
 def all_logits(model: Seq2Seq, ids: Tensor, mask: Tensor, target: Tensor) -> Tensor:
-    return model.output(model.states(ids, mask, target))
+    return model.output(model.target_hidden_states(ids, mask, target))
 
 
 @given(translating, st.integers(0, T - 2))
@@ -80,10 +80,10 @@ def test_cached_decoding_equals_uncached_step_by_step(config, is_fused):
     target = torch.randint(6, V, (B, 35))  # more than the cache has columns at first
     whole = all_logits(model, ids, mask, target)
     model = fused(model) if is_fused else model
-    cache = model.start(len(ids))
-    cache.admit(torch.arange(len(ids)), model.read(ids, mask), mask)
+    cache = model.init_cache(len(ids))
+    cache.insert(torch.arange(len(ids)), model.prefill(ids, mask), mask)
     for place in range(target.shape[1]):
-        step = model.step(target[:, place, None], cache)
+        step = model.decode_step(target[:, place, None], cache)
         torch.testing.assert_close(step, whole[:, place, None])
 
 
@@ -96,10 +96,10 @@ def test_cached_decoding_in_fewer_digits_is_near_uncached(config, precision):
     model = fused(model, precision)
     with autocast(torch.device("cpu"), precision):
         whole = all_logits(model, ids, mask, target)
-        cache = model.start(len(ids))
-        cache.admit(torch.arange(len(ids)), model.read(ids, mask), mask)
+        cache = model.init_cache(len(ids))
+        cache.insert(torch.arange(len(ids)), model.prefill(ids, mask), mask)
         for place in range(T):
-            step = model.step(target[:, place, None], cache)
+            step = model.decode_step(target[:, place, None], cache)
             error = (step - whole[:, place, None]).norm() / whole[:, place].norm()
             assert float(error) < 0.05
 
@@ -108,17 +108,17 @@ def test_cached_decoding_in_fewer_digits_is_near_uncached(config, precision):
 def test_rows_that_share_a_sentence_and_places_that_change_it_equal_uncached(config):
     model, (ids, mask) = member(config), source()
     rows = torch.randint(6, V, (B, 2, T))
-    cache = model.start(B, 2)
-    cache.admit(torch.arange(B), model.read(ids, mask), mask)
+    cache = model.init_cache(B, 2)
+    cache.insert(torch.arange(B), model.prefill(ids, mask), mask)
     for place in range(T - 3):
-        model.step(rows[:, :, place], cache)
+        model.decode_step(rows[:, :, place], cache)
     # Both rows of the first sentence go on from its second; the last place gets the first source.
     origins = torch.tensor([[1, 1], [0, 1], [0, 1]])
     cache.reorder(origins)
     rows[0, 0, : T - 3] = rows[0, 1, : T - 3].clone()
-    cache.admit(torch.tensor([2]), model.read(ids[:1], mask[:1]), mask[:1])
+    cache.insert(torch.tensor([2]), model.prefill(ids[:1], mask[:1]), mask[:1])
     for place in range(T - 3, T):
-        step = model.step(rows[:, :, place], cache)
+        step = model.decode_step(rows[:, :, place], cache)
         for row in range(2):
             old = all_logits(model, ids[:2], mask[:2], rows[:2, row, : place + 1])
             new = all_logits(model, ids[:1], mask[:1], rows[2:, row, T - 3 : place + 1])

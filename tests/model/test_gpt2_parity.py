@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from model.twins import assert_same, called, loaded, randomised, renamed, under
+from model.twins import assert_same, called, loaded, randomized, renamed, under
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -28,7 +28,7 @@ def gpt2() -> GPT2LMHeadModel:
         bos_token_id=2,
         eos_token_id=3,
     )
-    return randomised(GPT2LMHeadModel(config)).double().eval()
+    return randomized(GPT2LMHeadModel(config)).double().eval()
 
 
 def ours_like(theirs: GPT2LMHeadModel) -> Seq2Seq:
@@ -99,7 +99,7 @@ def test_padding_behind_a_source_and_a_cache_change_nothing(length):
     expected = theirs(input_ids=stream).logits[:, length:]
     said = ours(source, real, target, torch.ones_like(target, dtype=torch.bool))
     torch.testing.assert_close(said.view(B, T, V), expected)
-    cache = ours.start(B)
-    cache.admit(torch.arange(B), ours.read(source, real), real)
-    steps = [ours.step(target[:, place, None], cache) for place in range(T)]
+    cache = ours.init_cache(B)
+    cache.insert(torch.arange(B), ours.prefill(source, real), real)
+    steps = [ours.decode_step(target[:, place, None], cache) for place in range(T)]
     torch.testing.assert_close(torch.cat(steps, dim=1), expected)

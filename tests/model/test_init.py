@@ -18,7 +18,7 @@ from tformer_cli.config.schema.positions import (
     RotaryPositions,
     T5Positions,
 )
-from tformer_cli.model.blocks.residual import alone, encoder_and_decoder
+from tformer_cli.model.blocks.residual import alone, encoder_decoder_depths
 from tformer_cli.model.build import build_model, build_network
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Network
@@ -145,7 +145,7 @@ def test_with_deep_norm_what_blocks_add_begins_smaller(config):
     """Values, what follows them, and feed-forward blocks, but for what weighs these (figure 2)."""
     deep = network(config)
     if isinstance(config, EncoderDecoderConfig):
-        depths = encoder_and_decoder(config.num_encoder_layers, config.num_decoder_layers)
+        depths = encoder_decoder_depths(config.num_encoder_layers, config.num_decoder_layers)
     else:
         depths = (alone(config.num_layers),)
     for stack, depth in zip(deep.stacks(), depths, strict=True):

@@ -9,7 +9,7 @@ from torch import Tensor
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.inference.fuse import fused
 from tformer_cli.model.build import build_model
-from tformer_cli.model.kv_cache import MANY_PLACES
+from tformer_cli.model.kv_cache import MIN_BATCHED_SLOTS
 from tformer_cli.model.network import Seq2Seq
 
 V = 12
@@ -38,17 +38,17 @@ class Written:
         self.sentences = sentences
         self.num_rows = num_rows
         self.rows = [[[] for _ in range(num_rows)] for _ in sentences]
-        self.cache = model.start(len(sentences), num_rows)
+        self.cache = model.init_cache(len(sentences), num_rows)
         self.read(torch.arange(len(sentences)), sentences)
 
     def read(self, places: Tensor, sentences: list[list[int]]) -> None:
         source, mask = padded(sentences)
-        self.cache.admit(places, self.model.read(source, mask), mask)
+        self.cache.insert(places, self.model.prefill(source, mask), mask)
 
     def step(self) -> None:
         """Let each row write a token, and compare what follows with the model without a cache."""
         tokens = torch.randint(6, V, (len(self.sentences), self.num_rows))
-        logits = self.model.step(tokens, self.cache)
+        logits = self.model.decode_step(tokens, self.cache)
         for rows, chosen in zip(self.rows, tokens.tolist(), strict=True):
             for row, token in zip(rows, chosen, strict=True):
                 row.append(token)
@@ -58,7 +58,7 @@ class Written:
         """What follows each row, from all of its tokens at once; nothing follows its padding."""
         sources = [sentence for sentence in self.sentences for _ in range(self.num_rows)]
         targets = [row for rows in self.rows for row in rows]
-        states = self.model.states(*padded(sources), padded(targets)[0])
+        states = self.model.target_hidden_states(*padded(sources), padded(targets)[0])
         last = torch.tensor([len(target) - 1 for target in targets])
         logits = self.model.output(states[torch.arange(len(targets)), last])
         return logits.unflatten(0, (-1, self.num_rows))
@@ -77,7 +77,7 @@ class Written:
         self.sentences[place], self.rows[place] = sentence, [[] for _ in range(self.num_rows)]
 
     def keep(self, places: list[int]) -> None:
-        self.cache.keep(torch.tensor(places))
+        self.cache.select(torch.tensor(places))
         self.sentences = [self.sentences[place] for place in places]
         self.rows = [[list(row) for row in self.rows[place]] for place in places]
 
@@ -91,7 +91,7 @@ def sentences(generator: torch.Generator, count: int) -> list[list[int]]:
 @settings(max_examples=settings.default.max_examples // 2)
 @given(
     seed=st.integers(0, 10_000),
-    shape=st.sampled_from([(3, 3), (3, 1), (MANY_PLACES + 2, 1), (MANY_PLACES + 1, 2)]),
+    shape=st.sampled_from([(3, 3), (3, 1), (MIN_BATCHED_SLOTS + 2, 1), (MIN_BATCHED_SLOTS + 1, 2)]),
     events=st.text("sraket", min_size=15, max_size=30),
 )
 @torch.inference_mode()
@@ -129,7 +129,7 @@ def test_columns_that_nobody_sees_are_dropped(model):
 @torch.inference_mode()
 def test_what_many_sentences_look_at_lies_without_gaps(model):
     """Gaps between them make a CPU several times as slow."""
-    longest = [[7] * 30] + [[8, 9]] * (MANY_PLACES + 3)
+    longest = [[7] * 30] + [[8, 9]] * (MIN_BATCHED_SLOTS + 3)
     written = Written(model, longest, num_rows=1)
     own, sources = set(), set()
     for number in range(40):
@@ -141,6 +141,6 @@ def test_what_many_sentences_look_at_lies_without_gaps(model):
         assert layer.source.values.is_contiguous()
         sources.add(layer.source.keys.shape[2])
         if number == 5:
-            written.keep(list(range(1, MANY_PLACES + 2)))
+            written.keep(list(range(1, MIN_BATCHED_SLOTS + 2)))
     assert own == {16, 24, 32, 40}
     assert sources == {32, 16}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from model.twins import assert_same, called, randomised, renamed, under
+from model.twins import assert_same, called, randomized, renamed, under
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import (
@@ -16,7 +16,7 @@ from tformer_cli.config.schema.model import (
 )
 from tformer_cli.config.schema.positions import NoPositions
 from tformer_cli.model.blocks import masks
-from tformer_cli.model.blocks.attention import View
+from tformer_cli.model.blocks.attention import AttentionMask
 from tformer_cli.model.blocks.residual import alone
 from tformer_cli.model.build import build_model, build_network
 from tformer_cli.model.layers import DecoderLayer, EncoderLayer
@@ -95,10 +95,10 @@ def states_of(length: int) -> Tensor:
 @choices
 def test_encoder_layer_equals_torch(norm_position, activation, bias):
     chosen = norm_position, activation, bias
-    theirs = randomised(torch_layer(nn.TransformerEncoderLayer, *chosen))
+    theirs = randomized(torch_layer(nn.TransformerEncoderLayer, *chosen))
     ours = EncoderLayer(config(*chosen), alone(1)).double()
     real, states = real_tokens(), states_of(S)
-    said = called(ours, weights_of(theirs), states, View(mask=masks.padding(real)), None)
+    said = called(ours, weights_of(theirs), states, AttentionMask(mask=masks.padding(real)), None)
     expected = theirs(states, src_key_padding_mask=~real)
     assert_same(said, expected, [states, *theirs.parameters()])
 
@@ -106,7 +106,7 @@ def test_encoder_layer_equals_torch(norm_position, activation, bias):
 @choices
 def test_decoder_layer_equals_torch(norm_position, activation, bias):
     chosen = norm_position, activation, bias
-    theirs = randomised(torch_layer(nn.TransformerDecoderLayer, *chosen))
+    theirs = randomized(torch_layer(nn.TransformerDecoderLayer, *chosen))
     ours = DecoderLayer(config(*chosen), alone(1)).double()
     real, states, memory = real_tokens(), states_of(T), states_of(S)
     weights = weights_of(theirs)
@@ -115,9 +115,11 @@ def test_decoder_layer_equals_torch(norm_position, activation, bias):
         for name, weight in weights.items()
         if name.startswith("cross_attention.")
     }
-    key_value = called(ours.cross_attention, across, memory, method="key_value")
-    source_view = View(mask=masks.padding(real))
-    said = called(ours, weights, states, View(causal=True), key_value, source_view, None)
+    key_value = called(ours.cross_attention, across, memory, method="project_kv")
+    source_view = AttentionMask(mask=masks.padding(real))
+    said = called(
+        ours, weights, states, AttentionMask(is_causal=True), key_value, source_view, None
+    )
     expected = theirs(states, memory, tgt_mask=~masks.causal(T), memory_key_padding_mask=~real)
     assert_same(said, expected, [states, memory, *theirs.parameters()])
 
@@ -125,12 +127,12 @@ def test_decoder_layer_equals_torch(norm_position, activation, bias):
 def torch_encoder(norm_position: str, activation: str, bias: bool) -> nn.TransformerEncoder:
     layer = torch_layer(nn.TransformerEncoderLayer, norm_position, activation, bias)
     norm = final_norm(norm_position, bias)
-    return randomised(nn.TransformerEncoder(layer, 2, norm, enable_nested_tensor=False))
+    return randomized(nn.TransformerEncoder(layer, 2, norm, enable_nested_tensor=False))
 
 
 def torch_decoder(norm_position: str, activation: str, bias: bool) -> nn.TransformerDecoder:
     layer = torch_layer(nn.TransformerDecoderLayer, norm_position, activation, bias)
-    return randomised(nn.TransformerDecoder(layer, 3, final_norm(norm_position, bias)))
+    return randomized(nn.TransformerDecoder(layer, 3, final_norm(norm_position, bias)))
 
 
 def final_norm(norm_position: str, bias: bool) -> nn.LayerNorm | None:
@@ -159,7 +161,7 @@ def test_stacks_equal_those_of_torch(norm_position, activation, bias):
     for name, stack in (("encoder", encoder), ("decoder", decoder)):
         weights |= under(name, stack_weights(stack, tables[name]))
     source, target, real = torch.randint(V, (B, S)), torch.randint(V, (B, T)), real_tokens()
-    said = called(ours, weights, source, real, target, method="states")
+    said = called(ours, weights, source, real, target, method="target_hidden_states")
     expected = theirs(
         tables["encoder"](source),
         tables["decoder"](target),
@@ -197,7 +199,7 @@ def test_decoder_only_equals_a_stack_of_torch_that_sees_as_much(
     ours = build_model(config, source_size=V, target_size=V, seed=1).double()
     weights = {"output.weight": ours.output.weight} | under("stream", stack_weights(theirs, table))
     source, target, real = torch.randint(V, (B, S)), torch.randint(V, (B, T)), real_tokens()
-    said = called(ours, weights, source, real, target, method="states")
+    said = called(ours, weights, source, real, target, method="target_hidden_states")
     sees = [
         [
             key <= query or (source_attention == "bidirectional" and key < S and query < S)

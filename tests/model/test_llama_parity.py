@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from model.twins import assert_same, called, loaded, randomised, renamed, under
+from model.twins import assert_same, called, loaded, randomized, renamed, under
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
@@ -20,9 +20,9 @@ from tformer_cli.config.schema.positions import (
     YarnScaling,
 )
 from tformer_cli.model.blocks import masks
-from tformer_cli.model.blocks.attention import View
+from tformer_cli.model.blocks.attention import AttentionMask
 from tformer_cli.model.blocks.residual import alone
-from tformer_cli.model.blocks.rotary import RotaryEncoding
+from tformer_cli.model.blocks.rotary import RotaryEmbedding
 from tformer_cli.model.build import build_model
 from tformer_cli.model.layers import EncoderLayer, build_self_attention
 
@@ -71,7 +71,7 @@ def ours_of(num_kv_heads: int, positions: RotaryPositions, **changes) -> Decoder
 def assert_turns_alike(width: int, ours: RotaryPositions, places: int = 90, **theirs) -> None:
     reference = LlamaRotaryEmbedding(llama(head_dim=width, **theirs))
     cosines, sines = reference(torch.ones(1), torch.arange(places)[None])
-    turn = RotaryEncoding(width, ours)(torch.arange(places))
+    turn = RotaryEmbedding(width, ours)(torch.arange(places))
     torch.testing.assert_close(turn.cosines, cosines[0], rtol=0, atol=1e-4)
     torch.testing.assert_close(turn.sines, sines[0], rtol=0, atol=1e-4)
 
@@ -160,12 +160,12 @@ def test_layer_equals_that_of_llama_with_gradients(num_kv_heads, rope, bias):
         attention_bias=bias,
         mlp_bias=bias,
     )
-    theirs = randomised(LlamaDecoderLayer(config, 0)).double()
+    theirs = randomized(LlamaDecoderLayer(config, 0)).double()
     ours = EncoderLayer(ours_of(num_kv_heads, positions, bias=bias), alone(1)).double()
     states = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
     places = torch.arange(T)
-    turn = RotaryEncoding(D // H, positions)(places)
-    said = called(ours, weights_of(theirs), states, View(causal=True), turn)
+    turn = RotaryEmbedding(D // H, positions)(places)
+    said = called(ours, weights_of(theirs), states, AttentionMask(is_causal=True), turn)
     expected = theirs(
         states,
         attention_mask=causal_bias(),
@@ -184,15 +184,15 @@ def test_attention_with_normalised_queries_and_keys_equals_that_of_qwen():
         attn_implementation="eager",
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},
     )
-    theirs = randomised(Qwen3Attention(config, 0)).double()
+    theirs = randomized(Qwen3Attention(config, 0)).double()
     positions = RotaryPositions(base=100.0)
     ours = build_self_attention(ours_of(2, positions, qk_norm=True, bias=False)).double()
     names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj"}
     weights = renamed(theirs, names | {"query_norm": "q_norm", "key_norm": "k_norm"})
     states = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
-    turn = RotaryEncoding(D // H, positions)(torch.arange(T))
-    queries, key_value = called(ours, weights, states, turn, method="look")
-    said = called(ours, weights, queries, key_value, View(causal=True))
+    turn = RotaryEmbedding(D // H, positions)(torch.arange(T))
+    queries, key_value = called(ours, weights, states, turn, method="project_qkv")
+    said = called(ours, weights, queries, key_value, AttentionMask(is_causal=True))
     their_turn = LlamaRotaryEmbedding(llama())(states, torch.arange(T)[None])
     expected, _ = theirs(states, their_turn, causal_bias())
     assert_same(said, expected, [states, *theirs.parameters()], **NEAR)
@@ -202,7 +202,7 @@ def test_attention_with_normalised_queries_and_keys_equals_that_of_qwen():
 def test_decoder_only_equals_llama_with_gradients_and_cached(rope):
     rope_parameters, positions = ROPES[rope]
     config = llama(num_key_value_heads=3, rope_parameters=rope_parameters)
-    theirs = randomised(LlamaForCausalLM(config)).double().eval()
+    theirs = randomized(LlamaForCausalLM(config)).double().eval()
     config = ours_of(3, positions, bias=False)
     ours = build_model(config, source_size=V, target_size=V, seed=1).double().eval()
     weights = {
@@ -218,8 +218,8 @@ def test_decoder_only_equals_llama_with_gradients_and_cached(rope):
     expected = theirs(input_ids=ids).logits[:, S:]
     said = called(ours, weights, source, real, target, torch.ones_like(target, dtype=torch.bool))
     assert_same(said.view(B, T, V), expected, theirs.parameters(), **NEAR)
-    cache = loaded(ours, weights).start(B)
+    cache = loaded(ours, weights).init_cache(B)
     with torch.no_grad():
-        cache.admit(torch.arange(B), ours.read(source, real), real)
-        steps = [ours.step(target[:, place, None], cache) for place in range(T)]
+        cache.insert(torch.arange(B), ours.prefill(source, real), real)
+        steps = [ours.decode_step(target[:, place, None], cache) for place in range(T)]
     torch.testing.assert_close(torch.cat(steps, dim=1), expected.detach(), **NEAR)

@@ -1,7 +1,7 @@
 """The whole network against transformers' Marian model with the same weights."""
 
 import torch
-from model.twins import assert_same, called, randomised, renamed, under
+from model.twins import assert_same, called, randomized, renamed, under
 from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
@@ -33,7 +33,7 @@ def marian() -> MarianMTModel:
             bos_token_id=2,
         )
     )
-    return randomised(model, 0.3).double().eval()
+    return randomized(model, 0.3).double().eval()
 
 
 def ours() -> Seq2Seq:

@@ -26,7 +26,7 @@ def small_config(**changes) -> EncoderDecoderConfig:
 def small_model(config: EncoderDecoderConfig, *, is_recomputing: bool) -> Seq2Seq:
     model = build_model(config, source_size=V, target_size=V, seed=5).train()
     if is_recomputing:
-        model.recompute_layers()
+        model.enable_gradient_checkpointing()
     return model
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from model.twins import assert_same, called, loaded, randomised, renamed, under
+from model.twins import assert_same, called, loaded, randomized, renamed, under
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Attention
@@ -41,7 +41,7 @@ def t5(activation: str) -> T5ForConditionalGeneration:
     )
     if activation == "geglu":
         config.dense_act_fn = "gelu"  # rather than by a hyperbolic tangent
-    return randomised(T5ForConditionalGeneration(config)).double().eval()
+    return randomized(T5ForConditionalGeneration(config)).double().eval()
 
 
 def ours_of(activation: str) -> Seq2Seq:
@@ -132,9 +132,9 @@ def test_cached_decoding_equals_t5(activation):
     ours = loaded(ours_of(activation), weights_of(theirs))
     source, real, target = sentences()
     expected = theirs(input_ids=source, attention_mask=real.long(), decoder_input_ids=target).logits
-    cache = ours.start(B)
-    cache.admit(torch.arange(B), ours.read(source, real), real)
-    steps = [ours.step(target[:, place, None], cache) for place in range(T)]
+    cache = ours.init_cache(B)
+    cache.insert(torch.arange(B), ours.prefill(source, real), real)
+    steps = [ours.decode_step(target[:, place, None], cache) for place in range(T)]
     torch.testing.assert_close(torch.cat(steps, dim=1), expected, **NEAR)
 
 

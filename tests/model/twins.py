@@ -29,7 +29,7 @@ def renamed(theirs: nn.Module, names: Mapping[str, str]) -> dict[str, Tensor]:
     }
 
 
-def randomised(module: Module, std: float = 0.5) -> Module:
+def randomized(module: Module, std: float = 0.5) -> Module:
     """Draw all weights anew: as they begin, biases and norms do nothing."""
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=std)

@@ -200,15 +200,15 @@ def test_a_step_that_does_not_fit_is_no_measurement(monkeypatch):
     arguments = {key: SMALL[key] for key in SMALL if key != "warm_up"}
     task, feed, _ = throughput.begin("tiny", "ours", **arguments)
     model = task.our_model()
-    wanted_states, attempts = model.wanted_states, []
+    hidden_states, attempts = model.hidden_states, []
 
     def limited(source: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         attempts.append(len(source))
         if len(attempts) == 1:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return wanted_states(source, *rest)
+        return hidden_states(source, *rest)
 
-    monkeypatch.setattr(model, "wanted_states", limited)
+    monkeypatch.setattr(model, "hidden_states", limited)
     with pytest.raises(MemoryError, match="step 1 did not fit: redone in 2 pieces"):
         next(throughput.our_losses(task.train_state(model), feed))
 
@@ -278,7 +278,7 @@ def test_shares_of_a_trace():
 
 def test_idle_time_of_our_loop(monkeypatch):
     # So that attention goes by torch's kernel, as it does on a GPU.
-    monkeypatch.setattr("tformer_cli.model.blocks.attention.MOST_WEIGHTS", 0)
+    monkeypatch.setattr("tformer_cli.model.blocks.attention.MAX_NAIVE_WEIGHTS", 0)
     found = idle.idle("tiny", steps=2, **SMALL)
     assert json.loads(json.dumps(found)) == found
     assert found["steps"] == 2
@@ -319,7 +319,7 @@ def test_an_error_that_is_not_of_the_kernel_is_raised():
     inputs = [torch.randn(1, 1, 2, width) for width in (4, 6, 4)]
     with pytest.raises(RuntimeError):
         attention.forced(
-            attention.KERNELS["math"], inputs, attention.View(), torch.device("cpu"), 1
+            attention.KERNELS["math"], inputs, attention.AttentionMask(), torch.device("cpu"), 1
         )
 
 

@@ -171,13 +171,13 @@ def test_a_large_vocabulary_lets_fewer_sentences_work_together(monkeypatch):
     expected = engine.translate(inputs, BeamConfig(beam_size=2, max_length=9))
     monkeypatch.setattr("tformer_cli.search.engine.MAX_LOGITS", 2 * 2 * V)
     widths = []
-    step = EncoderDecoder.step
+    step = EncoderDecoder.decode_step
 
     def watched(model, target, cache):
         widths.append(len(target))
         return step(model, target, cache)
 
-    monkeypatch.setattr(EncoderDecoder, "step", watched)
+    monkeypatch.setattr(EncoderDecoder, "decode_step", watched)
     found = engine.translate(inputs, BeamConfig(beam_size=2, max_length=9))
     assert max(widths) == 2
     assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]

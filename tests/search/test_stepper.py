@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from search.test_engine import SEARCHES, SPECIAL_TOKENS, requests, small_model
 
-from tformer_cli.inference.two_stage_argmax import Screen
+from tformer_cli.inference.two_stage_argmax import TwoStageArgmax
 from tformer_cli.search.continuous_batching import decode_all
 from tformer_cli.search.engine import build_search, longest_first
 from tformer_cli.search.stepper import ModelStepper, first_batch
@@ -14,13 +14,13 @@ MOST = 50
 
 def test_each_sentence_is_read_once_and_no_more_together_than_there_are_places():
     model, few, counts = small_model(), 12, []
-    read = model.read
+    prefill = model.prefill
 
     def counted(source, mask):
         counts.append(len(source))
-        return read(source, mask)
+        return prefill(source, mask)
 
-    model.read = counted
+    model.prefill = counted
     asked = requests(100)
     asked = [asked[number] for number in longest_first(asked)]
     search = build_search(SEARCHES[0], SPECIAL_TOKENS, CPU, asked, nbest=1, scored=True)
@@ -45,7 +45,7 @@ def test_a_batch_is_as_large_as_it_may_be(lengths):
 def test_the_screen_changes_no_translation():
     model, asked = small_model(), [one for one in requests(90) if one.source]
     found = []
-    for screen in (None, Screen(model.output)):
+    for screen in (None, TwoStageArgmax(model.output)):
         search = build_search(SEARCHES[0], SPECIAL_TOKENS, CPU, asked, nbest=1, scored=False)
         stepper = ModelStepper(model, CPU, torch.float32, screen)
         with torch.inference_mode():

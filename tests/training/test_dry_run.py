@@ -399,14 +399,14 @@ def test_worst_steps_are_taken_at_the_worst_batches(toy):
 
 def limited(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, num_tokens: int) -> None:
     """Let memory run out where a batch has more source tokens."""
-    wanted_states = trainer.state.model.wanted_states
+    hidden_states = trainer.state.model.hidden_states
 
     def limited_states(source: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         if source.numel() > num_tokens:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return wanted_states(source, *rest)
+        return hidden_states(source, *rest)
 
-    monkeypatch.setattr(trainer.state.model, "wanted_states", limited_states)
+    monkeypatch.setattr(trainer.state.model, "hidden_states", limited_states)
 
 
 @pytest.mark.parametrize("num_tokens", [11, 12, 59])

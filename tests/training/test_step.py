@@ -139,15 +139,15 @@ def test_the_learning_rate_is_that_of_the_schedule_times_a_factor():
 def running_out(subject, monkeypatch, most_rows: int) -> list[int]:
     """Let memory run out for batches of more rows; return the rows of each attempt."""
     attempts = []
-    wanted_states = subject.model.wanted_states
+    hidden_states = subject.model.hidden_states
 
     def limited(source, *rest):
         attempts.append(len(source))
         if len(source) > most_rows:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return wanted_states(source, *rest)
+        return hidden_states(source, *rest)
 
-    monkeypatch.setattr(subject.model, "wanted_states", limited)
+    monkeypatch.setattr(subject.model, "hidden_states", limited)
     return attempts
 
 
@@ -199,7 +199,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(monkeypatch):
     def failing(*arguments):
         raise RuntimeError("shapes cannot be multiplied")
 
-    monkeypatch.setattr(subject.model, "wanted_states", failing)
+    monkeypatch.setattr(subject.model, "hidden_states", failing)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         next(train_steps(subject, step_batches(batch())))
 

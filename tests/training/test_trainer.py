@@ -776,10 +776,10 @@ def test_memory_that_runs_out_is_counted_and_told_once(toy, tmp_path, monkeypatc
     def limited(model: Seq2Seq, source: torch.Tensor, *rest: Any) -> torch.Tensor:
         if model.training and len(source) > 20:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return wanted_states(model, source, *rest)
+        return hidden_states(model, source, *rest)
 
-    wanted_states = Seq2Seq.wanted_states
-    monkeypatch.setattr(Seq2Seq, "wanted_states", limited)
+    hidden_states = Seq2Seq.hidden_states
+    monkeypatch.setattr(Seq2Seq, "hidden_states", limited)
     run = trained(toy, tmp_path / "run")
     events = kinds(run, "memory")
     assert len(events) > 1

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from tformer_cli.inference.int8 import rounded_to_eight_bits
-from tformer_cli.inference.pack import packed_where_faster
-from tformer_cli.model.blocks.linear import prepared_for_few_rows
+from tformer_cli.inference.int8 import quantize_where_faster
+from tformer_cli.inference.pack import pack_where_faster
+from tformer_cli.model.blocks.linear import prepare_for_few_rows
 from tformer_cli.model.network import Seq2Seq
 
 
@@ -29,13 +29,13 @@ def fused(model: Seq2Seq, precision: torch.dtype = torch.float32) -> Seq2Seq:
             layer.self_attention = layer.self_attention.fused()
             layer.feedforward = layer.feedforward.fused()
     if precision == torch.int8:
-        _exchange_maps(twin, rounded_to_eight_bits)
+        _exchange_maps(twin, quantize_where_faster)
     elif precision != torch.float32:
         _narrow(twin, precision)
     if next(twin.parameters()).device.type == "cpu":
-        _exchange_maps(twin, packed_where_faster)
+        _exchange_maps(twin, pack_where_faster)
         if precision == torch.float32:
-            _exchange_maps(twin, prepared_for_few_rows)
+            _exchange_maps(twin, prepare_for_few_rows)
     for module in list(twin.eval().modules()):
         _bare(module)
     return twin

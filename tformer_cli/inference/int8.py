@@ -15,7 +15,7 @@ HIGHEST = 127
 SMALLEST = 1 << 18
 
 
-class EightBitLinear(nn.Module):
+class Int8Linear(nn.Module):
     """x W^T + b with W rounded to eight bits, with a scale for each row of W and for each x."""
 
     weight: Tensor  # (N, D)
@@ -26,21 +26,21 @@ class EightBitLinear(nn.Module):
         """Round the weights of `parts`."""
         super().__init__()
         self.out_features = parts.out_features
-        rounded, scales = in_eight_bits(parts.weight.detach().float())
+        rounded, scales = quantize_rows(parts.weight.detach().float())
         self.register_buffer("weight", rounded)
         self.register_buffer("scales", scales[:, 0])
         self.bias = dict(parts.named_parameters()).get("bias")
 
     def forward(self, states: Tensor) -> Tensor:
         """Return (..., N) for states (..., D)."""
-        rounded, scales = in_eight_bits(states.flatten(0, -2))
+        rounded, scales = quantize_rows(states.flatten(0, -2))
         products = torch._int_mm(rounded, self.weight.t()).mul(scales).mul_(self.scales)
         if self.bias is not None:
             products += self.bias
         return products.view(*states.shape[:-1], -1)
 
 
-def in_eight_bits(rows: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return whole numbers (M, D), int8, and what each row is to be multiplied by, (M, 1)."""
     highest = rows.abs().amax(dim=-1, keepdim=True)
     # A row of zeros may have any scale.
@@ -48,6 +48,6 @@ def in_eight_bits(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (rows / scales).round_().to(torch.int8), scales
 
 
-def rounded_to_eight_bits(linear: nn.Linear) -> nn.Module:
+def quantize_where_faster(linear: nn.Linear) -> nn.Module:
     """Return the same map with weights of eight bits, or as it is where it is small."""
-    return EightBitLinear(linear) if linear.weight.numel() >= SMALLEST else linear
+    return Int8Linear(linear) if linear.weight.numel() >= SMALLEST else linear

@@ -44,7 +44,7 @@ class PackedLinear(nn.Module):
         return product
 
 
-def packed_where_faster(linear: nn.Linear) -> nn.Module:
+def pack_where_faster(linear: nn.Linear) -> nn.Module:
     """Return the same map with packed weights, or as it is where that is as fast."""
     weight = linear.weight
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tformer_cli.inference.pack import packed_where_faster
-from tformer_cli.model.blocks.linear import linear_of
+from tformer_cli.inference.pack import pack_where_faster
+from tformer_cli.model.blocks.linear import frozen_linear
 from tformer_cli.search.topk import GROUP
 
 # A product of fewer rows waits for the weights rather than for the multiplications.
-FEWEST_ROWS = 32
+MIN_ROWS = 32
 # The product of two numbers rounded to bfloat16 is off by at most 2^-8 of it, and what is rounded
 # once by half as much. Two roundings at once, and those of float32 in sums of up to 6,000 products,
 # are less than a tenth of that.
 ROUNDING = 1.1 * 2**-8
 
 
-class Screen:
+class TwoStageArgmax:
     """The map from states to logits, twice: as it is, and in bfloat16."""
 
     def __init__(self, output: nn.Linear) -> None:
@@ -40,7 +40,7 @@ class Screen:
         missing = -self.vocab_size % GROUP
         weight = functional.pad(self.weight.bfloat16(), (0, 0, 0, missing))
         offsets = functional.pad(self.bias.bfloat16(), (0, missing), value=-math.inf)
-        self._rough = packed_where_faster(linear_of(weight, offsets))
+        self._rough = pack_where_faster(frozen_linear(weight, offsets))
         # Length of the longest row of weights with its bias.
         lengths = torch.linalg.vector_norm(self.weight, dim=1)
         self._longest = float(torch.hypot(lengths, self.bias).max())

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import DecoderOnlyConfig
 from tformer_cli.model.blocks.attention import KeyValue
-from tformer_cli.model.init import initialise
+from tformer_cli.model.init import initialize
 from tformer_cli.model.kv_cache import Cache
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.model.stack import Stack
@@ -25,7 +25,7 @@ class DecoderOnly(Seq2Seq):
         self.max_length = config.max_length
         self.stream = Stream(config, vocab_size)
         self.output = nn.Linear(config.dim, vocab_size, bias=False)
-        initialise(self, config)
+        initialize(self, config)
         if config.tie_embeddings == "output":
             self.output.weight = self.stream.embeddings.tokens.weight
 
@@ -33,15 +33,15 @@ class DecoderOnly(Seq2Seq):
         """Return the only one."""
         return [self.stream]
 
-    def states(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
+    def target_hidden_states(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
         """Return states (B, T, D) of whole targets, as `Seq2Seq` says."""
         states: Tensor = self.stream(source, source_mask, target)
         return states
 
-    def read(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:
+    def prefill(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:
         """Return what each layer makes of the first part of the stream."""
-        return self.stream.read(source, source_mask)
+        return self.stream.prefill(source, source_mask)
 
-    def next_states(self, target: Tensor, cache: Cache) -> Tensor:
+    def decode_step_hidden(self, target: Tensor, cache: Cache) -> Tensor:
         """Return the states (B, K, D) of the next token (B, K) of each row."""
         return self.stream.step(target, cache)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from tformer_cli.config.schema.model import TransformerConfig
 from tformer_cli.model.blocks import masks
-from tformer_cli.model.blocks.attention import KeyValue, View
+from tformer_cli.model.blocks.attention import AttentionMask, KeyValue
 from tformer_cli.model.blocks.residual import Depth
 from tformer_cli.model.encoder import Memory
 from tformer_cli.model.kv_cache import Cache
@@ -26,8 +26,8 @@ class Decoder(Stack):
         """
         positions = torch.arange(target.shape[1], device=target.device)
         turn, bias = self.places(positions, positions)
-        self_view = View(bias=bias, causal=True)
-        source_view = View(mask=masks.padding(memory.mask))
+        self_view = AttentionMask(bias=bias, is_causal=True)
+        source_view = AttentionMask(mask=masks.padding(memory.mask))
         states = self.embeddings(target, positions)
         for layer, source in zip(self.layers, self.sources(memory), strict=True):
             states = self.call(layer, states, self_view, source, source_view, turn)
@@ -41,7 +41,7 @@ class Decoder(Stack):
         turn, bias = self.places(positions, cache.column_places())
         if bias is not None:
             seen = bias if seen is None else seen + bias
-        self_view, source_view = View(bias=seen), View(bias=cache.source_seen)
+        self_view, source_view = AttentionMask(bias=seen), AttentionMask(bias=cache.source_seen)
         states = self.embeddings(target, positions)
         for layer, past in zip(self.layers, cache.layers, strict=True):
             states = layer(states, self_view, past.source, source_view, turn, past.append)
@@ -53,5 +53,5 @@ class Decoder(Stack):
         sources: list[KeyValue] = []
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
-            sources.append(layer.cross_attention.key_value(memory.states))
+            sources.append(layer.cross_attention.project_kv(memory.states))
         return sources

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tformer_cli.config.schema.model import TransformerConfig
 from tformer_cli.model.blocks import masks
-from tformer_cli.model.blocks.attention import View
+from tformer_cli.model.blocks.attention import AttentionMask
 from tformer_cli.model.blocks.residual import Depth
 from tformer_cli.model.layers import EncoderLayer
 from tformer_cli.model.stack import Stack
@@ -35,7 +35,7 @@ class Encoder(Stack):
         """Read source ids (B, S), of which source_mask (B, S) are real."""
         positions = torch.arange(source.shape[1], device=source.device)
         turn, bias = self.places(positions, positions)
-        view = View(mask=masks.padding(source_mask), bias=bias)
+        view = AttentionMask(mask=masks.padding(source_mask), bias=bias)
         states = self.embeddings(source, positions)
         for layer in self.layers:
             states = self.call(layer, states, view, turn)

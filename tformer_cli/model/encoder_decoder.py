@@ -4,10 +4,10 @@ from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.model.blocks.attention import KeyValue
-from tformer_cli.model.blocks.residual import encoder_and_decoder
+from tformer_cli.model.blocks.residual import encoder_decoder_depths
 from tformer_cli.model.decoder import Decoder
 from tformer_cli.model.encoder import Encoder, Memory
-from tformer_cli.model.init import initialise
+from tformer_cli.model.init import initialize
 from tformer_cli.model.kv_cache import Cache
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.model.stack import Stack
@@ -26,11 +26,11 @@ class EncoderDecoder(Seq2Seq):
         """
         super().__init__()
         self.max_length = config.max_length
-        depths = encoder_and_decoder(config.num_encoder_layers, config.num_decoder_layers)
+        depths = encoder_decoder_depths(config.num_encoder_layers, config.num_decoder_layers)
         self.encoder = Encoder(config, source_size, depths[0])
         self.decoder = Decoder(config, target_size, depths[1])
         self.output = nn.Linear(config.dim, target_size, bias=config.output_bias)
-        initialise(self, config)
+        initialize(self, config)
         if config.tie_embeddings in ("output", "all"):
             self.output.weight = self.decoder.embeddings.tokens.weight
         if config.tie_embeddings == "all":
@@ -45,15 +45,15 @@ class EncoderDecoder(Seq2Seq):
         memory: Memory = self.encoder(source, source_mask)
         return memory
 
-    def states(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
+    def target_hidden_states(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
         """Return states (B, T, D) of whole targets, as `Seq2Seq` says."""
         states: Tensor = self.decoder(target, self.encode(source, source_mask))
         return states
 
-    def read(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:
+    def prefill(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:
         """Return what cross-attention looks at, made once a sentence."""
         return self.decoder.sources(self.encode(source, source_mask))
 
-    def next_states(self, target: Tensor, cache: Cache) -> Tensor:
+    def decode_step_hidden(self, target: Tensor, cache: Cache) -> Tensor:
         """Return the states (B, K, D) of the next token (B, K) of each row."""
         return self.decoder.step(target, cache)

@@ -12,7 +12,7 @@ from tformer_cli.model.network import Network
 STD = 0.02
 
 
-def initialise(network: Network, config: TransformerConfig) -> None:
+def initialize(network: Network, config: TransformerConfig) -> None:
     """Give every parameter its first value, from torch's global random generator.
 
     Matrices are Xavier uniform (Glorot and Bengio 2010); normal with 0.02, and those at the end of
@@ -39,9 +39,9 @@ def initialise(network: Network, config: TransformerConfig) -> None:
         blocks = [block for layer in stack.each_layer() for block in layer.blocks()]
         for block in blocks:
             if config.initialization == "normal":
-                scale_(block.outward()[-1].weight, len(blocks) ** -0.5)
+                scale_(block.output_projections()[-1].weight, len(blocks) ** -0.5)
             if config.norm_position == "deep":
-                for linear in block.outward():
+                for linear in block.output_projections():
                     scale_(linear.weight, stack.depth.deep_norm.beta)
     for module in network.modules():
         if isinstance(module, Embeddings):

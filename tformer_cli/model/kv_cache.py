@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tformer_cli.model.blocks.attention import KeyValue, Widths
+from tformer_cli.model.blocks.attention import KeyValue, KVShape
 
 FIRST_COLUMNS = 32
 # So many sentences are read from memory. There a CPU takes three to five times as long for small
 # matrices with gaps between them as for those that lie one after the other, and torch as long for
 # products of fewer than 400 multiplications. So there is room for a few columns at a time, and all
 # are read, those too that nobody sees.
-MANY_PLACES = 16
+MIN_BATCHED_SLOTS = 16
 COLUMNS_AT_A_TIME = 8
 FEWEST_COLUMNS = 16
 
@@ -85,7 +85,7 @@ class Cache(Protocol):
 
 
 @dataclass(slots=True)
-class LayerCache:
+class LayerKVCache:
     """Keys and values of one decoder layer.
 
     Attributes:
@@ -141,7 +141,7 @@ class LayerCache:
         """Have these columns (B, C'), in this order."""
         self.keys, self.values = _laid_out(self.keys, columns), _laid_out(self.values, columns)
 
-    def admit(self, places: Tensor, source: KeyValue) -> None:
+    def insert(self, places: Tensor, source: KeyValue) -> None:
         """Put keys and values of sources (B', H, S', Dh) in these places."""
         length = source.keys.shape[2]
         if length > self.source_keys.shape[3]:
@@ -151,7 +151,7 @@ class LayerCache:
         self.source_keys[places, :, :, :length] = keys.transpose(2, 3)
         self.source_values[places, :, :length] = values
 
-    def keep(self, places: Tensor, moved: Tensor) -> None:
+    def select(self, places: Tensor, moved: Tensor) -> None:
         """Keep these sentences (B',), in this order.
 
         Args:
@@ -165,7 +165,7 @@ class LayerCache:
 
 
 @dataclass(slots=True)
-class DecoderCache:
+class KVCache:
     """What the decoder remembers of B sentences, with K rows each.
 
     Attributes:
@@ -184,8 +184,8 @@ class DecoderCache:
         is_plain: every row sees every column in use; `seen` is kept up where more are read.
     """
 
-    widths: Sequence[Widths]
-    layers: list[LayerCache]
+    widths: Sequence[KVShape]
+    layers: list[LayerKVCache]
     seen: Tensor
     positions: Tensor
     lengths: Tensor
@@ -245,17 +245,17 @@ class DecoderCache:
         rows = origins[:, :, None].expand(-1, -1, self.used)
         self.seen[:, :, : self.used] = self.seen[:, :, : self.used].gather(1, rows)
 
-    def keep(self, places: Tensor) -> None:
+    def select(self, places: Tensor) -> None:
         """Keep these sentences (B',), in this order; one that comes twice is there twice."""
         stays = torch.arange(len(places), device=places.device)
         moved = (places != stays).nonzero()[:, 0]
         for layer in self.layers:
-            layer.keep(places, moved)
+            layer.select(places, moved)
         self.seen, self.positions = self.seen[places], self.positions[places]
         self.lengths = self.lengths[places]
         self._set_sources(self.source_lengths[places])
 
-    def admit(self, places: Tensor, sources: Sequence[KeyValue], source_mask: Tensor) -> None:
+    def insert(self, places: Tensor, sources: Sequence[KeyValue], source_mask: Tensor) -> None:
         """Begin sentences in these places (B').
 
         Args:
@@ -270,7 +270,7 @@ class DecoderCache:
             ]
             self.seen, self.own = self.seen.to(sources[0].keys), self.own.to(sources[0].keys)
         for layer, source in zip(self.layers, sources, strict=True):
-            layer.admit(places, source)
+            layer.insert(places, source)
         if self.is_plain and self.used:
             self.seen[:, :, : self.used] = 0.0
             self.is_plain = False
@@ -280,11 +280,11 @@ class DecoderCache:
         lengths[places] = source_mask.sum(dim=1)
         self._set_sources(lengths)
 
-    def _new_layer(self, widths: Widths, source: KeyValue) -> LayerCache:
+    def _new_layer(self, widths: KVShape, source: KeyValue) -> LayerKVCache:
         num_places, _, num_columns = self.seen.shape
         _, num_heads, length, key_dim = source.keys.shape
         new = min(source, key=Tensor.element_size).new_zeros
-        return LayerCache(
+        return LayerKVCache(
             keys=new((num_places, widths.num_heads, num_columns, widths.key)),
             values=new((num_places, widths.num_heads, num_columns, widths.value)),
             used=0,
@@ -298,7 +298,7 @@ class DecoderCache:
         """Let the layers read no more of the sources than is needed."""
         self.source_lengths = lengths
         longest = int(lengths.max())
-        if has_many_places(lengths):
+        if is_batched_on_cpu(lengths):
             longest = rounded_up(longest)
             for layer in self.layers:
                 layer.fit_source(longest)
@@ -310,7 +310,7 @@ class DecoderCache:
 
     def _reads_all(self) -> bool:
         """Return whether all columns are read that there is room for."""
-        return len(self.own) == 1 and has_many_places(self.lengths)
+        return len(self.own) == 1 and is_batched_on_cpu(self.lengths)
 
     def _tidy(self) -> None:
         """Drop the columns that no row sees, and make room."""
@@ -358,9 +358,9 @@ def _laid_out(content: Tensor, columns: Tensor) -> Tensor:
     return moved.view(batch, num_heads, -1, head_dim)
 
 
-def has_many_places(lengths: Tensor) -> bool:
+def is_batched_on_cpu(lengths: Tensor) -> bool:
     """Return whether a CPU reads sentences of these lengths (B,) from memory."""
-    return len(lengths) >= MANY_PLACES and lengths.device.type == "cpu"
+    return len(lengths) >= MIN_BATCHED_SLOTS and lengths.device.type == "cpu"
 
 
 def rounded_up(columns: int) -> int:
@@ -375,8 +375,8 @@ def unseen(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def new_cache(
-    widths: Sequence[Widths], num_places: int, num_rows: int, device: torch.device
-) -> DecoderCache:
+    widths: Sequence[KVShape], num_places: int, num_rows: int, device: torch.device
+) -> KVCache:
     """Return a cache without sentences.
 
     Args:
@@ -386,10 +386,10 @@ def new_cache(
         device: of the decoder.
     """
     lengths = torch.zeros(num_places, dtype=torch.long, device=device)
-    reads_all = num_rows == 1 and has_many_places(lengths)
+    reads_all = num_rows == 1 and is_batched_on_cpu(lengths)
     num_columns = FEWEST_COLUMNS if reads_all else max(FIRST_COLUMNS, 4 * num_rows)
     own = torch.full((num_rows, num_rows), -math.inf, device=device)
-    return DecoderCache(
+    return KVCache(
         widths=widths,
         layers=[],
         seen=torch.full((num_places, num_rows, num_columns), -math.inf, device=device),

@@ -6,7 +6,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import TransformerConfig
-from tformer_cli.model.blocks.attention import Attention, KeyValue, View
+from tformer_cli.model.blocks.attention import Attention, AttentionMask, KeyValue
 from tformer_cli.model.blocks.dropout import Dropout
 from tformer_cli.model.blocks.feedforward import FeedForward, GatedFeedForward, build_feedforward
 from tformer_cli.model.blocks.latent import LatentAttention
@@ -70,7 +70,7 @@ class EncoderLayer(nn.Module):
         self.residual = build_residual(config, depth)
 
     def forward(
-        self, states: Tensor, view: View, turn: Turn | None, remember: Remember = forget
+        self, states: Tensor, view: AttentionMask, turn: Turn | None, remember: Remember = forget
     ) -> Tensor:
         """Return (N, T, D).
 
@@ -82,7 +82,7 @@ class EncoderLayer(nn.Module):
         """
 
         def look_around(states: Tensor) -> Tensor:
-            queries, key_value = self.self_attention.look(states, turn)
+            queries, key_value = self.self_attention.project_qkv(states, turn)
             around: Tensor = self.self_attention(queries, remember(key_value), view)
             return around
 
@@ -115,9 +115,9 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         states: Tensor,
-        self_view: View,
+        self_view: AttentionMask,
         source: KeyValue,
-        source_view: View,
+        source_view: AttentionMask,
         turn: Turn | None,
         remember: Remember = forget,
     ) -> Tensor:
@@ -133,12 +133,12 @@ class DecoderLayer(nn.Module):
         """
 
         def look_back(states: Tensor) -> Tensor:
-            queries, key_value = self.self_attention.look(states, turn)
+            queries, key_value = self.self_attention.project_qkv(states, turn)
             back: Tensor = self.self_attention(queries, remember(key_value), self_view)
             return back
 
         def look_across(states: Tensor) -> Tensor:
-            queries = self.cross_attention.queries(states)
+            queries = self.cross_attention.project_q(states)
             across: Tensor = self.cross_attention(queries, source, source_view)
             return across
 

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.model.blocks.residual import alone
 from tformer_cli.model.encoder import Encoder
-from tformer_cli.model.init import initialise
+from tformer_cli.model.init import initialize
 from tformer_cli.model.network import Network
 from tformer_cli.model.stack import Stack
 
@@ -24,11 +24,11 @@ class MaskedEncoder(Network):
         self.max_length = config.max_length
         self.encoder = Encoder(config, vocab_size, alone(config.num_layers))
         self.output = nn.Linear(config.dim, vocab_size, bias=False)
-        initialise(self, config)
+        initialize(self, config)
         if config.tie_embeddings == "output":
             self.output.weight = self.encoder.embeddings.tokens.weight
 
-    def wanted_states(
+    def hidden_states(
         self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
     ) -> Tensor:
         """Return the states (N, D) of the places asked for, row after row.

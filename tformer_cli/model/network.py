@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 
 from tformer_cli.model.blocks.attention import KeyValue
-from tformer_cli.model.kv_cache import Cache, DecoderCache, new_cache
+from tformer_cli.model.kv_cache import Cache, KVCache, new_cache
 from tformer_cli.model.recompute import recomputed
 from tformer_cli.model.stack import Stack
 
@@ -24,12 +24,12 @@ class Network(nn.Module, ABC):
     def forward(
         self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
     ) -> Tensor:
-        """Return logits (N, V) of the places that `wanted_states` says."""
-        logits: Tensor = self.output(self.wanted_states(source, source_mask, target, target_mask))
+        """Return logits (N, V) of the places that `hidden_states` says."""
+        logits: Tensor = self.output(self.hidden_states(source, source_mask, target, target_mask))
         return logits
 
     @abstractmethod
-    def wanted_states(
+    def hidden_states(
         self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
     ) -> Tensor:
         """Return what `output` makes logits of, (N, D): a state for each real target position.
@@ -48,7 +48,7 @@ class Network(nn.Module, ABC):
     def stacks(self) -> list[Stack]:
         """Return the stacks, in the order of the data."""
 
-    def recompute_layers(self) -> None:
+    def enable_gradient_checkpointing(self) -> None:
         """From now on let the backward pass compute again what is inside the layers."""
         for stack in self.stacks():
             stack.call = recomputed
@@ -61,14 +61,14 @@ class Network(nn.Module, ABC):
 class Seq2Seq(Network):
     """Reads a source, and says for each target prefix what comes next."""
 
-    def wanted_states(
+    def hidden_states(
         self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
     ) -> Tensor:
         """Return the state behind each real target token, as `Network` says."""
-        return self.states(source, source_mask, target)[target_mask]
+        return self.target_hidden_states(source, source_mask, target)[target_mask]
 
     @abstractmethod
-    def states(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
+    def target_hidden_states(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
         """Return states (B, T, D) of whole targets; position t knows the source and 0..t.
 
         Args:
@@ -77,13 +77,13 @@ class Seq2Seq(Network):
             target: (B, T) token ids, beginning with the start token, padded on the right.
         """
 
-    def start(self, num_places: int, num_rows: int = 1) -> DecoderCache:
+    def init_cache(self, num_slots: int, num_rows: int = 1) -> KVCache:
         """Return a cache for so many sentences, with `num_rows` rows of each."""
         device = next(self.parameters()).device
-        return new_cache(self.stacks()[-1].kept(), num_places, num_rows, device)
+        return new_cache(self.stacks()[-1].kv_shapes(), num_slots, num_rows, device)
 
     @abstractmethod
-    def read(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:
+    def prefill(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:
         """Return what each layer's target tokens look at of sources, (B, Hkv, S, Dh).
 
         Args:
@@ -91,11 +91,11 @@ class Seq2Seq(Network):
             source_mask: (B, S) real source tokens.
         """
 
-    def step(self, target: Tensor, cache: Cache) -> Tensor:
+    def decode_step(self, target: Tensor, cache: Cache) -> Tensor:
         """Return the logits (B, K, V) that follow the next token (B, K) of each row."""
-        logits: Tensor = self.output(self.next_states(target, cache))
+        logits: Tensor = self.output(self.decode_step_hidden(target, cache))
         return logits
 
     @abstractmethod
-    def next_states(self, target: Tensor, cache: Cache) -> Tensor:
+    def decode_step_hidden(self, target: Tensor, cache: Cache) -> Tensor:
         """Return the states (B, K, D) of the next token (B, K) of each row, as `step` reads it."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import TransformerConfig
-from tformer_cli.model.blocks.attention import Widths
+from tformer_cli.model.blocks.attention import KVShape
 from tformer_cli.model.blocks.embeddings import Embeddings
 from tformer_cli.model.blocks.positions import build_positions
 from tformer_cli.model.blocks.residual import Depth
@@ -27,7 +27,7 @@ class Places(NamedTuple):
 
 
 class Stack(nn.Module):
-    """Embeddings, layers, and where layers normalise first a final norm."""
+    """Embeddings, layers, and where layers normalize first a final norm."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class Stack(nn.Module):
         bias = None if self.bias is None else self.bias(queries, keys)
         return Places(turn, bias)
 
-    def kept(self) -> list[Widths]:
+    def kv_shapes(self) -> list[KVShape]:
         """Return what each layer keeps of a token that it has read."""
-        return [layer.self_attention.kept for layer in self.each_layer()]
+        return [layer.self_attention.kv_shape for layer in self.each_layer()]
 
     def each_layer(self) -> list[EncoderLayer | DecoderLayer]:
         """Return the layers, as what they are."""

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from tformer_cli.config.schema.model import DecoderOnlyConfig
 from tformer_cli.model.blocks import masks
-from tformer_cli.model.blocks.attention import KeyValue, View
+from tformer_cli.model.blocks.attention import AttentionMask, KeyValue
 from tformer_cli.model.blocks.residual import alone
 from tformer_cli.model.kv_cache import Cache
 from tformer_cli.model.layers import EncoderLayer
 from tformer_cli.model.stack import Stack
 
 # Which tokens of a stream see which, (S + T, S + T), by the lengths of its two parts.
-REACHES = {"causal": masks.causal_stream, "bidirectional": masks.prefix_stream}
+REACHES = {"causal": masks.causal_lm_mask, "bidirectional": masks.prefix_lm_mask}
 
 
 class Stream(Stack):
@@ -46,19 +46,19 @@ class Stream(Stack):
         seen = torch.cat((source_mask, torch.ones_like(target, dtype=torch.bool)), dim=1)
         turn, bias = self.places(positions, positions)
         reach = self.reach(source.shape[1], target.shape[1], source.device)
-        view = View(mask=masks.padding(seen) & reach, bias=bias)
+        view = AttentionMask(mask=masks.padding(seen) & reach, bias=bias)
         states = self.embeddings(ids, positions)
         for layer in self.layers:
             states = self.call(layer, states, view, turn)
         normed: Tensor = self.norm(states[:, source.shape[1] :])
         return normed
 
-    def read(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:
+    def prefill(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:
         """Return the keys and values of sources (B, S), of which source_mask are real."""
         positions = self._source_positions(source)
         turn, bias = self.places(positions, positions)
         reach = self.reach(source.shape[1], 0, source.device)
-        view = View(mask=masks.padding(source_mask) & reach, bias=bias)
+        view = AttentionMask(mask=masks.padding(source_mask) & reach, bias=bias)
         sources: list[KeyValue] = []
         states = self.embeddings(source, positions)
         for layer in self.layers:
@@ -77,7 +77,7 @@ class Stream(Stack):
         turn, bias = self.places(positions, keys)
         if bias is not None:
             seen = bias if seen is None else seen + bias
-        view = View(bias=seen)
+        view = AttentionMask(bias=seen)
         states = self.embeddings(target, positions)
         for layer, past in zip(self.layers, cache.layers, strict=True):
             states = layer(states, view, turn, past.append_to_source)

@@ -24,7 +24,7 @@ from tformer_cli.device import (
 )
 from tformer_cli.errors import DeviceError, Problem
 from tformer_cli.inference.fuse import fused
-from tformer_cli.inference.two_stage_argmax import Screen
+from tformer_cli.inference.two_stage_argmax import TwoStageArgmax
 from tformer_cli.model.kv_cache import rounded_up
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.alignment import Aligner
@@ -120,7 +120,7 @@ class NativeEngine:
         self.precision = precision
         self.scorer = ModelScorer(self.models, special_tokens, device=device, precision=precision)
         self.aligner = Aligner(self.models, special_tokens.bos, device=device, precision=precision)
-        self._screen = self._useful_screen(model.output)
+        self._screen = self._two_stage_argmax(model.output)
         self.max_slots = batch_size_factor(device) * MAX_SLOTS
         self._has_warned = False
 
@@ -197,10 +197,10 @@ class NativeEngine:
         ]
         return joined(steppers, self.special_tokens, self.device)
 
-    def _useful_screen(self, output: nn.Linear) -> Screen | None:
+    def _two_stage_argmax(self, output: nn.Linear) -> TwoStageArgmax | None:
         is_single = len(self.models) == 1 and self.precision == torch.float32
         is_fast = self.device.type == "cpu" and has_bfloat16_matmul()
-        return Screen(output) if is_single and is_fast else None
+        return TwoStageArgmax(output) if is_single and is_fast else None
 
     def _reranked(
         self,

@@ -111,7 +111,8 @@ class ModelScorer:
         lengths = torch.arange(ids.shape[1], device=self.device).expand_as(ids)
         with autocast(self.device, self.precision):
             hidden_states = [
-                model.states(source, source_mask, target[:, :-1])[mask] for model in self.models
+                model.target_hidden_states(source, source_mask, target[:, :-1])[mask]
+                for model in self.models
             ]
             log_probs = iter(self._log_probs(hidden_states, ids[mask], lengths[mask]))
         return [tuple(itertools.islice(log_probs, len(target) + 1)) for _, target in pairs]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tformer_cli.device import autocast, batch_size_factor
-from tformer_cli.inference.two_stage_argmax import FEWEST_ROWS, Screen
+from tformer_cli.inference.two_stage_argmax import MIN_ROWS, TwoStageArgmax
 from tformer_cli.model.blocks.attention import KeyValue
-from tformer_cli.model.kv_cache import DecoderCache
+from tformer_cli.model.kv_cache import KVCache
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
 from tformer_cli.search.logits_processors import suppress_tokens
@@ -86,24 +86,24 @@ class ModelStepper(Stepper):
         model: Seq2Seq,
         device: torch.device,
         precision: torch.dtype,
-        screen: Screen | None = None,
+        screen: TwoStageArgmax | None = None,
     ) -> None:
         self.model = model
         self.device = device
         self.precision = precision
         self.screen = screen
-        self._cache: DecoderCache | None = None
+        self._cache: KVCache | None = None
         self._encoded: EncodedSources | None = None
 
     @property
-    def cache(self) -> DecoderCache:
+    def cache(self) -> KVCache:
         """The KV cache, from `start` on."""
         assert self._cache is not None
         return self._cache
 
     def start(self, sentences: Sequence[Sentence], num_beams: int) -> None:
         """Begin with the sentences in their order."""
-        self._cache = self.model.start(len(sentences), num_beams)
+        self._cache = self.model.init_cache(len(sentences), num_beams)
         self._encoded = None
         self.insert(torch.arange(len(sentences), device=self.device), sentences, lookahead=())
 
@@ -119,25 +119,25 @@ class ModelStepper(Stepper):
                 self._encoded = self._encode(batch)
             sources, self._encoded = self._encoded.split(len(sentences) - start)
             stop = start + len(sources.lengths)
-            self.cache.admit(slots[start:stop], sources.key_values, sources.mask)
+            self.cache.insert(slots[start:stop], sources.key_values, sources.mask)
             start = stop
 
     def _encode(self, sentences: Sequence[Sentence]) -> "EncodedSources":
         source, mask = (part.to(self.device) for part in pad_rows(sentences))
         with autocast(self.device, self.precision):
-            key_values = self.model.read(source, mask)
+            key_values = self.model.prefill(source, mask)
         return EncodedSources([len(sentence) for sentence in sentences], key_values, mask)
 
     def step(self, ids: Tensor) -> Tensor:
         """Run the decoder over one more token of each sequence."""
         with autocast(self.device, self.precision):
-            return self.model.step(ids, self.cache)
+            return self.model.decode_step(ids, self.cache)
 
     def argmax(self, ids: Tensor, suppress: Callable[[Tensor], object]) -> Tensor:
         """Run the decoder over one more token of each sequence; return the best next tokens."""
-        if self.screen is None or ids.numel() < FEWEST_ROWS:
+        if self.screen is None or ids.numel() < MIN_ROWS:
             return super().argmax(ids, suppress)
-        return self.screen.best(self.model.next_states(ids, self.cache), suppress)
+        return self.screen.best(self.model.decode_step_hidden(ids, self.cache), suppress)
 
     def reorder(self, beam_indices: Tensor) -> None:
         """Reorder the sequences in the cache."""
@@ -145,7 +145,7 @@ class ModelStepper(Stepper):
 
     def select(self, slots: Tensor) -> None:
         """Select slots of the cache."""
-        self.cache.keep(slots)
+        self.cache.select(slots)
 
 
 class EncodedSources(NamedTuple):

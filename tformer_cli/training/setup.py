@@ -125,7 +125,7 @@ def build_state(
     """Return an initialized model with its optimizer, scheduler and average, before any step."""
     model = init_model(config, tokenizers).to(device)
     if config.training.gradient_checkpointing:
-        model.recompute_layers()
+        model.enable_gradient_checkpointing()
     state = TrainState.of(
         model, config.training, device=device, precision=precision, seed=config.seed, world=world
     )

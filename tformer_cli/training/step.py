@@ -345,7 +345,7 @@ def _accumulate(
     for batch in (batch.to(state.device) for batch in micro_batches):
         targets = batch.target_out[batch.target_mask]
         with autocast(state.device, state.precision):
-            hidden_states = model.wanted_states(
+            hidden_states = model.hidden_states(
                 batch.source, batch.source_mask, batch.target_in, batch.target_mask
             )
             loss = smoothed_nll_sum(

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tformer_cli.device import resolve_device, resolve_precision
 from tformer_cli.model.blocks import masks
-from tformer_cli.model.blocks.attention import View, kernel_attend
+from tformer_cli.model.blocks.attention import AttentionMask, kernel_attend
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -62,8 +62,8 @@ def attention(
         ends[::2] = max(1, 2 * length // 3)
         real = torch.arange(length, device=place) < ends
         for name, view in {
-            "causal": View(causal=True),
-            "padding": View(mask=masks.padding(real)),
+            "causal": AttentionMask(is_causal=True),
+            "padding": AttentionMask(mask=masks.padding(real)),
         }.items():
             found[f"{length} {name}"] = {
                 "chosen": timed(inputs, view, place, repeats),
@@ -78,7 +78,7 @@ def attention(
 def forced(
     backend: SDPBackend,
     inputs: list[torch.Tensor],
-    view: View,
+    view: AttentionMask,
     device: torch.device,
     repeats: int,
 ) -> dict[str, float] | None:
@@ -95,7 +95,7 @@ def forced(
 
 
 def timed(
-    inputs: list[torch.Tensor], view: View, device: torch.device, repeats: int
+    inputs: list[torch.Tensor], view: AttentionMask, device: torch.device, repeats: int
 ) -> dict[str, float]:
     """Return the milliseconds of the first call and of one of the next."""
 

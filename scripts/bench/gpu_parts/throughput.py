@@ -178,14 +178,14 @@ def ours(task: Task, feed: Feed) -> Iterator[float]:
 def ours_checkpointed(task: Task, feed: Feed) -> Iterator[float]:
     """Train our model, which computes its layers again in the backward pass."""
     model = task.our_model()
-    model.recompute_layers()
+    model.enable_gradient_checkpointing()
     return our_losses(task.train_state(model), feed)
 
 
 def ours_compiled(task: Task, feed: Feed) -> Iterator[float]:
     """Train our model, compiled for batches of any shape."""
     model = task.our_model()
-    model.wanted_states = torch.compile(model.wanted_states, dynamic=True)
+    model.hidden_states = torch.compile(model.hidden_states, dynamic=True)
     return our_losses(task.train_state(model), feed)
 
 

@@ -16,7 +16,7 @@ from trainers.contestants import Ours, Task
 
 from tformer_cli.cli.app import ENVIRONMENT
 from tformer_cli.config.schema.schedule import CosineSchedule
-from tformer_cli.model.blocks.attention import View, kernel_attend, naive_attend
+from tformer_cli.model.blocks.attention import AttentionMask, kernel_attend, naive_attend
 from tformer_cli.model.blocks.norms import build_norm
 from tformer_cli.training.optim import build_schedule
 
@@ -69,7 +69,7 @@ def attend_apart(way: str, length: str, threads: str) -> None:
 
     def passes(attend: Callable[..., Tensor]) -> float:
         start = time.perf_counter()
-        attend(queries, keys, values, View(causal=True), 0.0).sum().backward()
+        attend(queries, keys, values, AttentionMask(is_causal=True), 0.0).sum().backward()
         return time.perf_counter() - start
 
     passes(WAYS[way])

@@ -79,4 +79,4 @@ def tokens_a_second(translator: Translator, lines: Sequence[str]) -> float:
 def cache_bytes(run: RunDirectory) -> int:
     """Return what a trained member remembers of a target token, over all layers, in float32."""
     stack = load_trained_model(run).model.stacks()[-1]
-    return FLOAT_BYTES * sum(kept.numbers for kept in stack.kept())
+    return FLOAT_BYTES * sum(shape.size for shape in stack.kv_shapes())

@@ -44,7 +44,7 @@ def stepped(model, ids, mask, target):
             torch.zeros(len(ids), kept.num_heads, 0, kept.key),
             torch.zeros(len(ids), kept.num_heads, 0, kept.value),
         )
-        for kept in model.stacks()[-1].kept()
+        for kept in model.stacks()[-1].kv_shapes()
     ]
     found = []
     for place in range(target.shape[1]):
@@ -55,7 +55,7 @@ def stepped(model, ids, mask, target):
 
 @torch.no_grad()
 def expected(model, ids, mask, target):
-    logits = model.output(model.states(ids, mask, target))
+    logits = model.output(model.target_hidden_states(ids, mask, target))
     logits[..., list(ROLES.suppressed)] = -math.inf
     logits[:, 0, ROLES.eos] = -math.inf
     return logits.log_softmax(dim=-1)

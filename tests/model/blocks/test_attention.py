@@ -6,15 +6,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from model.twins import assert_same, called, randomised, renamed
+from model.twins import assert_same, called, randomized, renamed
 from torch import nn
 
 from tformer_cli.model.blocks import attention, masks
 from tformer_cli.model.blocks.attention import (
-    FEW_WEIGHTS,
-    MOST_WEIGHTS,
+    MAX_NAIVE_WEIGHTS,
+    MAX_TINY_WEIGHTS,
     Attention,
-    View,
+    AttentionMask,
     attend,
     attention_weights,
     kernel_attend,
@@ -29,22 +29,22 @@ def heads(length: int, num_heads: int = H, width: int = DH) -> torch.Tensor:
     return torch.randn(B, num_heads, length, width, dtype=torch.float64)
 
 
-def views(length: int, keys: int) -> dict[str, View]:
+def views(length: int, keys: int) -> dict[str, AttentionMask]:
     real = torch.arange(keys) < torch.tensor([[keys], [keys - 2]])
     bias = torch.randn(H, length, keys, dtype=torch.float64)
     everywhere = {
-        "everywhere": View(),
-        "padding": View(mask=masks.padding(real)),
-        "bias": View(bias=bias),
-        "padding and bias": View(mask=masks.padding(real), bias=bias),
+        "everywhere": AttentionMask(),
+        "padding": AttentionMask(mask=masks.padding(real)),
+        "bias": AttentionMask(bias=bias),
+        "padding and bias": AttentionMask(mask=masks.padding(real), bias=bias),
     }
     if length != keys:
         return everywhere
     return everywhere | {
-        "causal": View(causal=True),
-        "causal and padding": View(mask=masks.padding(real), causal=True),
-        "causal and bias": View(bias=bias, causal=True),
-        "all": View(mask=masks.padding(real), bias=bias, causal=True),
+        "causal": AttentionMask(is_causal=True),
+        "causal and padding": AttentionMask(mask=masks.padding(real), is_causal=True),
+        "causal and bias": AttentionMask(bias=bias, is_causal=True),
+        "all": AttentionMask(mask=masks.padding(real), bias=bias, is_causal=True),
     }
 
 
@@ -66,14 +66,14 @@ def test_kernel_and_formula_agree_in_every_view_with_their_gradients(
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 6])
 def test_a_shared_head_serves_those_in_a_row(num_kv_heads, way):
     queries, keys, values = heads(T), heads(S, num_kv_heads), heads(S, num_kv_heads)
-    found = way(queries, keys, values, View(), 0.0)
+    found = way(queries, keys, values, AttentionMask(), 0.0)
     for head in range(H):
         own = slice(head * num_kv_heads // H, head * num_kv_heads // H + 1)
         logits = queries[:, head] @ keys[:, own].squeeze(1).mT / math.sqrt(DH)
         torch.testing.assert_close(found[:, head], logits.softmax(-1) @ values[:, own].squeeze(1))
 
 
-def in_format(view: View, precision: torch.dtype) -> View:
+def in_format(view: AttentionMask, precision: torch.dtype) -> AttentionMask:
     """Return a view whose bias, if it has one, is in another number format."""
     return view if view.bias is None else view._replace(bias=view.bias.to(precision))
 
@@ -109,17 +109,18 @@ def test_queries_in_fewer_digits_give_nearly_the_same(name):
     [(1, naive_attend, kernel_attend), (2, kernel_attend, naive_attend)],
 )
 def test_a_large_attention_goes_by_the_kernel(batch, way, other):
-    length = math.isqrt(MOST_WEIGHTS // 4)
+    length = math.isqrt(MAX_NAIVE_WEIGHTS // 4)
     queries, keys, values = (torch.randn(batch, 4, length, 1) for _ in range(3))
-    found = attend(queries, keys, values, View(causal=True))
-    assert torch.equal(found, way(queries, keys, values, View(causal=True), 0.0))
+    found = attend(queries, keys, values, AttentionMask(is_causal=True))
+    assert torch.equal(found, way(queries, keys, values, AttentionMask(is_causal=True), 0.0))
     torch.testing.assert_close(
-        found, other(queries, keys, values, View(causal=True), 0.0), rtol=0, atol=1e-5
+        found, other(queries, keys, values, AttentionMask(is_causal=True), 0.0), rtol=0, atol=1e-5
     )
 
 
 @pytest.mark.parametrize(
-    ("length", "way"), [(FEW_WEIGHTS // 4, kernel_attend), (FEW_WEIGHTS // 4 + 1, naive_attend)]
+    ("length", "way"),
+    [(MAX_TINY_WEIGHTS // 4, kernel_attend), (MAX_TINY_WEIGHTS // 4 + 1, naive_attend)],
 )
 def test_a_tiny_attention_goes_by_the_kernel(length, way, monkeypatch):
     used = []
@@ -127,12 +128,12 @@ def test_a_tiny_attention_goes_by_the_kernel(length, way, monkeypatch):
         monkeypatch.setattr(attention, one.__name__, lambda *_, one=one: used.append(one))
     queries = torch.randn(1, 4, 1, 8)
     keys, values = (torch.randn(1, 2, length, 8) for _ in range(2))
-    attend(queries, keys, values, View())
+    attend(queries, keys, values, AttentionMask())
     assert used == [way]
     narrow, across = values[..., :3], torch.randn(1, 2, 8, length).transpose(2, 3)
-    attend(queries, keys, narrow, View())
-    attend(queries, across, values, View())
-    attend(queries, keys, values, View(), 0.1)
+    attend(queries, keys, narrow, AttentionMask())
+    attend(queries, across, values, AttentionMask())
+    attend(queries, keys, values, AttentionMask(), 0.1)
     assert used[1:] == [naive_attend] * 3
 
 
@@ -150,7 +151,9 @@ def test_softmax_is_that_of_torch_with_its_gradient(length):
 
 def test_attention_weights_are_distributions_over_what_may_be_seen():
     real = torch.arange(S) < torch.tensor([[5], [3]])
-    weights = attention_weights(heads(S), heads(S), View(mask=masks.padding(real), causal=True))
+    weights = attention_weights(
+        heads(S), heads(S), AttentionMask(mask=masks.padding(real), is_causal=True)
+    )
     torch.testing.assert_close(weights.sum(-1), torch.ones(B, H, S, dtype=torch.float64))
     assert (weights[~masks.combined(real).expand_as(weights)] == 0).all()
 
@@ -159,10 +162,10 @@ def test_attention_weights_are_distributions_over_what_may_be_seen():
 def test_causal_attention_ignores_the_future(seed, place):
     torch.manual_seed(seed)
     queries, keys, values = heads(T), heads(T), heads(T)
-    before = attend(queries, keys, values, View(causal=True))
+    before = attend(queries, keys, values, AttentionMask(is_causal=True))
     keys[:, :, place + 1 :] = torch.randn_like(keys[:, :, place + 1 :])
     values[:, :, place + 1 :] = torch.randn_like(values[:, :, place + 1 :])
-    after = attend(queries, keys, values, View(causal=True))
+    after = attend(queries, keys, values, AttentionMask(is_causal=True))
     torch.testing.assert_close(before[:, :, : place + 1], after[:, :, : place + 1])
 
 
@@ -170,7 +173,7 @@ def test_dropout_keeps_the_expected_value():
     queries, keys = torch.randn(1, 1, 1, 4), torch.randn(1, 1, 3, 4)
     values = torch.ones(1, 1, 3, 2)
     mean = torch.stack(
-        [attend(queries, keys, values, View(), dropout=0.5) for _ in range(4000)]
+        [attend(queries, keys, values, AttentionMask(), dropout=0.5) for _ in range(4000)]
     ).mean()
     # One attention output is 2 * sum of kept weights: mean 1, standard deviation at most 1.
     assert abs(mean - 1) < 0.08
@@ -179,7 +182,7 @@ def test_dropout_keeps_the_expected_value():
 @pytest.mark.parametrize("bias", [True, False])
 def test_attention_equals_torch_multihead_attention_with_gradients(bias):
     dim = H * DH
-    theirs = randomised(nn.MultiheadAttention(dim, H, bias=bias, batch_first=True).double())
+    theirs = randomized(nn.MultiheadAttention(dim, H, bias=bias, batch_first=True).double())
     weights = renamed(theirs, {"output": "out_proj"})
     for kind in ("weight", "bias") if bias else ("weight",):
         parts = getattr(theirs, f"in_proj_{kind}").chunk(3)
@@ -191,8 +194,8 @@ def test_attention_equals_torch_multihead_attention_with_gradients(bias):
     real = torch.arange(S) < torch.tensor([[5], [3]])
     states = torch.randn(B, T, dim, dtype=torch.float64, requires_grad=True)
     memory = torch.randn(B, S, dim, dtype=torch.float64, requires_grad=True)
-    queries = called(ours, weights, states, method="queries")
-    key_value = called(ours, weights, memory, method="key_value")
-    said = called(ours, weights, queries, key_value, View(mask=masks.padding(real)))
+    queries = called(ours, weights, states, method="project_q")
+    key_value = called(ours, weights, memory, method="project_kv")
+    said = called(ours, weights, queries, key_value, AttentionMask(mask=masks.padding(real)))
     expected, _ = theirs(states, memory, memory, key_padding_mask=~real)
     assert_same(said, expected, [states, memory, *theirs.parameters()])

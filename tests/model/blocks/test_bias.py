@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.model.blocks.attention import View, attention_weights
+from tformer_cli.model.blocks.attention import AttentionMask, attention_weights
 from tformer_cli.model.blocks.bias import Alibi, RelativeBias, SumOfBiases, Window, slopes
 
 H, T, L, DH = 3, 5, 9, 7
@@ -60,7 +60,8 @@ def test_attention_knows_distances_only(name, shift, seed):
     queries, keys = torch.arange(L - T, L), torch.arange(L)
     heads = torch.randn(1, H, T, DH), torch.randn(1, H, L, DH)
     here, there = (
-        attention_weights(*heads, View(bias=bias(queries + far, keys + far))) for far in (0, shift)
+        attention_weights(*heads, AttentionMask(bias=bias(queries + far, keys + far)))
+        for far in (0, shift)
     )
     assert torch.equal(here, there)
 
@@ -87,7 +88,7 @@ def test_a_window_hides_exactly_what_is_beyond(width, num_queries, num_keys, fir
 def test_what_a_window_hides_has_no_weight_at_all():
     heads = 30 * torch.randn(1, H, L, DH), 30 * torch.randn(1, H, L, DH)
     places = torch.arange(L)
-    weights = attention_weights(*heads, View(bias=Window(3)(places, places)))
+    weights = attention_weights(*heads, AttentionMask(bias=Window(3)(places, places)))
     is_far = (places[:, None] - places).abs() >= 3
     assert (weights[:, :, is_far] == 0).all()
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, H, L))

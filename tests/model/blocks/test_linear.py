@@ -8,7 +8,7 @@ from tformer_cli.model.blocks.linear import (
     FEW_ROWS,
     MANY_INPUTS,
     FewRowsLinear,
-    prepared_for_few_rows,
+    prepare_for_few_rows,
 )
 
 of_any_shape = given(
@@ -41,7 +41,7 @@ def test_whatever_its_size_a_prepared_map_is_the_map(num_inputs, num_outputs, nu
     linear = nn.Linear(num_inputs, num_outputs).double().requires_grad_(False)
     states = torch.randn(num_rows, 1, num_inputs, dtype=torch.float64)
     expected, weight = linear(states), linear.weight.clone()
-    prepared = prepared_for_few_rows(linear)
+    prepared = prepare_for_few_rows(linear)
     torch.testing.assert_close(prepared(states), expected)
     assert torch.equal(prepared.weight, weight)
     assert isinstance(prepared, FewRowsLinear) == (num_outputs >= num_inputs == MANY_INPUTS)

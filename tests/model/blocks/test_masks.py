@@ -30,7 +30,7 @@ def test_padding_mask_lets_every_query_see_the_real_tokens():
 
 
 def test_causal_stream_equals_the_matrix_written_by_hand():
-    assert masks.causal_stream(2, 3).tolist() == [
+    assert masks.causal_lm_mask(2, 3).tolist() == [
         [YES, NO, NO, NO, NO],
         [YES, YES, NO, NO, NO],
         [YES, YES, YES, NO, NO],
@@ -40,7 +40,7 @@ def test_causal_stream_equals_the_matrix_written_by_hand():
 
 
 def test_prefix_stream_equals_the_matrix_written_by_hand():
-    assert masks.prefix_stream(3, 2).tolist() == [
+    assert masks.prefix_lm_mask(3, 2).tolist() == [
         [YES, YES, YES, NO, NO],
         [YES, YES, YES, NO, NO],
         [YES, YES, YES, NO, NO],
@@ -50,5 +50,5 @@ def test_prefix_stream_equals_the_matrix_written_by_hand():
 
 
 def test_streams_without_a_target_are_their_source():
-    assert masks.causal_stream(2, 0).tolist() == [[YES, NO], [YES, YES]]
-    assert masks.prefix_stream(2, 0).tolist() == [[YES, YES], [YES, YES]]
+    assert masks.causal_lm_mask(2, 0).tolist() == [[YES, NO], [YES, YES]]
+    assert masks.prefix_lm_mask(2, 0).tolist() == [[YES, YES], [YES, YES]]

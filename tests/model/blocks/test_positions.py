@@ -97,10 +97,10 @@ def test_all_but_learned_positions_go_on_for_ever(chosen, kind):
     assert model.max_length is None
     source, target = torch.randint(6, V, (1, 300)), torch.randint(6, V, (1, 150))
     real = torch.ones_like(source, dtype=torch.bool)
-    whole = model.output(model.states(source, real, target))
-    cache = model.start(1)
-    cache.admit(torch.arange(1), model.read(source, real), real)
-    steps = [model.step(target[:, place, None], cache) for place in range(150)]
+    whole = model.output(model.target_hidden_states(source, real, target))
+    cache = model.init_cache(1)
+    cache.insert(torch.arange(1), model.prefill(source, real), real)
+    steps = [model.decode_step(target[:, place, None], cache) for place in range(150)]
     torch.testing.assert_close(torch.cat(steps, dim=1), whole)
 
 
@@ -119,6 +119,6 @@ def test_learned_positions_end_where_the_model_says(kind, longest):
     assert model.max_length == longest
     ids = torch.randint(6, V, (1, longest))
     real = torch.ones_like(ids, dtype=torch.bool)
-    assert model.states(ids, real, ids).isfinite().all()
+    assert model.target_hidden_states(ids, real, ids).isfinite().all()
     with pytest.raises(IndexError):
-        model.states(torch.cat((ids, ids), dim=1), real.repeat(1, 2), ids)
+        model.target_hidden_states(torch.cat((ids, ids), dim=1), real.repeat(1, 2), ids)

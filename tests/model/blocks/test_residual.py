@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tformer_cli.config.schema.model import DecoderOnlyConfig, EncoderDecoderConfig
-from tformer_cli.model.blocks.residual import alone, build_residual, encoder_and_decoder
+from tformer_cli.model.blocks.residual import alone, build_residual, encoder_decoder_depths
 from tformer_cli.model.build import build_network
 
 # Worked out by hand from Wang et al. 2022, figure 2:
@@ -28,7 +28,7 @@ def test_constants_of_an_only_stack_are_those_of_the_paper(num_layers):
 
 @pytest.mark.parametrize("counts", BOTH)
 def test_constants_of_two_stacks_are_those_of_the_paper(counts):
-    for depth, expected in zip(encoder_and_decoder(*counts), BOTH[counts], strict=True):
+    for depth, expected in zip(encoder_decoder_depths(*counts), BOTH[counts], strict=True):
         assert depth.deep_norm == pytest.approx(expected, rel=1e-5)
 
 

@@ -14,7 +14,12 @@ from tformer_cli.config.schema.positions import (
     ScalingConfig,
     YarnScaling,
 )
-from tformer_cli.model.blocks.rotary import RotaryEncoding, scaled_frequencies, sharpened, turned
+from tformer_cli.model.blocks.rotary import (
+    RotaryEmbedding,
+    apply_rotary_emb,
+    scaled_frequencies,
+    sharpened,
+)
 
 N, H, T, DH = 2, 3, 7, 10
 
@@ -31,13 +36,13 @@ def heads() -> torch.Tensor:
     return torch.randn(N, H, T, DH, dtype=torch.float64)
 
 
-def encoding(scaling: ScalingConfig | None) -> RotaryEncoding:
-    return RotaryEncoding(DH, RotaryPositions(base=100.0, scaling=scaling)).double()
+def encoding(scaling: ScalingConfig | None) -> RotaryEmbedding:
+    return RotaryEmbedding(DH, RotaryPositions(base=100.0, scaling=scaling)).double()
 
 
 def test_a_pair_of_components_is_a_complex_number_times_a_unit_one():
     states, places = heads(), torch.tensor([0, 1, 5, 2, 40, 3, 3])
-    found = turned(states, encoding(None)(places))
+    found = apply_rotary_emb(states, encoding(None)(places))
     first, second = states.chunk(2, dim=-1)
     rates = torch.tensor([100.0 ** (-2 * pair / DH) for pair in range(DH // 2)])
     angles = (places[:, None] * rates).double()
@@ -51,7 +56,7 @@ def test_a_pair_of_components_is_a_complex_number_times_a_unit_one():
 def test_logits_know_distances_only(scaling, shift):
     rotary, queries, keys, places = encoding(scaling), heads(), heads(), torch.arange(T)
     here, there = (
-        turned(queries, rotary(where)) @ turned(keys, rotary(where)).mT
+        apply_rotary_emb(queries, rotary(where)) @ apply_rotary_emb(keys, rotary(where)).mT
         for where in (places, places + shift)
     )
     torch.testing.assert_close(here, there)
@@ -61,23 +66,23 @@ def test_logits_know_distances_only(scaling, shift):
 def test_rows_may_have_places_of_their_own(scaling):
     rotary, states = encoding(scaling), heads()
     places = torch.tensor([range(T), range(4, 4 + T)])
-    together = turned(states, rotary(places))
+    together = apply_rotary_emb(states, rotary(places))
     for row in range(N):
-        alone = turned(states[row, None], rotary(places[row]))
+        alone = apply_rotary_emb(states[row, None], rotary(places[row]))
         torch.testing.assert_close(together[row, None], alone)
 
 
 def test_without_a_turn_heads_stay_as_they_are():
     states = heads()
-    assert turned(states, None) is states
+    assert apply_rotary_emb(states, None) is states
     assert sharpened(states, None) is states
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_turned_heads_keep_their_number_format(dtype):
     states = heads().to(dtype)
-    turn = RotaryEncoding(DH, RotaryPositions())(torch.arange(T))
-    assert turned(states, turn).dtype == dtype
+    turn = RotaryEmbedding(DH, RotaryPositions())(torch.arange(T))
+    assert apply_rotary_emb(states, turn).dtype == dtype
 
 
 @given(st.sampled_from([2, 4, 10, 64]), st.floats(1.0, 50.0))
@@ -123,7 +128,13 @@ def test_yarn_sharpens_all_logits_alike(factor):
     queries, keys, turn = heads(), heads(), rotary(torch.arange(T))
     # So long a training leaves all waves alone.
     plain = encoding(None)(torch.arange(T))
-    expected = turned(queries, plain) @ turned(keys, plain).mT * (0.1 * math.log(factor) + 1) ** 2
-    torch.testing.assert_close(turned(queries, turn) @ turned(keys, turn).mT, expected)
+    expected = (
+        apply_rotary_emb(queries, plain)
+        @ apply_rotary_emb(keys, plain).mT
+        * (0.1 * math.log(factor) + 1) ** 2
+    )
+    torch.testing.assert_close(
+        apply_rotary_emb(queries, turn) @ apply_rotary_emb(keys, turn).mT, expected
+    )
     without = queries @ keys.mT * (0.1 * math.log(factor) + 1) ** 2
     torch.testing.assert_close(sharpened(queries, turn) @ keys.mT, without)

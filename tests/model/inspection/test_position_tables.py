@@ -54,7 +54,7 @@ def test_turns_are_cosines_of_place_times_frequency(config):
         assert (found is None) == (config.positions.kind != "rotary")
         if found is not None:
             angles = torch.outer(torch.arange(PLACES), torch.tensor(found.columns))
-            expected = angles.double().cos() * stack.rotary.sharpness
+            expected = angles.double().cos() * stack.rotary.attention_factor
             values = torch.from_numpy(found.values).double()
             torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-5)
 

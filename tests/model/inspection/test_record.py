@@ -12,7 +12,7 @@ from torch.nn import functional
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.inference.fuse import fused
 from tformer_cli.model.blocks import attention as attention_room
-from tformer_cli.model.blocks.attention import Attention, multiplied
+from tformer_cli.model.blocks.attention import Attention, grouped_matmul
 from tformer_cli.model.blocks.latent import LatentAttention
 from tformer_cli.model.build import build_model, build_network
 from tformer_cli.model.encoder_decoder import EncoderDecoder
@@ -88,7 +88,7 @@ def test_recorded_weights_are_those_of_torch_multihead_attention(norm_position):
 
 def found_by(attention, weights: Tensor, values: Tensor) -> Tensor:
     """What an attention returns, by its recorded weights alone."""
-    heads = multiplied(weights, values)
+    heads = grouped_matmul(weights, values)
     if isinstance(attention, LatentAttention):
         heads = heads @ attention.value.maps().mT
     return attention.output(heads.transpose(1, 2).flatten(2))
@@ -113,7 +113,7 @@ def test_maps_times_values_are_what_the_fast_path_finds(most_weights, config):
     for attention in every:
         attention.register_forward_hook(note)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_room, "MOST_WEIGHTS", most_weights)
+        patch.setattr(attention_room, "MAX_NAIVE_WEIGHTS", most_weights)
         stacks = attention_maps(network, *inputs(network))
     recorded = [maps for stack in stacks for layer in stack for maps in layer if maps is not None]
     for attention, weights in zip(every, recorded, strict=True):

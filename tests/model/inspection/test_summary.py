@@ -103,10 +103,10 @@ def test_kept_numbers_are_those_of_a_cache(config):
     model = build_model(config, source_size=V, target_size=V, seed=1).eval()
     source = torch.randint(6, V, (2, 5))
     real = torch.ones_like(source, dtype=torch.bool)
-    cache = model.start(2)
-    cache.admit(torch.arange(2), model.read(source, real), real)
+    cache = model.init_cache(2)
+    cache.insert(torch.arange(2), model.prefill(source, real), real)
     for _ in range(3):
-        model.step(torch.randint(6, V, (2, 1)), cache)
+        model.decode_step(torch.randint(6, V, (2, 1)), cache)
     found = kept(sketch(config))
     assert cache.used == 3
     assert found.target_token == sum(

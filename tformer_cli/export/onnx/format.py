@@ -106,7 +106,7 @@ def write_graphs(trained: TrainedModel, folder: Path) -> None:
     ids = torch.full((BATCH, SOURCE), EOS_ID)
     mask = torch.ones_like(ids, dtype=torch.bool)
     source = [tuple(kept) for kept in reading(ids, mask)]
-    widths = model.stacks()[-1].kept()
+    widths = model.stacks()[-1].kv_shapes()
     past = [
         tuple(torch.zeros(BATCH, kept.num_heads, PAST, width) for width in (kept.key, kept.value))
         for kept in widths

@@ -7,18 +7,23 @@ import torch
 from torch import Tensor, nn
 
 from tformer_cli.inference.fuse import twin_of
-from tformer_cli.model.blocks.attention import KeyValue, View, attention_logits, multiplied
+from tformer_cli.model.blocks.attention import (
+    AttentionMask,
+    KeyValue,
+    attention_logits,
+    grouped_matmul,
+)
 from tformer_cli.model.kv_cache import unseen
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.logits_processors import suppress_tokens
 from tformer_cli.search.request import SpecialTokens
 
 
-def attend_by_formula(
-    queries: Tensor, keys: Tensor, values: Tensor, view: View, dropout: float
+def naive_attend_for_export(
+    queries: Tensor, keys: Tensor, values: Tensor, view: AttentionMask, dropout: float
 ) -> Tensor:
     """Attend in one way for all sizes, which a graph does not know; nothing is dropped."""
-    return multiplied(attention_logits(queries, keys, view).softmax(dim=-1), values)
+    return grouped_matmul(attention_logits(queries, keys, view).softmax(dim=-1), values)
 
 
 class SourceGraph(nn.Module):
@@ -35,7 +40,7 @@ class SourceGraph(nn.Module):
             source: (B, S) token ids.
             source_mask: (B, S) real source tokens.
         """
-        return self.model.read(source, source_mask)
+        return self.model.prefill(source, source_mask)
 
 
 class StepGraph(nn.Module):
@@ -71,7 +76,7 @@ class StepGraph(nn.Module):
             RowPast(KeyValue(*seen), KeyValue(*own)) for seen, own in zip(source, past, strict=True)
         ]
         cache = RowCache(layers, source_mask)
-        logits = self.model.step(token, cache)  # (B, 1, V)
+        logits = self.model.decode_step(token, cache)  # (B, 1, V)
         suppress_tokens(logits, self.suppressed, self.end_id, cache.places[:, 0])
         return logits[:, 0].log_softmax(dim=-1), [layer.own for layer in layers]
 
@@ -154,5 +159,5 @@ def traceable(model: Seq2Seq) -> Seq2Seq:
     for stack in twin.stacks():
         for layer in stack.each_layer():
             for attention in layer.attentions():
-                attention.attend = attend_by_formula
+                attention.attend = naive_attend_for_export
     return twin.eval()

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tformer_cli.model.blocks import masks
-from tformer_cli.model.blocks.linear import side_by_side
-from tformer_cli.model.blocks.rotary import Turn, turned
+from tformer_cli.model.blocks.linear import concatenate_linears
+from tformer_cli.model.blocks.rotary import Turn, apply_rotary_emb
 
 
 class KeyValue(NamedTuple):
@@ -20,7 +20,7 @@ class KeyValue(NamedTuple):
     values: Tensor
 
 
-class Widths(NamedTuple):
+class KVShape(NamedTuple):
     """The numbers that a layer's attention keeps of a token.
 
     Attributes:
@@ -34,33 +34,33 @@ class Widths(NamedTuple):
     value: int
 
     @property
-    def numbers(self) -> int:
+    def size(self) -> int:
         """All of them."""
         return self.num_heads * (self.key + self.value)
 
 
-class View(NamedTuple):
+class AttentionMask(NamedTuple):
     """How queries look at keys.
 
     Attributes:
         mask: bool, broadcasts to (N, H, T, S), True where a query may look; None is everywhere.
         bias: float, broadcasts likewise, added to the logits; None is zero.
-        causal: query t sees keys 0..t only, as well as what `mask` says.
+        is_causal: query t sees keys 0..t only, as well as what `mask` says.
     """
 
     mask: Tensor | None = None
     bias: Tensor | None = None
-    causal: bool = False
+    is_causal: bool = False
 
 
-Attend = Callable[[Tensor, Tensor, Tensor, View, float], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, AttentionMask, float], Tensor]
 """A way to `attend`."""
 
 # Up to so many weights the formula is faster on a CPU than torch's kernel: those of some hundred
 # sentences.
-MOST_WEIGHTS = 1 << 20
+MAX_NAIVE_WEIGHTS = 1 << 20
 # And so few that the kernel is faster again, for it is one operation: those of a sentence or two.
-FEW_WEIGHTS = 1 << 10
+MAX_TINY_WEIGHTS = 1 << 10
 # Over fewer numbers than a vector register holds, torch's softmax takes several times as long,
 # which is worth filling rows up where there are many of them.
 VECTOR = 16
@@ -68,7 +68,7 @@ MANY_ROWS = 64
 
 
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, view: View, dropout: float = 0.0
+    queries: Tensor, keys: Tensor, values: Tensor, view: AttentionMask, dropout: float = 0.0
 ) -> Tensor:
     """Return softmax(Q K^T / sqrt(Dh) + bias) V as (N, H, T, Dh), by the fastest way there is.
 
@@ -92,15 +92,15 @@ def _suits_kernel(queries: Tensor, keys: Tensor, values: Tensor, dropout: float)
     # The kernel copies keys that do not lie one after the other, and has a slow way for dropout and
     # for keys and values of two widths.
     is_slow = dropout > 0 or keys.stride(3) != 1 or keys.shape[3] != values.shape[3]
-    is_tiny = num_weights <= FEW_WEIGHTS and not is_slow
-    return is_tiny or num_weights > MOST_WEIGHTS
+    is_tiny = num_weights <= MAX_TINY_WEIGHTS and not is_slow
+    return is_tiny or num_weights > MAX_NAIVE_WEIGHTS
 
 
 def kernel_attend(
-    queries: Tensor, keys: Tensor, values: Tensor, view: View, dropout: float
+    queries: Tensor, keys: Tensor, values: Tensor, view: AttentionMask, dropout: float
 ) -> Tensor:
     """Do as `attend` by torch's kernel, which never holds all weights at once."""
-    is_causal = view.causal and view.mask is None and view.bias is None
+    is_causal = view.is_causal and view.mask is None and view.bias is None
     mask = None if is_causal else seen(view, queries.shape[2], queries.device)
     if view.bias is not None:
         bias = view.bias.to(queries.dtype)
@@ -124,23 +124,23 @@ def kernel_attend(
 
 
 def naive_attend(
-    queries: Tensor, keys: Tensor, values: Tensor, view: View, dropout: float
+    queries: Tensor, keys: Tensor, values: Tensor, view: AttentionMask, dropout: float
 ) -> Tensor:
     """Do as `attend` by the formula."""
     weights = attention_weights(queries, keys, view)
     if dropout > 0:
         weights = functional.dropout(weights, dropout)
-    return multiplied(weights, values)
+    return grouped_matmul(weights, values)
 
 
-def attention_weights(queries: Tensor, keys: Tensor, view: View) -> Tensor:
+def attention_weights(queries: Tensor, keys: Tensor, view: AttentionMask) -> Tensor:
     """Return softmax(Q K^T / sqrt(Dh) + bias) as (N, H, T, S), written out."""
     return softmax(attention_logits(queries, keys, view))
 
 
-def attention_logits(queries: Tensor, keys: Tensor, view: View) -> Tensor:
+def attention_logits(queries: Tensor, keys: Tensor, view: AttentionMask) -> Tensor:
     """Return Q K^T / sqrt(Dh) + bias as (N, H, T, S), minus infinity where nothing is seen."""
-    logits = multiplied(queries / math.sqrt(queries.shape[-1]), keys.transpose(-2, -1))
+    logits = grouped_matmul(queries / math.sqrt(queries.shape[-1]), keys.transpose(-2, -1))
     if view.bias is not None:
         logits = logits + view.bias
     mask = seen(view, queries.shape[2], queries.device)
@@ -150,7 +150,7 @@ def attention_logits(queries: Tensor, keys: Tensor, view: View) -> Tensor:
     return logits
 
 
-def multiplied(heads: Tensor, shared: Tensor) -> Tensor:
+def grouped_matmul(heads: Tensor, shared: Tensor) -> Tensor:
     """Return products (N, H, T, E) of heads (N, H, T, A) with matrices (N, Hkv, A, E).
 
     Each matrix serves H / Hkv heads in a row, which are laid under each other for it.
@@ -162,9 +162,9 @@ def multiplied(heads: Tensor, shared: Tensor) -> Tensor:
     return (groups @ shared).view(num_rows, num_heads, length, -1)
 
 
-def seen(view: View, length: int, device: torch.device) -> Tensor | None:
+def seen(view: AttentionMask, length: int, device: torch.device) -> Tensor | None:
     """Return the mask of a view over `length` queries, its causality included; None is all."""
-    if not view.causal:
+    if not view.is_causal:
         return view.mask
     lower = masks.causal(length, device)
     return lower if view.mask is None else view.mask & lower
@@ -209,7 +209,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         head_dim = dim // num_heads
-        self.kept = Widths(num_kv_heads, head_dim, head_dim)
+        self.kv_shape = KVShape(num_kv_heads, head_dim, head_dim)
         self.query = nn.Linear(dim, dim, bias=bias)
         self.key = nn.Linear(dim, num_kv_heads * head_dim, bias=bias)
         self.value = nn.Linear(dim, num_kv_heads * head_dim, bias=bias)
@@ -218,11 +218,11 @@ class Attention(nn.Module):
         self.dropout = dropout
         self.attend: Attend = attend
 
-    def queries(self, states: Tensor) -> Tensor:
+    def project_q(self, states: Tensor) -> Tensor:
         """Return the queries (N, H, T, Dh) of states (N, T, D)."""
         return split_heads(self.query(states), self.num_heads)
 
-    def key_value(self, states: Tensor) -> KeyValue:
+    def project_kv(self, states: Tensor) -> KeyValue:
         """Return the keys and values of states (N, S, D)."""
         keys, values = self.key(states), self.value(states)
         return KeyValue(
@@ -231,9 +231,9 @@ class Attention(nn.Module):
 
     def projected(self, states: Tensor) -> tuple[Tensor, KeyValue]:
         """Return queries, and keys and values, of the same states (N, T, D)."""
-        return self.queries(states), self.key_value(states)
+        return self.project_q(states), self.project_kv(states)
 
-    def look(self, states: Tensor, turn: Turn | None) -> tuple[Tensor, KeyValue]:
+    def project_qkv(self, states: Tensor, turn: Turn | None) -> tuple[Tensor, KeyValue]:
         """Return queries, and keys and values, of self-attention over states (N, T, D).
 
         Args:
@@ -241,10 +241,10 @@ class Attention(nn.Module):
             turn: of each place, where positions are rotary.
         """
         queries, (keys, values) = self.projected(states)
-        keys = turned(self.key_norm(keys), turn)
-        return turned(self.query_norm(queries), turn), KeyValue(keys, values)
+        keys = apply_rotary_emb(self.key_norm(keys), turn)
+        return apply_rotary_emb(self.query_norm(queries), turn), KeyValue(keys, values)
 
-    def forward(self, queries: Tensor, key_value: KeyValue, view: View) -> Tensor:
+    def forward(self, queries: Tensor, key_value: KeyValue, view: AttentionMask) -> Tensor:
         """Return (N, T, D): what queries (N, H, T, Dh) find.
 
         Args:
@@ -257,11 +257,11 @@ class Attention(nn.Module):
         attended: Tensor = self.output(heads.transpose(1, 2).flatten(2))  # (N, T, D)
         return attended
 
-    def weights(self, queries: Tensor, key_value: KeyValue, view: View) -> Tensor:
+    def weights(self, queries: Tensor, key_value: KeyValue, view: AttentionMask) -> Tensor:
         """Return where `forward` looks, (N, H, T, S), before any dropout."""
         return attention_weights(queries, key_value.keys, view)
 
-    def outward(self) -> tuple[nn.Linear, ...]:
+    def output_projections(self) -> tuple[nn.Linear, ...]:
         """Return the maps that what the block adds goes through, the last one at the end."""
         return self.value, self.output
 
@@ -280,10 +280,10 @@ class FusedAttention(Attention):
         """Take over the weights of `parts`."""
         nn.Module.__init__(self)
         self.num_heads, self.num_kv_heads = parts.num_heads, parts.num_kv_heads
-        self.dropout, self.output, self.kept = parts.dropout, parts.output, parts.kept
+        self.dropout, self.output, self.kv_shape = parts.dropout, parts.output, parts.kv_shape
         self.attend = parts.attend
         self.query_norm, self.key_norm = parts.query_norm, parts.key_norm
-        self.projection = side_by_side(parts.query, parts.key, parts.value)
+        self.projection = concatenate_linears(parts.query, parts.key, parts.value)
 
     def projected(self, states: Tensor) -> tuple[Tensor, KeyValue]:
         """Return queries, and keys and values, of the same states (N, T, D)."""

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from tformer_cli.config.schema.model import TransformerConfig
 from tformer_cli.model.blocks.dropout import Dropout
-from tformer_cli.model.blocks.linear import side_by_side
+from tformer_cli.model.blocks.linear import concatenate_linears
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -30,7 +30,7 @@ class FeedForward(nn.Module):
         outer: Tensor = self.outer(self.dropout(self.activation(self.inner(states))))
         return outer
 
-    def outward(self) -> tuple[nn.Linear, ...]:
+    def output_projections(self) -> tuple[nn.Linear, ...]:
         """Return the maps that what the block adds goes through, the last one at the end."""
         return self.inner, self.outer
 
@@ -64,7 +64,7 @@ class GatedFeedForward(nn.Module):
         outer: Tensor = self.outer(self.dropout(gated))
         return outer
 
-    def outward(self) -> tuple[nn.Linear, ...]:
+    def output_projections(self) -> tuple[nn.Linear, ...]:
         """Return the maps that what the block adds goes through, the last one at the end.
 
         The gate weighs it only: the authors of DeepNorm let its weights begin as all others.
@@ -85,7 +85,7 @@ class FusedGatedFeedForward(GatedFeedForward):
     def __init__(self, parts: GatedFeedForward) -> None:
         """Take over the weights of `parts`."""
         nn.Module.__init__(self)
-        self.projection = side_by_side(parts.gate, parts.inner)
+        self.projection = concatenate_linears(parts.gate, parts.inner)
         self.outer, self.activation = parts.outer, parts.activation
 
     def forward(self, states: Tensor) -> Tensor:

@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from tformer_cli.config.schema.model import LatentConfig
 from tformer_cli.model.blocks.attention import (
     Attend,
+    AttentionMask,
     KeyValue,
-    View,
-    Widths,
+    KVShape,
     attend,
     attention_weights,
     split_heads,
 )
 from tformer_cli.model.blocks.norms import RMSNorm
-from tformer_cli.model.blocks.rotary import Turn, sharpened, turned
+from tformer_cli.model.blocks.rotary import Turn, apply_rotary_emb, sharpened
 
 
 class PerHead(nn.Linear):
@@ -67,7 +67,7 @@ class LatentAttention(nn.Module):
         self.attend: Attend = attend
         self.widths = [head_dim, latent.rope_head_dim]
         self.shared_widths = [latent.kv_lora_rank, latent.rope_head_dim]
-        self.kept = Widths(1, latent.rope_head_dim, latent.kv_lora_rank)
+        self.kv_shape = KVShape(1, latent.rope_head_dim, latent.kv_lora_rank)
         self.query = nn.Linear(dim, num_heads * sum(self.widths), bias=bias)
         self.down = nn.Linear(dim, sum(self.shared_widths), bias=bias)
         self.norm = RMSNorm(latent.kv_lora_rank, eps=epsilon)
@@ -77,7 +77,7 @@ class LatentAttention(nn.Module):
         # Logits are divided by the root of the width of keys as they were before the latent.
         self.scale = math.sqrt(sum(self.shared_widths) / sum(self.widths))
 
-    def look(self, states: Tensor, turn: Turn | None) -> tuple[Tensor, KeyValue]:
+    def project_qkv(self, states: Tensor, turn: Turn | None) -> tuple[Tensor, KeyValue]:
         """Return queries over latents, and what is cached of states (N, T, D).
 
         Args:
@@ -92,10 +92,12 @@ class LatentAttention(nn.Module):
         queries, rotary_queries = torch.split(queries, self.widths, dim=-1)
         latents, keys = torch.split(self.down(states)[:, None], self.shared_widths, dim=-1)
         over_latents = sharpened(queries, turn) @ self.key.maps()  # (N, H, T, R)
-        queries = torch.cat((over_latents, turned(rotary_queries, turn)), dim=-1) * self.scale
-        return queries, KeyValue(turned(keys, turn), self.norm(latents))
+        queries = (
+            torch.cat((over_latents, apply_rotary_emb(rotary_queries, turn)), dim=-1) * self.scale
+        )
+        return queries, KeyValue(apply_rotary_emb(keys, turn), self.norm(latents))
 
-    def forward(self, queries: Tensor, key_value: KeyValue, view: View) -> Tensor:
+    def forward(self, queries: Tensor, key_value: KeyValue, view: AttentionMask) -> Tensor:
         """Return (N, T, D): what queries (N, H, T, R + Dr) find.
 
         Args:
@@ -105,16 +107,16 @@ class LatentAttention(nn.Module):
         """
         dropout = self.dropout if self.training else 0.0
         latents = key_value.values
-        found = self.attend(queries, whole_keys(key_value), latents, view, dropout)  # (N, H, T, R)
+        found = self.attend(queries, latent_keys(key_value), latents, view, dropout)  # (N, H, T, R)
         heads = found @ self.value.maps().mT  # (N, H, T, Dh)
         attended: Tensor = self.output(heads.transpose(1, 2).flatten(2))
         return attended
 
-    def weights(self, queries: Tensor, key_value: KeyValue, view: View) -> Tensor:
+    def weights(self, queries: Tensor, key_value: KeyValue, view: AttentionMask) -> Tensor:
         """Return where `forward` looks, (N, H, T, S), before any dropout."""
-        return attention_weights(queries, whole_keys(key_value), view)
+        return attention_weights(queries, latent_keys(key_value), view)
 
-    def outward(self) -> tuple[nn.Linear, ...]:
+    def output_projections(self) -> tuple[nn.Linear, ...]:
         """Return the maps that what the block adds goes through, the last one at the end."""
         return self.value, self.output
 
@@ -123,6 +125,6 @@ class LatentAttention(nn.Module):
         return self
 
 
-def whole_keys(key_value: KeyValue) -> Tensor:
+def latent_keys(key_value: KeyValue) -> Tensor:
     """Return what queries over latents are multiplied with, (N, 1, S, R + Dr)."""
     return torch.cat((key_value.values, key_value.keys), dim=-1)

@@ -10,7 +10,7 @@ FEW_ROWS = 8
 MANY_INPUTS = 256
 
 
-def prepared_for_few_rows(linear: nn.Linear) -> nn.Linear:
+def prepare_for_few_rows(linear: nn.Linear) -> nn.Linear:
     """Return the same map, which reads its weights faster where the states are a few rows.
 
     torch's products of large matrices and few rows take up to four times as long on a CPU as
@@ -45,15 +45,15 @@ class FewRowsLinear(nn.Linear):
         return products[:, :num_rows].t().contiguous().view(*states.shape[:-1], -1)
 
 
-def side_by_side(*maps: nn.Linear) -> nn.Linear:
+def concatenate_linears(*maps: nn.Linear) -> nn.Linear:
     """Return one map, without gradients, whose outputs are those of several side by side."""
     weight = torch.cat([part.weight.detach() for part in maps])
     if maps[0].bias is None:
-        return linear_of(weight, None)
-    return linear_of(weight, torch.cat([part.bias.detach() for part in maps]))
+        return frozen_linear(weight, None)
+    return frozen_linear(weight, torch.cat([part.bias.detach() for part in maps]))
 
 
-def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+def frozen_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """Return the map, without gradients, of a weight (N, D) and a bias (N,)."""
     linear = nn.Linear(weight.shape[1], len(weight), bias=bias is not None, device="meta")
     linear.weight = nn.Parameter(weight, requires_grad=False)

@@ -14,12 +14,12 @@ def causal(length: int, device: torch.device | None = None) -> Tensor:
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
-def causal_stream(source: int, target: int, device: torch.device | None = None) -> Tensor:
+def causal_lm_mask(source: int, target: int, device: torch.device | None = None) -> Tensor:
     """Return (S + T, S + T) for a source and its target: each token sees those before it."""
     return causal(source + target, device)
 
 
-def prefix_stream(source: int, target: int, device: torch.device | None = None) -> Tensor:
+def prefix_lm_mask(source: int, target: int, device: torch.device | None = None) -> Tensor:
     """Return (S + T, S + T): source tokens see the whole source (Dong et al. 2019, section 2.2)."""
     mask = causal(source + target, device)
     mask[:source, :source] = True

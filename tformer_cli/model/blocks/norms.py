@@ -1,4 +1,4 @@
-"""Normalisation layers by name."""
+"""Normalization layers by name."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, states: Tensor) -> Tensor:
         """Return states of the same shape, in the number format of the scale.
 
-        What comes out of products in lower precision is normalised as exactly as all else.
+        What comes out of products in lower precision is normalized as exactly as all else.
         """
         return super().forward(states.to(self.weight.dtype))
 
@@ -21,7 +21,7 @@ def build_norm(kind: Literal["layer", "rms"], dim: int, epsilon: float, *, bias:
 
     Args:
         kind: which of the two.
-        dim: width of what is normalised.
+        dim: width of what is normalized.
         epsilon: added to the variance.
         bias: LayerNorm adds a trained vector; RMSNorm has none.
     """

@@ -15,7 +15,7 @@ from tformer_cli.config.schema.positions import (
     T5Positions,
 )
 from tformer_cli.model.blocks.bias import Alibi, DistanceBias, RelativeBias, SumOfBiases, Window
-from tformer_cli.model.blocks.rotary import RotaryEncoding
+from tformer_cli.model.blocks.rotary import RotaryEmbedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Positions:
     """
 
     absolute: nn.Module | None = None
-    rotary: RotaryEncoding | None = None
+    rotary: RotaryEmbedding | None = None
     bias: DistanceBias | None = None
 
 
@@ -73,7 +73,7 @@ def build_positions(config: TransformerConfig, *, is_causal: bool) -> Positions:
         absolute = nn.Embedding(chosen.max_length, config.dim)
     elif isinstance(chosen, RotaryPositions):
         width = config.head_dim if config.latent is None else config.latent.rope_head_dim
-        rotary = RotaryEncoding(width, chosen)
+        rotary = RotaryEmbedding(width, chosen)
     elif isinstance(chosen, AlibiPositions):
         biases.append(Alibi(config.num_heads))
     elif isinstance(chosen, T5Positions):

@@ -64,7 +64,7 @@ def alone(num_layers: int) -> Depth:
     return Depth(num_layers, constants)
 
 
-def encoder_and_decoder(num_encoder_layers: int, num_decoder_layers: int) -> tuple[Depth, Depth]:
+def encoder_decoder_depths(num_encoder_layers: int, num_decoder_layers: int) -> tuple[Depth, Depth]:
     """Return the depths of two stacks of which one looks at the other."""
     together = (num_encoder_layers**4 * num_decoder_layers) ** (1 / 16)
     encoder = DeepNorm(0.81 * together, 0.87 / together)

@@ -18,17 +18,17 @@ class Turn(NamedTuple):
     """By how much the heads of some places are turned.
 
     Attributes:
-        cosines: (T, Dh), or (N, 1, T, Dh) where each row has places of its own; times `sharpness`.
+        cosines: (T, Dh), or (N, 1, T, Dh) with positions for each row; times `attention_factor`.
         sines: likewise.
-        sharpness: what queries and keys are multiplied by.
+        attention_factor: what queries and keys are multiplied by.
     """
 
     cosines: Tensor
     sines: Tensor
-    sharpness: float
+    attention_factor: float
 
 
-def turned(heads: Tensor, turn: Turn | None) -> Tensor:
+def apply_rotary_emb(heads: Tensor, turn: Turn | None) -> Tensor:
     """Return heads (N, H, T, Dh) turned; without a turn, as they are.
 
     Component i of the first half and component i of the second are a point of a plane, which is
@@ -42,11 +42,11 @@ def turned(heads: Tensor, turn: Turn | None) -> Tensor:
 
 
 def sharpened(queries: Tensor, turn: Turn | None) -> Tensor:
-    """Return queries whose keys are not turned, for logits as sharp as where both are."""
-    return queries if turn is None else queries * turn.sharpness**2
+    """Return queries whose keys are not rotated, for logits as sharp as where both are."""
+    return queries if turn is None else queries * turn.attention_factor**2
 
 
-class RotaryEncoding(nn.Module):
+class RotaryEmbedding(nn.Module):
     """The turn of each place: m theta_i, with theta_i = base^(-2i/Dh), for place m and pair i.
 
     Su et al. 2021, section 3.2.2, with pairs counted from 0.
@@ -62,7 +62,7 @@ class RotaryEncoding(nn.Module):
             config: their base and scaling.
         """
         super().__init__()
-        frequencies, self.sharpness = scaled_frequencies(head_dim, config)
+        frequencies, self.attention_factor = scaled_frequencies(head_dim, config)
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(self, positions: Tensor) -> Turn:
@@ -71,8 +71,8 @@ class RotaryEncoding(nn.Module):
         angles = torch.cat((angles, angles), dim=-1)  # (..., T, Dh)
         if angles.dim() == 3:
             angles = angles[:, None]
-        cosines, sines = angles.cos() * self.sharpness, angles.sin() * self.sharpness
-        return Turn(cosines, sines, self.sharpness)
+        cosines, sines = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
+        return Turn(cosines, sines, self.attention_factor)
 
 
 def scaled_frequencies(head_dim: int, config: RotaryPositions) -> tuple[Tensor, float]:
@@ -88,13 +88,13 @@ def scaled_frequencies(head_dim: int, config: RotaryPositions) -> tuple[Tensor, 
         return frequencies / scaling.factor ** torch.linspace(0, 1, len(frequencies)), 1.0
     if isinstance(scaling, YarnScaling):
         # Peng et al. 2023, sections 3.2 and 3.4.
-        share = slow_share(head_dim, config.base, scaling)
+        share = interpolation_ramp(head_dim, config.base, scaling)
         scaled = frequencies / scaling.factor * share + frequencies * (1 - share)
         return scaled, 0.1 * math.log(scaling.factor) + 1.0
     return frequencies, 1.0
 
 
-def slow_share(head_dim: int, base: float, scaling: YarnScaling) -> Tensor:
+def interpolation_ramp(head_dim: int, base: float, scaling: YarnScaling) -> Tensor:
     """Return how far each wave is interpolated, from 0 to 1: (Dh / 2,).
 
     Peng et al. 2023, section 3.2; between the limits it rises evenly from pair to pair, as in the

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from tformer_cli.model.blocks.attention import Attention, KeyValue, View
+from tformer_cli.model.blocks.attention import Attention, AttentionMask, KeyValue
 from tformer_cli.model.blocks.rotary import Turn
 from tformer_cli.model.layers import SelfAttention
 from tformer_cli.model.network import Network, Seq2Seq
@@ -38,21 +38,21 @@ class Recorder(nn.Module):
         self.attention = attention
         self.weights: Tensor
 
-    def look(self, states: Tensor, turn: Turn | None) -> tuple[Tensor, KeyValue]:
+    def project_qkv(self, states: Tensor, turn: Turn | None) -> tuple[Tensor, KeyValue]:
         """Return what the attention itself does."""
-        return self.attention.look(states, turn)
+        return self.attention.project_qkv(states, turn)
 
-    def queries(self, states: Tensor) -> Tensor:
+    def project_q(self, states: Tensor) -> Tensor:
         """Return what the attention itself does, where it looks at another stack."""
         assert isinstance(self.attention, Attention)
-        return self.attention.queries(states)
+        return self.attention.project_q(states)
 
-    def key_value(self, states: Tensor) -> KeyValue:
+    def project_kv(self, states: Tensor) -> KeyValue:
         """Return what the attention itself does, where it looks at another stack."""
         assert isinstance(self.attention, Attention)
-        return self.attention.key_value(states)
+        return self.attention.project_kv(states)
 
-    def forward(self, queries: Tensor, key_value: KeyValue, view: View) -> Tensor:
+    def forward(self, queries: Tensor, key_value: KeyValue, view: AttentionMask) -> Tensor:
         """Return what the attention itself does, and note where it looks."""
         self.weights = self.attention.weights(queries, key_value, view)
         found: Tensor = self.attention(queries, key_value, view)
@@ -101,7 +101,7 @@ def source_attention(model: Seq2Seq, source: Tensor, source_mask: Tensor, target
     """
     last = model.stacks()[-1].each_layer()[-1].attentions()[-1]
     recorder = Recorder(last)
-    double(model, {last: recorder}).states(source, source_mask, target)
+    double(model, {last: recorder}).target_hidden_states(source, source_mask, target)
     return recorder.weights[:, :, -target.shape[1] :, : source.shape[1]]
 
 

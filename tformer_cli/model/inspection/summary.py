@@ -136,8 +136,8 @@ def parameters_by_part(network: Network) -> dict[str, int]:
 def kept(network: Seq2Seq) -> Kept:
     """Return what the cache of a network keeps of a token."""
     writing = network.stacks()[-1]
-    target = sum(widths.numbers for widths in writing.kept())
+    target = sum(widths.size for widths in writing.kv_shapes())
     listening = [layer for layer in writing.each_layer() if isinstance(layer, DecoderLayer)]
-    source = sum(layer.cross_attention.kept.numbers for layer in listening)
+    source = sum(layer.cross_attention.kv_shape.size for layer in listening)
     # Where nothing listens to a source, it stands in the same stream as its target.
     return Kept(source_token=source if listening else target, target_token=target)
