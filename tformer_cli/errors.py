@@ -21,7 +21,7 @@ import errno
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +96,25 @@ class UsageError(TformerError):
     """Command-line arguments that contradict each other or name nothing."""
 
 
-def check_usage(*rules: tuple[object, Problem]) -> None:
-    """Check arguments by a table: raise the first problem whose condition is true.
+class Rule(NamedTuple):
+    """A rule for arguments, with the problem to report if it is broken."""
+
+    where: str
+    what: str
+    is_broken: object
+    got: str | None = None
+    remedy: str | None = None
+
+
+def check_usage(*rules: Rule) -> None:
+    """Check arguments by a table of rules.
 
     Raises:
-        UsageError: a condition is true.
+        UsageError: a rule is broken; the first one is reported.
     """
-    for is_broken, problem in rules:
+    for where, what, is_broken, got, remedy in rules:
         if is_broken:
-            raise UsageError(problem.where, problem.what, got=problem.got, remedy=problem.remedy)
+            raise UsageError(where, what, got=got, remedy=remedy)
 
 
 class StorageError(TformerError):

@@ -27,7 +27,7 @@ from tformer_cli.cli.options import (
 )
 from tformer_cli.cli.streams import check_outputs, reject_pipes
 from tformer_cli.config.schema.data import ParallelText
-from tformer_cli.errors import Problem, check_usage
+from tformer_cli.errors import Rule, check_usage
 from tformer_cli.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -144,15 +144,23 @@ def _chosen_texts(
     """Return the texts to evaluate, by name."""
     from tformer_cli.evaluation.evaluate import texts_of_split
 
-    if source is None or reference is None:
-        missing = "--source" if source is None else "--reference"
-        what = "--source and --reference go together"
-        is_alone = source is not None or reference is not None
-        check_usage((is_alone, Problem(missing, what, None, f"add {missing}")))
-        return texts_of_split(config, split)
-    what = "contradicts --source"
+    missing = "--source" if source is None else "--reference"
     check_usage(
-        (split is not None, Problem("--split", what, split, "leave one of them out")),
+        Rule(
+            missing,
+            "--source and --reference go together",
+            (source is None) != (reference is None),
+            remedy=f"add {missing}",
+        ),
+        Rule(
+            "--split",
+            "contradicts --source",
+            source is not None and split is not None,
+            split,
+            "leave one of them out",
+        ),
     )
+    if source is None or reference is None:
+        return texts_of_split(config, split)
     reject_pipes({"--source": source, "--reference": reference})
     return {source.name: ParallelText(source=source, target=reference)}

@@ -19,7 +19,7 @@ from tformer_cli.cli.options import (
     chosen_run,
 )
 from tformer_cli.cli.streams import check_outputs, has_pipe, open_output
-from tformer_cli.errors import Problem, check_usage
+from tformer_cli.errors import Rule, check_usage
 
 if TYPE_CHECKING:
     from tformer_cli.translate.score import ScoredPair
@@ -56,7 +56,7 @@ def score(
     Example: tformer score runs/demo --source test.en --target test.de
     """
     what, remedy = "has no effect with --json", "leave it out: JSON has the tokens"
-    check_usage((per_token and as_json, Problem("--per-token", what, None, remedy)))
+    check_usage(Rule("--per-token", what, per_token and as_json, remedy=remedy))
     check_outputs({"--output": output_file}, {"--source": source, "--target": target})
     run_directory = chosen_run(run, checkpoint)
 

@@ -46,7 +46,7 @@ from tformer_cli.cli.streams import (
     stdin_lines,
     typed_lines,
 )
-from tformer_cli.errors import Problem, check_usage
+from tformer_cli.errors import Rule, check_usage
 from tformer_cli.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -289,49 +289,53 @@ def _check_usage(
     is_parallel = num_processes() > 1
     by_line = {option: demands[option] for option in ("--prefixes", "--constraints")}
     check_usage(
-        (
+        Rule(
+            "--input",
+            "contradicts a sentence",
             sentence is not None and input_file,
-            Problem("--input", "contradicts a sentence", None, "leave one of them out"),
+            remedy="leave one of them out",
         ),
         *(
-            (
+            Rule(
+                option,
+                "needs --input, line for line",
                 file and input_file is None,
-                Problem(option, "needs --input, line for line", None, "name that file"),
+                remedy="name that file",
             )
             for option, file in by_line.items()
         ),
-        (
+        Rule(
+            "--resume",
+            "needs --input and --output",
             resume and (input_file is None or outputs["--output"] in (None, STDOUT)),
-            Problem("--resume", "needs --input and --output", None, "name both files"),
+            remedy="name both files",
         ),
-        (
+        Rule(
+            "--alignments",
+            "contradicts --resume",
             resume and outputs["--alignments"],
-            Problem(
-                "--alignments", "contradicts --resume", None, "use --json, which holds them too"
-            ),
+            remedy="use --json, which holds them too",
         ),
-        (
+        Rule(
+            "--input",
+            "is needed by torchrun, for stdin cannot be shared",
             is_parallel and input_file is None,
-            Problem(
-                "--input", "is needed by torchrun, for stdin cannot be shared", None, "name a file"
-            ),
+            remedy="name a file",
         ),
-        (
+        Rule(
+            "--workers",
+            "must be 1 under torchrun, which has begun the processes itself",
             is_parallel and workers not in (None, 1),
-            Problem(
-                "--workers",
-                "must be 1 under torchrun, which has begun the processes itself",
-                str(workers),
-                "leave it out",
-            ),
+            str(workers),
+            "leave it out",
         ),
-        # Also for an empty file: the first line with a demand may come late.
+        # Even for an empty file: the first line with a demand may come late.
         *(
-            (
+            Rule(
+                option,
+                "has no exact counterpart in CTranslate2",
                 file and backend == "ctranslate2",
-                Problem(
-                    option, "has no exact counterpart in CTranslate2", None, "use another --backend"
-                ),
+                remedy="use another --backend",
             )
             for option, file in demands.items()
         ),

@@ -13,7 +13,7 @@ from tformer_cli.config.schema.decoding import (
     SampleConfig,
 )
 from tformer_cli.distributed import num_processes
-from tformer_cli.errors import ConfigError, Problem, UsageError, check_usage
+from tformer_cli.errors import ConfigError, Problem, Rule, UsageError, check_usage
 
 Backend = Literal["native", "ctranslate2"]
 
@@ -103,22 +103,32 @@ def check_backend(
     """
     check_choice("`backend`", backend, get_args(Backend))
     if backend == "native":
-        if quantization is not None:
-            what = 'has no effect without `backend="ctranslate2"`'
-            raise UsageError("`quantization`", what, got=quantization)
+        what = 'has no effect without `backend="ctranslate2"`'
+        check_usage(Rule("`quantization`", what, quantization is not None, quantization))
         return
     ctranslate2 = '`backend="ctranslate2"`'
     no_effect = f"has no effect on {ctranslate2}"
-    threads = f"has no effect on {ctranslate2}, which has threads"
-    cpu_only = f"must be cpu with {ctranslate2}"
-    one_process = "is for one process, which has threads"
     check_usage(
-        (num_processes() > 1, Problem(ctranslate2, one_process, None, "drop torchrun")),
-        (ensemble, Problem("`ensemble`", no_effect, None, "leave one of them out")),
-        (
-            precision != "float32",
-            Problem("`precision`", no_effect, precision, "use `quantization`"),
+        Rule(
+            ctranslate2,
+            "is for one process, which has threads",
+            num_processes() > 1,
+            remedy="drop torchrun",
         ),
-        (workers not in (None, 1), Problem("`workers`", threads, str(workers), "leave it out")),
-        (device.type != "cpu", Problem("`device`", cpu_only, str(device), 'add `device="cpu"`')),
+        Rule("`ensemble`", no_effect, ensemble, remedy="leave one of them out"),
+        Rule("`precision`", no_effect, precision != "float32", precision, "use `quantization`"),
+        Rule(
+            "`workers`",
+            f"has no effect on {ctranslate2}, which has threads",
+            workers not in (None, 1),
+            str(workers),
+            "leave it out",
+        ),
+        Rule(
+            "`device`",
+            f"must be cpu with {ctranslate2}",
+            device.type != "cpu",
+            str(device),
+            'add `device="cpu"`',
+        ),
     )
