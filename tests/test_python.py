@@ -156,6 +156,22 @@ def test_a_mistake_is_an_error_of_the_package(toy_run, call, message):
     assert str(caught.value).startswith(message)
 
 
+def environment_after(statements: str) -> str:
+    """A variable that torch reads when it is imported, after some statements."""
+    code = f"{statements}; import os; print(os.environ.get('GOMP_SPINCOUNT'))"
+    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, env=environment
+    ).stdout.strip()
+
+
+def test_a_program_runs_with_the_settings_of_the_command_unless_torch_is_there():
+    assert environment_after("import tformer_cli") == "None"
+    assert environment_after("from tformer_cli import BeamConfig") == "30000"
+    assert environment_after("import torch; from tformer_cli import BeamConfig") == "None"
+
+
 def test_every_public_name_is_seen_before_it_is_used():
     code = "import tformer_cli; print(*dir(tformer_cli))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,7 +5,7 @@
     print(evaluate(run)["demo"].scores["bleu"])
     print(Translator.load(run).translate(["The girl has danced with us."]))
 
-Importing the package costs nothing: each name below is loaded when it is first used.
+Importing the package costs nothing: each name is loaded when it is first used.
 """
 
 import importlib
@@ -47,7 +47,7 @@ __all__ = [  # noqa: RUF022 - sorted as Python sorts
     "train",
 ]
 
-# The same names as above, for Python itself.
+# Module of each name.
 _HOMES = {
     "BeamConfig": "tformer_cli.config.schema.decoding",
     "Config": "tformer_cli.config.schema.config",
@@ -72,10 +72,13 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-# A type checker, which knows the imports above, must find no name beyond them.
+# A type checker uses the imports above.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from tformer_cli.process import tune_environment
+
+        tune_environment()
         return getattr(importlib.import_module(_HOMES[name]), name)

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Literal, get_args
 
-from tformer_cli.cli.app import ENVIRONMENT
+from tformer_cli.process import ENVIRONMENT
 
 Condition = Literal["default", "tuned"]
 CONDITIONS: tuple[Condition, ...] = get_args(Condition)

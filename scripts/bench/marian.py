@@ -14,7 +14,7 @@ Example: python scripts/bench/marian.py runs/multi30k --learning-rate 1e-3 --ini
 
 import os
 
-from tformer_cli.cli.app import ENVIRONMENT
+from tformer_cli.process import ENVIRONMENT
 
 # As `tformer train` has it; read when torch is imported.
 os.environ.update(ENVIRONMENT | os.environ)

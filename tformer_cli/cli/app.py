@@ -21,22 +21,8 @@ from tformer_cli.cli.train import train
 from tformer_cli.cli.translate import translate
 from tformer_cli.cli.vocab import vocab
 from tformer_cli.errors import StorageError
+from tformer_cli.process import tune_environment
 from tformer_cli.version import __version__
-
-# What torch and its libraries read when they are imported.
-ENVIRONMENT = {
-    # torch's threads wait for each other in a loop. Where another program wants the processor too,
-    # a long wait costs four fifths of the speed; this one ends after some microseconds.
-    "GOMP_SPINCOUNT": "30000",
-    # oneDNN compiles half a megabyte of instructions for each shape of two matrices. torch and
-    # oneDNN keep a thousand of them each unless told otherwise; a step needs a few dozen.
-    "LRU_CACHE_CAPACITY": "64",
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
-    # Batches of many shapes leave gaps in a GPU's memory that no other batch fits into.
-    # The second name is what torch called it before 2.9, and some releases since still go by.
-    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-}
 
 app = new_app(
     name="tformer",
@@ -87,8 +73,7 @@ def options(
 
 def main() -> None:
     """Run `tformer`."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    tune_environment()
     # It warns where it cannot keep a list of fonts for the next time, and draws all the same.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     run(app)

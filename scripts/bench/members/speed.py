@@ -10,10 +10,9 @@ import torch
 from apart import printed
 from trainers.worker import Worker
 
-from tformer_cli.cli.app import ENVIRONMENT
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.corpus.reader import read_pairs
-from tformer_cli.process import tune_allocator
+from tformer_cli.process import ENVIRONMENT, tune_allocator
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.translate.translator import Translator
