@@ -12,6 +12,7 @@ from tformer_cli.search.logits_processors import (
     penalize_frequency,
     penalize_repetition,
 )
+from tformer_cli.search.request import Request
 from tformer_cli.search.state import Sequences
 
 START, V, K = 0, 7, 2
@@ -19,7 +20,8 @@ START, V, K = 0, 7, 2
 
 def written(histories: list[list[list[int]]]) -> Sequences:
     """Sequences in places of different lengths, with leftovers behind the shorter ones."""
-    rows = Sequences.empty(len(histories), K, START, torch.device("cpu"))
+    requests, limits = [Request(())] * len(histories), [(1, 12)] * len(histories)
+    rows = Sequences.empty(requests, limits, K, START, torch.device("cpu"))
     rows.tokens = torch.randint(1, V, (len(histories), K, 12))
     rows.tokens[:, :, 0] = START
     for place, place_rows in enumerate(histories):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.decoding import BeamConfig
-from tformer_cli.search.logits_processors import LogitsProcessor, RequestState
-from tformer_cli.search.request import Hypothesis, Request, SpecialTokens
+from tformer_cli.search.continuous_batching import Search
+from tformer_cli.search.request import Hypothesis, Request
 from tformer_cli.search.state import SearchState, SearchStep, Sequences, by_score
 from tformer_cli.search.stepper import Stepper
 from tformer_cli.search.topk import NextTokens, topk_continuations
@@ -43,40 +43,24 @@ class BeamHypotheses:
 
 @dataclass(slots=True)
 class BeamState(SearchState):
-    """State of a beam search.
+    """State of a beam search."""
 
-    Attributes:
-        requests: of each slot.
-        sequences: K live sequences per slot.
-        totals: (B, K) sums of scores.
-        log_probs: (B, K) sums of log probabilities.
-        hypotheses: stored for each slot.
-    """
-
-    requests: RequestState
     sequences: Sequences
-    totals: Tensor
-    log_probs: Tensor
+    totals: Tensor  # (B, K) sums of scores
+    log_probs: Tensor  # (B, K) sums of log probabilities
     hypotheses: list[BeamHypotheses]
 
 
 class Candidates(NamedTuple):
-    """Continuations of live sequences by one token; each member is (B, n), best first.
+    """Continuations of live sequences by one token; each member is (B, n), best first."""
 
-    Attributes:
-        totals: sums of scores.
-        log_probs: sums of log probabilities.
-        beam_indices: the sequence 0..K-1 that is continued.
-        tokens: the new token.
-    """
-
-    totals: Tensor
-    log_probs: Tensor
-    beam_indices: Tensor
-    tokens: Tensor
+    totals: Tensor  # sums of scores
+    log_probs: Tensor  # sums of log probabilities
+    beam_indices: Tensor  # sequences that are continued
+    tokens: Tensor  # new tokens
 
 
-class BeamSearch:
+class BeamSearch(Search[BeamConfig, BeamState]):
     """K live sequences per sentence.
 
     Each step takes the 2K best continuations of the live sequences as candidates. Those of the
@@ -87,46 +71,24 @@ class BeamSearch:
     log probability / length ** length_penalty, with EOS and penalties of the rules counted.
     """
 
-    def __init__(
-        self,
-        config: BeamConfig,
-        special_tokens: SpecialTokens,
-        device: torch.device,
-        *,
-        nbest: int = 1,
-    ) -> None:
-        self.config = config
-        self.special_tokens = special_tokens
-        self.device = device
-        self.nbest = nbest
-        self.num_beams = config.beam_size
-        self.processor = LogitsProcessor(config, special_tokens, device)
-
     def start(self, requests: Sequence[Request]) -> BeamState:
-        """Return the state of a slot for each request."""
-        shape = (len(requests), self.num_beams)
+        log_probs = torch.zeros((len(requests), self.num_beams), device=self.device)
         # All sequences of a slot are equal at first, so only the first one competes.
-        totals = torch.full(shape, -math.inf, device=self.device)
+        totals = torch.full_like(log_probs, -math.inf)
         totals[:, 0] = 0.0
-        return BeamState(
-            requests=self.processor.start(requests),
-            sequences=Sequences.empty(*shape, self.special_tokens.bos, self.device),
-            totals=totals,
-            log_probs=torch.zeros(shape, device=self.device),
-            hypotheses=[self._hypotheses(request) for request in requests],
-        )
+        hypotheses = [self._hypotheses(request) for request in requests]
+        sequences = self.processor.start(requests, self.num_beams)
+        return BeamState(sequences, totals, log_probs, hypotheses)
 
     def _hypotheses(self, request: Request) -> BeamHypotheses:
         return BeamHypotheses(self.config, self.nbest)
 
     def step(self, state: BeamState, stepper: Stepper) -> SearchStep:
-        """Continue the live sequences by the best candidates."""
-        logits = stepper.step(state.sequences.last)
-        next_tokens = self.processor(logits, state.sequences, state.requests)
-        return self._advance(state, self._candidates(state, next_tokens))
+        next_tokens = self.processor(stepper.step(state.sequences.last), state.sequences)
+        return self.advance(state, self._candidates(state, next_tokens))
 
     def _candidates(self, state: BeamState, next_tokens: NextTokens) -> Candidates:
-        """Return the 2K best continuations of each slot, or fewer where there are fewer."""
+        """Return the 2K best continuations of each slot, or all if there are fewer."""
         scores, log_probs, norms = next_tokens
         beams, tokens = topk_continuations(scores, norms, state.totals, 2 * self.num_beams)
         index = (torch.arange(len(beams), device=self.device)[:, None], beams)
@@ -137,22 +99,21 @@ class BeamSearch:
             tokens,
         )
 
-    def _advance(self, state: BeamState, candidates: Candidates) -> SearchStep:
+    def advance(self, state: BeamState, candidates: Candidates) -> SearchStep:
         """Store candidates that end, and continue by the others."""
         sequences, size = state.sequences, self.num_beams
-        is_eos = candidates.tokens == self.special_tokens.eos
-        is_last = sequences.lengths + 1 == state.requests.max_lengths
-        is_stored = (is_eos | is_last[:, None])[:, :size] & (
-            candidates.totals[:, :size] > -math.inf
-        )
-        self._store(state, sequences.active[:, None] & is_stored, candidates)
+        has_eos = candidates.tokens == self.eos
+        is_last = sequences.lengths + 1 == sequences.max_lengths
+        is_stored = (has_eos | is_last[:, None])[:, :size]
+        is_stored &= (candidates.totals[:, :size] > -math.inf) & sequences.active[:, None]
+        self._store(state, is_stored, candidates)
         last = is_last.tolist()
         finished = {}
         for slot in (sequences.active & (is_stored.any(dim=1) | is_last)).nonzero()[:, 0].tolist():
             if last[slot] or state.hypotheses[slot].is_done():
                 finished[slot] = state.hypotheses[slot].best()
                 sequences.active[slot] = False
-        live = live_candidates(is_eos, size)
+        live = live_candidates(has_eos, size)
         state.totals = candidates.totals.gather(1, live)
         state.log_probs = candidates.log_probs.gather(1, live)
         beam_indices = candidates.beam_indices.gather(1, live)
@@ -161,35 +122,29 @@ class BeamSearch:
         return SearchStep(beam_indices, finished)
 
     def _store(self, state: BeamState, is_stored: Tensor, candidates: Candidates) -> None:
-        """Store the candidates that a mask (B, K) names."""
+        """Store the candidates in a mask (B, K)."""
         slots, ranks = is_stored.nonzero(as_tuple=True)
         if len(slots) == 0:
             return
         chosen = Candidates(*(part[slots, ranks] for part in candidates))
         prefixes = state.sequences.token_ids(slots, chosen.beam_indices)
         parts = (slots, ranks, chosen.totals, chosen.log_probs, chosen.tokens)
-        for ids, slot, rank, total, log_prob, token in zip(
-            prefixes, *(part.tolist() for part in parts), strict=True
-        ):
-            is_finished = token == self.special_tokens.eos
+        columns = (part.tolist() for part in parts)
+        for ids, slot, rank, total, log_prob, token in zip(prefixes, *columns, strict=True):
             score = total / (len(ids) + 1) ** self.config.length_penalty
-            token_ids = ids if is_finished else (*ids, token)
-            hypothesis = Hypothesis(token_ids, log_prob, score, is_finished)
+            has_eos = token == self.eos
+            hypothesis = Hypothesis(ids if has_eos else (*ids, token), log_prob, score, has_eos)
             state.hypotheses[slot].add(hypothesis, rank)
 
 
-def live_candidates(is_eos: Tensor, size: int) -> Tensor:
-    """Return the indices (B, K) of the candidates that stay alive.
+def live_candidates(has_eos: Tensor, size: int) -> Tensor:
+    """Return the indices (B, K) of the candidates (B, 2K) that stay alive.
 
     These are the first K; each of them that ends is replaced by the best later candidate that does
     not end and replaces no other.
-
-    Args:
-        is_eos: (B, 2K) whether a candidate ends.
-        size: K.
     """
-    first, rest = is_eos[:, :size], is_eos[:, size:]
+    first, rest = has_eos[:, :size], has_eos[:, size:]
     substitutes = size + rest.int().argsort(dim=-1, stable=True)
     order = (first.int().cumsum(dim=-1) - 1).clamp(min=0, max=rest.shape[1] - 1)
-    itself = torch.arange(size, device=is_eos.device).expand_as(first)
+    itself = torch.arange(size, device=has_eos.device).expand_as(first)
     return torch.where(first, substitutes.gather(1, order), itself)

@@ -70,7 +70,7 @@ class ConstrainedBeamSearch(BeamSearch):
         if not request.required:
             return super()._hypotheses(request)
         enough = max(self.nbest, self.config.enough)
-        beam = ConstrainedBeam(request.required, self.num_beams, enough, self.special_tokens.eos)
+        beam = ConstrainedBeam(request.required, self.num_beams, enough, self.eos)
         return ConstrainedHypotheses(self.config, self.nbest, beam)
 
     def _constrained(self, state: BeamState) -> dict[int, ConstrainedHypotheses]:
@@ -82,8 +82,8 @@ class ConstrainedBeamSearch(BeamSearch):
             if isinstance(hypotheses, ConstrainedHypotheses) and active[slot]
         }
 
-    def _advance(self, state: BeamState, candidates: Candidates) -> SearchStep:
-        step = super()._advance(state, candidates)
+    def advance(self, state: BeamState, candidates: Candidates) -> SearchStep:
+        step = super().advance(state, candidates)
         constrained = self._constrained(state)
         if not constrained:
             return step
@@ -111,7 +111,7 @@ class ConstrainedBeamSearch(BeamSearch):
         beams = [hypotheses.beam for hypotheses in constrained.values()]
         slots = torch.tensor(list(constrained), device=self.device)
         tokens, totals, log_probs = self._offered(state, next_tokens, slots, beams)
-        is_last = (state.sequences.lengths + 1 == state.requests.max_lengths)[slots]
+        is_last = (state.sequences.lengths + 1 == state.sequences.max_lengths)[slots]
         parts = (tokens.tolist(), totals.tolist(), log_probs.tolist())
         chosen = [
             beam.allocate(beam.candidates(*offered), is_last=last)
@@ -142,14 +142,14 @@ class ConstrainedBeamSearch(BeamSearch):
             [[beam_state.is_complete for beam_state in beam.states] for beam in beams],
             device=self.device,
         )
-        is_early = (tokens == self.special_tokens.eos) & ~is_complete[:, :, None]
+        is_early = (tokens == self.eos) & ~is_complete[:, :, None]
         return tokens, totals, torch.where(is_early, before, sums)
 
     def _phrase_tokens(self, beams: Sequence[ConstrainedBeam]) -> Tensor:
         """Return the tokens (B', K, n) that continue phrases, padded with BOS (suppressed)."""
         tokens = [[state.next_tokens for state in beam.states] for beam in beams]
         width = max(len(part) for parts in tokens for part in parts)
-        padding = [self.special_tokens.bos] * width
+        padding = [self.bos] * width
         padded = [[[*part, *padding[len(part) :]] for part in parts] for parts in tokens]
         return torch.tensor(padded, dtype=torch.long, device=self.device)
 
@@ -158,7 +158,7 @@ class ConstrainedBeamSearch(BeamSearch):
     ) -> None:
         """Replace the candidates of these slots (B') by the chosen ones."""
         width = candidates.totals.shape[1]
-        nothing = (-math.inf, -math.inf, 0, self.special_tokens.bos)
+        nothing = (-math.inf, -math.inf, 0, self.bos)
         padded = [
             [*(candidate[:4] for candidate in part[:width]), *[nothing] * (width - len(part))]
             for part in chosen

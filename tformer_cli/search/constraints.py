@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-Phrase = tuple[int, ...]
+from tformer_cli.search.request import Phrase
 
 
 class Constraints:
@@ -13,9 +13,6 @@ class Constraints:
 
     A phrase that is listed n times must occur at n positions; occurrences may overlap. The state of
     a sequence is a function of its tokens; states are made when sequences reach them.
-
-    Attributes:
-        start: state of an empty sequence.
     """
 
     def __init__(self, phrases: Sequence[Phrase]) -> None:
@@ -27,12 +24,7 @@ class Constraints:
         self.start = self.state(self.counts, ())
 
     def state(self, missing: tuple[int, ...], begun: Phrase) -> "ConstraintState":
-        """Return the state, the same object for equal arguments.
-
-        Args:
-            missing: how often each phrase has still to occur.
-            begun: longest suffix of the sequence that is a proper prefix of a missing phrase.
-        """
+        """Return the state, the same object for equal arguments, as `ConstraintState` has them."""
         key = (missing, begun)
         if key not in self._states:
             self._states[key] = ConstraintState(self, missing, begun)
@@ -49,24 +41,25 @@ class Constraints:
 class ConstraintState:
     """How much of the required phrases a sequence has met.
 
-    Attributes:
-        num_met: phrases that it contains, one that is listed n times up to n times.
-        num_tokens: tokens of these phrases and of the one that it is writing: its bank.
-        is_complete: whether it contains all phrases.
-        next_tokens: tokens that continue a phrase, so that `num_tokens` grows.
+    Args:
+        constraints: the phrases.
+        missing: how often each phrase has still to occur.
+        begun: longest suffix of the sequence that is a proper prefix of a missing phrase.
     """
 
     def __init__(self, constraints: Constraints, missing: tuple[int, ...], begun: Phrase) -> None:
         self._constraints, self._missing, self._begun = constraints, missing, begun
-        phrases, size = constraints.phrases, len(begun)
-        met = [count - left for count, left in zip(constraints.counts, missing, strict=True)]
-        self.num_met = sum(met)
-        self.num_tokens = size + sum(
-            len(phrase) * count for phrase, count in zip(phrases, met, strict=True)
-        )
-        self.is_complete = not any(missing)
-        self.next_tokens = sorted({phrase[size] for phrase in _continued(begun, phrases, missing)})
         self._successors: dict[int, ConstraintState] = {}
+        phrases = constraints.phrases
+        met = [count - left for count, left in zip(constraints.counts, missing, strict=True)]
+        self.is_complete = not any(missing)
+        self.num_met = sum(met)
+        # Tokens of these phrases and of the one that is begun: the bank of the sequence.
+        lengths = [len(phrase) for phrase in phrases]
+        self.num_tokens = len(begun) + sum(map(int.__mul__, lengths, met))
+        # Tokens that continue a phrase, so that `num_tokens` grows.
+        continued = _continued(begun, phrases, missing)
+        self.next_tokens = sorted({phrase[len(begun)] for phrase in continued})
 
     def after(self, token: int) -> "ConstraintState":
         """Return the state of the sequence with one more token."""
@@ -98,21 +91,13 @@ def _continued(begun: Phrase, phrases: Sequence[Phrase], missing: Sequence[int])
 
 
 class Candidate(NamedTuple):
-    """Continuation of a live sequence by one token.
+    """Continuation of a live sequence by one token."""
 
-    Attributes:
-        total: sum of scores.
-        log_prob: sum of log probabilities.
-        beam_index: the sequence 0..K-1 that is continued.
-        token: the new token.
-        state: of the sequence with it.
-    """
-
-    total: float
-    log_prob: float
-    beam_index: int
-    token: int
-    state: ConstraintState
+    total: float  # sum of scores
+    log_prob: float  # sum of log probabilities
+    beam_index: int  # sequence 0..K-1 that is continued
+    token: int  # new token
+    state: ConstraintState  # of the sequence with it
 
 
 class ConstrainedBeam:
@@ -121,17 +106,12 @@ class ConstrainedBeam:
     Sequences may wait for a good position of a phrase until `enough` of them would have ended
     without phrases, had they been allowed to. What follows after that is of low quality, so from
     then on every sequence continues with its phrases.
-
-    Attributes:
-        constraints: the phrases.
-        states: of each sequence.
-        is_over: whether `enough` complete sequences have ended since none may wait.
     """
 
     def __init__(self, phrases: Sequence[Phrase], num_beams: int, enough: int, eos: int) -> None:
         self.constraints = Constraints(phrases)
         self.states = [self.constraints.start] * num_beams
-        self.is_over = False
+        self.is_over = False  # `enough` complete sequences have ended since none may wait
         self._num_beams, self._enough, self._eos = num_beams, enough, eos
         self._num_ended = 0
         self._may_wait = True
@@ -151,10 +131,8 @@ class ConstrainedBeam:
     ) -> list[Candidate]:
         """Return the possible continuations of all sequences, best first.
 
-        Args:
-            tokens: next tokens of each sequence; a token may be listed twice.
-            totals: sums of scores with these tokens.
-            log_probs: sums of log probabilities with them.
+        Next tokens are listed for each sequence, perhaps twice, with the sums of scores and of log
+        probabilities.
         """
         candidates = []
         for index, state in enumerate(self.states):
@@ -168,11 +146,8 @@ class ConstrainedBeam:
     def allocate(self, candidates: Sequence[Candidate], *, is_last: bool) -> list[Candidate]:
         """Return the K candidates to continue by, best first, and then what replaces ended ones.
 
-        An incomplete sequence ends only if no sequence can do anything else.
-
-        Args:
-            candidates: best first.
-            is_last: whether this step reaches the length limit.
+        An incomplete sequence ends only if no sequence can do anything else. The last step is that
+        at the length limit.
         """
         self._count_ended(candidates[: self._num_beams])
         possible = [one for one in candidates if not self._is_early(one)] or candidates
@@ -207,15 +182,12 @@ class ConstrainedBeam:
 
 
 def allocate_banks(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return candidates in the order in which they get a place in the beam.
+    """Return candidates, best first, in the order in which they enter the beam.
 
     Candidates with equal `num_tokens` are a bank. In each round every bank contributes its best
     remaining candidate: first the most advanced bank, then the others by their totals. So banks
-    have equal shares, what a bank cannot use goes to others, and the most advanced bank has a
-    place even if there are fewer places than banks.
-
-    Args:
-        candidates: best first.
+    have equal shares, what a bank cannot use goes to others, and the most advanced bank is never
+    empty.
     """
     most = max((candidate.state.num_tokens for candidate in candidates), default=0)
     sizes: Counter[int] = Counter()

@@ -5,14 +5,17 @@ slots. Every slot is padded to the longest sequence in flight, so a single runaw
 the whole batch. Sequences far longer than usual are therefore requeued once and restarted last.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
-from tformer_cli.search.request import Hypothesis, Request
+from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
+from tformer_cli.search.logits_processors import LogitsProcessor
+from tformer_cli.search.request import Hypothesis, Request, SpecialTokens
 from tformer_cli.search.state import SearchState, SearchStep
 from tformer_cli.search.stepper import Stepper
 
@@ -23,29 +26,58 @@ IDLE_SHARE = 0.05
 STRAGGLER_RATIO = 2
 MIN_SOURCE_LENGTH = 16
 
+Config = TypeVar("Config", bound=DecodingConfig)
 State = TypeVar("State", bound=SearchState)
 
 
-class Search(Protocol[State]):
+class Search(ABC, Generic[Config, State]):
     """Decides how K sequences of each slot continue, and which sentences are done.
 
-    A search has no state of its own: it returns a state, and steps change it.
+    A search keeps nothing between steps: it returns a state, which steps change.
     """
 
-    num_beams: int
+    def __init__(
+        self,
+        config: Config,
+        special_tokens: SpecialTokens,
+        device: torch.device,
+        *,
+        nbest: int = 1,
+        scored: bool = True,
+    ) -> None:
+        """Prepare a search.
 
+        Args:
+            config: of the search.
+            special_tokens: of the target vocabulary.
+            device: of the logits.
+            nbest: hypotheses of each sentence, at most the beam size.
+            scored: whether hypotheses need scores.
+        """
+        self.config = config
+        self.bos, self.eos = special_tokens.bos, special_tokens.eos
+        self.device = device
+        self.nbest = nbest
+        self.scored = scored
+        self.processor = LogitsProcessor(config, special_tokens, device)
+
+    @property
+    def num_beams(self) -> int:
+        """K, the sequences of a slot."""
+        return self.config.beam_size if isinstance(self.config, BeamConfig) else self.nbest
+
+    @abstractmethod
     def start(self, requests: Sequence[Request]) -> State:
         """Return the state of a slot for each request."""
-        ...
 
+    @abstractmethod
     def step(self, state: State, stepper: Stepper) -> SearchStep:
         """Give the newest tokens to the stepper, and append the next ones."""
-        ...
 
 
 def decode_all(
     stepper: Stepper,
-    search: Search[State],
+    search: Search[Config, State],
     requests: Sequence[Request],
     max_slots: Callable[[int], int],
     device: torch.device,
@@ -89,8 +121,9 @@ def decode_all(
         if admitted:
             slots = torch.tensor(scheduler.assign(admitted), device=device)
             new = [requests[index] for index in admitted]
-            sources = [request.source for request in new]
-            stepper.insert(slots, sources, scheduler.lookahead(len(sources)))
+            stepper.insert(
+                slots, [request.source for request in new], scheduler.lookahead(len(new))
+            )
             state.insert(slots, search.start(new))
         busy = compact([index is not None for index in scheduler.slots])
         if not busy:
@@ -101,19 +134,15 @@ def decode_all(
 
 
 class SlotScheduler:
-    """Assigns requests to slots.
-
-    Attributes:
-        slots: index of the request in each slot; None for an idle slot.
-        num_steps: steps that the search has taken.
-    """
+    """Assigns requests, by their indices, to slots."""
 
     def __init__(self, requests: Sequence[Request], max_slots: Callable[[int], int]) -> None:
+        self._lengths = [len(request.source) for request in requests]
         self._requests = requests
         self._max_slots = max_slots
-        count = min(len(requests), max_slots(len(requests[0].source)))
-        self.slots: list[int | None] = list(range(count))
-        self.num_steps = 0
+        count = min(len(requests), max_slots(self._lengths[0]))
+        self.slots: list[int | None] = list(range(count))  # None is an idle slot
+        self.num_steps = 0  # that the search has taken
         self._start_steps = [0] * count
         self._waiting = deque(range(count, len(requests)))
         self._requeued: set[int] = set()
@@ -121,7 +150,7 @@ class SlotScheduler:
         self._num_target_tokens = self._num_source_tokens = 0
 
     def running(self) -> list[int]:
-        """Return the indices of the running requests."""
+        """Return the running requests."""
         return [index for index in self.slots if index is not None]
 
     def idle_slots(self) -> list[int]:
@@ -129,10 +158,10 @@ class SlotScheduler:
         return [slot for slot, index in enumerate(self.slots) if index is None]
 
     def finish(self, slot: int) -> int:
-        """Free the slot of a request that is done; return its index."""
+        """Free the slot of a request that is done; return the request."""
         index = self._free(slot)
         self._num_target_tokens += self.num_steps - self._start_steps[slot]
-        self._num_source_tokens += self._source_length(index)
+        self._num_source_tokens += self._lengths[index]
         return index
 
     def should_reschedule(self) -> bool:
@@ -152,25 +181,26 @@ class SlotScheduler:
         for slot, index in enumerate(self.slots):
             if index is None or index in self._requeued:
                 continue
-            usual = usual_ratio * max(MIN_SOURCE_LENGTH, self._source_length(index))
-            if self.num_steps - self._start_steps[slot] > STRAGGLER_RATIO * usual:
+            age = self.num_steps - self._start_steps[slot]
+            usual = usual_ratio * max(MIN_SOURCE_LENGTH, self._lengths[index])
+            if age > STRAGGLER_RATIO * usual:
                 self._waiting.append(self._free(slot))
                 self._requeued.add(index)
 
     def take_waiting(self) -> list[int]:
-        """Take as many requests from the queue as slots are allowed for; return their indices."""
+        """Take as many requests from the queue as slots are allowed for."""
         together = self.running()
         num_running = len(together)
         while self._waiting:
             # The first request has the longest source.
             first = min((*together, self._waiting[0]))
-            if len(together) >= self._max_slots(self._source_length(first)):
+            if len(together) >= self._max_slots(self._lengths[first]):
                 break
             together.append(self._waiting.popleft())
         return together[num_running:]
 
     def lookahead(self, num_admitted: int) -> Iterator[Sequence[int]]:
-        """Yield the sources that wait, with `num_admitted` others at most as many as slots."""
+        """Yield waiting sources, at most as many as there are slots for besides those admitted."""
         indices = islice(self._waiting, len(self.slots) - num_admitted)
         return (self._requests[index].source for index in indices)
 
@@ -195,9 +225,6 @@ class SlotScheduler:
         index, self.slots[slot] = self.slots[slot], None
         assert index is not None
         return index
-
-    def _source_length(self, index: int) -> int:
-        return len(self._requests[index].source)
 
 
 def compact(is_busy: Sequence[bool]) -> list[int]:

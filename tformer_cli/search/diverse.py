@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.search.beam import BeamSearch, BeamState, Candidates
+from tformer_cli.search.continuous_batching import Search
 from tformer_cli.search.request import Hypothesis, Request, SpecialTokens
 from tformer_cli.search.state import SearchState, SearchStep, by_score
 from tformer_cli.search.stepper import Stepper
@@ -17,28 +18,22 @@ from tformer_cli.search.topk import TopK
 
 @dataclass(slots=True)
 class GroupState(SearchState):
-    """State of a group; penalties (B, K / G) are those of each sequence so far."""
+    """State of a group."""
 
     beam: BeamState
-    penalties: Tensor
+    penalties: Tensor  # (B, K / G) diversity penalties of each sequence so far
 
 
 @dataclass(slots=True)
 class DiverseState(SearchState):
-    """State of all groups.
-
-    Attributes:
-        groups: state of each group.
-        hypotheses: those of the groups of a slot that are done.
-        num_running: groups of a slot that are not done.
-    """
+    """State of all groups."""
 
     groups: tuple[GroupState, ...]
-    hypotheses: list[list[Hypothesis]]
-    num_running: list[int]
+    hypotheses: list[list[Hypothesis]]  # of the groups of a slot that are done
+    num_running: list[int]  # groups of a slot that are not
 
 
-class DiverseBeamSearch:
+class DiverseBeamSearch(Search[BeamConfig, DiverseState]):
     """G beam searches of K / G sequences each, which take turns at every step.
 
     A group ranks a token lower by the diversity penalty for each time that an earlier group has it
@@ -54,34 +49,31 @@ class DiverseBeamSearch:
         device: torch.device,
         *,
         nbest: int = 1,
+        scored: bool = True,
     ) -> None:
-        self.device = device
-        self.num_kept = nbest if config.coverage_penalty == 0 else None
-        self.num_beams = config.beam_size
-        self.groups = [
-            BeamGroup(config, special_tokens, device, nbest=nbest, index=index)
-            for index in range(config.num_beam_groups)
-        ]
+        super().__init__(config, special_tokens, device, nbest=nbest, scored=scored)
+        self.size = config.beam_size // config.num_beam_groups
+        own = replace(config, beam_size=self.size, num_beam_groups=1)
+        self.search = BeamSearch(own, special_tokens, device, nbest=min(nbest, self.size))
 
     def start(self, requests: Sequence[Request]) -> DiverseState:
-        """Return the state of a slot for each request."""
-        return DiverseState(
-            groups=tuple(group.start_group(requests) for group in self.groups),
-            hypotheses=[[] for _ in requests],
-            num_running=[len(self.groups)] * len(requests),
-        )
+        num_groups = self.config.num_beam_groups
+        beams = [self.search.start(requests) for _ in range(num_groups)]
+        groups = tuple(GroupState(beam, torch.zeros_like(beam.log_probs)) for beam in beams)
+        return DiverseState(groups, [[] for _ in requests], [num_groups] * len(requests))
 
     def step(self, state: DiverseState, stepper: Stepper) -> SearchStep:
-        """Continue each group, with penalties for the tokens of those before it."""
         last = torch.cat([group.beam.sequences.last for group in state.groups], dim=1)
         logits = stepper.step(last)
         token_counts = torch.zeros((len(logits), logits.shape[2]), device=self.device)
         beam_indices, finished = [], {}
-        size = self.num_beams // len(self.groups)
-        for index, (group, group_state) in enumerate(zip(self.groups, state.groups, strict=True)):
-            first = index * size
-            own_logits = logits[:, first : first + size]
-            step, token_counts = group.step_group(group_state, own_logits, token_counts)
+        for index, group in enumerate(state.groups):
+            first = index * self.size
+            # Only penalized tokens can drop out of the best of a sequence.
+            num_offered = 2 * self.size + first
+            own_logits = logits[:, first : first + self.size]
+            offered = self.search.processor(own_logits, group.beam.sequences).topk(num_offered)
+            step, token_counts = self._step_group(group, offered, token_counts)
             assert step.beam_indices is not None
             beam_indices.append(first + step.beam_indices)
             for slot, hypotheses in step.finished.items():
@@ -91,77 +83,44 @@ class DiverseBeamSearch:
                     finished[slot] = self._best(state.hypotheses[slot])
         return SearchStep(torch.cat(beam_indices, dim=1), finished)
 
-    def _best(self, hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
-        distinct = {hypothesis.token_ids: hypothesis for hypothesis in hypotheses}
-        return by_score([*distinct.values()])[: self.num_kept]
-
-
-class BeamGroup(BeamSearch):
-    """Beam search of a group, which is penalized for the tokens of `index` groups before it."""
-
-    def __init__(
-        self,
-        config: BeamConfig,
-        special_tokens: SpecialTokens,
-        device: torch.device,
-        *,
-        nbest: int,
-        index: int,
-    ) -> None:
-        size = config.beam_size // config.num_beam_groups
-        own = replace(config, beam_size=size, num_beam_groups=1)
-        super().__init__(own, special_tokens, device, nbest=min(nbest, size))
-        self.diversity = config.diversity_penalty
-        # Only penalized tokens can drop out of the best of a sequence; there are `index * size`.
-        self.num_offered = (2 + index) * size
-
-    def start_group(self, requests: Sequence[Request]) -> GroupState:
-        """Return the state of a slot for each request."""
-        beam = self.start(requests)
-        return GroupState(beam, torch.zeros_like(beam.log_probs))
-
-    def step_group(
-        self, state: GroupState, logits: Tensor, token_counts: Tensor
+    def _step_group(
+        self, group: GroupState, offered: TopK, token_counts: Tensor
     ) -> tuple[SearchStep, Tensor]:
-        """Continue the sequences of the group.
+        """Continue the sequences of a group.
 
         Args:
-            state: of the group.
-            logits: (B, K / G, V) of the group.
+            group: its state.
+            offered: the best next tokens of its sequences.
             token_counts: (B, V) how often earlier groups have selected each token at this step.
 
         Returns:
             The step, and the counts with the tokens of this group.
         """
-        sequences = state.beam.sequences
-        best = self.processor(logits, sequences, state.beam.requests).topk(self.num_offered)
-        beams = torch.arange(self.num_beams, device=self.device)[:, None]
-        beams = beams.expand(best.tokens.shape).flatten(1)
-        penalties = self._penalties(state, beams, best.tokens.flatten(1), token_counts)
-        scores = best.scores - penalties.view(best.tokens.shape)
-        candidates = self._best_offered(state.beam, best._replace(scores=scores))
-        is_selected = candidates.totals[:, : self.num_beams] > -math.inf
-        is_selected &= sequences.active[:, None]
-        own_tokens = candidates.tokens[:, : self.num_beams]
-        new_counts = token_counts.scatter_add(1, own_tokens, is_selected.float())
-        penalties = self._penalties(state, candidates.beam_indices, candidates.tokens, token_counts)
-        step = self._advance(state.beam, candidates._replace(totals=candidates.totals + penalties))
+        sequences = group.beam.sequences
+
+        def penalties(beams: Tensor, tokens: Tensor) -> Tensor:
+            """Return the penalties (B, n) of sequences (B, n) continued by tokens (B, n)."""
+            new = self.config.diversity_penalty * token_counts.gather(1, tokens)
+            return group.penalties.gather(1, beams) + new
+
+        tokens = offered.tokens.flatten(1)
+        beams = torch.arange(self.size, device=self.device)[:, None].expand(offered.tokens.shape)
+        penalty = penalties(beams.flatten(1), tokens).view(offered.tokens.shape)
+        totals = (group.beam.totals[:, :, None] + (offered.scores - penalty)).flatten(1)
+        log_probs = (group.beam.log_probs[:, :, None] + offered.log_probs).flatten(1)
+        best, indices = totals.topk(min(2 * self.size, totals.shape[1]), dim=-1)
+        beams, tokens = indices // offered.tokens.shape[2], tokens.gather(1, indices)
+        is_selected = (best[:, : self.size] > -math.inf) & sequences.active[:, None]
+        new_counts = token_counts.scatter_add(1, tokens[:, : self.size], is_selected.float())
+        unpenalized = best + penalties(beams, tokens)
+        candidates = Candidates(unpenalized, log_probs.gather(1, indices), beams, tokens)
+        step = self.search.advance(group.beam, candidates)
         assert step.beam_indices is not None
-        state.penalties = self._penalties(state, step.beam_indices, sequences.last, token_counts)
+        group.penalties = penalties(step.beam_indices, sequences.last)
         return step, new_counts
 
-    def _best_offered(self, state: BeamState, offered: TopK) -> Candidates:
-        """Return the 2K / G best of the tokens offered to all sequences of a slot."""
-        totals = (state.totals[:, :, None] + offered.scores).flatten(1)
-        log_probs = (state.log_probs[:, :, None] + offered.log_probs).flatten(1)
-        best, indices = totals.topk(min(2 * self.num_beams, totals.shape[1]), dim=-1)
-        tokens = offered.tokens.flatten(1).gather(1, indices)
-        beam_indices = indices // offered.tokens.shape[2]
-        return Candidates(best, log_probs.gather(1, indices), beam_indices, tokens)
-
-    def _penalties(
-        self, state: GroupState, beam_indices: Tensor, tokens: Tensor, token_counts: Tensor
-    ) -> Tensor:
-        """Return the penalties (B, n) of sequences (B, n) continued by tokens (B, n)."""
-        new = self.diversity * token_counts.gather(1, tokens)
-        return state.penalties.gather(1, beam_indices) + new
+    def _best(self, hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
+        distinct = {hypothesis.token_ids: hypothesis for hypothesis in hypotheses}
+        return by_score(distinct.values())[
+            : self.nbest if self.config.coverage_penalty == 0 else None
+        ]

@@ -85,12 +85,7 @@ class Engine(Protocol):
 
 
 class NativeEngine:
-    """Runs a model, or several models of one vocabulary as an ensemble.
-
-    Attributes:
-        max_slots: sentences decoded together; halved whenever memory runs out.
-        aligner: aligns target tokens to source tokens.
-    """
+    """Runs a model, or several models of one vocabulary as an ensemble."""
 
     def __init__(
         self,
@@ -101,14 +96,14 @@ class NativeEngine:
         precision: torch.dtype = torch.float32,
         others: Sequence[Seq2Seq] = (),
     ) -> None:
-        """Prepare the models for inference.
+        """Prepare the models for inference; they move to the device.
 
         Args:
-            model: is moved to the device.
-            special_tokens: of its target vocabulary.
+            model: the only one, or the first of an ensemble.
+            special_tokens: of the target vocabulary.
             device: where to compute.
             precision: number format of matrix products; int8 rounds weights.
-            others: the rest of an ensemble; they are moved, too.
+            others: the rest of the ensemble.
 
         Raises:
             DeviceError: memory does not suffice for the models.
@@ -121,6 +116,7 @@ class NativeEngine:
         self.scorer = ModelScorer(self.models, special_tokens, device=device, precision=precision)
         self.aligner = Aligner(self.models, special_tokens.bos, device=device, precision=precision)
         self._screen = self._two_stage_argmax(model.output)
+        # Sentences decoded together; halved whenever memory runs out.
         self.max_slots = batch_size_factor(device) * MAX_SLOTS
         self._has_warned = False
 
@@ -135,7 +131,6 @@ class NativeEngine:
         on_done: Callable[[int], object] = lambda count: None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> list[list[Hypothesis]]:
-        """Return the best hypotheses of each request."""
         results: dict[int, list[Hypothesis]] = {}
         waiting = longest_first(requests)
         on_done(len(requests) - len(waiting))
@@ -209,10 +204,7 @@ class NativeEngine:
         penalty: float,
         nbest: int,
     ) -> list[list[Hypothesis]]:
-        """Return the n best of all stored hypotheses of each request, with coverage.
-
-        As in CTranslate2, penalty * log coverage is added to scores after the length penalty.
-        """
+        """Return the n best stored hypotheses of each request by score + penalty * log coverage."""
         eos = self.special_tokens.eos
         best = [candidates[:nbest] for candidates in hypotheses]
         rows = [
@@ -237,7 +229,7 @@ def build_search(
     *,
     nbest: int,
     scored: bool,
-) -> Search[Any]:
+) -> Search[Any, Any]:
     """Return the search of a config for these requests; it takes the options of an engine."""
     if isinstance(config, GreedyConfig):
         return GreedySearch(config, special_tokens, device, scored=scored)
@@ -268,11 +260,8 @@ def longest_first(requests: Sequence[Request]) -> list[int]:
 def log_coverage(attention: Tensor) -> float:
     """Return the sum of log(min(coverage, 1)) over source tokens (Wu et al. 2016, section 7).
 
-    The coverage of a source token is the sum of the attention to it. As in CTranslate2, a token
-    without any attention does not count.
-
-    Args:
-        attention: (T, S) of the target tokens to the source tokens, EOS included in both.
+    Coverage is the sum of the attention (T, S) over target tokens, EOS included in both. As in
+    CTranslate2, a source token without any attention does not count.
     """
     coverage = attention.sum(dim=0)
     return float(coverage[coverage > 0].clamp(max=1.0).log().sum())

@@ -2,38 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.search.request import Request, SpecialTokens
-from tformer_cli.search.state import SearchState, Sequences
+from tformer_cli.search.state import Sequences
 from tformer_cli.search.topk import NextTokens, log_softmax, logsumexp
 
 
-@dataclass(slots=True)
-class RequestState(SearchState):
-    """The requests of B slots.
-
-    Attributes:
-        requests: of each slot.
-        max_lengths: (B,) most tokens of a hypothesis, EOS included.
-        min_lengths: (B,) fewest tokens before EOS.
-        has_rules: whether a request has a prefix, banned phrases or a minimum length.
-    """
-
-    requests: list[Request]
-    max_lengths: Tensor
-    min_lengths: Tensor
-    has_rules: list[bool]
-
-
 class LogitsProcessor:
-    """The rules of a config and of the requests.
+    """The rules of a config and of requests.
 
-    Rules change the scores that a search ranks by, after the softmax; probabilities stay those of
+    Rules change the scores that a search ranks by, after the softmax. Probabilities stay those of
     the model.
     """
 
@@ -41,27 +23,16 @@ class LogitsProcessor:
         self, config: DecodingConfig, special_tokens: SpecialTokens, device: torch.device
     ) -> None:
         self.config = config
-        self.eos = special_tokens.eos
+        self.bos, self.eos = special_tokens.bos, special_tokens.eos
         self.device = device
         self.suppressed = torch.tensor(list(special_tokens.suppressed), device=device)
-        self.has_penalties = (
-            config.repetition_penalty != 1
-            or config.frequency_penalty != 0
-            or config.no_repeat_ngram_size > 0
-        )
+        has_repetition_rules = config.repetition_penalty != 1 or config.no_repeat_ngram_size > 0
+        self.has_penalties = has_repetition_rules or config.frequency_penalty != 0
 
-    def start(self, requests: Sequence[Request]) -> RequestState:
-        """Return the state of a slot for each request."""
+    def start(self, requests: Sequence[Request], num_beams: int) -> Sequences:
+        """Return empty sequences with the limits of their requests."""
         limits = [self._limits(request) for request in requests]
-        return RequestState(
-            requests=list(requests),
-            max_lengths=torch.tensor([most for _, most in limits], device=self.device),
-            min_lengths=torch.tensor([least for least, _ in limits], device=self.device),
-            has_rules=[
-                bool(request.prefix or request.banned) or least > 1
-                for request, (least, _) in zip(requests, limits, strict=True)
-            ],
-        )
+        return Sequences.empty(requests, limits, num_beams, self.bos, self.device)
 
     def _limits(self, request: Request) -> tuple[int, int]:
         """Return the fewest tokens before EOS, and the most with it."""
@@ -73,26 +44,26 @@ class LogitsProcessor:
         least = max(config.min_length, math.ceil(config.min_length_ratio * source_length))
         return min(least, most - 1), most
 
-    def is_active(self, state: RequestState) -> bool:
-        """Return whether any rule changes scores."""
-        return self.has_penalties or any(state.has_rules)
-
     def suppress(self, logits: Tensor, sequences: Sequences) -> None:
         """Set the logits (B, K, V) of tokens that no hypothesis contains to -inf, in place."""
         suppress_tokens(logits, self.suppressed, self.eos, sequences.lengths)
 
-    def __call__(self, logits: Tensor, sequences: Sequences, state: RequestState) -> NextTokens:
-        """Return the scores of all next tokens from logits (B, K, V), which change in place."""
+    def is_active(self, sequences: Sequences) -> bool:
+        """Return whether a rule changes scores of any sequence."""
+        return self.has_penalties or any(sequences.has_rules)
+
+    def __call__(self, logits: Tensor, sequences: Sequences) -> NextTokens:
+        """Return all next tokens from logits (B, K, V), which change in place."""
         self.suppress(logits, sequences)
-        if not self.is_active(state):
+        if not self.is_active(sequences):
             return NextTokens(logits, logits, logsumexp(logits))
         log_probs = log_softmax(logits)
-        scores = self.scores(log_probs, sequences, state)
+        scores = self.scores(log_probs, sequences)
         return NextTokens(scores, log_probs, log_probs.new_zeros(logits.shape[:-1]))
 
-    def scores(self, log_probs: Tensor, sequences: Sequences, state: RequestState) -> Tensor:
+    def scores(self, log_probs: Tensor, sequences: Sequences) -> Tensor:
         """Return what the search ranks next tokens by, from log probabilities (B, K, V)."""
-        if not self.is_active(state):
+        if not self.is_active(sequences):
             return log_probs
         config = self.config
         scores = log_probs.clone()
@@ -102,15 +73,15 @@ class LogitsProcessor:
             penalize_frequency(scores, sequences, config.frequency_penalty)
         if config.no_repeat_ngram_size > 0:
             ban_repeated_ngrams(scores, sequences, config.no_repeat_ngram_size)
-        if any(request.banned for request in state.requests):
-            _ban_phrases(scores, sequences, state.requests)
+        if any(request.banned for request in sequences.requests):
+            _ban_phrases(scores, sequences)
         eos_scores = scores[..., self.eos]
-        eos_scores.masked_fill_((sequences.lengths < state.min_lengths)[:, None], -math.inf)
+        eos_scores.masked_fill_((sequences.lengths < sequences.min_lengths)[:, None], -math.inf)
         # A sequence without any possible token may end.
         is_stuck = scores.amax(dim=-1) == -math.inf
         scores[..., self.eos] = torch.where(is_stuck, log_probs[..., self.eos], eos_scores)
-        if any(request.prefix for request in state.requests):
-            _force_prefixes(scores, log_probs, sequences, state.requests)
+        if any(request.prefix for request in sequences.requests):
+            _force_prefixes(scores, log_probs, sequences)
         return scores
 
 
@@ -130,10 +101,7 @@ def suppress_tokens(logits: Tensor, suppressed: Tensor, eos: int, lengths: Tenso
 def penalize_repetition(scores: Tensor, sequences: Sequences, penalty: float) -> None:
     """Multiply the log probability of each token of a sequence (Keskar et al. 2019, section 4.1).
 
-    Args:
-        scores: (B, K, V), changed in place, as in the other rules.
-        sequences: the tokens so far.
-        penalty: above 1 disfavors repetition.
+    Scores (B, K, V) change in place, here and in the rules below.
     """
     tokens = sequences.padded()
     scores.scatter_(-1, tokens, scores.gather(-1, tokens) * penalty)
@@ -164,13 +132,7 @@ def ban_repeated_ngrams(scores: Tensor, sequences: Sequences, n: int) -> None:
 
 
 def ban_phrase(scores: Tensor, tokens: Tensor, phrase: Sequence[int]) -> None:
-    """Ban the last token of a phrase after the others.
-
-    Args:
-        scores: (K, V) of a slot.
-        tokens: (K, T) of its sequences.
-        phrase: token ids.
-    """
+    """Ban the last token of a phrase after the others, in scores (K, V) for tokens (K, T)."""
     *before, last = phrase
     length = tokens.shape[1]
     if length < len(before):
@@ -181,19 +143,17 @@ def ban_phrase(scores: Tensor, tokens: Tensor, phrase: Sequence[int]) -> None:
     scores[:, last].masked_fill_(is_next, -math.inf)
 
 
-def _ban_phrases(scores: Tensor, sequences: Sequences, requests: Sequence[Request]) -> None:
+def _ban_phrases(scores: Tensor, sequences: Sequences) -> None:
     lengths = sequences.lengths.tolist()
-    for slot, request in enumerate(requests):
+    for slot, request in enumerate(sequences.requests):
         tokens = sequences.tokens[slot, :, 1 : lengths[slot] + 1]
         for phrase in request.banned:
             ban_phrase(scores[slot], tokens, phrase)
 
 
-def _force_prefixes(
-    scores: Tensor, log_probs: Tensor, sequences: Sequences, requests: Sequence[Request]
-) -> None:
+def _force_prefixes(scores: Tensor, log_probs: Tensor, sequences: Sequences) -> None:
     lengths = sequences.lengths.tolist()
-    for slot, (request, length) in enumerate(zip(requests, lengths, strict=True)):
+    for slot, (request, length) in enumerate(zip(sequences.requests, lengths, strict=True)):
         if length < len(request.prefix):
             token = request.prefix[length]
             scores[slot] = -math.inf

@@ -3,58 +3,38 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+Phrase = tuple[int, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """Token ids with a meaning to a search.
+    """Token ids with a meaning to a search."""
 
-    Attributes:
-        bos: first token of every sequence.
-        eos: last token of every finished sequence.
-        suppressed: tokens that no hypothesis contains.
-    """
-
-    bos: int
-    eos: int
-    suppressed: Sequence[int]
+    bos: int  # begins every sequence
+    eos: int  # ends every finished sequence
+    suppressed: Sequence[int]  # no hypothesis contains them
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A sentence to translate.
+    """A sentence to translate."""
 
-    Attributes:
-        source: token ids, EOS included; an empty source has the empty hypothesis.
-        prefix: forced first tokens of the hypothesis.
-        banned: phrases that the hypothesis does not contain after its prefix.
-        required: phrases that the hypothesis contains, each as often as it is listed.
-        number: number of the line; with the seed it determines sampling noise.
-        first_word: index of the word of the line at which the source begins.
-    """
-
-    source: Sequence[int]
-    prefix: tuple[int, ...] = ()
-    banned: tuple[tuple[int, ...], ...] = ()
-    required: tuple[tuple[int, ...], ...] = ()
-    number: int = 0
-    first_word: int = 0
+    source: Sequence[int]  # with EOS; an empty source has the empty hypothesis
+    prefix: Phrase = ()  # forced first tokens of the hypothesis
+    banned: tuple[Phrase, ...] = ()  # not in the hypothesis after its prefix
+    required: tuple[Phrase, ...] = ()  # in the hypothesis, each as often as it is listed
+    number: int = 0  # of the line; with the seed it determines sampling noise
+    first_word: int = 0  # index of the word of the line that the source begins with
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A translation in token ids.
+    """A translation in token ids."""
 
-    Attributes:
-        token_ids: without BOS and EOS.
-        log_prob: natural logarithm of the probability, that of EOS included if finished.
-        score: what the search ranks by, higher is better.
-        finished: whether it ended with EOS and not at the length limit.
-    """
-
-    token_ids: tuple[int, ...]
-    log_prob: float
-    score: float
-    finished: bool
+    token_ids: Phrase  # without BOS and EOS
+    log_prob: float  # natural logarithm of the probability, with EOS if finished
+    score: float  # what the search ranks by, higher is better
+    finished: bool  # ended with EOS, not at the length limit
 
 
 EMPTY = Hypothesis(token_ids=(), log_prob=0.0, score=0.0, finished=True)

@@ -10,8 +10,8 @@ from torch.nn.functional import pad
 
 from tformer_cli.config.schema.decoding import SampleConfig
 from tformer_cli.device import derive_seed
-from tformer_cli.search.logits_processors import LogitsProcessor, RequestState
-from tformer_cli.search.request import Hypothesis, Request, SpecialTokens
+from tformer_cli.search.continuous_batching import Search
+from tformer_cli.search.request import Hypothesis, Request
 from tformer_cli.search.state import SearchState, SearchStep, Sequences, by_score
 from tformer_cli.search.stepper import Stepper
 from tformer_cli.search.topk import log_softmax
@@ -22,85 +22,55 @@ MAX_DEPTH = 20
 
 @dataclass(slots=True)
 class SampleState(SearchState):
-    """State of sampling.
+    """State of sampling."""
 
-    Attributes:
-        requests: of each slot.
-        sequences: K samples per slot.
-        log_probs: (B, K) sums of log probabilities.
-        finished: (B, K) whether a sequence has ended.
-        noise: (B, max length, K, MAX_DEPTH) uniform numbers.
-    """
-
-    requests: RequestState
     sequences: Sequences
-    log_probs: Tensor
-    finished: Tensor
-    noise: Tensor
+    log_probs: Tensor  # (B, K) sums of log probabilities
+    finished: Tensor  # (B, K) whether a sequence has ended
+    noise: Tensor  # (B, max length, K, MAX_DEPTH) uniform numbers
 
 
-class SampleSearch:
+class SampleSearch(Search[SampleConfig, SampleState]):
     """`nbest` independent samples of each sentence; their score is their log probability.
 
     The samples of a sentence depend on the seed and its number alone, not on the batch.
     """
 
-    def __init__(
-        self,
-        config: SampleConfig,
-        special_tokens: SpecialTokens,
-        device: torch.device,
-        *,
-        nbest: int = 1,
-    ) -> None:
-        self.config = config
-        self.special_tokens = special_tokens
-        self.device = device
-        self.num_beams = nbest
-        self.processor = LogitsProcessor(config, special_tokens, device)
-
     def start(self, requests: Sequence[Request]) -> SampleState:
-        """Return the state of a slot for each request."""
-        shape = (len(requests), self.num_beams)
-        state = self.processor.start(requests)
-        return SampleState(
-            requests=state,
-            sequences=Sequences.empty(*shape, self.special_tokens.bos, self.device),
-            log_probs=torch.zeros(shape, device=self.device),
-            finished=torch.zeros(shape, dtype=torch.bool, device=self.device),
-            noise=self._noise(requests, int(state.max_lengths.max())),
-        )
+        sequences = self.processor.start(requests, self.num_beams)
+        log_probs = torch.zeros((len(requests), self.num_beams), device=self.device)
+        finished = torch.zeros_like(log_probs, dtype=torch.bool)
+        noise = self._noise(requests, int(sequences.max_lengths.max()))
+        return SampleState(sequences, log_probs, finished, noise)
 
     def _noise(self, requests: Sequence[Request], max_length: int) -> Tensor:
         generator = torch.Generator()
-        rows = []
+        noise = []
         for request in requests:
             generator.manual_seed(derive_seed(self.config.seed, "sample", request.number))
             # Steps come first, so the noise of a step does not depend on `max_length`.
             shape = (max_length, self.num_beams, MAX_DEPTH)
-            rows.append(torch.rand(shape, generator=generator))
-        return torch.stack(rows).to(self.device)
+            noise.append(torch.rand(shape, generator=generator))
+        return torch.stack(noise).to(self.device)
 
     def step(self, state: SampleState, stepper: Stepper) -> SearchStep:
-        """Append a sampled token to each sequence."""
-        sequences, eos = state.sequences, self.special_tokens.eos
+        sequences = state.sequences
         logits = stepper.step(sequences.last)
         self.processor.suppress(logits, sequences)
         log_probs = log_softmax(logits)
-        scores = self.processor.scores(log_probs, sequences, state.requests)
+        scores = self.processor.scores(log_probs, sequences)
         # Idle slots may be longer than their noise; their tokens do not matter.
         steps = sequences.lengths.clamp(max=state.noise.shape[1] - 1)
         noise = state.noise[torch.arange(len(steps), device=self.device), steps]
         tokens = sample_categorical(self._probabilities(scores), noise)
-        tokens = torch.where(state.finished, eos, tokens)
+        tokens = torch.where(state.finished, self.eos, tokens)
         new = log_probs.gather(-1, tokens[..., None])[..., 0]
         state.log_probs = torch.where(state.finished, state.log_probs, state.log_probs + new)
         sequences.append(tokens)
-        state.finished = state.finished | (tokens == eos)
-        is_last = sequences.lengths == state.requests.max_lengths
-        is_done = sequences.active & (state.finished.all(dim=1) | is_last)
+        state.finished = state.finished | (tokens == self.eos)
+        is_done = state.finished.all(dim=1) | (sequences.lengths == sequences.max_lengths)
         finished = {}
-        for slot in is_done.nonzero()[:, 0].tolist():
+        for slot in (sequences.active & is_done).nonzero()[:, 0].tolist():
             finished[slot] = self._hypotheses(state, slot)
             sequences.active[slot] = False
         return SearchStep(None, finished)
@@ -126,16 +96,12 @@ class SampleSearch:
 
     def _hypotheses(self, state: SampleState, slot: int) -> list[Hypothesis]:
         beams = torch.arange(self.num_beams, device=self.device)
-        hypotheses = []
-        for ids, log_prob, is_finished in zip(
-            state.sequences.token_ids(torch.full_like(beams, slot), beams),
-            state.log_probs[slot].tolist(),
-            state.finished[slot].tolist(),
-            strict=True,
-        ):
-            token_ids = ids[: ids.index(self.special_tokens.eos)] if is_finished else ids
-            hypotheses.append(Hypothesis(token_ids, log_prob, log_prob, is_finished))
-        return by_score(hypotheses)
+        token_ids = state.sequences.token_ids(torch.full_like(beams, slot), beams)
+        parts = (state.log_probs[slot].tolist(), state.finished[slot].tolist())
+        return by_score(
+            Hypothesis(ids[: ids.index(self.eos)] if has_eos else ids, log_prob, log_prob, has_eos)
+            for ids, log_prob, has_eos in zip(token_ids, *parts, strict=True)
+        )
 
 
 def sample_categorical(probabilities: Tensor, noise: Tensor) -> Tensor:

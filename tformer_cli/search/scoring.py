@@ -85,7 +85,6 @@ class ModelScorer:
         *,
         on_done: Callable[[int], object] = lambda count: None,
     ) -> list[tuple[float, ...]]:
-        """Return log probabilities for each pair."""
         for model in self.models:
             model.eval()
         results = [empty_source_log_probs(target) for _, target in pairs]
@@ -124,12 +123,9 @@ class ModelScorer:
     def _log_probs(
         self, hidden_states: Sequence[Tensor], ids: Tensor, lengths: Tensor
     ) -> list[float]:
-        """Return the log probability of each token.
+        """Return the log probabilities of tokens (n,), by hidden states (n, D) of each model.
 
-        Args:
-            hidden_states: (n, D) of each model.
-            ids: (n,) the tokens.
-            lengths: (n,) number of tokens before each of them, BOS excluded.
+        `lengths` (n,) are the numbers of tokens before them, BOS excluded.
         """
         results: list[float] = []
         for start in range(0, len(ids), CHUNK_ROWS):
@@ -179,12 +175,7 @@ def length_batches(
 def halving_on_oom(
     work: Callable[[list[int]], Result], batches: Iterable[list[int]], device: torch.device
 ) -> Iterator[tuple[list[int], Result]]:
-    """Yield batches with the results of `work`; a batch that runs out of memory is halved.
-
-    Args:
-        work: takes the indices of a batch.
-        batches: indices of sentences.
-        device: whose memory is used.
+    """Yield batches of indices with the results of `work`; one that runs out of memory is halved.
 
     Raises:
         DeviceError: memory does not suffice for a single sentence.

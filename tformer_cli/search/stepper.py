@@ -34,13 +34,10 @@ class Stepper(Protocol):
     def insert(
         self, slots: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
     ) -> None:
-        """Replace the sentences of these slots (B').
+        """Put sentences into these slots (B').
 
-        Args:
-            slots: one for each sentence.
-            sentences: the new ones.
-            lookahead: sentences that are inserted next, in this order; a stepper may encode them
-                in the same batch.
+        `lookahead` are the sentences that are inserted next, in this order. A stepper may encode
+        them in the same batch.
         """
         ...
 
@@ -54,9 +51,7 @@ class Stepper(Protocol):
     def argmax(self, ids: Tensor, suppress: Callable[[Tensor], object]) -> Tensor:
         """Append a token (B, K) to each sequence; return the best next tokens, (B, K).
 
-        Args:
-            ids: (B, K).
-            suppress: sets the logits (B, K, V) of impossible tokens to -inf, in place.
+        `suppress` sets the logits (B, K, V) of impossible tokens to -inf, in place.
         """
         logits = self.step(ids)
         suppress(logits)
@@ -72,14 +67,7 @@ class Stepper(Protocol):
 
 
 class ModelStepper(Stepper):
-    """A model with a KV cache.
-
-    Args:
-        model: on the device.
-        device: where to compute.
-        precision: number format of matrix products.
-        screen: finds the best token without all logits in float32, where that is faster.
-    """
+    """A model with a KV cache; `screen` finds the argmax without all logits in float32."""
 
     def __init__(
         self,
@@ -97,12 +85,11 @@ class ModelStepper(Stepper):
 
     @property
     def cache(self) -> KVCache:
-        """The KV cache, from `start` on."""
+        """KV cache, from `start` on."""
         assert self._cache is not None
         return self._cache
 
     def start(self, sentences: Sequence[Sentence], num_beams: int) -> None:
-        """Begin with the sentences in their order."""
         self._cache = self.model.init_cache(len(sentences), num_beams)
         self._encoded = None
         self.insert(torch.arange(len(sentences), device=self.device), sentences, lookahead=())
@@ -110,7 +97,6 @@ class ModelStepper(Stepper):
     def insert(
         self, slots: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
     ) -> None:
-        """Encode the sentences and put their cross-attention keys and values into the cache."""
         start = 0
         while start < len(sentences):
             if not self._encoded:
@@ -129,37 +115,27 @@ class ModelStepper(Stepper):
         return EncodedSources([len(sentence) for sentence in sentences], key_values, mask)
 
     def step(self, ids: Tensor) -> Tensor:
-        """Run the decoder over one more token of each sequence."""
         with autocast(self.device, self.precision):
             return self.model.decode_step(ids, self.cache)
 
     def argmax(self, ids: Tensor, suppress: Callable[[Tensor], object]) -> Tensor:
-        """Run the decoder over one more token of each sequence; return the best next tokens."""
         if self.screen is None or ids.numel() < MIN_ROWS:
             return super().argmax(ids, suppress)
         return self.screen.best(self.model.decode_step_hidden(ids, self.cache), suppress)
 
     def reorder(self, beam_indices: Tensor) -> None:
-        """Reorder the sequences in the cache."""
         self.cache.reorder(beam_indices)
 
     def select(self, slots: Tensor) -> None:
-        """Select slots of the cache."""
         self.cache.select(slots)
 
 
 class EncodedSources(NamedTuple):
-    """Sources after the encoder.
+    """Sources after the encoder."""
 
-    Attributes:
-        lengths: tokens of each source.
-        key_values: for each layer, keys and values of cross-attention, (B, H, S, Dh).
-        mask: (B, S) real tokens.
-    """
-
-    lengths: Sequence[int]
-    key_values: Sequence[KeyValue]
-    mask: Tensor
+    lengths: Sequence[int]  # tokens of each source
+    key_values: Sequence[KeyValue]  # for each layer, those of cross-attention, (B, H, S, Dh)
+    mask: Tensor  # (B, S) real tokens
 
     def split(self, count: int) -> "tuple[EncodedSources, EncodedSources | None]":
         """Return the first `count` sources, without excess padding, and the rest, if any."""
@@ -204,7 +180,6 @@ class EnsembleStepper(Stepper):
         self._lengths = torch.zeros(0, dtype=torch.long, device=device)
 
     def start(self, sentences: Sequence[Sentence], num_beams: int) -> None:
-        """Start every stepper."""
         for stepper in self.steppers:
             stepper.start(sentences, num_beams)
         self._lengths = torch.zeros(len(sentences), dtype=torch.long, device=self.device)
@@ -212,14 +187,12 @@ class EnsembleStepper(Stepper):
     def insert(
         self, slots: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
     ) -> None:
-        """Insert the sentences into every stepper."""
         lookahead = list(lookahead)
         for stepper in self.steppers:
             stepper.insert(slots, sentences, lookahead)
         self._lengths[slots] = 0
 
     def step(self, ids: Tensor) -> Tensor:
-        """Return the logarithms of the mean probabilities (B, K, V) of the next token."""
         predictions = [stepper.step(ids) for stepper in self.steppers]
         for logits in predictions:
             suppress_tokens(logits, self.suppressed, self.eos, self._lengths)
@@ -227,12 +200,10 @@ class EnsembleStepper(Stepper):
         return log_mean_probabilities(predictions)
 
     def reorder(self, beam_indices: Tensor) -> None:
-        """Reorder the sequences of every stepper."""
         for stepper in self.steppers:
             stepper.reorder(beam_indices)
 
     def select(self, slots: Tensor) -> None:
-        """Select slots of every stepper."""
         for stepper in self.steppers:
             stepper.select(slots)
         self._lengths = self._lengths[slots]

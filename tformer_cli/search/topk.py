@@ -1,6 +1,7 @@
 """Log-softmax and top k over the vocabulary, without sorting it."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,17 +28,11 @@ class TopK(NamedTuple):
 
 
 class NextTokens(NamedTuple):
-    """Scores of all next tokens. To subtract norms from a few tokens is cheaper than from all.
+    """All next tokens; it is cheaper to subtract `norms` from a few of them than from all."""
 
-    Attributes:
-        scores: (B, K, V) what a search ranks by, plus `norms`.
-        log_probs: (B, K, V) natural logarithms of the probabilities, plus `norms`.
-        norms: (B, K) to subtract from both.
-    """
-
-    scores: Tensor
-    log_probs: Tensor
-    norms: Tensor
+    scores: Tensor  # (B, K, V) what a search ranks by, plus `norms`
+    log_probs: Tensor  # (B, K, V) natural logarithms of the probabilities, plus `norms`
+    norms: Tensor  # (B, K) to subtract from both
 
     def topk(self, k: int) -> TopK:
         """Return the `k` best tokens of each sequence, or all of a smaller vocabulary."""
@@ -67,25 +62,19 @@ def logsumexp(logits: Tensor) -> Tensor:
     return norms.view(logits.shape[:-1])
 
 
-def log_mean_probabilities(logits: list[Tensor]) -> Tensor:
-    """Return the logarithm of the mean of the probabilities that several models predict.
+def log_mean_probabilities(predictions: Sequence[Tensor]) -> Tensor:
+    """Return the logarithm of the mean probability, by the logits (..., V) of several models.
 
-    Args:
-        logits: (..., V) of each model; those of a single model are returned unchanged.
+    The logits of a single model are returned unchanged.
     """
-    if len(logits) == 1:
-        return logits[0]
-    log_probs = torch.stack([log_softmax(part) for part in logits])
-    return log_probs.logsumexp(dim=0) - math.log(len(logits))
+    if len(predictions) == 1:
+        return predictions[0]
+    log_probs = torch.stack([log_softmax(logits) for logits in predictions])
+    return log_probs.logsumexp(dim=0) - math.log(len(predictions))
 
 
 def topk_tokens(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the `k` highest scores of each row and their tokens, (N, k) both, highest first.
-
-    Args:
-        scores: (N, V).
-        k: all tokens of a smaller vocabulary.
-    """
+    """Return the `k` highest scores of each row (N, V) and their tokens, (N, k) both."""
     if len(scores) < MIN_ROWS:
         if k == 1:
             value, token = scores.max(dim=-1, keepdim=True)
@@ -100,7 +89,7 @@ def topk_tokens(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def topk_continuations(
     logits: Tensor, norms: Tensor, totals: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the `k` highest of totals + (logits - norms) of each slot, highest first.
+    """Return the `k` highest of totals + (logits - norms) of each slot, or all if there are fewer.
 
     The best tokens lie in the k groups with the highest maxima, so only these are sorted.
 
@@ -108,10 +97,10 @@ def topk_continuations(
         logits: (B, K, V).
         norms: (B, K).
         totals: (B, K).
-        k: all continuations of a slot that has fewer.
+        k: number of continuations.
 
     Returns:
-        Beam indices and tokens, (B, k) both.
+        Beam indices and tokens, (B, k) both, highest first.
     """
     num_slots, num_beams, vocab_size = logits.shape
     num_groups = vocab_size // GROUP

@@ -10,10 +10,9 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
-from typing import assert_never
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -30,42 +29,11 @@ PROGRESS_SECONDS = 0.1
 MAX_WORKERS_PER_CORE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """So many more requests are done."""
+class Message(NamedTuple):
+    """What a worker sends."""
 
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Warned:
-    """The engine of a worker warns."""
-
-    problem: Problem
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The engine of a worker has raised a DeviceError."""
-
-    problem: Problem
-
-
-@dataclass(frozen=True, slots=True)
-class Crashed:
-    """The engine of a worker has raised another error."""
-
-    traceback: str
-
-
-@dataclass(frozen=True, slots=True)
-class Translated:
-    """All requests of a worker are done."""
-
-    results: list[list[Hypothesis]]
-
-
-Message = Progress | Warned | Failed | Crashed | Translated
+    kind: Literal["progress", "warning", "failure", "crash", "results"]
+    content: Any  # a count, a Problem, that of a DeviceError, a traceback, all hypotheses
 
 
 class WorkersEngine:
@@ -130,12 +98,6 @@ class WorkersEngine:
         on_done: Callable[[int], object] = lambda count: None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> list[list[Hypothesis]]:
-        """Return the best hypotheses of each request.
-
-        Raises:
-            DeviceError: a worker was killed, or memory does not suffice for a single request.
-        """
-
         def on_first_warning(problem: Problem) -> None:
             # What one worker lacks, the others lack too.
             if not self._has_warned:
@@ -148,13 +110,13 @@ class WorkersEngine:
             order = longest_first(requests)
             self._pool.grow(min(self._num_workers, len(order)))
             on_done(len(requests) - len(order))
+            results = [empty_translations(config, nbest) for _ in requests]
             connections = self._pool.connections[: len(order)]
             # Round-robin, so that all workers have as many long requests.
             shares = {
                 connection: order[index :: len(connections)]
                 for index, connection in enumerate(connections)
             }
-            results = [empty_translations(config, nbest) for _ in requests]
             try:
                 for connection, share in shares.items():
                     with _worker_alive():
@@ -167,45 +129,6 @@ class WorkersEngine:
                 self._pool.clear()
                 raise
             return results
-
-
-def _gather(
-    connections: Iterable[Connection],
-    on_done: Callable[[int], object],
-    on_warning: Callable[[Problem], object],
-) -> Iterator[tuple[Connection, list[list[Hypothesis]]]]:
-    """Yield each connection with its results; report progress and warnings, raise errors."""
-    waiting = list(connections)
-    while waiting:
-        ready = wait(waiting)
-        for connection in [one for one in waiting if one in ready]:
-            with _worker_alive():
-                message: Message = connection.recv()
-            match message:
-                case Progress(count):
-                    on_done(count)
-                case Warned(problem):
-                    on_warning(problem)
-                case Failed(Problem(where, what, got, remedy)):
-                    raise DeviceError(where, what, got=got, remedy=remedy)
-                case Crashed(text):
-                    raise RuntimeError(f"in a worker process:\n{text}")
-                case Translated(results):
-                    waiting.remove(connection)
-                    yield connection, results
-                case _:
-                    assert_never(message)
-
-
-@contextlib.contextmanager
-def _worker_alive() -> Iterator[None]:
-    """Use the pipe of a worker; raise a DeviceError if the worker has ended."""
-    try:
-        yield
-    except (EOFError, OSError):
-        raise DeviceError(
-            "a worker process", "was killed, probably out of memory", remedy="use fewer `workers`"
-        ) from None
 
 
 class _Pool:
@@ -236,18 +159,17 @@ class _Pool:
                 self.processes.append(process)
 
     def clear(self) -> None:
-        """End all processes and forget them."""
+        """End all processes; `grow` starts others."""
         self.connections.clear()
         self.terminate()
         self.processes.clear()
 
     def terminate(self) -> None:
         """End all processes, unless this process is a fork of their owner."""
-        if os.getpid() != self.owner:
-            return
-        for process in self.processes:
-            process.terminate()
-            process.join()
+        if os.getpid() == self.owner:
+            for process in self.processes:
+                process.terminate()
+                process.join()
 
 
 @contextlib.contextmanager
@@ -265,6 +187,43 @@ def _frozen_objects() -> Iterator[None]:
         gc.unfreeze()
 
 
+def _gather(
+    connections: Iterable[Connection],
+    on_done: Callable[[int], object],
+    on_warning: Callable[[Problem], object],
+) -> Iterator[tuple[Connection, list[list[Hypothesis]]]]:
+    """Yield each connection with its results; pass on progress and warnings, and raise errors."""
+    waiting = list(connections)
+    while waiting:
+        ready = wait(waiting)
+        for connection in [one for one in waiting if one in ready]:
+            with _worker_alive():
+                message: Message = connection.recv()
+            match message:
+                case Message("progress", count):
+                    on_done(count)
+                case Message("warning", problem):
+                    on_warning(problem)
+                case Message("failure", Problem(where, what, got, remedy)):
+                    raise DeviceError(where, what, got=got, remedy=remedy)
+                case Message("crash", text):
+                    raise RuntimeError(f"in a worker process:\n{text}")
+                case Message("results", results):
+                    waiting.remove(connection)
+                    yield connection, results
+
+
+@contextlib.contextmanager
+def _worker_alive() -> Iterator[None]:
+    """Use the pipe of a worker; raise a DeviceError if the worker has ended."""
+    try:
+        yield
+    except (EOFError, OSError):
+        raise DeviceError(
+            "a worker process", "was killed, probably out of memory", remedy="use fewer `workers`"
+        ) from None
+
+
 class _Reporter:
     """Sends progress, a few times per second at most, and warnings."""
 
@@ -279,10 +238,10 @@ class _Reporter:
             self.flush()
 
     def on_warning(self, problem: Problem) -> None:
-        self.connection.send(Warned(problem))
+        self.connection.send(Message("warning", problem))
 
     def flush(self) -> None:
-        self.connection.send(Progress(self._count))
+        self.connection.send(Message("progress", self._count))
         self._count, self._last_time = 0, time.monotonic()
 
 
@@ -307,9 +266,9 @@ def _serve(engine: Engine, connection: Connection) -> None:
             )
         except DeviceError as error:
             (problem,) = error.problems
-            connection.send(Failed(problem))
+            connection.send(Message("failure", problem))
         except Exception:
-            connection.send(Crashed(traceback.format_exc()))
+            connection.send(Message("crash", traceback.format_exc()))
         else:
             reporter.flush()
-            connection.send(Translated(results))
+            connection.send(Message("results", results))
