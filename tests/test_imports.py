@@ -13,7 +13,7 @@ PACKAGE = Path(tformer_cli.__file__).parent
 
 # Each rung may import from itself and from the rungs above it.
 LADDER = [
-    ["errors", "version", "process", "json_text"],
+    ["errors", "process"],
     ["config.schema", "device", "distributed", "padding", "storage"],
     ["plotting"],
     ["config"],
@@ -23,8 +23,6 @@ LADDER = [
     ["inference", "search"],
     [
         "storage.checkpoint",
-        "storage.integrity",
-        "storage.origin",
         "storage.state",
         "storage.tensors",
         "storage.trained_model",

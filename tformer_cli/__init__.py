@@ -11,8 +11,6 @@ Importing the package costs nothing: each name is loaded when it is first used.
 import importlib
 from typing import TYPE_CHECKING
 
-from tformer_cli.version import __version__
-
 if TYPE_CHECKING:
     from tformer_cli.api import evaluate, train
     from tformer_cli.config.load import load_config
@@ -26,6 +24,8 @@ if TYPE_CHECKING:
     from tformer_cli.translate.postprocess import Translation
     from tformer_cli.translate.score import ScoredPair
     from tformer_cli.translate.translator import Translator
+
+__version__ = "0.1.0"
 
 __all__ = [  # noqa: RUF022 - sorted as Python sorts
     "BeamConfig",

@@ -1,8 +1,8 @@
-"""Several processes that work on one model: who they are, and what they tell each other.
+"""Processes that train or translate together, started by `torchrun`: their collectives.
 
-`torchrun` starts them and lets each know its rank. They compute gradients of their own part of a
-batch and add them up; nothing is exchanged before a process has its part, so one that has to begin
-again for lack of memory keeps the others waiting but does not confuse them.
+Each computes the gradients of its own part of a batch, and then they are all-reduced. Nothing is
+exchanged before that, so a process that redoes its part after running out of memory keeps the
+others waiting and does not confuse them.
 """
 
 import contextlib
@@ -18,21 +18,17 @@ from torch import Tensor, distributed
 
 from tformer_cli.errors import DeviceError, Interrupted
 
-# One process may encode a large corpus while the others wait, which they do on the CPU. A process
-# that dies is noticed by torchrun, not by this.
+# By gloo, on the CPU, processes also wait for the one that encodes a large corpus. torchrun
+# notices a process that dies.
 TIMEOUT = timedelta(days=2)
-# On GPUs they meet when each has its gradients, which may take one of them some rounds of halving.
-# Whoever waits there for a process that has died, on another machine, is noticed by nobody else.
+# By NCCL they wait for gradients, which may take a process some rounds of halving its batch. A
+# process that dies on another machine is noticed by this timeout alone.
 GPU_TIMEOUT = timedelta(minutes=15)
-
-# Tensors are added up together until they have so many bytes: what that takes of memory, when a
-# step has taken all there is.
+# Tensors are all-reduced in buckets of this size, which bounds the memory for the copy.
 BUCKET_BYTES = 32 << 20
-
-# What else torchrun tells a process.
+# Environment variables of torchrun, beside RANK and WORLD_SIZE.
 RENDEZVOUS = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-# How gloo says that a process has ended.
+# How gloo says that another process has ended.
 PEER_CLOSED = ("closed by peer", "reset by peer", "Broken pipe")
 
 Item = TypeVar("Item")
@@ -40,15 +36,15 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The processes that work together; by default there is this one alone.
+    """The processes that work together; by default, this one alone.
 
-    Every method is called by all of them, in the same order.
+    Each method is a collective: all processes call it, in the same order.
 
     Attributes:
-        rank: number of this process, from 0.
-        size: how many there are.
-        local_rank: number of this process on its machine, from 0.
-        gpu_group: what tensors on GPUs are exchanged by; by NCCL, with a timeout of its own.
+        rank: index of this process.
+        size: number of processes.
+        local_rank: index of this process on its machine.
+        gpu_group: the NCCL process group, for tensors on GPUs.
     """
 
     rank: int = 0
@@ -58,15 +54,15 @@ class World:
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this process writes the files and speaks for all."""
+        """Whether this is rank 0, which writes files and logs."""
         return self.rank == 0
 
     def all_reduce_(self, tensors: Sequence[Tensor]) -> None:
-        """Let each tensor be its sum over all processes, to the same bits everywhere."""
+        """Replace each tensor by its sum over all processes, bit-identical in each of them."""
         if self.size == 1:
             return
         for bucket in _buckets(tensors):
-            # A large one is added up where it is.
+            # A tensor alone is reduced in place.
             flat = bucket[0].flatten()
             if len(bucket) > 1:
                 flat = torch.cat([tensor.flatten() for tensor in bucket])
@@ -76,39 +72,32 @@ class World:
             for tensor, part in zip(bucket, parts, strict=True):
                 tensor.copy_(part.view_as(tensor))
 
-    def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Let each tensor be what the first process has."""
-        if self.size > 1:
-            for tensor in tensors:
-                with _peer_errors():
-                    distributed.broadcast(tensor, 0, group=self._group(tensor))
-
-    def _group(self, tensor: Tensor) -> "distributed.ProcessGroup | None":
-        return self.gpu_group if tensor.is_cuda else None
-
     def all_reduce_sum(self, *numbers: float) -> list[float]:
-        """Return the sum of each number over all processes; whole numbers are summed exactly."""
+        """Return the sum of each number over all processes, in float64."""
         totals = torch.tensor(numbers, dtype=torch.float64)
         self.all_reduce_([totals])
         return totals.tolist()
 
     def all_reduce_max(self, number: int) -> int:
-        """Return the largest of the numbers of all processes."""
-        found = torch.tensor(number)
+        """Return the maximum of a number over all processes."""
+        maximum = torch.tensor(number)
         if self.size > 1:
             with _peer_errors():
-                distributed.all_reduce(found, distributed.ReduceOp.MAX)
-        return int(found)
+                distributed.all_reduce(maximum, distributed.ReduceOp.MAX)
+        return int(maximum)
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by that of rank 0."""
+        if self.size > 1:
+            for tensor in tensors:
+                with _peer_errors():
+                    distributed.broadcast(tensor, 0, group=self._group(tensor))
 
     def broadcast_object(self, value: Any = None) -> Any:
-        """Return what the first process has to say: plain data, such as JSON holds.
-
-        Args:
-            value: of the first process; the others have none.
-        """
+        """Return the JSON value that rank 0 passes; the others pass none."""
+        # JSON in a tensor: torch would pickle an object.
         if self.size == 1:
             return value
-        # As JSON in a tensor: torch would pickle objects.
         text = _text_tensor(json.dumps(value))
         length = torch.tensor([len(text)])
         self.broadcast([length])
@@ -125,10 +114,10 @@ class World:
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         with _peer_errors():
             distributed.all_gather(lengths, torch.tensor([len(own)]))
-        longest = int(max(lengths))
-        padded = torch.zeros(longest, dtype=torch.uint8)
+        max_length = int(max(lengths))
+        padded = torch.zeros(max_length, dtype=torch.uint8)
         padded[: len(own)] = own
-        texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+        texts = [torch.zeros(max_length, dtype=torch.uint8) for _ in range(self.size)]
         with _peer_errors():
             distributed.all_gather(texts, padded)
         return [
@@ -137,26 +126,26 @@ class World:
         ]
 
     def shard(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Return this process's share of items that are dealt out like cards."""
+        """Return the items of this process, every `size`-th one."""
         return items[self.rank :: self.size]
 
     def gather_shards(self, lines: Sequence[str]) -> list[str]:
-        """Return what all made of their shares, a line for each item, in the order of the items."""
-        shares = self.gather(lines)
-        num_items = sum(map(len, shares))
-        return [shares[i % self.size][i // self.size] for i in range(num_items)]
+        """Return the lines of all processes, one for each item of their shards, in item order."""
+        shards = self.gather(lines)
+        num_items = sum(map(len, shards))
+        return [shards[i % self.size][i // self.size] for i in range(num_items)]
 
     def barrier(self) -> None:
-        """Wait until all processes are here."""
-        # Not by torch's barrier: it may take a GPU that belongs to another process.
+        """Wait for all processes."""
+        # torch's barrier may use a GPU that belongs to another process.
         self.all_reduce_max(0)
 
     @contextlib.contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """Let the first process do something, then one of each machine, then all the others.
+        """Run the body in rank 0, then in one process of each machine, then in all others.
 
-        Whoever comes later finds it done, in a folder of all machines or of its own, and no two
-        write into one folder at a time, also where the file system has no locks.
+        Those that come later find its files, in a folder that the machines share or do not. No two
+        processes write to one folder at a time, also where the file system has no locks.
         """
         turn = 0 if self.is_main_process else 1 if self.local_rank == 0 else 2
         for _ in range(turn):
@@ -165,9 +154,82 @@ class World:
         for _ in range(turn, 2):
             self.barrier()
 
+    def _group(self, tensor: Tensor) -> "distributed.ProcessGroup | None":
+        return self.gpu_group if tensor.is_cuda else None
+
+
+SINGLE_PROCESS = World()
+
+
+def num_processes() -> int:
+    """Return how many processes torchrun has started; 1 without torchrun."""
+    # Schedulers set some of the variables without starting processes.
+    is_known = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+    return int(os.environ["WORLD_SIZE"]) if is_known else 1
+
+
+@contextlib.contextmanager
+def process_group(device: torch.device) -> Iterator[World]:
+    """Join the process group of torchrun; without torchrun, yield `SINGLE_PROCESS`.
+
+    Args:
+        device: of this process; a GPU becomes the current one.
+
+    Raises:
+        DeviceError: the environment variables of torchrun are incomplete.
+    """
+    if device.type == "cuda" and device.index is not None:
+        # Compiled kernels and NCCL use the current GPU, whatever a tensor lies on.
+        torch.cuda.set_device(device)
+    size = num_processes()
+    if size == 1:
+        yield SINGLE_PROCESS
+        return
+    unset = [name for name in RENDEZVOUS if name not in os.environ]
+    if unset:
+        raise DeviceError(
+            "torchrun",
+            "RANK and WORLD_SIZE are set, and not all that goes with them",
+            got=f"no {', '.join(unset)}",
+            remedy="start the processes by torchrun, or unset RANK",
+        )
+    distributed.init_process_group("gloo", timeout=TIMEOUT)
+    gpu_group = None
+    if device.type == "cuda":
+        gpu_group = distributed.new_group(backend="nccl", timeout=GPU_TIMEOUT)
+    try:
+        yield World(distributed.get_rank(), size, int(os.environ["LOCAL_RANK"]), gpu_group)
+    except Interrupted:
+        # A signal ends all processes together.
+        distributed.destroy_process_group()
+        raise
+    # Not after other errors: with NCCL that would deadlock with ranks that wait in a collective.
+    distributed.destroy_process_group()
+
+
+def local_device(device: torch.device) -> torch.device:
+    """Return the GPU of this process on its machine if `device` is a GPU, else `device`.
+
+    Raises:
+        DeviceError: the machine has more processes than GPUs.
+    """
+    local_rank = os.environ.get("LOCAL_RANK")
+    if device.type != "cuda" or local_rank is None:
+        return device
+    is_any = device == torch.device("cuda")
+    num_gpus = torch.cuda.device_count() if is_any else 1
+    if int(local_rank) >= num_gpus:
+        raise DeviceError(
+            "torchrun",
+            f'each process of a machine needs a GPU of its own; `device="{device}"` has {num_gpus}',
+            got=f"process {int(local_rank) + 1}",
+            remedy='lower --nproc-per-node, or use `device="cpu"`',
+        )
+    return torch.device("cuda", int(local_rank)) if is_any else device
+
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield the tensors in their order, some of `BUCKET_BYTES` at a time, or a larger one alone."""
+    """Yield the tensors in order, up to `BUCKET_BYTES` at a time, or a larger one alone."""
     bucket: list[Tensor] = []
     size = 0
     for tensor in tensors:
@@ -186,11 +248,7 @@ def _text_tensor(text: str) -> Tensor:
 
 @contextlib.contextmanager
 def _peer_errors() -> Iterator[None]:
-    """Be brief where another process has gone: it says itself what was wrong.
-
-    Raises:
-        DeviceError: one has.
-    """
+    """Raise a short DeviceError if another process has ended, which says itself what was wrong."""
     try:
         yield
     except RuntimeError as error:
@@ -199,74 +257,3 @@ def _peer_errors() -> Iterator[None]:
         raise DeviceError(
             "torchrun", "another process has ended", remedy="see what it says"
         ) from None
-
-
-SINGLE_PROCESS = World()
-
-
-def num_processes() -> int:
-    """Return how many processes torchrun has started; without it, there is this one."""
-    # Schedulers set some of them without starting anything.
-    is_known = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
-    return int(os.environ["WORLD_SIZE"]) if is_known else 1
-
-
-@contextlib.contextmanager
-def process_group(device: torch.device) -> Iterator[World]:
-    """Join the processes that torchrun has started; without it, be alone.
-
-    Args:
-        device: of this process; a GPU becomes its current one.
-
-    Raises:
-        DeviceError: something else has started them, which does not say how they find each other.
-    """
-    if device.type == "cuda" and device.index is not None:
-        # Kernels that are compiled, and NCCL, take the current GPU whatever a tensor lies on.
-        torch.cuda.set_device(device)
-    size = num_processes()
-    if size == 1:
-        yield SINGLE_PROCESS
-        return
-    unknown = [name for name in RENDEZVOUS if name not in os.environ]
-    if unknown:
-        raise DeviceError(
-            "torchrun",
-            "RANK and WORLD_SIZE are set, and not all that goes with them",
-            got=f"no {', '.join(unknown)}",
-            remedy="start the processes by torchrun, or unset RANK",
-        )
-    distributed.init_process_group("gloo", timeout=TIMEOUT)
-    gpu_group = None
-    if device.type == "cuda":
-        gpu_group = distributed.new_group(backend="nccl", timeout=GPU_TIMEOUT)
-    try:
-        yield World(distributed.get_rank(), size, int(os.environ["LOCAL_RANK"]), gpu_group)
-    except Interrupted:
-        # A signal ends all of them together.
-        distributed.destroy_process_group()
-        raise
-    # Nothing else that goes wrong comes here: on GPUs a process would wait for others to take
-    # leave, and they for it to go on.
-    distributed.destroy_process_group()
-
-
-def local_device(device: torch.device) -> torch.device:
-    """Return the GPU of this process among those of its machine, where GPUs are asked for.
-
-    Raises:
-        DeviceError: there are fewer of them than processes.
-    """
-    local_rank = os.environ.get("LOCAL_RANK")
-    if device.type != "cuda" or local_rank is None:
-        return device
-    is_any = device == torch.device("cuda")
-    there = torch.cuda.device_count() if is_any else 1
-    if int(local_rank) >= there:
-        raise DeviceError(
-            "torchrun",
-            f'each process of a machine needs a GPU of its own; `device="{device}"` has {there}',
-            got=f"process {int(local_rank) + 1}",
-            remedy='lower --nproc-per-node, or use `device="cpu"`',
-        )
-    return torch.device("cuda", int(local_rank)) if is_any else device

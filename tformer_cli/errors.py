@@ -4,17 +4,17 @@
     ├── ConfigError       a YAML file or a --set override (several problems in one error)
     ├── DataError         a text file: missing, not UTF-8, unequal line counts, nothing left
     ├── CheckpointError   a run folder or a checkpoint that cannot be used
-    │   └── NewerFormatError   it was written by a newer version of the program
-    ├── DeviceError       a device or precision that is not there
-    ├── UsageError        a command line that contradicts itself
-    ├── StorageError      a file that the system will not write: a full disk, no permission
-    ├── TrainingError     a training that cannot go on
-    ├── ExportError       another program that does not translate as ours does
+    │   └── NewerFormatError   written by a newer version of the program
+    ├── DeviceError       a device or precision that is not available
+    ├── UsageError        arguments that contradict each other
+    ├── StorageError      a file that the system refuses to write: a full disk, no permission
+    ├── TrainingError     a training that cannot continue
+    ├── ExportError       another program that does not reproduce our translations
     └── Interrupted       a signal; nothing is half written
 
-Every message reads `where: what; got ...; remedy`. The command line prints it without a
-traceback and exits with the error's `exit_code`. Inside the library a programmer's mistake raises
-ValueError instead, and a broken invariant is an assert.
+Every message reads `where: what; got ...; remedy`. The command line prints it without a traceback
+and exits with the error's `exit_code`. A programmer's mistake raises ValueError instead, and a
+broken invariant is an assert.
 """
 
 import errno
@@ -29,10 +29,10 @@ class Problem:
     """One thing that is wrong.
 
     Attributes:
-        where: a file and line, a key path, a command: what the user has to look at.
+        where: a file and line, a key path, or an argument.
         what: the rule that was broken.
-        got: the offending value as text, or None where it says nothing.
-        remedy: what to do now, or None where the rule says it already.
+        got: the offending value, if it helps.
+        remedy: what to do, if the rule does not say it.
     """
 
     where: str
@@ -50,7 +50,7 @@ class Problem:
 
 
 class TformerError(Exception):
-    """A mistake that the user can mend; the root of the tree above."""
+    """The root of the tree above: a problem that the user can fix."""
 
     exit_code = 2
 
@@ -61,13 +61,12 @@ class TformerError(Exception):
         super().__init__(str(self.problems[0]))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process that meets it sends it here; an exception's own way calls `__init__`
-        # with the message alone.
+        # Errors cross process boundaries; the default pickling calls `__init__` with the message.
         return type(self).__new__, (type(self), *self.args), vars(self)
 
 
 class ConfigError(TformerError):
-    """Everything that is wrong with a configuration, one line a problem."""
+    """All problems of a configuration, one a line."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         first = problems[0]
@@ -77,11 +76,11 @@ class ConfigError(TformerError):
 
 
 class DataError(TformerError):
-    """Text that cannot be read as the parallel lines it should be."""
+    """Text that cannot be read as parallel lines."""
 
 
 class CheckpointError(TformerError):
-    """A run folder or checkpoint that is missing, broken or of another kind."""
+    """A run folder or checkpoint that is missing, damaged or of another kind."""
 
 
 class NewerFormatError(CheckpointError):
@@ -89,11 +88,11 @@ class NewerFormatError(CheckpointError):
 
 
 class DeviceError(TformerError):
-    """A device or a precision that this machine does not offer."""
+    """A device or a precision that is not available here."""
 
 
 class UsageError(TformerError):
-    """Command-line arguments that contradict each other or name nothing."""
+    """Arguments that contradict each other or name nothing."""
 
 
 class Rule(NamedTuple):
@@ -118,25 +117,25 @@ def check_usage(*rules: Rule) -> None:
 
 
 class StorageError(TformerError):
-    """A file or folder that the system does not let the program write or read."""
+    """A file or folder that the system refuses to write or read."""
 
     @classmethod
     def of(cls, error: OSError, where: str, what: str = "cannot be written") -> "StorageError":
-        """Return what the system said of `where`, and what to do about it."""
+        """Return the error of the operating system, with a remedy."""
         got = error.strerror or str(error)
         return cls(where, what, got=got, remedy=_REMEDIES.get(error.errno))
 
 
 class TrainingError(TformerError):
-    """A training that cannot go on: it diverged, or the machine gave out."""
+    """A training that cannot continue: it diverged, or memory ran out."""
 
 
 class ExportError(TformerError):
-    """A model that another program, given the same weights, does not run alike."""
+    """A model that another program, given the same weights, does not reproduce."""
 
 
 class Interrupted(TformerError):
-    """The user or the system asked the program to stop; it did, and left nothing half written."""
+    """SIGINT or SIGTERM stopped the program, which left nothing half written."""
 
     def __init__(self, where: str, what: str, *, signal: int, remedy: str) -> None:
         super().__init__(where, what, remedy=remedy)
@@ -162,10 +161,10 @@ _REMEDIES: dict[int | None, str] = {
 
 
 def printable(text: str) -> str:
-    """Escape what could move the cursor of a terminal, or be no character at all."""
+    """Escape control characters, which could move the cursor of a terminal, and surrogates."""
 
     def is_shown(character: str) -> bool:
-        # Python calls no space printable but that of ASCII.
+        # Of all spaces, `isprintable` accepts that of ASCII alone.
         return character.isprintable() or unicodedata.category(character) == "Zs"
 
     return "".join(c if is_shown(c) else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -1,4 +1,4 @@
-"""Processes that work for this one, and end with it."""
+"""The process: environment variables, memory allocator, cores, children; without torch."""
 
 import ctypes
 import multiprocessing
@@ -8,20 +8,22 @@ import sys
 import threading
 from multiprocessing.connection import wait
 
-# Variables that torch and its libraries read when they are imported.
+# What torch and its libraries read when they are imported.
 ENVIRONMENT = {
-    # Threads of torch wait for each other in a loop of 30,000 turns, some microseconds. A longer
-    # one costs four fifths of the speed when another program uses the processor, too.
+    # OpenMP threads wait for each other in a spin loop. Where another program wants the processor
+    # too, a long spin costs four fifths of the speed; this one ends after some microseconds.
     "GOMP_SPINCOUNT": "30000",
-    # oneDNN compiles half a megabyte of code for each pair of matrix shapes. torch and oneDNN cache
-    # a thousand of them by default; a training step needs a few dozen.
+    # oneDNN compiles half a megabyte of instructions for each shape of two matrices. torch and
+    # oneDNN cache a thousand of them each by default; a step needs a few dozen.
     "LRU_CACHE_CAPACITY": "64",
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
-    # Batches of many shapes fragment the memory of a GPU. The second name is that of torch before
-    # 2.9, and of some releases since.
+    # Batches of many shapes fragment the memory of a GPU.
+    # The second name is what torch called it before 2.9, and some releases since still read.
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
 }
+# Parameters of mallopt(3), from malloc.h.
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 def tune_environment() -> None:
@@ -29,6 +31,30 @@ def tune_environment() -> None:
     if "torch" not in sys.modules:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
+
+
+def tune_allocator() -> None:
+    """Let glibc keep freed memory for the next tensors.
+
+    By default it returns every large buffer to the system, and the next step pays for page faults
+    again: a fifth of the training time of a small model.
+    """
+    libc = _c_library()
+    if libc is None or not hasattr(libc, "mallopt"):
+        return
+    libc.mallopt(M_MMAP_MAX, 0)
+    libc.mallopt(M_TRIM_THRESHOLD, ctypes.c_int(2**31 - 1))
+
+
+def trim_allocator() -> None:
+    """Return the memory that `tune_allocator` lets glibc keep to the system."""
+    libc = _c_library()
+    if libc is not None and hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def _c_library() -> ctypes.CDLL | None:
+    return ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def num_cores() -> int:
@@ -39,9 +65,9 @@ def num_cores() -> int:
 
 
 def num_threads() -> int:
-    """Return how many threads this process keeps busy by itself: one a core that is its own.
+    """Return how many threads this process may keep busy.
 
-    Processes of `multiprocessing` share the cores, and so do those that torchrun has started.
+    That is one in a child process, and each process of torchrun gets its share of the cores.
     """
     if multiprocessing.parent_process() is not None:
         return 1
@@ -49,7 +75,7 @@ def num_threads() -> int:
 
 
 def begin_child() -> None:
-    """Leave Ctrl-C to the process that began this one, and end when it does, however it ends."""
+    """Prepare a child process: ignore Ctrl-C, and end when the parent ends, however it does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -60,22 +86,3 @@ def begin_child() -> None:
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def tune_allocator() -> None:
-    """Let the C library keep the memory that tensors give back, for the next ones.
-
-    By default glibc returns every large buffer to the system when it is freed, and the next step
-    pays for fresh pages again: a fifth of the time of a small model's training step.
-    """
-    libc = c_library()
-    if libc is None or not hasattr(libc, "mallopt"):
-        return
-    trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
-    libc.mallopt(mmap_max, 0)
-    libc.mallopt(trim_threshold, ctypes.c_int(2**31 - 1))
-
-
-def c_library() -> ctypes.CDLL | None:
-    """Return the C library that this process runs on, on Linux."""
-    return ctypes.CDLL(None) if sys.platform == "linux" else None

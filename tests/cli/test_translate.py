@@ -15,7 +15,7 @@ from storage.saving import forget_origin
 from tformer_cli import Translator
 from tformer_cli.cli.translate import _json_line, _text_lines
 from tformer_cli.config.schema.decoding import GreedyConfig
-from tformer_cli.storage.integrity import write_checksums
+from tformer_cli.storage.checkpoint import write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.translate import translator as translator_room
 from tformer_cli.translate.postprocess import Translation

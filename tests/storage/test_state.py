@@ -5,7 +5,7 @@ import math
 import pytest
 from saving import STATE, message
 
-from tformer_cli.storage.integrity import verify_checksums, write_checksums
+from tformer_cli.storage.checkpoint import verify_checksums, write_checksums
 from tformer_cli.storage.run_directory import STATE_FILE
 from tformer_cli.storage.state import TrainingProgress, load_state
 

@@ -1,19 +1,39 @@
-"""Runs that go together as an ensemble, and those that do not."""
+"""Trained models: ensembles, edited runs, fingerprints."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from saving import forget_origin, message
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.model import EncoderDecoderConfig, PositionsConfig
-from tformer_cli.config.schema.positions import LearnedPositions, SinusoidalPositions
+from tformer_cli.config.schema.positions import (
+    LearnedPositions,
+    LinearScaling,
+    RotaryPositions,
+    SinusoidalPositions,
+)
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import CheckpointError
-from tformer_cli.model.build import build_model
+from tformer_cli.model.build import build_model, build_network
 from tformer_cli.storage import trained_model as room
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.trained_model import TrainedModel, load_ensemble
+from tformer_cli.storage.trained_model import (
+    TrainedModel,
+    check_settings,
+    load_ensemble,
+    load_trained_model,
+    load_trained_network,
+    model_settings,
+)
 from tformer_cli.text.tokenizer import build_tokenizers
 
 TEXT = ParallelText(source=Path("a"), target=Path("b"))
@@ -77,3 +97,151 @@ def test_a_run_with_fewer_positions_comes_first(load, first):
         "runs/b: has learnt fewer positions than runs/a has; got 10; name it first"
     )
     assert len(load(few, trained(positions=first))) == 2
+
+
+@pytest.fixture
+def run(toy_run, tmp_path):
+    shutil.copytree(toy_run, tmp_path / "run")
+    return RunDirectory(tmp_path / "run")
+
+
+def edit(file, old, new):
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "was", "got"),
+    [
+        ("num_heads: 2", "num_heads: 4", "model.num_heads", "2", "4"),
+        ("activation: relu", "activation: gelu", "model.activation", "relu", "gelu"),
+        ("kind: sinusoidal", "kind: none", "model.positions.kind", "sinusoidal", "none"),
+        ("sliding_window: null", "sliding_window: 3", "model.sliding_window", "None", "3"),
+        ("lowercase: none", "lowercase: source", "tokenizer.lowercase", "none", "source"),
+    ],
+)
+def test_another_function_than_the_trained_one_is_refused(run, old, new, key, was, got):
+    edit(run.config_file, old, new)
+    assert message(load_trained_network, run) == (
+        f"{run.config_file}: {key} is not what the model was trained with ({was}); got {got}; "
+        "restore the config.yaml that the run was trained with"
+    )
+
+
+def test_no_command_takes_an_edited_config(run, tformer, tmp_path):
+    edit(run.config_file, "num_heads: 2", "num_heads: 4")
+    text, translation = tmp_path / "text", tmp_path / "translation"
+    text.write_text("abc\n", encoding="utf-8")
+    translation.write_text("CBA\n", encoding="utf-8")
+    for command in (
+        ("translate", run.path),
+        ("eval", run.path),
+        ("score", run.path, "--source", text, "--target", translation),
+        ("export", run.path, tmp_path / "out", "--format", "safetensors"),
+        ("heatmap", run.path, "abc", "--output", tmp_path / "a.html"),
+        ("average", run.path),
+    ):
+        result = tformer(*command, stdin="abc\n")
+        assert result.exit_code == 2, command
+        assert "model.num_heads is not what the model was trained with (2); got 4" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_keys_may_change(run):
+    before = load_trained_network(run)
+    edit(run.config_file, "max_length: 20", "max_length: 30")
+    edit(run.config_file, "target_language: target", "target_language: de")
+    assert load_trained_network(run).tokenizers.fingerprint == before.tokenizers.fingerprint
+
+
+def test_a_section_that_takes_the_place_of_null_is_a_change(run, tmp_path):
+    config = load_config(run.config_file)
+    plain, scaled = (
+        replace(config, model=replace(config.model, positions=RotaryPositions(scaling=scaling)))
+        for scaling in (None, LinearScaling(factor=2.0))
+    )
+    for then, now in ((plain, scaled), (scaled, plain)):
+        with pytest.raises(CheckpointError, match=r"model\.positions\.scaling"):
+            check_settings(model_settings(then), now, run.config_file)
+        check_settings(model_settings(then), then, run.config_file)
+
+
+def test_a_key_that_a_program_does_not_know_is_not_compared(run):
+    config = load_config(run.config_file)
+    known = model_settings(config)
+    del known["model.qk_norm"]
+    check_settings(known | {"model.of_tomorrow": "1"}, config, run.config_file)
+
+
+@pytest.mark.parametrize("name", ["shared.json", "tokenizer.json"])
+def test_other_tokenizers_are_refused(run, name):
+    file = run.tokenizer / name
+    if name == "tokenizer.json":
+        edit(file, '"lowercase": false', '"lowercase": true')
+    else:
+        edit(file, '"a"', '"\u00e1"')
+    assert message(load_trained_network, run) == (
+        f"{run.tokenizer}: does not hold the tokenizers that the model was trained with; "
+        "restore the folder, or train again"
+    )
+
+
+def test_a_run_of_an_older_program_is_loaded_as_before(run):
+    forget_origin(run)
+    edit(run.config_file, "activation: relu", "activation: gelu")
+    edit(run.tokenizer / "tokenizer.json", '"lowercase": false', '"lowercase": true')
+    assert load_trained_network(run).config.model.activation == "gelu"
+
+
+def test_the_fingerprint_is_of_all_that_translates_and_of_nothing_else(toy_run):
+    run = RunDirectory(toy_run)
+    trained, again = load_trained_model(run), load_trained_model(run)
+    assert trained.fingerprint == again.fingerprint
+    config = trained.config
+    searching = replace(config, decoding=replace(config.decoding, max_length=7), seed=9)
+    assert replace(trained, config=searching).fingerprint == trained.fingerprint
+    # That of the source decides where its terms and its words are.
+    for language in ("source_language", "target_language"):
+        japanese = replace(config, data=replace(config.data, **{language: "ja"}))
+        assert replace(trained, config=japanese).fingerprint != trained.fingerprint
+    weight = again.model.decoder.layers[0].feedforward.inner.weight
+    with torch.no_grad():
+        weight[0, 0] = torch.nextafter(weight[0, 0], weight[0, 0] + 1)
+    assert again.fingerprint != trained.fingerprint
+
+
+class Recorder(TorchDispatchMode):
+    """The names of the operations that torch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.names.add(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_network_is_loaded_without_drawing_weights(toy_run):
+    run = RunDirectory(toy_run)
+    with Recorder() as recorder:
+        trained = load_trained_network(run)
+    assert not [name for name in recorder.names if "uniform" in name or "normal" in name]
+    stored = load_file(run.pointed("best") / "model.safetensors")
+    weights = dict(trained.model.named_parameters())
+    assert weights.keys() == stored.keys()
+    for name, weight in weights.items():
+        assert torch.equal(weight, stored[name]), name
+    built = build_network(
+        trained.config.model,
+        source_size=trained.tokenizers.source.size,
+        target_size=trained.tokenizers.target.size,
+        seed=1,
+    )
+    buffers = dict(built.named_buffers())
+    assert buffers.keys() == dict(trained.model.named_buffers()).keys() != set()
+    for name, buffer in trained.model.named_buffers():
+        assert torch.equal(buffer, buffers[name]), name

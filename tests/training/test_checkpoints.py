@@ -15,8 +15,7 @@ from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.storage.atomic import write_text
-from tformer_cli.storage.checkpoint import save_average
-from tformer_cli.storage.integrity import write_checksums
+from tformer_cli.storage.checkpoint import save_average, write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_state
 from tformer_cli.training.checkpoints import (

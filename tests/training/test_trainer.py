@@ -27,7 +27,7 @@ from tformer_cli.corpus.pipeline import training_micro_batches
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.storage.integrity import write_checksums
+from tformer_cli.storage.checkpoint import write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import best_checkpoints, load_state, save_state
 from tformer_cli.storage.trained_model import load_trained_model

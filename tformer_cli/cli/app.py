@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tformer_cli import __version__
 from tformer_cli.cli import config as config_command
 from tformer_cli.cli.average import average
 from tformer_cli.cli.entry import new_app, run
@@ -22,7 +23,6 @@ from tformer_cli.cli.translate import translate
 from tformer_cli.cli.vocab import vocab
 from tformer_cli.errors import StorageError
 from tformer_cli.process import tune_environment
-from tformer_cli.version import __version__
 
 app = new_app(
     name="tformer",

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO, get_type_hints
 
 import typer
 
+from tformer_cli import __version__
 from tformer_cli.cli.entry import ReaderGone
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.atomic import atomic_write
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.version import __version__
 
 if TYPE_CHECKING:
     from tformer_cli.translate.preprocess import InputLine

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from tformer_cli.config.schema.data import ParallelText, Text
 from tformer_cli.corpus.reader import read_pairs, read_texts
 from tformer_cli.errors import DataError, Problem, UsageError
-from tformer_cli.json_text import read_json
-from tformer_cli.storage.atomic import atomic_directory, write_json
+from tformer_cli.storage.atomic import atomic_directory, read_json, write_json
 
 # Maximum number of pairs in each held-out part.
 MAX_HELD_OUT = 1000

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from tformer_cli.config.schema.data import ParallelText, Text
 from tformer_cli.errors import DataError
-from tformer_cli.json_text import parse_json, read_json
-from tformer_cli.storage.atomic import write_text
+from tformer_cli.storage.atomic import parse_json, read_json, write_text
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 GZIP_MARK = b"\x1f\x8b"

@@ -13,8 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from tformer_cli.corpus.filters import FilterReport
-from tformer_cli.json_text import read_json
-from tformer_cli.storage.atomic import write_json
+from tformer_cli.storage.atomic import read_json, write_json
 
 # Part of every store's key: raise it when the files of a store or of a shard change.
 FORMAT_VERSION = 2

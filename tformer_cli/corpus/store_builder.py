@@ -47,7 +47,7 @@ from tformer_cli.storage.atomic import (
     recover_interrupted_write,
     storage_errors,
 )
-from tformer_cli.storage.lock import alone
+from tformer_cli.storage.lock import exclusive_lock
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 
 SHARD_LINES = 1 << 13
@@ -90,7 +90,7 @@ def load_or_build_store(
     opened = open_store(directory, weights)
     if opened is None or shards.exists():
         waiting = "waiting for another process that encodes the same text"
-        with alone(stores / f"{key}.lock", waiting):
+        with exclusive_lock(stores / f"{key}.lock", waiting):
             # Another process may have built it in the meantime.
             opened = open_store(directory, weights)
             if opened is None:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tformer_cli.config.schema.model import ModelConfig
 from tformer_cli.errors import CheckpointError
-from tformer_cli.json_text import read_json
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
+from tformer_cli.storage.atomic import read_json
 from tformer_cli.storage.run_directory import MODEL_FILE
 from tformer_cli.storage.tensors import check_dtypes, check_finite, read_tensors
 

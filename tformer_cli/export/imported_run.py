@@ -11,10 +11,9 @@ from tformer_cli.export.marian.folder import SETTINGS_FILE, read_marian
 from tformer_cli.export.plain_folder import read_plain_folder
 from tformer_cli.storage.atomic import check_absent, new_directory, write_text
 from tformer_cli.storage.checkpoint import save_checkpoint
-from tformer_cli.storage.origin import model_settings
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress
-from tformer_cli.storage.trained_model import TrainedModel
+from tformer_cli.storage.trained_model import TrainedModel, model_settings
 
 
 def import_run(

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 import yaml
 
+from tformer_cli import __version__
 from tformer_cli.config.load import as_plain
 from tformer_cli.errors import CheckpointError
-from tformer_cli.json_text import read_json
+from tformer_cli.storage.atomic import read_json
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel
-from tformer_cli.version import __version__
 
 CARD_FILE = "README.md"
 UNKNOWN_LICENSE = "unknown"

@@ -32,17 +32,17 @@ from tformer_cli.export.imported_folder import (
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.engine import NativeEngine
 from tformer_cli.storage.atomic import atomic_write, write_text
-from tformer_cli.storage.origin import (
+from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
+from tformer_cli.storage.tensors import metadata_of, read_notes, save_tensors
+from tformer_cli.storage.trained_model import (
     SENTENCES_NOTE,
     TOKENIZERS_NOTE,
+    TrainedModel,
     check_settings,
     check_tokenizers,
     model_settings,
     noted_sentences,
 )
-from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
-from tformer_cli.storage.tensors import metadata_of, read_notes, save_tensors
-from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.translate.preprocess import special_tokens
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tformer_cli.errors import CheckpointError, UsageError
-from tformer_cli.json_text import parse_json
-from tformer_cli.storage.atomic import atomic_write
+from tformer_cli.storage.atomic import atomic_write, parse_json
 from tformer_cli.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:

@@ -1,4 +1,8 @@
-"""Atomic writes: files and folders that are whole or absent, whenever the machine stops."""
+"""Atomic writes: files and folders that are whole or absent, whenever the machine stops.
+
+What is written lies in a staging directory `.NAME.tformer-RANDOM` beside its target, in which the
+writer keeps a file locked, until it is renamed to the target.
+"""
 
 import contextlib
 import glob
@@ -9,25 +13,20 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tformer_cli.errors import StorageError, UsageError
 from tformer_cli.storage.lock import acquire, open_lock_file, try_lock
 
-# A staging directory is called .NAME.tformer-RANDOM. Its writer keeps a file in it locked.
 MARK = ".tformer-"
 STAGED = re.compile(rf"\.(?P<name>.+){re.escape(MARK)}[a-z0-9_]{{8}}", flags=re.DOTALL)
-LOCK = "lock"
-# What is being written, and what stood in its place before.
-NEW, OLD = "new", "old"
+# In a staging directory: the lock, the new content, and the old content while the two are swapped.
+LOCK, NEW, OLD = "lock", "new", "old"
 
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Let whatever the system refuses in the meantime be said of `path`.
-
-    Raises:
-        StorageError: the disk is full or broken, the folder has gone, permission is lacking.
-    """
+    """Raise StorageError, with `path` and a remedy, where the system raises OSError."""
     try:
         yield
     except OSError as error:
@@ -36,13 +35,10 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it replaces `path`, else it goes.
+    """Yield a temporary path, which replaces `path` on success and is removed on failure.
 
-    A reader sees the old file or the new one, never a part, whenever the machine stops. A link
-    stays, and what it points at is replaced. A pipe or a device takes the bytes as they come.
-
-    Raises:
-        StorageError: the system does not let it be written.
+    A reader sees the old file or the new one, never a part. Of a symbolic link the target is
+    replaced. A pipe or a device is written directly.
     """
     with storage_errors(path):
         if path.exists() and not path.is_file():
@@ -50,7 +46,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
             return
         path = Path(os.path.realpath(path))
         make_directory(path.parent)
-        with staging(path) as directory:
+        with _staging_directory(path) as directory:
             temporary = directory / NEW
             yield temporary
             _sync_file(temporary)
@@ -60,13 +56,10 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`; on success it replaces `path`, else it goes.
+    """Yield a temporary folder, which replaces `path` on success and is removed on failure.
 
-    A link stays, and what it points at is replaced. Between two moves a kill leaves `path` without
-    its name, which `recover_interrupted_writes` gives back to what was there.
-
-    Raises:
-        StorageError: the system does not let it be written.
+    Of a symbolic link the target is replaced. The swap takes two renames; after a kill between
+    them, `recover_interrupted_writes` restores the old folder.
     """
     with _temporary_directory(path) as (path, temporary):
         yield temporary
@@ -79,19 +72,18 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`; on success it is called `path`, else it goes.
+    """Yield a temporary folder, which is renamed to `path` on success and removed on failure.
 
-    Nothing is replaced, neither what is there at the beginning nor what appears in the meantime.
+    Nothing is ever replaced, neither what exists at the beginning nor what appears meanwhile.
 
     Raises:
-        UsageError: something is there.
-        StorageError: the system does not let it be written.
+        UsageError: something has the name.
     """
     check_absent(path)
     with _temporary_directory(path) as (path, temporary):
         yield temporary
         _sync_tree(temporary)
-        # The system replaces an empty folder, and no other.
+        # A rename replaces an empty folder, and no other.
         check_absent(path)
         try:
             temporary.rename(path)
@@ -102,11 +94,7 @@ def new_directory(path: Path) -> Iterator[Path]:
 
 
 def check_absent(path: Path) -> None:
-    """Refuse a name that something has already; what killed writers of it left goes.
-
-    Raises:
-        UsageError: something is there.
-    """
+    """Refuse a path that exists, once leftovers of killed writers are removed."""
     recover_interrupted_write(path)
     if path.exists():
         raise UsageError(str(path), "is there already", remedy="remove it, or name another")
@@ -114,35 +102,34 @@ def check_absent(path: Path) -> None:
 
 @contextlib.contextmanager
 def _temporary_directory(path: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield `path` without links, and a new folder in its staging directory."""
+    """Yield `path` with links resolved, and a new folder in its staging directory."""
     with storage_errors(path):
         path = Path(os.path.realpath(path))
         make_directory(path.parent)
-        with staging(path) as directory:
+        with _staging_directory(path) as directory:
             temporary = directory / NEW
             temporary.mkdir()
             yield path, temporary
 
 
 def recover_interrupted_writes(folder: Path) -> None:
-    """Remove what killed writers left in a folder; what they were about to replace is there again.
-
-    Raises:
-        StorageError: the system does not let it be read.
-    """
+    """Do what `recover_interrupted_write` does, of every path in a folder."""
     with storage_errors(folder):
         if folder.is_dir():
             for directory in folder.iterdir():
                 if STAGED.fullmatch(directory.name):
-                    _sweep(directory)
+                    _recover(directory)
+
+
+def recover_interrupted_write(path: Path) -> None:
+    """Remove what killed writers of `path` left, and restore what they were about to replace."""
+    for directory in path.parent.glob(f".{glob.escape(path.name)}{MARK}*"):
+        if STAGED.fullmatch(directory.name):
+            _recover(directory)
 
 
 def empty_directory(path: Path) -> None:
-    """Remove a folder, if there is one; a link to a folder stays, and only what is in it goes.
-
-    Raises:
-        StorageError: something in it cannot be removed.
-    """
+    """Remove a folder; a symbolic link to a folder stays, and the content of the folder goes."""
     if not path.is_dir():
         return
     with storage_errors(path):
@@ -157,24 +144,18 @@ def empty_directory(path: Path) -> None:
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a folder, if there is one; under its own name it is never there in part.
-
-    One that is write-protected stays.
-
-    Raises:
-        StorageError: the system does not let it be moved.
-    """
+    """Remove a folder atomically, if it exists; a write-protected one stays."""
     if path.is_dir():
-        with storage_errors(path), contextlib.suppress(PermissionError), staging(path) as directory:
+        with (
+            storage_errors(path),
+            contextlib.suppress(PermissionError),
+            _staging_directory(path) as directory,
+        ):
             path.rename(directory / OLD)
 
 
 def make_directory(path: Path) -> None:
-    """Create a folder and those around it, if there are none; their names survive a power cut.
-
-    Raises:
-        OSError: the system does not let one be created.
-    """
+    """Create a folder and its parents, so that their names survive a power cut."""
     if not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
@@ -182,40 +163,55 @@ def make_directory(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file whole.
-
-    Raises:
-        StorageError: the system does not let it be written.
-    """
+    """Write a UTF-8 text file atomically."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write data for another program into a file, as a whole.
+    """Write a JSON file atomically."""
+    write_text(path, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+
+
+def read_json(file: Path) -> Any:
+    """Return the value in a JSON file that anybody may have written.
 
     Raises:
-        StorageError: the system does not let it be written.
+        OSError: the file cannot be read.
+        ValueError: it is not JSON, or is a pipe or a device, which may never end.
     """
-    write_text(path, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+    if file.exists() and not file.is_file():
+        raise ValueError("no regular file")
+    return parse_json(file.read_text(encoding="utf-8"))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: it is not JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def sync_directory(path: Path) -> None:
     """Make the names in a folder survive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)
 
 
 def _sync_file(path: Path) -> None:
-    with path.open("rb") as written:
-        os.fsync(written.fileno())
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _sync_tree(folder: Path) -> None:
-    """Make a folder and all that is in it survive a power cut."""
     for name, _, files in os.walk(folder):
         for file in files:
             _sync_file(Path(name, file))
@@ -223,86 +219,66 @@ def _sync_tree(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def staging(path: Path) -> Iterator[Path]:
-    """Yield a directory beside `path` for this writer alone; it is removed at the end.
-
-    What a killed writer of `path` left is removed first.
-
-    Raises:
-        OSError: the system does not let it be created.
-    """
+def _staging_directory(path: Path) -> Iterator[Path]:
+    """Yield a locked directory beside `path`, removed at the end; remove leftovers first."""
     recover_interrupted_write(path)
-    directory, handle = _locked_directory(path)
+    directory, descriptor = _locked_directory(path)
     try:
         try:
             yield directory
         finally:
             _remove(directory)
     finally:
-        os.close(handle)
-
-
-def recover_interrupted_write(path: Path) -> None:
-    """Remove what killed writers of `path` left, and restore what they were about to replace."""
-    for directory in _staging_directories(path):
-        _sweep(directory)
+        os.close(descriptor)
 
 
 def _locked_directory(path: Path) -> tuple[Path, int]:
-    """Create a staging directory and lock it; return it and the open lock file."""
+    """Create a staging directory and lock it; return it and the descriptor of its lock file."""
     while True:
         directory = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}{MARK}"))
-        handle = None
+        descriptor = None
         try:
-            handle = open_lock_file(directory / LOCK)
+            descriptor = open_lock_file(directory / LOCK)
             # Until it is locked, another writer may take it for a leftover and remove it.
-            if acquire(handle) and (directory / LOCK).exists():
-                return directory, handle
-            os.close(handle)
+            if acquire(descriptor) and (directory / LOCK).exists():
+                return directory, descriptor
+            os.close(descriptor)
         except FileNotFoundError:
             continue
         except BaseException:
             _remove(directory)
-            if handle is not None:
-                os.close(handle)
+            if descriptor is not None:
+                os.close(descriptor)
             raise
 
 
-def _staging_directories(path: Path) -> list[Path]:
-    found = path.parent.glob(f".{glob.escape(path.name)}{MARK}*")
-    return [directory for directory in found if STAGED.fullmatch(directory.name)]
-
-
-@contextlib.contextmanager
-def _taken(directory: Path) -> Iterator[bool | None]:
-    """Yield whether the writer of a staging directory has ended; None if nobody can know."""
-    handle = os.open(directory / LOCK, os.O_RDWR | os.O_NOFOLLOW)
-    try:
-        yield try_lock(handle)
-    finally:
-        os.close(handle)
-
-
-def _sweep(directory: Path) -> None:
-    # What belongs to somebody else stays.
+def _recover(directory: Path) -> None:
+    """Remove a staging directory whose writer was killed, and restore the old content."""
+    # What belongs to another user stays.
     with contextlib.suppress(OSError):
         try:
-            with _taken(directory) as is_own:
-                if is_own:
-                    _remove(directory)
-                elif is_own is None:
-                    _put_back(directory)
+            descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_NOFOLLOW)
         except FileNotFoundError:
-            # Killed before there was a lock: nothing is in it.
+            # Its writer was killed before there was a lock: the directory is empty.
             directory.rmdir()
+            return
+        try:
+            was_killed = try_lock(descriptor)
+            if was_killed:
+                _remove(directory)
+            elif was_killed is None:
+                # Without locks nobody knows.
+                _restore(directory)
+        finally:
+            os.close(descriptor)
 
 
 def _remove(directory: Path) -> None:
-    """Remove a staging directory; the lock goes last, so that a kill leaves what can be swept."""
+    """Remove a staging directory; the lock goes last, so that a kill leaves a valid leftover."""
     with contextlib.suppress(OSError):
-        _put_back(directory)
+        _restore(directory)
         if (directory / OLD).exists() and (directory / NEW).exists():
-            # Something else has the name of what was to be replaced: that stays here.
+            # Something else has taken the path of the old content, which is kept here.
             return
         for child in (directory / NEW, directory / OLD):
             if child.is_dir() and not child.is_symlink():
@@ -313,8 +289,8 @@ def _remove(directory: Path) -> None:
         directory.rmdir()
 
 
-def _put_back(directory: Path) -> None:
-    """Give back its name to a folder that was about to be replaced, and was not."""
+def _restore(directory: Path) -> None:
+    """Rename a folder back that was about to be replaced."""
     match = STAGED.fullmatch(directory.name)
     assert match is not None
     path, old = directory.with_name(match["name"]), directory / OLD

@@ -1,21 +1,37 @@
-"""Checkpoints: the weights, the optimiser and where the run stood, written whole and read back."""
+"""Checkpoints: saved atomically with checksums, verified, and loaded."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from tformer_cli.errors import CheckpointError
+from tformer_cli.errors import CheckpointError, NewerFormatError, Problem
 from tformer_cli.storage.atomic import atomic_directory
-from tformer_cli.storage.integrity import check_intact, write_checksums
-from tformer_cli.storage.run_directory import MODEL_FILE, OPTIMIZER_FILE, RAW_MODEL_FILE
-from tformer_cli.storage.state import TrainingProgress, save_state
-from tformer_cli.storage.tensors import check_dtypes, check_finite, read_tensors, save_tensors
+from tformer_cli.storage.run_directory import (
+    CHECKSUMS_FILE,
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    RAW_MODEL_FILE,
+    STATE_FILE,
+)
+from tformer_cli.storage.state import TrainingProgress, load_state, save_state
+from tformer_cli.storage.tensors import (
+    ANOTHER_CHECKPOINT,
+    check_dtypes,
+    check_finite,
+    read_tensors,
+    save_tensors,
+)
 
-# What an optimiser keeps of each parameter: Adam and AdamW, and Muon of matrices.
-ADAM_SLOTS = ("step", "exp_avg", "exp_avg_sq")
-MUON_SLOTS = ("momentum",)
+# The files that a training resumes from, and those that inference needs.
+RESUME_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
+INFERENCE_FILES = (MODEL_FILE, STATE_FILE)
+# Optimizer state of a parameter: that of Adam and AdamW, and that of a matrix under Muon.
+ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
+MUON_STATE = ("momentum",)
+RESTORE_CONFIG = "restore the config.yaml that the run was trained with"
 
 
 def save_checkpoint(
@@ -26,14 +42,14 @@ def save_checkpoint(
     *,
     average: nn.Module | None = None,
 ) -> None:
-    """Write a checkpoint folder: it is there as a whole, or not at all.
+    """Write a checkpoint folder atomically.
 
     Args:
         directory: the folder.
-        model: what the optimiser moves.
-        optimizer: its moments.
-        state: where the run stands.
-        average: the moving average of the model, if there is one, to translate with.
+        model: the weights that the optimizer updates.
+        optimizer: its state is saved.
+        state: progress of the training.
+        average: the moving average of the weights, for inference, if there is one.
     """
     with atomic_directory(directory) as folder:
         if average is None:
@@ -47,7 +63,7 @@ def save_checkpoint(
 
 
 def save_average(directory: Path, model: nn.Module, state: TrainingProgress) -> None:
-    """Write a checkpoint to translate with, that no training goes on from."""
+    """Write a checkpoint for inference alone, without optimizer state."""
     with atomic_directory(directory) as folder:
         save_tensors(_weights(model), folder / MODEL_FILE)
         save_state(state, folder)
@@ -55,16 +71,16 @@ def save_average(directory: Path, model: nn.Module, state: TrainingProgress) -> 
 
 
 def load_weights(directory: Path, model: nn.Module, file_name: str = MODEL_FILE) -> None:
-    """Read the weights of a checkpoint into a model of the same shape.
+    """Read the weights of a checkpoint into a model of the same shapes.
 
     Args:
         directory: the checkpoint.
-        model: what is to have them.
-        file_name: of the weights to translate with, or those that a training goes on from.
+        model: its parameters are overwritten.
+        file_name: which weights.
 
     Raises:
-        CheckpointError: the file is missing or cut short, holds another model, or one whose
-            weights are not all finite floating-point numbers, which translates nothing.
+        CheckpointError: the file is missing or damaged, is of another model, or has weights that
+            are not finite floating-point numbers.
     """
     file = directory / file_name
     parameters = dict(model.named_parameters())
@@ -77,21 +93,17 @@ def load_weights(directory: Path, model: nn.Module, file_name: str = MODEL_FILE)
             str(file),
             f"holds another model than config.yaml describes ({len(differing)} weights differ)",
             got=min(differing),
-            remedy="restore the config.yaml that the run was trained with",
+            remedy=RESTORE_CONFIG,
         )
-    check_dtypes(file, stored, "use another checkpoint")
-    check_finite(file, stored, "use another checkpoint")
+    check_dtypes(file, stored, ANOTHER_CHECKPOINT)
+    check_finite(file, stored, ANOTHER_CHECKPOINT)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(stored[name])
 
 
 def load_average(directories: Sequence[Path], model: nn.Module) -> None:
-    """Let every weight of a model be its mean over several checkpoints.
-
-    Raises:
-        CheckpointError: one of them is missing, damaged or of another model.
-    """
+    """Set each weight of a model to its mean over several checkpoints."""
     sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in model.parameters()]
     with torch.no_grad():
         for directory in directories:
@@ -104,11 +116,11 @@ def load_average(directories: Sequence[Path], model: nn.Module) -> None:
 
 
 def load_optimizer(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Read the optimiser's moments.
+    """Read the optimizer state of a checkpoint.
 
     Raises:
-        CheckpointError: the file is missing or cut short, belongs to another model, or lacks a
-            moment of a parameter or has one in another shape or number format.
+        CheckpointError: the file is missing or damaged, is of another model, or lacks a tensor of
+            the right shape and dtype.
     """
     file = directory / OPTIMIZER_FILE
     stored = dict(read_tensors(file))
@@ -119,18 +131,17 @@ def load_optimizer(directory: Path, model: nn.Module, optimizer: torch.optim.Opt
                 str(file),
                 "belongs to another model than config.yaml describes",
                 got=name,
-                remedy="restore the config.yaml that the run was trained with",
+                remedy=RESTORE_CONFIG,
             )
-    slots = {
-        parameter: MUON_SLOTS if "momentum" in group else ADAM_SLOTS
+    keys = {
+        parameter: MUON_STATE if "momentum" in group else ADAM_STATE
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    learnt = {name: one for name, one in parameters.items() if one.requires_grad}
-    for parameter_name, parameter in learnt.items():
-        for slot in slots[parameter]:
-            name = f"{parameter_name}/{slot}"
-            shape = () if slot == "step" else tuple(parameter.shape)
+    for parameter_name, parameter in parameters.items():
+        for key in keys[parameter] if parameter.requires_grad else ():
+            name = f"{parameter_name}/{key}"
+            shape = () if key == "step" else tuple(parameter.shape)
             tensor = stored.get(name)
             if tensor is None or tensor.shape != shape or tensor.dtype != torch.float32:
                 got = "nothing" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
@@ -140,7 +151,74 @@ def load_optimizer(directory: Path, model: nn.Module, optimizer: torch.optim.Opt
                     got=got.removeprefix("torch."),
                     remedy="use an earlier checkpoint",
                 )
-            optimizer.state[parameter][slot] = tensor.to(parameter.device)
+            optimizer.state[parameter][key] = tensor.to(parameter.device)
+
+
+def write_checksums(directory: Path) -> None:
+    """Write the checksums of all files of a checkpoint."""
+    files = sorted(directory.iterdir())
+    content = "".join(f"{_sha256(file)}  {file.name}\n" for file in files)
+    (directory / CHECKSUMS_FILE).write_text(content, encoding="utf-8")
+
+
+def verify_checksums(directory: Path, names: Collection[str] | None = None) -> Problem | None:
+    """Return what is wrong with a checkpoint, or None if it is as it was saved.
+
+    Args:
+        directory: the checkpoint.
+        names: the files to verify; None for all that a training resumes from.
+    """
+    where = str(directory)
+    if not directory.is_dir():
+        return Problem(where, "is not there")
+    file = directory / CHECKSUMS_FILE
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else None
+    except (OSError, ValueError):
+        lines = None
+    if lines is None:
+        return Problem(where, f"is not whole: {CHECKSUMS_FILE} is missing or damaged")
+    checksums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    if names is None:
+        present = (file.name for file in directory.glob("*.safetensors"))
+        names = sorted({*RESUME_FILES, *checksums, *present})
+    for name in names:
+        try:
+            if _sha256(directory / name) != checksums.get(name):
+                return Problem(where, f"is damaged: {name} is not what was saved")
+        except FileNotFoundError:
+            return Problem(where, f"is not whole: {name} is missing")
+        except (OSError, ValueError) as error:
+            return Problem(where, f"is damaged: {name} cannot be read", got=str(error))
+    return _invalid_state(directory) if STATE_FILE in names else None
+
+
+def check_intact(directory: Path, remedy: str) -> None:
+    """Refuse a checkpoint whose weights are not those that were saved."""
+    problem = verify_checksums(directory, INFERENCE_FILES)
+    if problem is not None:
+        where, what = problem.where, problem.what
+        raise CheckpointError(where, what, got=problem.got, remedy=remedy)
+
+
+def _invalid_state(directory: Path) -> Problem | None:
+    """Return what is wrong with the values of a state.json whose checksum is right."""
+    try:
+        load_state(directory)
+    except NewerFormatError:
+        # Not damaged: whoever needs the state is told to upgrade.
+        return None
+    except CheckpointError as error:
+        return error.problems[0]
+    return None
+
+
+def _sha256(file: Path) -> str:
+    if file.exists() and not file.is_file():
+        # A pipe or a device may never end.
+        raise ValueError("no regular file")
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

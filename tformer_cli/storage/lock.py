@@ -1,98 +1,93 @@
-"""One process at a time at a file."""
+"""Exclusive file locks, which the system releases when their process ends, however it ends."""
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tqdm import tqdm
-
 from tformer_cli.errors import StorageError
 
-# A network file system may have no locks: there the user has to see to it. Lustre without the
-# mount option `flock` answers ENOSYS.
+# Some network file systems have no locks: nothing is locked there. Lustre without the mount option
+# `flock` answers ENOSYS.
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+CLEAR_LINE = "\r\x1b[K"
 
 
 def open_lock_file(path: Path) -> int:
-    """Open a lock file for reading and writing, created if there is none; its content stays.
-
-    Returns:
-        The file descriptor.
+    """Return the descriptor of a lock file, created if absent; its content stays.
 
     Raises:
-        StorageError: it is a link, which could lead to any file, or a device.
+        StorageError: the path is a symbolic link, which could lead to any file, or a device.
         OSError: it cannot be opened.
     """
     refused = StorageError(str(path), "must be a regular file", remedy="remove it")
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError:
         if path.is_symlink():
             raise refused from None
         raise
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise refused
-    return handle
+    return descriptor
 
 
-def try_lock(handle: int) -> bool | None:
-    """Lock an open file without waiting.
+def try_lock(descriptor: int) -> bool | None:
+    """Lock an open file without waiting; return whether that succeeded.
 
-    The system takes the lock away when the file is closed or this process ends, however it ends.
-
-    Returns:
-        Whether this process holds the lock now, or None if the file system has no locks.
-
-    Raises:
-        OSError: the file cannot be locked.
+    None means that the file system has no locks.
     """
+    # Imported late: `tformer --help` takes no lock.
+    from filelock import lock_descriptor
+
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return lock_descriptor(descriptor, blocking=False)
     except OSError as error:
         if error.errno not in WITHOUT_LOCKS:
             raise
         return None
-    return True
 
 
-def acquire(handle: int) -> bool:
-    """Return whether no other process holds the lock of an open file; if so this one holds it now.
+def acquire(descriptor: int) -> bool:
+    """Lock an open file unless another process has; return False if one has.
 
-    Where the file system has no locks, nobody does.
-
-    Raises:
-        OSError: the file cannot be locked.
+    Without locks in the file system, no process ever has.
     """
-    return try_lock(handle) is not False
+    return try_lock(descriptor) is not False
 
 
 @contextlib.contextmanager
-def alone(lock: Path, waiting: str) -> Iterator[None]:
-    """Let one process at a time go on; the system lets go of the lock of one that is killed.
+def exclusive_lock(path: Path, waiting: str) -> Iterator[None]:
+    """Hold the lock of a file, which stays; wait until it is free.
 
     Args:
-        lock: a file for this alone, which stays; its folder is there.
-        waiting: what a process that has to wait says of it on a terminal.
+        path: the lock file, in an existing folder.
+        waiting: shown on a terminal while waiting.
 
     Raises:
         StorageError: the file cannot be written or locked.
     """
     with contextlib.ExitStack() as stack:
         try:
-            handle = open_lock_file(lock)
-            stack.callback(os.close, handle)
-            if not acquire(handle):
-                is_silent = not sys.stderr.isatty()
-                with tqdm(desc=waiting, bar_format="{desc}", disable=is_silent, leave=False):
-                    fcntl.flock(handle, fcntl.LOCK_EX)
+            descriptor = open_lock_file(path)
+            stack.callback(os.close, descriptor)
+            if not acquire(descriptor):
+                _wait(descriptor, waiting)
         except OSError as error:
-            raise StorageError.of(error, str(lock)) from error
+            raise StorageError.of(error, str(path)) from error
         yield
+
+
+def _wait(descriptor: int, waiting: str) -> None:
+    from filelock import lock_descriptor
+
+    is_terminal = sys.stderr.isatty()
+    if is_terminal:
+        print(waiting, end="", file=sys.stderr, flush=True)
+    lock_descriptor(descriptor)
+    if is_terminal:
+        print(CLEAR_LINE, end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""A file that is written part by part, and goes on where a kill left it."""
+"""A file that is written part by part and resumed after a kill."""
 
 import contextlib
 import hashlib
@@ -9,57 +9,48 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tformer_cli.errors import DataError, UsageError
-from tformer_cli.json_text import read_json
-from tformer_cli.storage.atomic import make_directory, storage_errors, sync_directory
+from tformer_cli.storage.atomic import make_directory, read_json, storage_errors, sync_directory
 from tformer_cli.storage.lock import acquire, open_lock_file
 
 READ_BYTES = 1 << 20
 
 
 class PartialFile:
-    """The beginning of FILE, in FILE.partial; FILE.partial.json says how far it goes, and of what.
+    """The beginning of FILE in FILE.partial, with its length and its inputs in FILE.partial.json.
 
-    What is added is on the disk before the record counts it. So all that the record counts is
-    there whenever the machine stops, and what lies beyond is a part that was cut short.
+    Data is fsynced before the record counts it, so after a crash everything past the recorded
+    length is discarded.
 
     Attributes:
-        num_lines: of what FILE is made from, that are done.
+        num_lines: input lines whose output is in the file.
     """
 
     def __init__(self, path: Path, file: BinaryIO, made_from: Mapping[str, object]) -> None:
-        """Go on, or begin where the file is empty.
+        """Refer to an open partial file; `resume_or_start` comes first.
 
         Args:
-            path: of the partial file.
-            file: the same, open and this process's own.
-            made_from: by name all that decides what FILE will hold, as JSON has it.
-
-        Raises:
-            UsageError: what is there is made from something else.
-            DataError: it is not what was written.
-            StorageError: the system does not let it be read or written.
+            path: FILE.partial.
+            file: the same, opened and locked by this process.
+            made_from: everything that determines the content of FILE, by name, as JSON values.
         """
         self.path = path
+        self.record_file = path.with_name(f"{path.name}.json")
+        self.num_lines = 0
         self._file = file
         self._made_from = dict(made_from)
         self._digest = hashlib.sha256()
-        self.num_lines = self._num_bytes = 0
-        with storage_errors(path):
-            if os.fstat(file.fileno()).st_size > 0:
-                self._go_on()
+        self._num_bytes = 0
+
+    def resume_or_start(self) -> None:
+        """Continue behind the recorded content, or start if the file is empty."""
+        with storage_errors(self.path):
+            if os.fstat(self._file.fileno()).st_size > 0:
+                self._resume()
             else:
                 self._save_record()
 
-    @property
-    def record_file(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.json")
-
     def add(self, text: str, num_lines: int) -> None:
-        """Write what comes of some more lines.
-
-        Raises:
-            StorageError: the system does not let it be written.
-        """
+        """Append the output of some more input lines."""
         content = text.encode("utf-8")
         with storage_errors(self.path):
             self._file.write(content)
@@ -77,7 +68,7 @@ class PartialFile:
             "num_bytes": self._num_bytes,
             "sha256": self._digest.hexdigest(),
         }
-        # Under one name, so that a kill leaves nothing behind that the next attempt does not use.
+        # A fixed name, so that a kill leaves nothing that the next attempt does not overwrite.
         temporary = self.path.with_name(f".{self.record_file.name}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with open(os.open(temporary, flags, 0o666), "w", encoding="utf-8") as file:
@@ -87,11 +78,9 @@ class PartialFile:
         temporary.replace(self.record_file)
         sync_directory(self.path.parent)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         damaged = DataError(
-            str(self.path),
-            "is not what was written",
-            remedy="remove it, or name another file",
+            str(self.path), "is not what was written", remedy="remove it, or name another file"
         )
         try:
             record = read_json(self.record_file)
@@ -109,10 +98,10 @@ class PartialFile:
                 got=f"another {', '.join(others)}",
                 remedy="remove it, or name another file",
             )
-        left = num_bytes
-        while left > 0 and (content := self._file.read(min(left, READ_BYTES))):
+        num_left = num_bytes
+        while num_left > 0 and (content := self._file.read(min(num_left, READ_BYTES))):
             self._digest.update(content)
-            left -= len(content)
+            num_left -= len(content)
         if self._digest.hexdigest() != digest:
             raise damaged
         self._file.truncate(num_bytes)
@@ -122,44 +111,47 @@ class PartialFile:
 
 @contextlib.contextmanager
 def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[PartialFile]:
-    """Open the beginning of a file, if there is one; at the end it takes the place of `path`.
+    """Open FILE.partial, new or from an interrupted attempt; on success it replaces FILE.
 
-    Until then `path` is what it was before. Where the body fails, the beginning stays.
+    On failure it stays, to be resumed.
 
     Args:
-        path: the file that is to be; of a link what it points at.
-        made_from: by name all that decides what it will hold, as JSON has it.
+        path: FILE; of a symbolic link the target is written.
+        made_from: everything that determines the content, by name, as JSON values.
 
     Raises:
-        UsageError: `path` is a folder or a device; another process is at work on it; or what is
-            there is the beginning of something else.
-        DataError: what is there is not what was written.
-        StorageError: the system does not let it be read or written.
+        UsageError: `path` is a folder or a device, another process writes it, or the partial file
+            was made from something else.
+        DataError: the partial file was changed since.
+        StorageError: the system refuses to read or write.
     """
     if path.exists() and not path.is_file():
         raise UsageError(
             str(path), "is no file that could be written part by part", remedy="name a file"
         )
-    place = Path(os.path.realpath(path))
-    partial = place.with_name(f"{place.name}.partial")
-    with storage_errors(partial):
-        make_directory(place.parent)
-        file = open(open_lock_file(partial), "r+b")  # noqa: SIM115 - closed below
+    target = Path(os.path.realpath(path))
+    partial_path = target.with_name(f"{target.name}.partial")
+    with storage_errors(partial_path):
+        make_directory(target.parent)
+        file = open(open_lock_file(partial_path), "r+b")  # noqa: SIM115 - closed below
     try:
-        with storage_errors(partial):
+        with storage_errors(partial_path):
             is_own = acquire(file.fileno())
         if not is_own:
             raise UsageError(
-                str(partial), "another process is at work on it", remedy="wait until it is done"
+                str(partial_path),
+                "another process is at work on it",
+                remedy="wait until it is done",
             )
-        beginning = PartialFile(partial, file, made_from)
-        yield beginning
+        partial = PartialFile(partial_path, file, made_from)
+        partial.resume_or_start()
+        yield partial
         with storage_errors(path):
-            partial.replace(place)
-            sync_directory(place.parent)
-            beginning.record_file.unlink()
-            sync_directory(place.parent)
+            partial_path.replace(target)
+            sync_directory(target.parent)
+            partial.record_file.unlink()
+            sync_directory(target.parent)
     finally:
-        # What a full disk has refused is written again here.
-        with storage_errors(partial):
+        # What a full disk refused is in the buffer still, and may be refused again.
+        with storage_errors(partial_path):
             file.close()

@@ -1,4 +1,14 @@
-"""What a run folder and its checkpoints hold, and where each file is."""
+"""Run folders and checkpoints: which files they hold, and where.
+
+A checkpoint is a folder of safetensors and JSON files; nothing in it is ever unpickled:
+
+    model.safetensors       weights for inference; the moving average (EMA), if the training has one
+    trained.safetensors     with an EMA: the weights that the optimizer updates
+    optimizer.safetensors   optimizer state; absent from an average of checkpoints, which translates
+                            but cannot resume
+    state.json              progress of the training
+    SHA256SUMS              checksums of the other files, written last, for `sha256sum --check` too
+"""
 
 import re
 from dataclasses import dataclass
@@ -13,16 +23,13 @@ RAW_MODEL_FILE = "trained.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
 CHECKSUMS_FILE = "SHA256SUMS"
-# What a training goes on from, and what it takes to translate.
-RESUME_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
-INFERENCE_FILES = (MODEL_FILE, STATE_FILE)
-# Never a path, which would lead elsewhere.
+# A name in a pointer file, never a path, which would lead elsewhere.
 CHECKPOINT_NAME = re.compile(r"\w[\w.-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """The folder of one training run.
+    """The folder of a training run.
 
     config.yaml (resolved)   tokenizer/   checkpoints/step-000400/
     best, last (text files naming a checkpoint)   metrics.jsonl   samples/   eval/   train.log
@@ -41,7 +48,7 @@ class RunDirectory:
 
     @property
     def origin_file(self) -> Path:
-        """Says what the tokenizers beside it were made from."""
+        """Says what the tokenizers were built from."""
         return self.tokenizer / "origin.json"
 
     @property
@@ -83,31 +90,31 @@ class RunDirectory:
 
     @property
     def pointers(self) -> list[Path]:
-        """Files that name checkpoints."""
+        """Files that name a checkpoint."""
         return [self.path / "best", self.path / "last"]
 
     @property
     def folders(self) -> list[Path]:
-        """What a training fills."""
+        """The folders that a training writes."""
         return [self.checkpoints, self.tokenizer, self.samples, self.tensorboard, self.eval]
 
     def checkpoint(self, step: int) -> Path:
-        """Return the folder of the checkpoint taken after `step` optimiser steps."""
+        """Return the checkpoint folder of an optimizer step."""
         return self.checkpoints / f"step-{step:06d}"
 
     def step_checkpoints(self) -> list[Path]:
-        """Return the checkpoints that training took, the newest last."""
-        found = [x for x in self.checkpoints.glob("step-*") if x.name[5:].isdecimal()]
-        return sorted(found, key=step_of)
+        """Return the checkpoints that training saved, the newest last."""
+        folders = [x for x in self.checkpoints.glob("step-*") if x.name[5:].isdecimal()]
+        return sorted(folders, key=step_of)
 
     def point(self, name: str, checkpoint: Path) -> None:
-        """Let `name` (`best` or `last`) stand for `checkpoint` from now on."""
+        """Let the pointer file `name` (`best` or `last`) name a checkpoint."""
         write_text(self.path / name, f"{checkpoint.name}\n")
 
     def pointed(self, name: str) -> Path | None:
-        """Return the checkpoint that `name` stands for, or None if there is none yet.
+        """Return the checkpoint that a pointer file names, or None without such a file.
 
-        A file that is damaged stands for itself, which is no checkpoint.
+        Of a damaged file its own path is returned, which is no checkpoint.
         """
         file = self.path / name
         if not file.exists():
@@ -120,21 +127,21 @@ class RunDirectory:
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the optimiser steps after which a checkpoint was taken."""
+    """Return the optimizer step at which a checkpoint was saved."""
     return int(checkpoint.name.removeprefix("step-"))
 
 
 def run_of_config(config_file: Path, run: Path | None) -> RunDirectory:
     """Return the run folder that a config trains into.
 
-    That is `run` where it is given, the folder around a run's own resolved config.yaml, and
-    otherwise runs/NAME for NAME.yaml.
+    That is `run` if given; else the folder of `config_file` if that is the resolved config.yaml of
+    a run; else runs/NAME of NAME.yaml.
     """
     if run is not None:
         return RunDirectory(run)
-    around = RunDirectory(config_file.parent)
-    if config_file == around.config_file and around.tokenizer.is_dir():
-        return around
+    folder = RunDirectory(config_file.parent)
+    if config_file == folder.config_file and folder.tokenizer.is_dir():
+        return folder
     return RunDirectory(RUNS / config_file.stem)
 
 
@@ -142,7 +149,7 @@ def newest_run(runs: Path = RUNS) -> RunDirectory:
     """Return the run under `runs` whose last checkpoint is the newest.
 
     Raises:
-        CheckpointError: no folder there has a checkpoint.
+        CheckpointError: no run there has a checkpoint.
     """
     pointers = [pointer for pointer in runs.glob("*/last") if pointer.is_file()]
     if not pointers:

@@ -1,4 +1,4 @@
-"""Where a run stood when a checkpoint was taken."""
+"""Progress of a training: the state.json of its checkpoints."""
 
 import dataclasses
 import json
@@ -11,13 +11,13 @@ from typing import Any, Self
 
 from tformer_cli.config.renamed import current_settings
 from tformer_cli.errors import CheckpointError, NewerFormatError
-from tformer_cli.json_text import read_json
+from tformer_cli.storage.atomic import read_json
 from tformer_cli.storage.run_directory import STATE_FILE
 
 FORMAT_VERSION = 4
-# What the fields were called in format 3 and before, which had `epoch` and `batch` for the data
-# position.
-OLD_NAMES = {
+MAX_SHOWN = 60
+# Field names up to format 3, which also had `epoch` and `batch` for the data position.
+FORMER_NAMES = {
     "judged_by": "validation_fingerprint",
     "num_stale": "num_bad_validations",
     "left_out": "skipped_batches",
@@ -104,12 +104,11 @@ class TrainingProgress:
         Raises:
             TypeError: a field is missing or unknown.
         """
-        converted = {
+        tuples = {
             "data_position": tuple(content.get("data_position", ())),
             "skipped_batches": tuple(map(tuple, content.get("skipped_batches", ()))),
-            "settings": current_settings(content.get("settings", {})),
         }
-        return cls(**{**content, **converted})
+        return cls(**{**content, **tuples})
 
 
 def _is_text(value: object) -> bool:
@@ -141,54 +140,53 @@ def _are_data_positions(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_data_position, value))
 
 
-def _or_none(is_possible: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: value is None or is_possible(value)
+def _optional(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or is_valid(value)
 
 
-# By the name of a field, whether a value that JSON has for it is possible.
-_POSSIBLE: dict[str, Callable[[object], bool]] = {
+# Whether a JSON value of a field is valid.
+_VALID: dict[str, Callable[[object], bool]] = {
     "step": _is_count,
     "data_position": _is_data_position,
-    "best_step": _or_none(_is_count),
-    "best_score": _or_none(_is_number),
+    "best_step": _optional(_is_count),
+    "best_score": _optional(_is_number),
     "num_tokens": _is_count,
     "seconds": lambda value: _is_number(value, 0.0),
     "data_fingerprint": _is_text,
     "environment": _are_texts,
-    "max_source_sentences": _or_none(_is_count),
+    "max_source_sentences": _optional(_is_count),
     "tokenizer_fingerprint": _is_text,
     "settings": _are_texts,
     "validation_fingerprint": _is_text,
-    "score": _or_none(_is_number),
+    "score": _optional(_is_number),
     "num_bad_validations": _is_count,
     "skipped_batches": _are_data_positions,
     "num_consecutive_skips": _is_count,
     "learning_rate_factor": lambda value: _is_number(value, sys.float_info.min, 1.0),
     "num_rollbacks": _is_count,
-    "loss_scale": _or_none(_is_positive),
+    "loss_scale": _optional(_is_positive),
     "num_loss_scale_steps": _is_count,
     "is_scheduled": lambda value: isinstance(value, bool),
     "format_version": _is_count,
 }
-_LONGEST_SHOWN = 60
 
 
 def save_state(state: TrainingProgress, directory: Path) -> None:
-    """Write where a run stands into a checkpoint."""
+    """Write the state.json of a checkpoint."""
     content = dataclasses.asdict(state) | {"format_version": FORMAT_VERSION}
     (directory / STATE_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def load_state(directory: Path) -> TrainingProgress:
-    """Read where a run stood.
+    """Read the state.json of a checkpoint, of this version or an older one.
 
     Raises:
-        CheckpointError: the file is missing or damaged, or a value in it is impossible.
-        NewerFormatError: a newer version of the program wrote it.
+        CheckpointError: it is missing or damaged, or holds a value that no training writes.
+        NewerFormatError: a newer version wrote it.
     """
     file = directory / STATE_FILE
     try:
-        content = _with_new_names(read_json(file))
+        content = _with_current_names(read_json(file))
         version = content.get("format_version", 0)
         if _is_count(version) and version > FORMAT_VERSION:
             raise NewerFormatError(
@@ -198,9 +196,10 @@ def load_state(directory: Path) -> TrainingProgress:
                 remedy="upgrade tformer",
             )
         for name, value in content.items():
-            if name in _POSSIBLE and not _POSSIBLE[name](value):
-                raise ValueError(f"{name} {json.dumps(value)[:_LONGEST_SHOWN]}")
+            if name in _VALID and not _VALID[name](value):
+                raise ValueError(f"{name} {json.dumps(value)[:MAX_SHOWN]}")
         content.pop("format_version", None)
+        content["settings"] = current_settings(content.get("settings", {}))
         return TrainingProgress.from_dict(content)
     except FileNotFoundError:
         raise CheckpointError(
@@ -212,21 +211,17 @@ def load_state(directory: Path) -> TrainingProgress:
         ) from None
 
 
-def _with_new_names(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a state.json of any version, with the field names of today."""
-    content = {OLD_NAMES.get(name, name): value for name, value in content.items()}
+def _with_current_names(content: dict[str, Any]) -> dict[str, Any]:
+    content = {FORMER_NAMES.get(name, name): value for name, value in content.items()}
     if "epoch" in content and "batch" in content:
         content["data_position"] = [content.pop("epoch"), content.pop("batch")]
     return content
 
 
 def best_checkpoints(checkpoints: Sequence[Path]) -> list[Path]:
-    """Return the validated ones among some checkpoints, the best first; of equal ones the later.
+    """Return the validated checkpoints, the best first, the later first of equal ones.
 
-    Those that were judged otherwise than the newest do not compare and are left out.
-
-    Raises:
-        CheckpointError: one of them is damaged.
+    Those with another validation fingerprint than the newest do not compare and are left out.
     """
     states = [(load_state(checkpoint), checkpoint) for checkpoint in checkpoints]
     newest = max((state for state, _ in states), key=lambda state: state.step, default=None)

@@ -13,52 +13,48 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tformer_cli.errors import CheckpointError
-from tformer_cli.json_text import parse_json
+from tformer_cli.storage.atomic import parse_json
 
-# The library writes several entries of metadata in any order, so one entry holds all notes.
+# safetensors writes metadata entries in any order, so one entry holds all notes.
 NOTES = "tformer"
-
 WEIGHT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+ANOTHER_CHECKPOINT = "use another checkpoint"
 
 
 def save_tensors(
     tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None = None
 ) -> None:
-    """Write tensors into a file.
+    """Write named tensors to a file.
 
     Args:
-        tensors: by their names.
-        file: is replaced.
-        metadata: what the file says of itself besides; at most one entry, for equal bytes.
+        tensors: by name.
+        file: is overwritten.
+        metadata: of the file; at most one entry, so that equal content gives equal bytes.
 
     Raises:
-        OSError: the system does not let it be written.
+        OSError: the system refuses to write.
     """
     file.touch()
     mode = file.stat().st_mode
     try:
         save_file(tensors, file, metadata)
-        # The library replaces it by one that nobody but its owner may read.
+        # safetensors replaces the file by one that only its owner may read.
         file.chmod(mode)
     except SafetensorError as error:
-        # The library keeps the system's error as words alone: "... (os error 28)".
-        found = re.search(r"os error (\d+)", str(error))
-        if found is None:
+        # safetensors turns the system's error into words: "... (os error 28)".
+        match = re.search(r"os error (\d+)", str(error))
+        if match is None:
             raise
-        raise OSError(int(found[1]), os.strerror(int(found[1])), str(file)) from error
+        raise OSError(int(match[1]), os.strerror(int(match[1])), str(file)) from error
 
 
 def metadata_of(notes: Mapping[str, str]) -> dict[str, str]:
-    """Return notes as the metadata of a file of tensors, for `read_notes`."""
+    """Return notes as file metadata, which `read_notes` reads back."""
     return {NOTES: json.dumps(notes, sort_keys=True)}
 
 
 def read_notes(file: Path) -> dict[str, str]:
-    """Return the notes in a file of tensors; none where something else wrote the file.
-
-    Raises:
-        CheckpointError: it is missing, damaged or cut short.
-    """
+    """Return the notes in a file; none if another program wrote it."""
     with _reading(file), safe_open(file, framework="pt") as tensors:
         metadata = tensors.metadata() or {}
     try:
@@ -69,10 +65,10 @@ def read_notes(file: Path) -> dict[str, str]:
 
 
 def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a file with their names.
+    """Yield the tensors of a file by name.
 
     Raises:
-        CheckpointError: it is missing, damaged or cut short.
+        CheckpointError: the file is missing, damaged or cut short.
     """
     with _reading(file), safe_open(file, framework="pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118 - not a mapping
@@ -80,11 +76,7 @@ def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def check_dtypes(file: Path, weights: Mapping[str, Tensor], remedy: str) -> None:
-    """Refuse weights that are no floating-point numbers, or that torch does not compute with.
-
-    Raises:
-        CheckpointError: with the name of the first, and that remedy.
-    """
+    """Refuse weights that are not floating-point numbers of a width that torch computes with."""
     others = [name for name, weight in weights.items() if weight.dtype not in WEIGHT_DTYPES]
     if others:
         dtype = str(weights[min(others)].dtype).removeprefix("torch.")
@@ -97,39 +89,27 @@ def check_dtypes(file: Path, weights: Mapping[str, Tensor], remedy: str) -> None
 
 
 def check_finite(file: Path, weights: Mapping[str, Tensor], remedy: str) -> None:
-    """Refuse weights that are not finite, which translate nothing.
-
-    Raises:
-        CheckpointError: with the name of the first, and that remedy.
-    """
-    unusable = [name for name, weight in weights.items() if not torch.isfinite(weight).all()]
-    if unusable:
+    """Refuse weights with an infinity or NaN."""
+    others = [name for name, weight in weights.items() if not torch.isfinite(weight).all()]
+    if others:
         raise CheckpointError(
             str(file),
-            f"holds numbers that are not finite ({len(unusable)} weights have some)",
-            got=min(unusable),
+            f"holds numbers that are not finite ({len(others)} weights have some)",
+            got=min(others),
             remedy=remedy,
         )
 
 
 @contextlib.contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Say of a file why it cannot be read.
-
-    Raises:
-        CheckpointError: it cannot.
-    """
-    remedy = "use another checkpoint"
+    """Raise CheckpointError where the file cannot be read."""
+    what = "is damaged or cut short"
     if file.exists() and not file.is_file():
         # A pipe or a device may never end.
-        raise CheckpointError(
-            str(file), "is damaged or cut short", got="no regular file", remedy=remedy
-        )
+        raise CheckpointError(str(file), what, got="no regular file", remedy=ANOTHER_CHECKPOINT)
     try:
         yield
     except FileNotFoundError:
         raise CheckpointError(str(file), "no such file", remedy="name another checkpoint") from None
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            str(file), "is damaged or cut short", got=str(error), remedy=remedy
-        ) from None
+        raise CheckpointError(str(file), what, got=str(error), remedy=ANOTHER_CHECKPOINT) from None

@@ -1,41 +1,53 @@
-"""A trained model, with all that it takes to translate."""
+"""Trained models: loading, ensembles, and checks that config and tokenizers are still theirs."""
 
 import hashlib
 import math
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import init
+from torch.overrides import TorchFunctionMode
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.renamed import current_settings
-from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.config import Config, leaves
 from tformer_cli.errors import CheckpointError
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Network, Seq2Seq
-from tformer_cli.storage.checkpoint import load_weights
-from tformer_cli.storage.integrity import check_intact, verify_checksums
-from tformer_cli.storage.origin import (
-    TOKENIZERS_NOTE,
-    check_settings,
-    check_tokenizers,
-    noted_sentences,
+from tformer_cli.storage.checkpoint import (
+    INFERENCE_FILES,
+    RESTORE_CONFIG,
+    check_intact,
+    load_weights,
+    verify_checksums,
 )
-from tformer_cli.storage.run_directory import INFERENCE_FILES, MODEL_FILE, RunDirectory
+from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
 from tformer_cli.storage.state import load_state
 from tformer_cli.storage.tensors import read_notes
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import DECODER_START_IDS
 
+# The sections of a config that determine what the weights compute and what ids a text becomes.
+SECTIONS = ("model", "tokenizer")
+# Metadata of the weights of a plain folder, beside those settings.
+TOKENIZERS_NOTE = "tokenizer_fingerprint"
+SENTENCES_NOTE = "max_source_sentences"
+_SENTENCES = re.compile("[1-9][0-9]{0,8}")
+
 
 @dataclass(frozen=True, slots=True)
 class TrainedNetwork:
-    """A network of whatever kind with its weights, its tokenizers and its config.
+    """A network of any kind with its weights, tokenizers and config.
 
     Attributes:
-        max_source_sentences: of a source line of its training text; None where nobody knows.
+        max_source_sentences: 99th percentile of the sentences per source line of the training
+            text; None if unknown.
     """
 
     config: Config
@@ -47,13 +59,13 @@ class TrainedNetwork:
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel(TrainedNetwork):
-    """What it takes to translate: a model with its weights, its tokenizers and its config."""
+    """A translation model with its weights, tokenizers and config."""
 
     model: Seq2Seq
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all that decides how it translates, the search apart."""
+        """A hash of all that determines its translations, except the search."""
         data = self.config.data
         languages = (data.source_language, data.target_language)
         limits = (data.filters.max_length, self.max_source_sentences)
@@ -68,10 +80,9 @@ class TrainedModel(TrainedNetwork):
 
 
 def load_trained_model(run: RunDirectory, name: str = "best") -> TrainedModel:
-    """Load the model of a run on the CPU, ready to translate; arguments as the next function's.
+    """Load the translation model of a run on the CPU, in evaluation mode.
 
-    Raises:
-        CheckpointError: there is no such run or checkpoint, it is damaged, or does not translate.
+    The arguments are those of `load_trained_network`.
     """
     trained = load_trained_network(run, name)
     if not isinstance(trained.model, Seq2Seq):
@@ -91,17 +102,16 @@ def load_trained_model(run: RunDirectory, name: str = "best") -> TrainedModel:
 
 
 def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwork:
-    """Load the network of a run on the CPU, ready to evaluate.
+    """Load the network of a run on the CPU, in evaluation mode.
 
     Args:
-        run: the run folder, or a plain folder of `tformer export --format safetensors`, whose
-            weights are its best and its last checkpoint.
-        name: `best`, `last`, a step such as `400`, or the name of a checkpoint such as
-            `step-000400`. The last one stands in for a best one that there is not yet.
+        run: a run folder, or a plain folder of `tformer export --format safetensors`.
+        name: `best` (before the first validation, the last), `last`, a step such as `400`, or the
+            name of a checkpoint such as `step-000400`.
 
     Raises:
-        CheckpointError: there is no such run or checkpoint, it is damaged, or config.yaml or the
-            tokenizers are no longer those that it was trained with.
+        CheckpointError: the run or checkpoint is missing or damaged, or config.yaml or the
+            tokenizers are not those of the training.
     """
     if not run.path.is_dir():
         raise CheckpointError(str(run.path), "no such run folder", remedy=_sentence_hint(run.path))
@@ -112,12 +122,12 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
     else:
         directory = run.checkpoint(int(name)) if name.isdecimal() else run.checkpoints / name
     if directory is None or not directory.is_dir():
-        there = sorted(path.name for path in run.checkpoints.glob("[!.]*"))
+        names = sorted(path.name for path in run.checkpoints.glob("[!.]*"))
         raise CheckpointError(
             str(run.path),
             "has no such checkpoint",
             got=name,
-            remedy=f"there are {', '.join(there)}" if there else "train it first",
+            remedy=f"there are {', '.join(names)}" if names else "train it first",
         )
     if verify_checksums(directory, INFERENCE_FILES) is not None:
         # Only now is it worth reading the others.
@@ -127,43 +137,62 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
     state = load_state(directory)
     check_settings(state.settings, config, run.config_file)
     check_tokenizers(state.tokenizer_fingerprint, tokenizers, run.tokenizer)
-    model = _network(config, tokenizers, directory)
+    model = _load_network(config, tokenizers, directory)
     return TrainedNetwork(config, tokenizers, model, state.step, state.max_source_sentences)
 
 
 def _load_plain(folder: RunDirectory) -> TrainedNetwork:
-    """Load the network of a plain folder, whose weights have notes in place of a state."""
+    """Load the network of a plain folder, whose weights have notes instead of a state.json."""
     config, tokenizers = load_config(folder.config_file), load_tokenizers(folder.tokenizer)
     notes = read_notes(folder.path / MODEL_FILE)
-    check_settings(current_settings(notes), config, folder.config_file)
+    check_settings(notes, config, folder.config_file)
     check_tokenizers(notes.get(TOKENIZERS_NOTE, ""), tokenizers, folder.tokenizer)
-    model = _network(config, tokenizers, folder.path)
+    model = _load_network(config, tokenizers, folder.path)
     return TrainedNetwork(config, tokenizers, model, 0, noted_sentences(notes))
 
 
-def _network(config: Config, tokenizers: Tokenizers, directory: Path) -> Network:
-    """Return a network with the weights in a folder, ready to evaluate."""
-    model = build_network(
-        config.model,
-        source_size=tokenizers.source.size,
-        target_size=tokenizers.target.size,
-        seed=config.seed,
-    )
+class _SkipRandomInit(TorchFunctionMode):
+    """Leave parameters uninitialized that a checkpoint overwrites anyway.
+
+    The meta device would do so too, but buffers are computed, not loaded.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (Tensor.uniform_, Tensor.normal_) or func in vars(init).values():
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+def _load_network(config: Config, tokenizers: Tokenizers, directory: Path) -> Network:
+    with _SkipRandomInit():
+        model = build_network(
+            config.model,
+            source_size=tokenizers.source.size,
+            target_size=tokenizers.target.size,
+            seed=config.seed,
+        )
     load_weights(directory, model)
     return model.eval()
 
 
+def _another_checkpoint(run: RunDirectory) -> str:
+    """Return the remedy for a damaged checkpoint."""
+    for checkpoint in reversed(run.step_checkpoints()):
+        if verify_checksums(checkpoint, INFERENCE_FILES) is None:
+            return f'use `checkpoint="{checkpoint.name}"`'
+    return "no other one is whole: train anew with `fresh=True`"
+
+
 def load_ensemble(runs: Sequence[RunDirectory], name: str = "best") -> list[TrainedModel]:
-    """Load the models of several runs, which translate as one.
+    """Load the models of several runs that translate together, each from its checkpoint `name`.
 
-    The config of the first run is in force, so its limits of length must do for all.
-
-    Args:
-        runs: one run folder or more.
-        name: of the checkpoint of each, as `load_trained_model` has it.
+    The config of the first run counts, so the others must translate texts as long.
 
     Raises:
-        CheckpointError: a run cannot be loaded, or does not go with the first.
+        CheckpointError: a run cannot be loaded, or does not fit the first.
     """
     first, *others = [load_trained_model(run, name) for run in runs]
     for run, other in zip(runs[1:], others, strict=True):
@@ -199,9 +228,63 @@ def _sentence_hint(path: Path) -> str:
     return "name the folder of a run, such as runs/demo"
 
 
-def _another_checkpoint(run: RunDirectory) -> str:
-    """Return the remedy for a checkpoint that cannot translate."""
-    for checkpoint in reversed(run.step_checkpoints()):
-        if verify_checksums(checkpoint, INFERENCE_FILES) is None:
-            return f'use `checkpoint="{checkpoint.name}"`'
-    return "no other one is whole: train anew with `fresh=True`"
+def model_settings(config: Config) -> dict[str, str]:
+    """Return the settings of the network and of its tokenizers, by key path."""
+    return {
+        key: str(value)
+        for section in SECTIONS
+        for key, value in leaves(getattr(config, section), section)
+    }
+
+
+def check_settings(saved: Mapping[str, str], config: Config, file: Path) -> None:
+    """Refuse a config in which the weights would compute something else.
+
+    Args:
+        saved: settings of the training, by key path; those of other sections are ignored.
+        config: read from `file`.
+        file: named in the error.
+    """
+    now = model_settings(config)
+    then = {
+        key: value
+        for key, value in current_settings(saved).items()
+        if key.split(".")[0] in SECTIONS
+    }
+    for key in (*now, *then):
+        old, new = _setting(key, then), _setting(key, now)
+        # A key that only one of the two versions knows is not compared.
+        if old is not None and new is not None and old != new:
+            raise CheckpointError(
+                str(file),
+                f"{key} is not what the model was trained with ({old})",
+                got=new,
+                remedy=RESTORE_CONFIG,
+            )
+
+
+def check_tokenizers(saved: str, tokenizers: Tokenizers, folder: Path) -> None:
+    """Refuse tokenizers, read from `folder`, with another fingerprint than the saved one.
+
+    Older versions saved an empty one.
+    """
+    if saved not in ("", tokenizers.fingerprint):
+        raise CheckpointError(
+            str(folder),
+            "does not hold the tokenizers that the model was trained with",
+            remedy="restore the folder, or train again",
+        )
+
+
+def noted_sentences(notes: Mapping[str, str]) -> int | None:
+    """Return the sentences per training line that the notes of a plain folder tell."""
+    noted = notes.get(SENTENCES_NOTE, "")
+    # A folder from elsewhere may tell anything.
+    return int(noted) if _SENTENCES.fullmatch(noted) else None
+
+
+def _setting(key: str, settings: Mapping[str, str]) -> str | None:
+    """Return a setting; the null of its section if that is null; None if unknown."""
+    while key not in settings and key:
+        key = key.rpartition(".")[0]
+    return settings.get(key)

@@ -13,8 +13,8 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.errors import CheckpointError, DataError
-from tformer_cli.json_text import parse_json
 from tformer_cli.process import num_threads
+from tformer_cli.storage.atomic import parse_json
 from tformer_cli.text.normalizer import LINE_BREAKS_TO_SPACES, Normalizer
 from tformer_cli.text.vocabulary import (
     BOS_ID,

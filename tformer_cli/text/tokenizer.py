@@ -17,8 +17,7 @@ from tformer_cli.config.schema.tokenizer import (
     WordConfig,
 )
 from tformer_cli.errors import CheckpointError, DataError
-from tformer_cli.json_text import parse_json
-from tformer_cli.storage.atomic import atomic_directory
+from tformer_cli.storage.atomic import atomic_directory, parse_json
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import (
     TRAIN_AGAIN,

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tformer_cli.errors import CheckpointError
-from tformer_cli.json_text import parse_json
+from tformer_cli.storage.atomic import parse_json
 
 PAD_ID, UNK_ID, BOS_ID, EOS_ID, MASK_ID, SEP_ID = range(6)
 # First decoder input by kind of network; a masked encoder ignores it.

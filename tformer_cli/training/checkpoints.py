@@ -19,8 +19,8 @@ from tformer_cli.storage.checkpoint import (
     load_weights,
     save_average,
     save_checkpoint,
+    verify_checksums,
 )
-from tformer_cli.storage.integrity import verify_checksums
 from tformer_cli.storage.run_directory import RAW_MODEL_FILE, STATE_FILE, RunDirectory, step_of
 from tformer_cli.storage.state import TrainingProgress, best_checkpoints, load_state
 from tformer_cli.storage.trained_model import load_trained_network

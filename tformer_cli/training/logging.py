@@ -16,8 +16,7 @@ from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import peak_memory
 from tformer_cli.errors import UsageError, printable
 from tformer_cli.evaluation.evaluate import perplexity
-from tformer_cli.json_text import parse_json
-from tformer_cli.storage.atomic import storage_errors, write_text
+from tformer_cli.storage.atomic import parse_json, storage_errors, write_text
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.training.step import NonFiniteStep, StepReport

@@ -19,9 +19,9 @@ from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.masked_encoder import MaskedEncoder
 from tformer_cli.model.network import Network
 from tformer_cli.storage.checkpoint import load_weights
-from tformer_cli.storage.origin import check_tokenizers
 from tformer_cli.storage.run_directory import MODEL_FILE, RAW_MODEL_FILE, RunDirectory
 from tformer_cli.storage.state import load_state
+from tformer_cli.storage.trained_model import check_tokenizers
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.checkpoints import Log, last_checkpoint
 

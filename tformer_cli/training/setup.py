@@ -29,10 +29,9 @@ from tformer_cli.corpus.statistics import report_lengths
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import Problem
-from tformer_cli.json_text import read_json
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Network
-from tformer_cli.storage.atomic import write_json
+from tformer_cli.storage.atomic import read_json, write_json
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers

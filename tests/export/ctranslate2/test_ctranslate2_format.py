@@ -44,7 +44,7 @@ from tformer_cli.export.ctranslate2.specification import quantize_weights, speci
 from tformer_cli.export.format import CheckText, check
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.storage.lock import alone
+from tformer_cli.storage.lock import exclusive_lock
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID
@@ -298,12 +298,12 @@ def test_an_export_that_another_process_has_just_written_is_taken(tmp_path, monk
 
     @contextlib.contextmanager
     def alone_after_another(lock: Path, waiting: str) -> Iterator[None]:
-        monkeypatch.setattr(format_room, "alone", alone)
+        monkeypatch.setattr(format_room, "exclusive_lock", exclusive_lock)
         cached_engine(run, trained, "float32")
-        with alone(lock, waiting):
+        with exclusive_lock(lock, waiting):
             yield
 
-    monkeypatch.setattr(format_room, "alone", alone_after_another)
+    monkeypatch.setattr(format_room, "exclusive_lock", alone_after_another)
     assert cached_engine(run, trained, "float32").translator.compute_type == "float32"
     assert len(list(run.exports.glob("*-float32"))) == 1
 

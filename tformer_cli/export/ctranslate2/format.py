@@ -32,7 +32,7 @@ from tformer_cli.export.token_example import TOKEN_PACKAGES, sentencepiece_model
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.atomic import make_directory, new_directory, storage_errors
-from tformer_cli.storage.lock import alone
+from tformer_cli.storage.lock import exclusive_lock
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
@@ -235,7 +235,9 @@ def cached_engine(
     if not folder.is_dir():
         with storage_errors(run.exports):
             make_directory(run.exports)
-        with alone(run.exports / ".lock", "waiting for another process that exports the same run"):
+        with exclusive_lock(
+            run.exports / ".lock", "waiting for another process that exports the same run"
+        ):
             # Perhaps somebody else has just written it.
             if not folder.is_dir():
                 model, config = trained.model, trained.config.model
