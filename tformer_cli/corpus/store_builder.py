@@ -21,7 +21,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from tqdm import tqdm
@@ -161,16 +161,11 @@ class StoreWriter:
         id_dtypes = _id_dtypes(self.tokenizers, self._num_sides)
         # If this fails, the shards are still there.
         with atomic_directory(directory) as temporary:
-            self._merge_shards(temporary, ~is_duplicate)
-            write_index(temporary, id_dtypes, self._final_reports(is_duplicate))
+            write_index(temporary, id_dtypes, self._merge_shards(temporary, ~is_duplicate))
 
     @property
     def _num_sides(self) -> int:
         return len(self.texts[0].files)
-
-    @property
-    def _shards(self) -> Iterator[tuple[Path, FilterReport]]:
-        return chain.from_iterable(reports.items() for reports in self.reports)
 
     def _jobs(
         self, number: int, text: AnyTrainingText, shard_lines: int
@@ -213,16 +208,18 @@ class StoreWriter:
     def _find_duplicates(self) -> np.ndarray:
         """Return (n,) whether an earlier pair has the same text, for the pairs of all shards."""
         if not self.filters.drop_duplicates:
-            return np.zeros(sum(report.kept for _, report in self._shards), dtype=np.bool_)
+            num_pairs = sum(_total(reports).kept for reports in self.reports)
+            return np.zeros(num_pairs, dtype=np.bool_)
         with tempfile.TemporaryFile(dir=self.path) as file:
-            for path, _ in self._shards:
+            for path in chain.from_iterable(self.reports):
                 file.write(read_shard(path)["digests"].tobytes())
             file.flush()
             digests = np.memmap(file, dtype="<u8", mode="r").view(np.ndarray)
             return find_repeats(digests.reshape(-1, 2), self.path)
 
-    def _merge_shards(self, directory: Path, is_kept: np.ndarray) -> None:
-        start, num_tokens = 0, [0] * self._num_sides
+    def _merge_shards(self, directory: Path, is_kept: np.ndarray) -> list[FilterReport]:
+        """Write the arrays of the kept pairs; return the final counts of each text."""
+        final_reports, start = [], 0
         with contextlib.ExitStack() as stack:
             files = [
                 [stack.enter_context((directory / name).open("wb")) for name in names]
@@ -230,27 +227,16 @@ class StoreWriter:
             ]
             for _, offsets_file in files:
                 offsets_file.write(np.zeros(1, dtype=OFFSET_DTYPE).tobytes())
-            for path, report in self._shards:
-                shard, kept = read_shard(path), is_kept[start : start + report.kept]
-                start += report.kept
-                for side, (ids_file, offsets_file) in enumerate(files):
-                    ids, lengths = shard[f"ids {side}"], shard[f"lengths {side}"]
-                    ids_file.write(ids[np.repeat(kept, lengths)].tobytes())
-                    ends = num_tokens[side] + np.cumsum(lengths[kept])
-                    offsets_file.write(ends.astype(OFFSET_DTYPE).tobytes())
-                    num_tokens[side] += int(lengths[kept].sum())
-
-    def _final_reports(self, is_duplicate: np.ndarray) -> Iterator[FilterReport]:
-        """Yield the counts of each text, duplicates included."""
-        start = 0
-        for report in map(_total, self.reports):
-            num_duplicates = int(is_duplicate[start : start + report.kept].sum())
-            start += report.kept
-            yield replace(
-                report,
-                kept=report.kept - num_duplicates,
-                duplicate=report.duplicate + num_duplicates,
-            )
+            for reports in self.reports:
+                total, num_kept = _total(reports), 0
+                for path, report in reports.items():
+                    kept = is_kept[start : start + report.kept]
+                    _append_pairs(files, read_shard(path), kept)
+                    start += report.kept
+                    num_kept += int(kept.sum())
+                final = replace(total, kept=num_kept, duplicate=total.kept - num_kept)
+                final_reports.append(final)
+        return final_reports
 
 
 def encode_shard(
@@ -277,6 +263,16 @@ def encode_shard(
     with atomic_write(path) as temporary:
         temporary.write_bytes(hashlib.sha256(buffer.getvalue()).digest() + buffer.getvalue())
     return report
+
+
+def read_shard(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of a shard file; raise ValueError if it is damaged."""
+    content = path.read_bytes()
+    checksum, arrays = content[:32], content[32:]
+    if hashlib.sha256(arrays).digest() != checksum:
+        raise ValueError(f"{path} is damaged")
+    with np.load(io.BytesIO(arrays)) as shard:
+        return dict(shard)
 
 
 def encode_sides(rows: Rows, tokenizers: Tokenizers) -> list[list[list[int]]]:
@@ -335,13 +331,14 @@ def _cached_tokenizers(directory: Path) -> Tokenizers:
     return load_tokenizers(directory)
 
 
-def read_shard(path: Path) -> dict[str, np.ndarray]:
-    content = path.read_bytes()
-    checksum, arrays = content[:32], content[32:]
-    if hashlib.sha256(arrays).digest() != checksum:
-        raise ValueError(f"{path} is damaged")
-    with np.load(io.BytesIO(arrays)) as shard:
-        return dict(shard)
+def _append_pairs(
+    files: Sequence[Sequence[BinaryIO]], shard: dict[str, np.ndarray], kept: np.ndarray
+) -> None:
+    for side, (ids_file, offsets_file) in enumerate(files):
+        ids, lengths = shard[f"ids {side}"], shard[f"lengths {side}"]
+        ends = ids_file.tell() // ids.itemsize + np.cumsum(lengths[kept])
+        ids_file.write(ids[np.repeat(kept, lengths)].tobytes())
+        offsets_file.write(ends.astype(OFFSET_DTYPE).tobytes())
 
 
 def _id_dtypes(tokenizers: Tokenizers, num_sides: int) -> list[str]:
