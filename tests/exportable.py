@@ -8,10 +8,11 @@ import torch
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.decoding import BeamConfig
-from tformer_cli.config.schema.model import EncoderDecoderConfig, ModelConfig
-from tformer_cli.config.schema.positions import (
+from tformer_cli.config.schema.model import (
+    EncoderDecoderConfig,
     LearnedPositions,
     LinearScaling,
+    ModelConfig,
     NoPositions,
     NtkScaling,
     RotaryPositions,

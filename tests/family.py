@@ -4,23 +4,21 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema.check import check
+from tformer_cli.config.schema.fields import check
 from tformer_cli.config.schema.model import (
+    AlibiPositions,
     DecoderOnlyConfig,
     EncoderDecoderConfig,
     LatentConfig,
-    MaskedEncoderConfig,
-    TransformerConfig,
-)
-from tformer_cli.config.schema.positions import (
-    AlibiPositions,
     LearnedPositions,
     LinearScaling,
+    MaskedEncoderConfig,
     NoPositions,
     NtkScaling,
     RotaryPositions,
     SinusoidalPositions,
     T5Positions,
+    TransformerConfig,
     YarnScaling,
 )
 

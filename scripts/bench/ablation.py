@@ -22,10 +22,8 @@ from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import check_data_files, load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import GreedyConfig
-from tformer_cli.config.schema.optimizer import MuonConfig
-from tformer_cli.config.schema.schedule import CosineSchedule
 from tformer_cli.config.schema.tokenizer import SubwordConfig
-from tformer_cli.config.schema.training import TrainingConfig
+from tformer_cli.config.schema.training import CosineSchedule, MuonConfig, TrainingConfig
 from tformer_cli.device import hardware_name
 from tformer_cli.errors import Interrupted
 from tformer_cli.storage.run_directory import RunDirectory

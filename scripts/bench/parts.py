@@ -17,7 +17,7 @@ from train import DEFAULT_FOLDER, benchmark_config
 from trainers.contestants import CPU, Task
 
 from tformer_cli.cli.entry import new_app, run
-from tformer_cli.config.schema.optimizer import AdamWConfig
+from tformer_cli.config.schema.training import AdamWConfig
 from tformer_cli.corpus.pipeline import training_pairs, training_store
 from tformer_cli.device import hardware_name
 from tformer_cli.process import tune_allocator

@@ -21,8 +21,8 @@ from peers.marian_training import OPTIMIZERS, with_optimizer
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.cli.options import SetOption
 from tformer_cli.config.load import check_data_files, load_config
-from tformer_cli.config.schema.check import checked
 from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.fields import checked
 from tformer_cli.errors import Interrupted, TrainingError, UsageError
 from tformer_cli.storage.run_directory import RunDirectory
 

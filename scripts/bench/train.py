@@ -36,9 +36,8 @@ from tformer_cli.config.load import data_files, dump_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.config.schema.optimizer import AdamWConfig
 from tformer_cli.config.schema.tokenizer import SubwordConfig
-from tformer_cli.config.schema.training import TrainingConfig
+from tformer_cli.config.schema.training import AdamWConfig, TrainingConfig
 from tformer_cli.corpus.pipeline import epoch_plans, training_pairs, training_store
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import hardware_name

@@ -59,7 +59,7 @@ def test_a_mistake_is_one_line_without_a_traceback():
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        "no/such.yaml: no such file; name a config, or begin one with `tformer config new`\n"
+        "no/such.yaml: no such file; name a config, or create one with `tformer config new`\n"
     )
 
 

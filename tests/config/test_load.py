@@ -19,9 +19,8 @@ from tformer_cli.config.load import (
     check_data_files,
     dump_config,
     load_config,
-    places_of_keys,
+    load_with_texts,
 )
-from tformer_cli.config.schema.check import check
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import (
     ParallelText,
@@ -36,12 +35,14 @@ from tformer_cli.config.schema.decoding import (
     GreedyConfig,
     SampleConfig,
 )
-from tformer_cli.config.schema.limits import MOST, Bounds
-from tformer_cli.config.schema.model import EncoderDecoderConfig, MaskedEncoderConfig
-from tformer_cli.config.schema.optimizer import AdamConfig
-from tformer_cli.config.schema.positions import AlibiPositions
+from tformer_cli.config.schema.fields import MAX_COUNT, Bounds, check
+from tformer_cli.config.schema.model import (
+    AlibiPositions,
+    EncoderDecoderConfig,
+    MaskedEncoderConfig,
+)
 from tformer_cli.config.schema.tokenizer import CharConfig
-from tformer_cli.config.schema.training import TrainingConfig
+from tformer_cli.config.schema.training import AdamConfig, TrainingConfig
 from tformer_cli.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -241,16 +242,16 @@ def test_problems_of_file_and_overrides_come_together(file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "x.yaml: is empty; begin a config with `tformer config new SOURCE TARGET`"),
+        (b"", "x.yaml: is empty; create a config with `tformer config new SOURCE TARGET`"),
         (
             b"# only a comment\n",
-            "x.yaml: is empty; begin a config with `tformer config new SOURCE TARGET`",
+            "x.yaml: is empty; create a config with `tformer config new SOURCE TARGET`",
         ),
         (b"- a\n- b\n", "x.yaml: must be a mapping (key: value); got a list"),
         (
             b"just text\n",
             "x.yaml: is plain text, not a config; "
-            "begin a config with `tformer config new SOURCE TARGET`",
+            "create a config with `tformer config new SOURCE TARGET`",
         ),
         (b"seed: 1\n# M\xfcller\n", "x.yaml:2: is not UTF-8; got byte 0xFC"),
     ],
@@ -268,14 +269,14 @@ def test_file_larger_than_any_config_is_refused(file: Path) -> None:
     assert complaints(file) == ["x.yaml: must be at most 1 MiB large"]
     text = file.rename(file.with_suffix(".txt"))
     assert complaints(text) == [
-        "x.yaml: must be at most 1 MiB large; begin a config with "
+        "x.yaml: must be at most 1 MiB large; create a config with "
         "`tformer config new SOURCE TARGET`"
     ]
 
 
 def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert complaints(tmp_path / "none.yaml") == [
-        "x.yaml: no such file; name a config, or begin one with `tformer config new`"
+        "x.yaml: no such file; name a config, or create one with `tformer config new`"
     ]
     assert complaints(tmp_path) == ["x.yaml: is a folder; name a YAML file in it"]
     (tmp_path / "config.yaml").touch()
@@ -289,7 +290,7 @@ def test_plain_text_is_no_config(tmp_path: Path) -> None:
     text = tmp_path / "train.en"
     text.write_text("Our sad sister: she sings.\nYes: and: no.\n", encoding="utf-8")
     assert complaints(text) == [
-        "x.yaml: is plain text, not a config; begin a config with "
+        "x.yaml: is plain text, not a config; create a config with "
         "`tformer config new SOURCE TARGET`"
     ]
     text.write_text("seed: 1\nmodel\n  dim: 5\n", encoding="utf-8")
@@ -312,9 +313,8 @@ def test_check_data_files_lists_all_that_are_missing(file: Path) -> None:
 
 def test_missing_data_files_are_named_with_their_lines(file: Path) -> None:
     overrides = ["data.test.x={source: /s, target: /t}"]
-    written = places_of_keys(file, overrides)
     with pytest.raises(ConfigError) as raised:
-        check_data_files(load_config(file, overrides).data, written)
+        load_with_texts(file, overrides)
     places = [str(problem).split("; ")[0] for problem in raised.value.problems]
     assert places == [
         f"{file}:2: data.train.0.source: no such file",
@@ -387,7 +387,7 @@ _RULED = {
     "beta_slow": st.just(1.0),
     "shared": st.just(True),
     "tie_embeddings": st.sampled_from(["none", "output"]),
-    "max_steps": st.integers(1000, MOST),
+    "max_steps": st.integers(1000, MAX_COUNT),
     "warmup_steps": st.integers(1, 1000),
     "validate_every": st.integers(1, 1000),
     "max_length": st.integers(1200, 1300),
@@ -429,15 +429,15 @@ def values_of(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
 
 
 def _numbers(kind: type, bounds: Bounds) -> st.SearchStrategy[Any]:
-    low = bounds.minimum if bounds.above is None else bounds.above
-    high = bounds.maximum if bounds.below is None else bounds.below
+    low = bounds.ge if bounds.gt is None else bounds.gt
+    high = bounds.le if bounds.lt is None else bounds.lt
     if kind is int:
-        return st.integers(int(low or 0), int(MOST if high is None else high))
+        return st.integers(int(low or 0), int(MAX_COUNT if high is None else high))
     return st.floats(
         low,
         math.inf if high is None else high,
-        exclude_min=bounds.above is not None,
-        exclude_max=bounds.below is not None,
+        exclude_min=bounds.gt is not None,
+        exclude_max=bounds.lt is not None,
         allow_infinity=False,
     )
 

@@ -8,10 +8,9 @@ import pytest
 from tformer_cli.config.parse import parse_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import PlainText, PlainTrainingText
-from tformer_cli.config.schema.optimizer import AdamConfig
-from tformer_cli.config.schema.positions import LearnedPositions
-from tformer_cli.config.schema.schedule import CosineSchedule, StepSchedule
+from tformer_cli.config.schema.model import LearnedPositions
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
+from tformer_cli.config.schema.training import AdamConfig, CosineSchedule, StepSchedule
 from tformer_cli.config.syntax import compose
 from tformer_cli.errors import ConfigError
 

@@ -9,9 +9,8 @@ import pytest
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import BeamConfig
-from tformer_cli.config.schema.optimizer import AdamConfig
-from tformer_cli.config.schema.positions import RotaryPositions, SinusoidalPositions
-from tformer_cli.config.schema.schedule import InverseSquareRootSchedule
+from tformer_cli.config.schema.model import RotaryPositions, SinusoidalPositions
+from tformer_cli.config.schema.training import AdamConfig, InverseSquareRootSchedule
 from tformer_cli.model.inspection.cost import operations
 from tformer_cli.model.inspection.summary import kept, parameters_by_part, skeleton, tree
 from tformer_cli.model.network import Network

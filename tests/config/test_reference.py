@@ -13,7 +13,7 @@ from tformer_cli.config.load import as_plain
 from tformer_cli.config.reference import Row, docstrings, option_table, rows, with_option_table
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
-from tformer_cli.config.schema.limits import Bounds, Conflict, Former
+from tformer_cli.config.schema.fields import Bounds, Conflict, Former
 from tformer_cli.errors import Problem
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
@@ -57,7 +57,8 @@ def test_every_field_of_the_schema_is_documented() -> None:
 def test_docstrings_include_inherited_fields() -> None:
     assert list(docstrings(TrainingText)) == ["source", "target", "weight"]
     assert (
-        docstrings(TrainingText)["target"] == "Target side: line n translates line n of the source."
+        docstrings(TrainingText)["target"]
+        == "Target file: line n is the translation of source line n."
     )
 
 
@@ -76,41 +77,41 @@ def test_table_has_every_key_of_a_default_config() -> None:
             "`training.clip_norm`",
             "`1.0`",
             "number > 0, or `null`",
-            "Largest norm of the gradient; larger ones are scaled down. Null leaves them.",
+            "Maximum gradient norm; larger gradients are scaled down. Null for no clipping.",
         ),
-        Row("`data.train`", "*required*", "list", "Texts to train on."),
-        Row("**`data.valid`**", "", "", "Text that chooses the best checkpoint."),
-        Row("**`evaluation`**", "", "", "The scores."),
+        Row("`data.train`", "*required*", "list", "Training texts."),
+        Row("**`data.valid`**", "", "", "Validation text, which selects the best checkpoint."),
+        Row("**`evaluation`**", "", "", "Metrics."),
         Row(
             "`training.schedule.factor` (`step`)",
             "`0.5`",
             "number > 0, < 1",
-            "What each reduction multiplies by.",
+            "Factor of each reduction.",
         ),
         Row(
             "`tokenizer.lowercase` (`subword`, `char`)",
             "`none`",
             "`none`, `source`, `target`, `both`",
-            "Sides to lower-case.",
+            "Sides to lowercase.",
         ),
         Row(
             "**`model.positions.kind`**",
             "`sinusoidal`",
             "`sinusoidal`, `learned`, `rotary`, `alibi`, `t5`, `none`",
-            "How the model knows the order of tokens. "
-            "`sinusoidal`: Fixed sine and cosine waves; sentences may be longer than those in "
-            "training. `learned`: A trained vector for each position; longer lines are "
-            "translated in pieces. `rotary`: Queries and keys of self-attention are turned by "
-            "their positions. `alibi`: Attention falls with distance, in each head at a rate of "
-            "its own. `t5`: A trained number for each head and class of distances is added "
-            "to attention (T5). `none`: No positions: what an encoder reads is a bag of words.",
+            "Position encoding. "
+            "`sinusoidal`: Sinusoidal encodings; sentences may be longer than in training. "
+            "`learned`: Learned embeddings; longer lines are translated in pieces. "
+            "`rotary`: Rotary embeddings (RoPE) of the queries and keys of self-attention. "
+            "`alibi`: ALiBi: attention logits decrease linearly with distance, with a slope for "
+            "each head. `t5`: T5's relative position bias: a learned number for each head and "
+            "distance bucket. `none`: No positions: an encoder sees a bag of words.",
         ),
     ],
     ids=lambda row: row.key,
 )
 def test_rows_tell_default_values_and_meaning(row: Row) -> None:
     found = {other.key: other for other in rows(Config)}
-    # The README's keys change with the schema; these stand for the shapes a key can have.
+    # The page's keys change with the schema; these stand for the shapes a key can have.
     assert found[row.key] == row
 
 

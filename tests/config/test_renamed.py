@@ -17,8 +17,8 @@ from tformer_cli.config.renamed import (
     current_path,
     current_settings,
 )
-from tformer_cli.config.schema.check import annotations
-from tformer_cli.config.schema.config import Config, leaves
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.fields import annotations, leaves
 from tformer_cli.errors import ConfigError
 
 DATA = "data: {train: [{source: a, target: b}], valid: {source: a, target: b}}\n"

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tformer_cli.config.schema.check import check
-from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.config import ChrfConfig, Config, EvaluationConfig
 from tformer_cli.config.schema.data import (
     DataConfig,
     FilterConfig,
@@ -22,13 +21,14 @@ from tformer_cli.config.schema.decoding import (
     GreedyConfig,
     SampleConfig,
 )
-from tformer_cli.config.schema.evaluation import ChrfConfig, EvaluationConfig
-from tformer_cli.config.schema.limits import Bounds, Conflict
-from tformer_cli.config.schema.model import EncoderDecoderConfig, MaskedEncoderConfig
-from tformer_cli.config.schema.optimizer import AdamWConfig
-from tformer_cli.config.schema.positions import LearnedPositions
+from tformer_cli.config.schema.fields import Bounds, Conflict, check
+from tformer_cli.config.schema.model import (
+    EncoderDecoderConfig,
+    LearnedPositions,
+    MaskedEncoderConfig,
+)
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
-from tformer_cli.config.schema.training import TrainingConfig
+from tformer_cli.config.schema.training import AdamWConfig, TrainingConfig
 
 TEXT = ParallelText(source=Path("a"), target=Path("b"))
 DATA = DataConfig(
@@ -48,7 +48,7 @@ IDLE = "must be left out with model.kind masked_encoder, which does not translat
 
 def test_masked_encoder_has_its_own_rules() -> None:
     assert list(check(MASKED)) == []
-    pair_alone = "must be a text alone with model.kind masked_encoder, which does not translate"
+    pair_alone = "must be a monolingual text with model.kind masked_encoder"
     for changes, complaint in (
         (
             {"data": dataclasses.replace(MASKED.data, valid=TEXT)},
@@ -62,7 +62,7 @@ def test_masked_encoder_has_its_own_rules() -> None:
             {"data": dataclasses.replace(MASKED.data, filters=FilterConfig(max_ratio=2.5))},
             Conflict(
                 "data.filters.max_ratio",
-                "must be null with model.kind masked_encoder, whose text has one side",
+                "must be null with model.kind masked_encoder, whose text is monolingual",
                 "2.5",
             ),
         ),
@@ -70,7 +70,7 @@ def test_masked_encoder_has_its_own_rules() -> None:
             {"tokenizer": CharConfig(shared=False)},
             Conflict(
                 "tokenizer.shared",
-                "must be true with model.kind masked_encoder, whose text has one side",
+                "must be true with model.kind masked_encoder, whose text is monolingual",
                 "false",
             ),
         ),
@@ -112,7 +112,7 @@ def test_a_model_that_translates_needs_translations() -> None:
     assert list(check(dataclasses.replace(CONFIG, data=data))) == [
         Conflict(
             "data.train.1",
-            "must be a text and its translation with model.kind encoder_decoder",
+            "must be a parallel text with model.kind encoder_decoder",
             "text",
             "write {source: FILE, target: FILE}",
         )
@@ -122,10 +122,10 @@ def test_a_model_that_translates_needs_translations() -> None:
 @pytest.mark.parametrize(
     ("bounds", "inside", "outside", "rule"),
     [
-        (Bounds(minimum=1), 1, 0, "must be at least 1"),
-        (Bounds(maximum=1_000_000), 1_000_000, 1_000_001, "must be at most 1000000"),
-        (Bounds(above=0), 0.001, 0, "must be above 0"),
-        (Bounds(below=0.5), 0.499, 0.5, "must be below 0.5"),
+        (Bounds(ge=1), 1, 0, "must be at least 1"),
+        (Bounds(le=1_000_000), 1_000_000, 1_000_001, "must be at most 1000000"),
+        (Bounds(gt=0), 0.001, 0, "must be above 0"),
+        (Bounds(lt=0.5), 0.499, 0.5, "must be below 0.5"),
     ],
 )
 def test_bounds_rule_names_the_bound_that_is_broken(
@@ -135,9 +135,7 @@ def test_bounds_rule_names_the_bound_that_is_broken(
     assert bounds.rule(outside) == rule
 
 
-@pytest.mark.parametrize(
-    "bounds", [Bounds(minimum=0), Bounds(maximum=1), Bounds(above=0), Bounds(below=1)]
-)
+@pytest.mark.parametrize("bounds", [Bounds(ge=0), Bounds(le=1), Bounds(gt=0), Bounds(lt=1)])
 def test_what_is_no_number_is_within_no_bounds(bounds: Bounds) -> None:
     assert bounds.rule(math.nan) is not None
 
@@ -235,7 +233,7 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
             dataclasses.replace(CONFIG, tokenizer=WordConfig(shared=True)),
             Conflict(
                 "evaluation.bleu.lowercase",
-                "must be true, for this tokenizer lower-cases what the model writes",
+                "must be true, since this tokenizer lowercases the target",
                 "false",
             ),
         ),
@@ -243,7 +241,7 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
             dataclasses.replace(CONFIG, tokenizer=SubwordConfig(lowercase="both")),
             Conflict(
                 "evaluation.bleu.lowercase",
-                "must be true, for this tokenizer lower-cases what the model writes",
+                "must be true, since this tokenizer lowercases the target",
                 "false",
             ),
         ),

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tformer_cli.config.schema.config import BleuConfig, ChrfConfig, EvaluationConfig
 from tformer_cli.config.schema.data import ParallelText
-from tformer_cli.config.schema.evaluation import BleuConfig, ChrfConfig, EvaluationConfig
 from tformer_cli.errors import ConfigError
 from tformer_cli.evaluation.metrics import build_metric
 

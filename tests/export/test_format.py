@@ -7,8 +7,7 @@ import pytest
 import torch
 from exportable import BASE, LINES, lively
 
-from tformer_cli.config.schema.model import LatentConfig
-from tformer_cli.config.schema.positions import RotaryPositions
+from tformer_cli.config.schema.model import LatentConfig, RotaryPositions
 from tformer_cli.errors import ConfigError, DataError, ExportError, StorageError, UsageError
 from tformer_cli.export.ctranslate2.format import CTranslate2Format
 from tformer_cli.export.format import CheckText, check, exported

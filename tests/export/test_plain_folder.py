@@ -18,8 +18,12 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.decoding import GreedyConfig
-from tformer_cli.config.schema.model import DecoderOnlyConfig, LatentConfig
-from tformer_cli.config.schema.positions import AlibiPositions, RotaryPositions
+from tformer_cli.config.schema.model import (
+    AlibiPositions,
+    DecoderOnlyConfig,
+    LatentConfig,
+    RotaryPositions,
+)
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import CheckpointError, ConfigError, ExportError, TformerError
 from tformer_cli.export.check import BEAM_SIZE

@@ -7,8 +7,7 @@ import torch
 from accelerator import DEVICE, on_cuda, on_gpu
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.config.schema.optimizer import AdamConfig
-from tformer_cli.config.schema.training import TrainingConfig
+from tformer_cli.config.schema.training import AdamConfig, TrainingConfig
 from tformer_cli.corpus.batch import Batch, collate
 from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.corpus.store import Example

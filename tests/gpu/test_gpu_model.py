@@ -8,14 +8,12 @@ from accelerator import CPU, DEVICE, on_gpu
 from torch import Tensor
 
 from tformer_cli.config.schema.model import (
+    AlibiPositions,
     DecoderOnlyConfig,
     EncoderDecoderConfig,
     LatentConfig,
-    ModelConfig,
-)
-from tformer_cli.config.schema.positions import (
-    AlibiPositions,
     LearnedPositions,
+    ModelConfig,
     RotaryPositions,
     SinusoidalPositions,
     T5Positions,

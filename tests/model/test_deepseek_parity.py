@@ -12,8 +12,7 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import (
     DeepseekV2RotaryEmbedding,
 )
 
-from tformer_cli.config.schema.model import LatentConfig
-from tformer_cli.config.schema.positions import RotaryPositions, YarnScaling
+from tformer_cli.config.schema.model import LatentConfig, RotaryPositions, YarnScaling
 from tformer_cli.model.blocks import masks
 from tformer_cli.model.blocks.attention import AttentionMask, KeyValue
 from tformer_cli.model.blocks.latent import LatentAttention

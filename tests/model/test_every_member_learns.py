@@ -11,22 +11,18 @@ import torch
 
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.config.schema.model import (
+    AlibiPositions,
     DecoderOnlyConfig,
     EncoderDecoderConfig,
     LatentConfig,
-    ModelConfig,
-)
-from tformer_cli.config.schema.optimizer import AdamWConfig
-from tformer_cli.config.schema.positions import (
-    AlibiPositions,
     LearnedPositions,
+    ModelConfig,
     NoPositions,
     RotaryPositions,
     T5Positions,
     YarnScaling,
 )
-from tformer_cli.config.schema.schedule import CosineSchedule
-from tformer_cli.config.schema.training import TrainingConfig
+from tformer_cli.config.schema.training import AdamWConfig, CosineSchedule, TrainingConfig
 from tformer_cli.corpus.batch import collate
 from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.corpus.store import Example

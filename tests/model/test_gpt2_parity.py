@@ -8,8 +8,7 @@ from model.twins import assert_same, called, loaded, randomized, renamed, under
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tformer_cli.config.schema.model import DecoderOnlyConfig
-from tformer_cli.config.schema.positions import LearnedPositions
+from tformer_cli.config.schema.model import DecoderOnlyConfig, LearnedPositions
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 

@@ -10,11 +10,9 @@ from tformer_cli.config.schema.model import (
     DecoderOnlyConfig,
     EncoderDecoderConfig,
     LatentConfig,
+    LearnedPositions,
     MaskedEncoderConfig,
     ModelConfig,
-)
-from tformer_cli.config.schema.positions import (
-    LearnedPositions,
     RotaryPositions,
     T5Positions,
 )

@@ -13,8 +13,8 @@ from tformer_cli.config.schema.model import (
     DecoderOnlyConfig,
     EncoderDecoderConfig,
     MaskedEncoderConfig,
+    NoPositions,
 )
-from tformer_cli.config.schema.positions import NoPositions
 from tformer_cli.model.blocks import masks
 from tformer_cli.model.blocks.attention import AttentionMask
 from tformer_cli.model.blocks.residual import alone

@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from tformer_cli.config.schema.model import DecoderOnlyConfig
-from tformer_cli.config.schema.positions import (
+from tformer_cli.config.schema.model import (
+    DecoderOnlyConfig,
     LinearScaling,
     NtkScaling,
     RotaryPositions,

@@ -5,8 +5,7 @@ from model.twins import assert_same, called, randomized, renamed, under
 from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
-from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.config.schema.positions import LearnedPositions
+from tformer_cli.config.schema.model import EncoderDecoderConfig, LearnedPositions
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.config.schema.positions import T5Positions
+from tformer_cli.config.schema.model import EncoderDecoderConfig, T5Positions
 from tformer_cli.model.blocks.bias import RelativeBias
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq

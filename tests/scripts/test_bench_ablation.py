@@ -16,8 +16,8 @@ from toy import write_toy
 from typer.testing import CliRunner
 
 from tformer_cli.config.load import load_config
-from tformer_cli.config.schema.check import check
 from tformer_cli.config.schema.decoding import GreedyConfig
+from tformer_cli.config.schema.fields import check
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.translate.translator import Translator

@@ -18,7 +18,7 @@ from transformers import MarianMTModel
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
-from tformer_cli.config.schema.optimizer import AdamConfig, MuonConfig
+from tformer_cli.config.schema.training import AdamConfig, MuonConfig
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store, training_store
 from tformer_cli.errors import CheckpointError, TrainingError, UsageError
 from tformer_cli.storage.run_directory import RunDirectory

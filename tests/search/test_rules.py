@@ -17,8 +17,8 @@ from search.tables import (
     search_requests,
 )
 
-from tformer_cli.config.schema.check import check
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
+from tformer_cli.config.schema.fields import check
 from tformer_cli.search.beam import BeamSearch
 from tformer_cli.search.engine import build_search
 from tformer_cli.search.greedy import GreedySearch

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.config.schema.optimizer import AdamWConfig, OptimizerConfig
+from tformer_cli.config.schema.training import AdamWConfig, OptimizerConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq

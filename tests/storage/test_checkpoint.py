@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from saving import STATE, message, model, stepped_optimizer
 
-from tformer_cli.config.schema.optimizer import AdamConfig, AdamWConfig, MuonConfig
+from tformer_cli.config.schema.training import AdamConfig, AdamWConfig, MuonConfig
 from tformer_cli.errors import CheckpointError, StorageError
 from tformer_cli.storage.checkpoint import (
     load_average,

@@ -14,10 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
-from tformer_cli.config.schema.model import EncoderDecoderConfig, PositionsConfig
-from tformer_cli.config.schema.positions import (
+from tformer_cli.config.schema.model import (
+    EncoderDecoderConfig,
     LearnedPositions,
     LinearScaling,
+    PositionsConfig,
     RotaryPositions,
     SinusoidalPositions,
 )

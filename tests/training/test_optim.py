@@ -11,12 +11,14 @@ from torch import nn
 from train_states import batch, train_state
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.config.schema.optimizer import AdamConfig, AdamWConfig, MuonConfig
-from tformer_cli.config.schema.schedule import (
+from tformer_cli.config.schema.training import (
+    AdamConfig,
+    AdamWConfig,
     ConstantSchedule,
     CosineSchedule,
     InverseSquareRootSchedule,
     LinearSchedule,
+    MuonConfig,
     StepSchedule,
 )
 from tformer_cli.model.build import build_model

@@ -10,9 +10,9 @@ from tformer_cli.config.schema.model import (
     DecoderOnlyConfig,
     EncoderDecoderConfig,
     LatentConfig,
+    RotaryPositions,
     TransformerConfig,
 )
-from tformer_cli.config.schema.positions import RotaryPositions
 from tformer_cli.model.recompute import kept, recomputed
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.training.dry_run import sampled_trainer

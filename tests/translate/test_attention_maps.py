@@ -10,12 +10,13 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.config.schema.model import (
+    AlibiPositions,
     DecoderOnlyConfig,
     EncoderDecoderConfig,
+    LearnedPositions,
     MaskedEncoderConfig,
     ModelConfig,
 )
-from tformer_cli.config.schema.positions import AlibiPositions, LearnedPositions
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.model.build import build_network

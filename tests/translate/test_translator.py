@@ -20,8 +20,7 @@ from tformer_cli.config.schema.decoding import (
     GreedyConfig,
     SampleConfig,
 )
-from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.config.schema.positions import LearnedPositions
+from tformer_cli.config.schema.model import EncoderDecoderConfig, LearnedPositions
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.errors import ConfigError, DataError, Problem, UsageError
 from tformer_cli.model.build import build_model

@@ -35,8 +35,7 @@ def check(file: FileArgument, settings: SetOption = None) -> None:
 
     Example: tformer config check configs/demo.yaml
     """
-    config = load.load_config(file, settings or [])
-    load.check_data_files(config.data, load.places_of_keys(file, settings or []))
+    config = load.load_with_texts(file, settings or [])
     for warning in (*_language_warnings(config), *_overlap_warnings(config.data)):
         warn(warning)
     typer.echo(f"{file}: ok")

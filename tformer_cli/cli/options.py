@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tformer_cli.config.load import changed_decoding
-from tformer_cli.config.schema.check import checked
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import (
     BeamConfig,
@@ -17,6 +16,7 @@ from tformer_cli.config.schema.decoding import (
     GreedyConfig,
     SearchConfig,
 )
+from tformer_cli.config.schema.fields import checked
 from tformer_cli.errors import Problem, UsageError
 from tformer_cli.storage.run_directory import RUNS, RunDirectory, newest_run, step_of
 

@@ -11,7 +11,7 @@ import typer
 
 from tformer_cli.cli.messages import suggest
 from tformer_cli.cli.options import DeviceOption, SetOption, reject_usage
-from tformer_cli.config.load import check_data_files, load_config, places_of_keys
+from tformer_cli.config.load import load_with_texts
 from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config
@@ -91,8 +91,7 @@ def train(
     """
     _check_usage(fresh, dry_run, find_batch, memory_limit, as_json)
     config = _config_file(config)
-    parsed = load_config(config, settings or [])
-    check_data_files(parsed.data, places_of_keys(config, settings or []))
+    parsed = load_with_texts(config, settings or [])
     if init_from is not None:
         begun = replace(parsed.training, init_from=init_from.resolve())
         parsed = replace(parsed, training=begun)

@@ -9,7 +9,7 @@ import typer
 
 from tformer_cli.cli.messages import suggest
 from tformer_cli.cli.options import SetOption
-from tformer_cli.config.load import check_data_files, dump_config, load_config, places_of_keys
+from tformer_cli.config.load import dump_config, load_with_texts
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.atomic import make_directory, storage_errors, write_text
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config
@@ -41,9 +41,8 @@ def vocab(
 
     Example: tformer vocab configs/demo.yaml --set tokenizer.vocab_size=4000 --force
     """
-    parsed = load_config(config, settings or [])
+    parsed = load_with_texts(config, settings or [])
     data = parsed.data
-    check_data_files(data, places_of_keys(config, settings or []))
     run_directory = run_of_config(config, run)
     _check_replaceable(run_directory, force=force)
 

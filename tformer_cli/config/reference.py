@@ -1,4 +1,4 @@
-"""The table of all configuration keys, made from the schema and the text under its fields."""
+"""The table of all configuration keys in docs/reference/options.md, made from the schema."""
 
 import ast
 import dataclasses
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tformer_cli.config.schema.check import annotations
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.limits import MOST, Bounds
+from tformer_cli.config.schema.fields import MAX_COUNT, Bounds, annotations, members
 
 BEGIN = "<!-- options:begin -->"
 END = "<!-- options:end -->"
@@ -60,36 +59,30 @@ def with_option_table(page: str) -> str:
 
 
 def rows(cls: Any, path: str = "") -> Iterator[Row]:
-    """Yield the rows of the fields of a dataclass, and of everything below them.
-
-    Args:
-        cls: a dataclass of the schema.
-        path: its key path, with a dot at the end unless it is empty.
-    """
+    """Yield the rows of a dataclass; `path` is its key path with a dot at the end, or empty."""
     meanings = docstrings(cls)
-    hints = annotations(cls)
     for part in dataclasses.fields(cls):
-        key = f"{path}{part.name}"
-        yield from _field_rows(key, hints[part.name], _default(part), meanings[part.name])
+        hint = annotations(cls)[part.name]
+        yield from _field_rows(f"{path}{part.name}", hint, _default(part), meanings[part.name])
 
 
 def docstrings(cls: Any) -> dict[str, str]:
-    """Return the text under each field of a dataclass, inherited fields included."""
-    found: dict[str, str] = {}
+    """Return the text under each field of a dataclass, including inherited fields."""
+    texts: dict[str, str] = {}
     for ancestor in reversed(cls.__mro__[:-1]):
-        for field, text in itertools.pairwise(_class_body(ancestor)):
-            match field, text:
+        for statement, text in itertools.pairwise(_class_body(ancestor)):
+            match statement, text:
                 case (
                     ast.AnnAssign(target=ast.Name(id=name)),
                     ast.Expr(value=ast.Constant(value=str(meaning))),
                 ):
-                    found[name] = " ".join(meaning.split())
-    return found
+                    texts[name] = " ".join(meaning.split())
+    return texts
 
 
 @functools.cache
 def _class_body(cls: type) -> list[ast.stmt]:
-    """Return the statements of a class of the schema: Python keeps no text under a field."""
+    """Return the statements of a class: Python drops the text under a field."""
     (node,) = ast.parse(inspect.getsource(cls)).body
     assert isinstance(node, ast.ClassDef)
     return node.body
@@ -97,39 +90,36 @@ def _class_body(cls: type) -> list[ast.stmt]:
 
 def _field_rows(key: str, hint: Any, default: str, meaning: str) -> Iterator[Row]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    members = [member for member in arguments if member is not types.NoneType]
-    if dataclasses.is_dataclass(hint):
+    classes = [member for member in members(hint) if dataclasses.is_dataclass(member)]
+    if len(classes) == 1:
         yield Row(f"**`{key}`**", default if default == "`null`" else "", "", meaning)
-        yield from rows(hint, f"{key}.")
-    elif origin is types.UnionType and all(map(dataclasses.is_dataclass, members)):
-        if len(members) == 1:
-            yield from _field_rows(key, members[0], default, meaning)
-        elif all(hasattr(member, "kind") for member in members):
-            yield from _union_rows(key, members, default, meaning)
-        else:
-            yield Row(f"**`{key}`**", "", "", meaning)
-            yield from _rows_of_any(members, f"{key}.")
+        yield from rows(classes[0], f"{key}.")
+    elif classes and all(hasattr(cls, "kind") for cls in classes):
+        yield from _union_rows(key, classes, default, meaning)
+    elif classes:
+        yield Row(f"**`{key}`**", "", "", meaning)
+        yield from _rows_of_any(classes, f"{key}.")
     elif origin is dict:
         yield Row(f"`{key}`", default, "by name", meaning)
         yield from rows(arguments[1], f"{key}.NAME.")
     elif origin is tuple and arguments[-1] is Ellipsis:
         yield Row(f"`{key}`", default, "list", meaning)
-        yield from _rows_of_any(typing.get_args(arguments[0]) or arguments[:1], f"{key}.0.")
+        yield from _rows_of_any(list(members(arguments[0])), f"{key}.0.")
     else:
         yield Row(f"`{key}`", default, _values(hint), meaning)
 
 
-def _rows_of_any(members: Sequence[Any], path: str) -> Iterator[Row]:
-    """Yield the rows of choices that have no `kind`; what they share comes once."""
-    yield from dict.fromkeys(row for member in members for row in rows(member, path))
+def _rows_of_any(classes: Sequence[Any], path: str) -> Iterator[Row]:
+    """Yield the rows of a union without `kind`, each row once."""
+    yield from dict.fromkeys(row for cls in classes for row in rows(cls, path))
 
 
-def _union_rows(key: str, members: Sequence[Any], default: str, meaning: str) -> Iterator[Row]:
-    """Yield the row of `kind`, and one for each other key, with its kinds unless all have it."""
+def _union_rows(key: str, classes: Sequence[Any], default: str, meaning: str) -> Iterator[Row]:
+    """Yield the row of `kind`, and one for each other key with the kinds that have it."""
     owners: dict[Row, list[str]] = {}
     choices = {}
-    for member in members:
-        kind, *others = sorted(rows(member, f"{key}."), key=lambda row: row.key != f"`{key}.kind`")
+    for cls in classes:
+        kind, *others = sorted(rows(cls, f"{key}."), key=lambda row: row.key != f"`{key}.kind`")
         choices[kind.default] = kind.meaning
         for row in others:
             owners.setdefault(row, []).append(kind.default)
@@ -157,20 +147,16 @@ def _values(hint: Any) -> str:
         intervals = [_interval(extra) for extra in arguments[1:] if isinstance(extra, Bounds)]
         return " ".join([_values(arguments[0]), *intervals])
     if origin in (typing.Union, types.UnionType):
-        return ", or ".join(_values(argument) for argument in arguments)
+        return ", or ".join(map(_values, arguments))
     if origin is Literal:
         return ", ".join(f"`{choice}`" for choice in arguments)
     if origin is tuple:
-        return f"[{', '.join(_values(argument) for argument in arguments)}]"
+        return f"[{', '.join(map(_values, arguments))}]"
     return _WORDS[hint]
 
 
 def _interval(bounds: Bounds) -> str:
-    limits = (
-        ("≥", bounds.minimum),
-        (">", bounds.above),
-        # What no machine has needs no mention.
-        ("≤", None if bounds.maximum == MOST else bounds.maximum),
-        ("<", bounds.below),
-    )
+    # A limit beyond all machines needs no mention.
+    le = None if bounds.le == MAX_COUNT else bounds.le
+    limits = (("≥", bounds.ge), (">", bounds.gt), ("≤", le), ("<", bounds.lt))
     return ", ".join(f"{sign} {limit:.10g}" for sign, limit in limits if limit is not None)

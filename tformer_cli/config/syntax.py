@@ -1,27 +1,60 @@
-"""YAML text -> syntax tree, and what is wrong with text that is no YAML, in plain words."""
+"""YAML text to syntax tree, with plain messages for text that is no YAML."""
 
+import json
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import yaml
 
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.fields import annotations
 from tformer_cli.errors import ConfigError, Problem
 
 OVERRIDE: Final = "`settings` "
-"""How the name of a text begins that is not a file but an override."""
+"""Prefix of the name of a text that is an override, not a file."""
+# A config is a page or two long.
+MAX_BYTES = 1 << 20
 
-# Reading takes about a millisecond a node.
+# Composing takes about a millisecond per node.
 _MAX_NODES = 10_000
-
+_NULLS = ("", "~", "null", "Null", "NULL")
+_MAX_SHOWN = 60
 _COLON = re.compile(r":(\s|$)")
+_ENDINGS = (".yaml", ".yml")
+_NEW_CONFIG = "create a config with `tformer config new SOURCE TARGET`"
+_TOP_KEY = re.compile(rf"^[\"']?({'|'.join(annotations(Config))})[\"']?:", re.MULTILINE)
+
+
+def read_tree(path: Path) -> yaml.Node:
+    """Return the syntax tree of a file.
+
+    Raises:
+        ConfigError: the file cannot be read, is empty, or is no YAML.
+    """
+    text = _read(path)
+    is_config = path.suffix in _ENDINGS or _TOP_KEY.search(text) is not None
+    try:
+        root = compose(text, str(path))
+    except ConfigError:
+        if is_config:
+            raise
+        problem = Problem(str(path), "is plain text, not a config", remedy=_NEW_CONFIG)
+        raise ConfigError([problem]) from None
+    if root is None:
+        raise ConfigError([Problem(str(path), "is empty", remedy=_NEW_CONFIG)])
+    if isinstance(root, yaml.ScalarNode):
+        raise ConfigError([Problem(str(path), "is plain text, not a config", remedy=_NEW_CONFIG)])
+    return root
 
 
 def compose(text: str, name: str) -> yaml.Node | None:
-    """Return the syntax tree of a YAML text, or None if there is nothing in it.
+    """Return the syntax tree of a YAML document, or None if it is empty.
 
     Args:
-        text: one YAML document.
-        name: what the text is called in messages: a file, or that of an override.
+        text: the document.
+        name: its name in messages: a file, or an override (`OVERRIDE`).
 
     Raises:
         ConfigError: the text is not YAML.
@@ -32,15 +65,15 @@ def compose(text: str, name: str) -> yaml.Node | None:
         return loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         what, line, remedy = _fault(error, text.split("\n"))
-        raise ConfigError([Problem(place(name, line), what, remedy=remedy)]) from None
+        raise ConfigError([Problem(location(name, line), what, remedy=remedy)]) from None
     except yaml.reader.ReaderError as error:
-        where = place(name, text.count("\n", 0, error.position))
+        where = location(name, text.count("\n", 0, error.position))
         got = f"U+{ord(text[error.position]):04X}"
         raise ConfigError([Problem(where, "has a control character", got)]) from None
     except RecursionError:
         raise ConfigError([Problem(name, "is nested too deeply")]) from None
     except (ValueError, OverflowError):
-        # Only chr() raises these, and PyYAML lets them pass.
+        # Raised by chr() inside PyYAML.
         what = "is not valid YAML: an escape names no character of Unicode"
         raise ConfigError([Problem(name, what)]) from None
 
@@ -50,13 +83,89 @@ def is_override(mark: yaml.Mark) -> bool:
     return str(mark.name).startswith(OVERRIDE)
 
 
-def place(name: str, line: int) -> str:
-    """Return the place of a line, counted from 0, of a file or an override."""
+def location(name: str, line: int) -> str:
+    """Return where a line, counted from 0, of a file or an override is."""
     return name if name.startswith(OVERRIDE) else f"{name}:{line + 1}"
 
 
+def is_null(node: yaml.Node) -> bool:
+    """Return whether a node is a null."""
+    return isinstance(node, yaml.ScalarNode) and node.style is None and node.value in _NULLS
+
+
+def shown(node: yaml.Node) -> str:
+    """Return a node as one short line for a message."""
+    if isinstance(node, yaml.MappingNode):
+        return "a mapping"
+    if isinstance(node, yaml.SequenceNode):
+        return "a list"
+    text = str(node.value)
+    if isinstance(node, yaml.ScalarNode) and node.style is not None:
+        text = json.dumps(text, ensure_ascii=False)
+    if not text:
+        return "nothing"
+    text = " ".join(text.split())
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def with_value(node: yaml.Node | None, keys: Sequence[str], value: yaml.Node) -> yaml.Node:
+    """Return a tree with another value at the end of a key path, whose mappings are created.
+
+    Nodes are copied, since an alias may share them with another key.
+    """
+    if not keys:
+        return value
+    key, *rest = keys
+    mark = value.start_mark
+    if isinstance(node, yaml.SequenceNode):
+        items = list(node.value)
+        if not key.isdecimal() or int(key) >= len(items):
+            what = f"{key} is no item of a list of {len(items)}; they are numbered from 0"
+            raise ConfigError([Problem(mark.name, what)])
+        items[int(key)] = with_value(items[int(key)], rest, value)
+        return yaml.SequenceNode(node.tag, items, node.start_mark, node.end_mark)
+    tag, entries = "tag:yaml.org,2002:map", []
+    if isinstance(node, yaml.MappingNode):
+        tag, entries = node.tag, list(node.value)
+    index = next((i for i, (name, _) in enumerate(entries) if name.value == key), len(entries))
+    written, old = entries[index] if index < len(entries) else (None, None)
+    if written is None or not rest:
+        written = yaml.ScalarNode("tag:yaml.org,2002:str", key, mark)
+    entries[index : index + 1] = [(written, with_value(old, rest, value))]
+    return yaml.MappingNode(tag, entries, mark)
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            # A pipe or a device may never end.
+            remedy = "write it to a file first"
+            raise ConfigError([Problem(str(path), "must be a regular file", remedy=remedy)])
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        remedy = "name a config, or create one with `tformer config new`"
+        raise ConfigError([Problem(str(path), "no such file", remedy=remedy)]) from None
+    except IsADirectoryError:
+        own = path / "config.yaml"
+        remedy = f"name {own}" if own.is_file() else "name a YAML file in it"
+        raise ConfigError([Problem(str(path), "is a folder", remedy=remedy)]) from None
+    except OSError as error:
+        raise ConfigError([Problem(str(path), "cannot be read", error.strerror)]) from None
+    remedy_of_text = None if path.suffix in _ENDINGS else _NEW_CONFIG
+    if len(data) > MAX_BYTES:
+        what = f"must be at most {MAX_BYTES >> 20} MiB large"
+        raise ConfigError([Problem(str(path), what, remedy=remedy_of_text)])
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = location(str(path), data.count(b"\n", 0, error.start))
+        got = f"byte 0x{data[error.start]:02X}"
+        raise ConfigError([Problem(where, "is not UTF-8", got, remedy_of_text)]) from None
+
+
 class _Loader(yaml.BaseLoader):
-    """Composes a limited number of nodes; scalars stay the text they are, whatever their type."""
+    """Composes a limited number of nodes; scalars stay text."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -64,11 +173,7 @@ class _Loader(yaml.BaseLoader):
         self._sizes: dict[yaml.Node, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Return the next node; an alias counts as all nodes that it stands for.
-
-        Raises:
-            ConfigError: there are too many.
-        """
+        """Return the next node; an alias counts as all nodes that it stands for."""
         is_alias, before = self.check_event(yaml.AliasEvent), self._num_nodes
         node = super().compose_node(parent, index)
         if node is not None:
@@ -117,7 +222,7 @@ def _without_colon(lines: list[str], line: int) -> tuple[str, int, str]:
 
 
 def _misplaced_colon(lines: list[str], line: int, column: int) -> tuple[str, int, str]:
-    """Tell a colon too many from one that is missing in the line above."""
+    """Tell a superfluous colon from one that is missing in the line above."""
     if _COLON.search(lines[line][:column]):
         return "has two colons", line, "put the value in quotes, or each key in a line of its own"
     above = line - 1

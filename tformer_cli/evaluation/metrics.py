@@ -10,7 +10,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
-from tformer_cli.config.schema.evaluation import EvaluationConfig
+from tformer_cli.config.schema.config import EvaluationConfig
 from tformer_cli.errors import ConfigError, Problem, UsageError
 
 MetricName = Literal["bleu", "chrf", "ter"]

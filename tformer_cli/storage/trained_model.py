@@ -16,7 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.renamed import current_settings
-from tformer_cli.config.schema.config import Config, leaves
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.fields import leaves
 from tformer_cli.errors import CheckpointError
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Network, Seq2Seq

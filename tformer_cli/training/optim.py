@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from tformer_cli.config.schema.optimizer import AdamConfig, MuonConfig, OptimizerConfig
-from tformer_cli.config.schema.schedule import (
+from tformer_cli.config.schema.training import (
+    AdamConfig,
     ConstantSchedule,
     CosineSchedule,
     InverseSquareRootSchedule,
     LinearSchedule,
+    MuonConfig,
+    OptimizerConfig,
     ScheduleConfig,
     StepSchedule,
 )

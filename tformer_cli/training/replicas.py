@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 import torch
 
-from tformer_cli.config.schema.config import Config, leaves
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.fields import leaves
 from tformer_cli.distributed import World
 from tformer_cli.errors import TrainingError
 from tformer_cli.model.network import Network

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from tformer_cli.config.schema.config import Config, leaves
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.fields import leaves
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import hardware_name
 from tformer_cli.errors import CheckpointError, TrainingError, UsageError

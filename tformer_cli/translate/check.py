@@ -5,13 +5,13 @@ from typing import Literal, get_args
 
 import torch
 
-from tformer_cli.config.schema.check import checked
 from tformer_cli.config.schema.decoding import (
     BeamConfig,
     DecodingConfig,
     GreedyConfig,
     SampleConfig,
 )
+from tformer_cli.config.schema.fields import checked
 from tformer_cli.distributed import num_processes
 from tformer_cli.errors import ConfigError, Problem, Rule, UsageError, check_usage
 

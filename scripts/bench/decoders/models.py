@@ -10,12 +10,10 @@ from train import SIZES as TRAINING_SIZES
 from trainers.contestants import CPU
 
 from tformer_cli.config.load import dump_config
-from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.config import BleuConfig, Config, EvaluationConfig
 from tformer_cli.config.schema.data import ParallelText
-from tformer_cli.config.schema.evaluation import BleuConfig, EvaluationConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.config.schema.optimizer import MuonConfig
-from tformer_cli.config.schema.schedule import CosineSchedule
+from tformer_cli.config.schema.training import CosineSchedule, MuonConfig
 from tformer_cli.corpus.pipeline import training_pairs
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.errors import UsageError

@@ -7,14 +7,12 @@ from functools import cache, partial
 import torch
 
 from tformer_cli.config.schema.model import (
+    AlibiPositions,
     DecoderOnlyConfig,
     EncoderDecoderConfig,
     LatentConfig,
-    ModelConfig,
-)
-from tformer_cli.config.schema.positions import (
-    AlibiPositions,
     LearnedPositions,
+    ModelConfig,
     NoPositions,
     RotaryPositions,
     SinusoidalPositions,

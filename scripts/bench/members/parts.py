@@ -14,7 +14,7 @@ from apart import printed
 from torch import Tensor
 from trainers.contestants import Ours, Task
 
-from tformer_cli.config.schema.schedule import CosineSchedule
+from tformer_cli.config.schema.training import CosineSchedule
 from tformer_cli.model.blocks.attention import AttentionMask, kernel_attend, naive_attend
 from tformer_cli.model.blocks.norms import build_norm
 from tformer_cli.process import ENVIRONMENT

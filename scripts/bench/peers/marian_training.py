@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from tformer_cli.config.load import as_plain
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.optimizer import AdamConfig, AdamWConfig, MuonConfig
+from tformer_cli.config.schema.training import AdamConfig, AdamWConfig, MuonConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.corpus.pipeline import epoch_plans, training_micro_batches

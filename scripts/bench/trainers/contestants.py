@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.config.schema.schedule import CosineSchedule
+from tformer_cli.config.schema.training import CosineSchedule
 from tformer_cli.corpus.batch import Batch, collate
 from tformer_cli.corpus.bucketing import DataPosition
 from tformer_cli.corpus.pipeline import (

@@ -22,12 +22,10 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.model import (
+    AlibiPositions,
     DecoderOnlyConfig,
     EncoderDecoderConfig,
     LatentConfig,
-)
-from tformer_cli.config.schema.positions import (
-    AlibiPositions,
     LearnedPositions,
     RotaryPositions,
     YarnScaling,

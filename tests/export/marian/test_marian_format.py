@@ -22,8 +22,12 @@ from transformers import MarianMTModel
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
-from tformer_cli.config.schema.model import DecoderOnlyConfig, EncoderDecoderConfig, LatentConfig
-from tformer_cli.config.schema.positions import RotaryPositions
+from tformer_cli.config.schema.model import (
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    LatentConfig,
+    RotaryPositions,
+)
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.errors import ConfigError, UsageError
 from tformer_cli.export.marian.folder import read_marian

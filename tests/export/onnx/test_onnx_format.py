@@ -13,8 +13,12 @@ import pytest
 import torch
 from exportable import BASE, LINES, MEMBERS, ROTARY, lively
 
-from tformer_cli.config.schema.model import DecoderOnlyConfig, LatentConfig
-from tformer_cli.config.schema.positions import AlibiPositions, T5Positions
+from tformer_cli.config.schema.model import (
+    AlibiPositions,
+    DecoderOnlyConfig,
+    LatentConfig,
+    T5Positions,
+)
 from tformer_cli.errors import ExportError, UsageError
 from tformer_cli.export.format import CheckText, check, exported
 from tformer_cli.export.onnx import format as onnx_format

@@ -7,14 +7,12 @@ import pytest
 import torch
 
 from tformer_cli.config.schema.model import (
+    AlibiPositions,
     DecoderOnlyConfig,
     EncoderDecoderConfig,
     LatentConfig,
-    ModelConfig,
-)
-from tformer_cli.config.schema.positions import (
-    AlibiPositions,
     LearnedPositions,
+    ModelConfig,
     NoPositions,
     RotaryPositions,
     SinusoidalPositions,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.config.schema.positions import (
+from tformer_cli.config.schema.model import (
     LinearScaling,
     NtkScaling,
     RotaryPositions,

@@ -10,8 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from tformer_cli.config.schema.model import EncoderDecoderConfig, LatentConfig, MaskedEncoderConfig
-from tformer_cli.config.schema.positions import RotaryPositions
+from tformer_cli.config.schema.model import (
+    EncoderDecoderConfig,
+    LatentConfig,
+    MaskedEncoderConfig,
+    RotaryPositions,
+)
 from tformer_cli.model.build import build_network
 from tformer_cli.model.inspection.cost import operations
 

@@ -9,8 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model.test_family import V, lively
 
-from tformer_cli.config.schema.model import DecoderOnlyConfig, EncoderDecoderConfig
-from tformer_cli.config.schema.positions import LearnedPositions, T5Positions
+from tformer_cli.config.schema.model import (
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    LearnedPositions,
+    T5Positions,
+)
 from tformer_cli.inference.fuse import fused
 from tformer_cli.model.blocks.bias import FAR
 from tformer_cli.model.build import build_network

@@ -1,10 +1,10 @@
 """The configuration: a tree of frozen dataclasses, and the only one there is.
 
-A YAML file is parsed into `config.Config`; every key has a default but the data paths. A choice
-between ways of doing one thing is a union of dataclasses told apart by their `kind`.
-The text under each field is its documentation: the README's option table is made from it.
+A YAML file is parsed into `config.Config`; every key has a default except the data paths. A choice
+between alternatives is a union of dataclasses with a `kind`. The text under a field documents it:
+the option table in docs/reference/options.md is made from these texts.
 
-A field's own limits stand in its type (`Annotated[int, Bounds(...)]`); rules that tie several
-fields together are yielded by `conflicts()`. `check` walks the tree and collects both.
-Only the standard library is imported here, so the command line can read it without delay.
+Limits of a number stand in its annotation (`Annotated[int, Bounds(...)]`), as does the former name
+of a renamed key (`Former`). Rules between fields are yielded by `conflicts()`. `fields.check` walks
+the tree and collects both. Only the standard library is imported, so the command line starts fast.
 """

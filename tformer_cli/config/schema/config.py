@@ -1,23 +1,23 @@
-"""The whole tree."""
+"""The root of the tree, and `evaluation`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import Literal
 
 from tformer_cli.config.schema.data import DataConfig, ParallelText, PlainText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
-from tformer_cli.config.schema.evaluation import EvaluationConfig
-from tformer_cli.config.schema.limits import Conflict, Seed
+from tformer_cli.config.schema.fields import Conflict, CountOrZero, Seed
 from tformer_cli.config.schema.model import (
     EncoderDecoderConfig,
+    LearnedPositions,
     MaskedEncoderConfig,
     ModelConfig,
 )
-from tformer_cli.config.schema.positions import LearnedPositions
 from tformer_cli.config.schema.tokenizer import SubwordConfig, TokenizerConfig
 from tformer_cli.config.schema.training import TrainingConfig
 
-# What has no effect where nothing is translated.
+# Keys without effect on a masked encoder.
 OF_TRANSLATIONS = (
     "training.validation_decoding",
     "training.sample_translations",
@@ -27,23 +27,53 @@ OF_TRANSLATIONS = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BleuConfig:
+    """BLEU options of sacrebleu; its signature states them."""
+
+    tokenize: Literal[
+        "auto", "13a", "intl", "char", "none", "zh", "ja-mecab", "ko-mecab", "spm", "flores200"
+    ] = "auto"
+    """sacrebleu's tokenizer; auto is zh, ja-mecab or ko-mecab by the target language, else 13a."""
+    lowercase: bool = False
+    """Case-insensitive BLEU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChrfConfig:
+    """chrF options of sacrebleu."""
+
+    word_order: CountOrZero = 0
+    """Maximum word n-gram order in addition to characters; 2 is chrF++."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationConfig:
+    """Metrics."""
+
+    bleu: BleuConfig = field(default_factory=BleuConfig)
+    """BLEU (Papineni et al. 2002)."""
+    chrf: ChrfConfig = field(default_factory=ChrfConfig)
+    """chrF (Popović 2015)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """Everything that decides a run."""
+    """The configuration of a run."""
 
     seed: Seed = 1
-    """Seed of the weights, the order of the data, dropout and masks."""
+    """Random seed of initialization, data order, dropout and masking."""
     data: DataConfig
-    """The text."""
+    """Data."""
     tokenizer: TokenizerConfig = field(default_factory=SubwordConfig)
-    """How text becomes tokens."""
+    """Tokenization."""
     model: ModelConfig = field(default_factory=EncoderDecoderConfig)
-    """The network."""
+    """Network."""
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    """The training loop."""
+    """Training."""
     decoding: DecodingConfig = field(default_factory=BeamConfig)
-    """How translations are searched for."""
+    """Search."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    """The scores."""
+    """Metrics."""
 
     def conflicts(self) -> Iterator[Conflict]:
         if self.model.tie_embeddings == "all" and not self.tokenizer.shared:
@@ -56,7 +86,7 @@ class Config:
         if self.model.kind == "decoder_only" and not self.tokenizer.shared:
             yield Conflict(
                 "tokenizer.shared",
-                "must be true with model.kind decoder_only, whose source and target are one stream",
+                "must be true with model.kind decoder_only, which has a single vocabulary",
                 "false",
             )
         yield from self._conflicts_of_positions()
@@ -70,7 +100,7 @@ class Config:
         if self._lowercases_target() and self._searches() and not self.evaluation.bleu.lowercase:
             yield Conflict(
                 "evaluation.bleu.lowercase",
-                "must be true, for this tokenizer lower-cases what the model writes",
+                "must be true, since this tokenizer lowercases the target",
                 "false",
             )
         if isinstance(self.model, MaskedEncoderConfig):
@@ -85,7 +115,7 @@ class Config:
         return tokenizer.kind == "word" or tokenizer.lowercase in ("target", "both")
 
     def _searches(self) -> dict[str, DecodingConfig]:
-        """Return by their keys the searches for translations; a masked encoder has none."""
+        """Return the searches by key path; a masked encoder has none."""
         if isinstance(self.model, MaskedEncoderConfig):
             return {}
         return {
@@ -98,7 +128,7 @@ class Config:
             if isinstance(text, PlainText):
                 yield Conflict(
                     f"data.{key}",
-                    f"must be a text and its translation with model.kind {self.model.kind}",
+                    f"must be a parallel text with model.kind {self.model.kind}",
                     "text",
                     "write {source: FILE, target: FILE}",
                 )
@@ -108,20 +138,20 @@ class Config:
             if isinstance(text, ParallelText):
                 yield Conflict(
                     f"data.{key}",
-                    "must be a text alone with model.kind masked_encoder, which does not translate",
+                    "must be a monolingual text with model.kind masked_encoder",
                     "source and target",
                     "remove it" if key.startswith("test.") else "write {text: FILE}",
                 )
         if not self.tokenizer.shared:
             yield Conflict(
                 "tokenizer.shared",
-                "must be true with model.kind masked_encoder, whose text has one side",
+                "must be true with model.kind masked_encoder, whose text is monolingual",
                 "false",
             )
         if self.data.filters.max_ratio is not None:
             yield Conflict(
                 "data.filters.max_ratio",
-                "must be null with model.kind masked_encoder, whose text has one side",
+                "must be null with model.kind masked_encoder, whose text is monolingual",
                 f"{self.data.filters.max_ratio:g}",
             )
         if self.training.selection_metric != "loss":
@@ -151,18 +181,3 @@ class Config:
         for key, search in self._searches().items():
             for conflict in search.conflicts_of_positions(longest):
                 yield replace(conflict, key=f"{key}.{conflict.key}")
-
-
-def leaves(node: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield every setting of a configuration, or of a part of it, with its key path."""
-    if is_dataclass(node):
-        parts = [(part.name, getattr(node, part.name)) for part in fields(node)]
-    elif isinstance(node, dict):
-        parts = list(node.items())
-    elif isinstance(node, tuple):
-        parts = [(str(index), item) for index, item in enumerate(node)]
-    else:
-        yield path, node
-        return
-    for name, value in parts:
-        yield from leaves(value, f"{path}.{name}" if path else name)

@@ -1,4 +1,4 @@
-"""The text: `data`."""
+"""Data: `data`."""
 
 import json
 import os
@@ -7,52 +7,52 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from tformer_cli.config.schema.limits import Bounds, Conflict, Count, PositiveFloat
+from tformer_cli.config.schema.fields import Bounds, Conflict, Count, PositiveFloat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelText:
-    """Two text files whose lines correspond."""
+    """Two line-aligned text files."""
 
     source: Path
-    """Source side: plain text or gzip (`.gz`), UTF-8, one sentence a line."""
+    """Source file: plain text or gzip (`.gz`), UTF-8, one sentence per line."""
     target: Path
-    """Target side: line n translates line n of the source."""
+    """Target file: line n is the translation of source line n."""
 
     @property
     def files(self) -> dict[str, Path]:
-        """The files by their keys."""
+        """The files by key."""
         return {"source": self.source, "target": self.target}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlainText:
-    """A text in the source language alone."""
+    """A monolingual text in the source language."""
 
     text: Path
-    """In place of source and target, for a masked_encoder: plain text or gzip (`.gz`), UTF-8, one
-    sentence a line, in the source language."""
+    """Text file of a masked_encoder, instead of source and target: plain text or gzip (`.gz`),
+    UTF-8, one sentence per line, in the source language."""
 
     @property
     def files(self) -> dict[str, Path]:
-        """The file by its key."""
+        """The file by key."""
         return {"text": self.text}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingText(ParallelText):
-    """A parallel text to train on, and how often."""
+    """A parallel text to train on, with its weight."""
 
     weight: PositiveFloat = 1.0
-    """How many times an epoch sees each line; 2.5 is two or three times, drawn anew each epoch."""
+    """Repetitions of each line per epoch; 2.5 is two or three, sampled for each epoch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlainTrainingText(PlainText):
-    """A text to train on, and how often."""
+    """A monolingual text to train on, with its weight."""
 
     weight: PositiveFloat = 1.0
-    """How many times an epoch sees each line; 2.5 is two or three times, drawn anew each epoch."""
+    """Repetitions of each line per epoch; 2.5 is two or three, sampled for each epoch."""
 
 
 Text = ParallelText | PlainText
@@ -61,45 +61,45 @@ AnyTrainingText = TrainingText | PlainTrainingText
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilterConfig:
-    """Which training pairs to leave out; pairs with an empty side always are.
+    """Filters of training pairs; pairs with an empty side are always removed.
 
-    A line of a text alone is judged like a pair that has but one side.
+    A line of monolingual text counts as a pair with a single side.
     """
 
     max_length: Count = 256
-    """Longest side of a pair that is kept, in tokens."""
-    max_ratio: Annotated[float, Bounds(minimum=1)] | None = None
-    """Largest ratio between the two lengths of a pair that is kept, in tokens."""
+    """Maximum length of either side, in tokens; longer pairs are removed."""
+    max_ratio: Annotated[float, Bounds(ge=1)] | None = None
+    """Maximum ratio between the lengths of both sides, in tokens; null for no limit."""
     drop_duplicates: bool = False
-    """Keep only the first of pairs that are equal on both sides."""
+    """Remove duplicate pairs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """The text."""
+    """Training, validation and test texts."""
 
     source_language: str = "source"
-    """Language of the source text, as an ISO code (`en`)."""
+    """ISO code of the source language (`en`)."""
     target_language: str = "target"
-    """Language of the target text, as an ISO code; decides `evaluation.bleu.tokenize: auto`."""
+    """ISO code of the target language; decides `evaluation.bleu.tokenize: auto`."""
     root: Path | None = None
-    """Folder that the paths below are relative to; null is the folder of the config file."""
+    """Folder that the paths below are relative to; null for the folder of the config file."""
     train: tuple[AnyTrainingText, ...]
-    """Texts to train on."""
+    """Training texts."""
     valid: Text
-    """Text that chooses the best checkpoint."""
+    """Validation text, which selects the best checkpoint."""
     test: dict[str, ParallelText] = field(default_factory=dict)
-    """Named parallel texts for `tformer eval`."""
+    """Named test sets for `tformer eval`."""
     filters: FilterConfig = field(default_factory=FilterConfig)
-    """Which training pairs to leave out."""
+    """Filters of training pairs."""
 
     @property
     def unit(self) -> str:
-        """What the training text is counted in: pairs, or lines of a text alone."""
+        """What the training text is counted in: pairs, or lines of monolingual text."""
         return "line" if isinstance(self.train[0], PlainTrainingText) else "pair"
 
     def texts(self) -> dict[str, Text]:
-        """Return every text by its key path."""
+        """Return every text by key path."""
         return {
             **{f"train.{index}": text for index, text in enumerate(self.train)},
             "valid": self.valid,
@@ -112,7 +112,7 @@ class DataConfig:
         if "valid" in self.test:
             yield Conflict("test.valid", "this name belongs to data.valid", remedy="rename it")
         for name in self.test:
-            # Files in the folder eval/ of a run have this name.
+            # The files below eval/ of a run have this name.
             if not name.isprintable() or os.path.basename(name) != name or name in ("", ".", ".."):
                 yield Conflict(
                     f"test.{name}",

@@ -1,45 +1,40 @@
-"""How translations are searched for: `decoding`, and `training.validation_decoding`."""
+"""Search: `decoding`, and `training.validation_decoding`."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tformer_cli.config.schema.limits import (
-    Bounds,
-    Conflict,
-    Count,
-    CountOrZero,
-    Former,
-    Seed,
-)
+from tformer_cli.config.schema.fields import Bounds, Conflict, Count, CountOrZero, Former, Seed
 
-# More than anybody asks for, and far from where float32 ends.
-Penalty = Annotated[float, Bounds(minimum=0, maximum=1000)]
-Factor = Annotated[float, Bounds(minimum=0.001, maximum=1000)]
+# Far above any useful value, and far below the end of float32.
+Penalty = Annotated[float, Bounds(ge=0, le=1000)]
+Factor = Annotated[float, Bounds(ge=0.001, le=1000)]
+
+DEFAULT_DIVERSITY = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchConfig:
-    """What every search keeps to."""
+    """What all searches share."""
 
     max_length: Count = 256
-    """Longest translation, in tokens, the end token included."""
-    max_length_ratio: Annotated[float, Bounds(above=0, maximum=1000)] | None = None
-    """Longest translation for each token of the source, end tokens apart; null sets no limit."""
+    """Maximum translation length in tokens, including EOS."""
+    max_length_ratio: Annotated[float, Bounds(gt=0, le=1000)] | None = None
+    """Maximum target/source length ratio (EOS excluded); null for no limit."""
     min_length: Count = 1
-    """Shortest translation, in tokens, the end token apart."""
-    min_length_ratio: Annotated[float, Bounds(minimum=0, maximum=1000)] = 0.0
-    """Shortest translation for each token of the source, end tokens apart."""
+    """Minimum translation length in tokens, excluding EOS."""
+    min_length_ratio: Annotated[float, Bounds(ge=0, le=1000)] = 0.0
+    """Minimum target/source length ratio (EOS excluded)."""
     repetition_penalty: Factor = 1.0
-    """Factor of the log probability of a token that is written already (Keskar et al. 2019)."""
+    """Factor of the log probability of tokens already generated (Keskar et al. 2019)."""
     frequency_penalty: Penalty = 0.0
-    """Taken off the log probability of a token for each time that it is written already."""
+    """Subtracted from a token's log probability for each time it was already generated."""
     no_repeat_ngram_size: Annotated[CountOrZero, Former("no_repeat_ngram")] = 0
-    """No n-gram of so many tokens comes twice; 0 lets all."""
+    """N-grams of this size occur at most once; 0 for no limit."""
 
     def conflicts_of_positions(self, longest: int) -> Iterator[Conflict]:
-        """Yield what is wrong where the model has learnt to write so many tokens at most."""
+        """Yield what conflicts with learned positions for at most `longest` target tokens."""
         if self.max_length > longest:
             yield Conflict(
                 "max_length",
@@ -48,7 +43,7 @@ class SearchConfig:
             )
 
     def conflicts(self) -> Iterator[Conflict]:
-        # A single token is written whatever the limit.
+        # One token is generated whatever the limit.
         if self.min_length > 1 and self.min_length >= self.max_length:
             what = f"must be below max_length ({self.max_length}), which counts the end token"
             yield Conflict("min_length", what, str(self.min_length))
@@ -56,14 +51,10 @@ class SearchConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GreedyConfig(SearchConfig):
-    """The most probable token at each step."""
+    """Greedy search."""
 
     kind: Literal["greedy"] = "greedy"
     """The most probable token at each step."""
-
-
-# Between groups of a beam, where the config says no other.
-DIVERSITY = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,35 +62,33 @@ class BeamConfig(SearchConfig):
     """Beam search by CTranslate2's rules."""
 
     kind: Literal["beam"] = "beam"
-    """The best of several translations kept at each step."""
-    beam_size: Annotated[int, Bounds(minimum=1, maximum=1000), Former("size")] = 5
-    """Translations kept alive at each step."""
-    length_penalty: Annotated[float, Bounds(minimum=0, maximum=10)] = 1.0
-    """The score is log probability / length ** length_penalty; 0 favours short translations."""
-    patience: Annotated[float, Bounds(above=0, maximum=1000)] = 1.0
-    """Stop when beam_size * patience translations are finished (Kasai et al. 2022)."""
+    """Beam search."""
+    beam_size: Annotated[int, Bounds(ge=1, le=1000), Former("size")] = 5
+    """Hypotheses kept at each step."""
+    length_penalty: Annotated[float, Bounds(ge=0, le=10)] = 1.0
+    """Score = log probability / length ** length_penalty; 0 favors short translations."""
+    patience: Annotated[float, Bounds(gt=0, le=1000)] = 1.0
+    """Stop when beam_size * patience hypotheses are finished (Kasai et al. 2022)."""
     coverage_penalty: Penalty = 0.0
-    """Weight, in the score, of the sum of log(min(attention to a source token, 1))."""
+    """Weight of the coverage penalty, sum of log(min(attention to a source token, 1))."""
     num_beam_groups: Annotated[Count, Former("groups")] = 1
-    """Parts of the beam that keep apart from each other (Vijayakumar et al. 2018)."""
-    diversity_penalty: Annotated[Penalty, Former("diversity")] = DIVERSITY
-    """What a group takes off a token for each time that one before it chose it at this step."""
+    """Groups of diverse beam search (Vijayakumar et al. 2018)."""
+    diversity_penalty: Annotated[Penalty, Former("diversity")] = DEFAULT_DIVERSITY
+    """Diversity penalty: subtracted from a token's score for each earlier group that selected it at
+    this step."""
 
     @property
     def enough(self) -> int:
-        """Finished translations that end the search of a sentence."""
-        # By `round` 2.5 would be 2, but by C++ it is 3.
+        """Number of finished hypotheses that end the search of a sentence."""
+        # C++ rounds 2.5 to 3, `round` to 2.
         return math.floor(self.beam_size * self.patience + 0.5)
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from SearchConfig.conflicts(self)
         if self.beam_size % self.num_beam_groups:
-            yield Conflict(
-                "num_beam_groups",
-                f"must divide beam_size ({self.beam_size})",
-                str(self.num_beam_groups),
-            )
-        if self.num_beam_groups == 1 and self.diversity_penalty != DIVERSITY:
+            what = f"must divide beam_size ({self.beam_size})"
+            yield Conflict("num_beam_groups", what, str(self.num_beam_groups))
+        if self.num_beam_groups == 1 and self.diversity_penalty != DEFAULT_DIVERSITY:
             yield Conflict(
                 "diversity_penalty",
                 "has no effect on one group",
@@ -110,18 +99,18 @@ class BeamConfig(SearchConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleConfig(SearchConfig):
-    """Tokens drawn at random."""
+    """Sampling."""
 
     kind: Literal["sample"] = "sample"
-    """Each token drawn by its probability."""
+    """Each token is sampled from the model's distribution."""
     temperature: Factor = 1.0
-    """Log probabilities are divided by it before the draw: below 1 is more careful."""
+    """Softmax temperature; below 1 the distribution is sharper."""
     top_k: CountOrZero = 0
-    """Draw among so many most probable tokens (Fan et al. 2018); 0 draws among all."""
-    top_p: Annotated[float, Bounds(minimum=1e-6, maximum=1)] = 1.0
-    """Draw among the fewest tokens that reach this probability (Holtzman et al. 2020)."""
+    """Sample among the k most probable tokens (Fan et al. 2018); 0 for all."""
+    top_p: Annotated[float, Bounds(ge=1e-6, le=1)] = 1.0
+    """Nucleus sampling: the smallest set of tokens with this probability (Holtzman et al. 2020)."""
     seed: Seed = 1
-    """What is drawn for a line is a function of this seed and of the line's number."""
+    """Random seed; a line's samples depend on this seed and on its line number only."""
 
 
 DecodingConfig = BeamConfig | GreedyConfig | SampleConfig

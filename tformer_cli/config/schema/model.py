@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from tformer_cli.config.schema.limits import (
-    MOST,
+from tformer_cli.config.schema.fields import (
+    MAX_COUNT,
     Bounds,
     Conflict,
     Count,
@@ -13,10 +13,130 @@ from tformer_cli.config.schema.limits import (
     PositiveFloat,
     Probability,
 )
-from tformer_cli.config.schema.positions import (
-    LearnedPositions,
-    PositionsConfig,
-    SinusoidalPositions,
+
+ScalingFactor = Annotated[float, Bounds(ge=1)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SinusoidalPositions:
+    """Sinusoidal position encodings (Vaswani et al. 2017, section 3.5)."""
+
+    kind: Literal["sinusoidal"] = "sinusoidal"
+    """Sinusoidal encodings; sentences may be longer than in training."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnedPositions:
+    """Learned position embeddings."""
+
+    kind: Literal["learned"] = "learned"
+    """Learned embeddings; longer lines are translated in pieces."""
+    max_length: Count = 512
+    """Number of positions."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearScaling:
+    """Position interpolation (Chen et al. 2023, section 2.3)."""
+
+    kind: Literal["linear"] = "linear"
+    """Position interpolation: all positions are divided by the factor."""
+    factor: ScalingFactor
+    """Ratio between the maximum sequence length and that of training."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NtkScaling:
+    """NTK-aware scaling: a larger base interpolates low frequencies and keeps high ones."""
+
+    kind: Literal["ntk"] = "ntk"
+    """NTK-aware: a larger base interpolates low frequencies and hardly changes high ones."""
+    factor: ScalingFactor
+    """Ratio between the maximum sequence length and that of training."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class YarnScaling:
+    """YaRN: low frequencies are interpolated, attention is scaled (Peng et al. 2023, section 3)."""
+
+    kind: Literal["yarn"] = "yarn"
+    """YaRN: low frequencies are interpolated, high ones are kept, and attention logits are scaled
+    by the attention factor."""
+    factor: ScalingFactor
+    """Ratio between the maximum sequence length and that of training."""
+    original_length: Count
+    """Maximum sequence length of training, in tokens."""
+    beta_fast: Annotated[PositiveFloat, Former("fast")] = 32.0
+    """YaRN beta_fast: dimensions with at least this many rotations over `original_length` are not
+    interpolated."""
+    beta_slow: Annotated[PositiveFloat, Former("slow")] = 1.0
+    """YaRN beta_slow: dimensions with at most this many rotations over `original_length` are fully
+    interpolated."""
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if self.beta_fast <= self.beta_slow:
+            what = f"must be above beta_slow ({self.beta_slow:g})"
+            yield Conflict("beta_fast", what, f"{self.beta_fast:g}")
+
+
+ScalingConfig = LinearScaling | NtkScaling | YarnScaling
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RotaryPositions:
+    """Rotary position embeddings, RoPE (Su et al. 2021, section 3.2)."""
+
+    kind: Literal["rotary"] = "rotary"
+    """Rotary embeddings (RoPE) of the queries and keys of self-attention."""
+    base: Annotated[float, Bounds(gt=1)] = 10000.0
+    """Base of the rotary frequencies (theta)."""
+    scaling: ScalingConfig | None = None
+    """RoPE scaling for sequences longer than in training; null for none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlibiPositions:
+    """Attention with linear biases (Press et al. 2022, section 3)."""
+
+    kind: Literal["alibi"] = "alibi"
+    """ALiBi: attention logits decrease linearly with distance, with a slope for each head."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class T5Positions:
+    """T5's relative position bias (Raffel et al. 2020, section 2.1)."""
+
+    kind: Annotated[Literal["t5"], Former(value="relative")] = "t5"
+    """T5's relative position bias: a learned number for each head and distance bucket."""
+    num_buckets: Annotated[int, Bounds(ge=4, le=MAX_COUNT)] = 32
+    """Distance buckets; half of them hold a single distance. Even, since an encoder uses half of
+    them for each direction."""
+    max_distance: Count = 128
+    """Distances from this one on share a bucket."""
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if self.num_buckets % 2:
+            yield Conflict("num_buckets", "must be even", str(self.num_buckets))
+        if 2 * self.max_distance <= self.num_buckets:
+            what = f"must be above half of num_buckets ({self.num_buckets})"
+            yield Conflict("max_distance", what, str(self.max_distance))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoPositions:
+    """No positions: a causal decoder can still infer them (Haviv et al. 2022)."""
+
+    kind: Literal["none"] = "none"
+    """No positions: an encoder sees a bag of words."""
+
+
+PositionsConfig = (
+    SinusoidalPositions
+    | LearnedPositions
+    | RotaryPositions
+    | AlibiPositions
+    | T5Positions
+    | NoPositions
 )
 
 
@@ -25,9 +145,9 @@ class LatentConfig:
     """Multi-head latent attention (DeepSeek-AI 2024, section 2.1)."""
 
     kv_lora_rank: Annotated[Count, Former("dim")]
-    """Width of the latent that the keys and values of all heads are made from."""
-    rope_head_dim: Annotated[int, Bounds(minimum=2, maximum=MOST), Former("rotary_dim")]
-    """Width of the key that all heads share, which rotary positions turn; even."""
+    """Rank of the latent that all keys and values are projected from."""
+    rope_head_dim: Annotated[int, Bounds(ge=2, le=MAX_COUNT), Former("rotary_dim")]
+    """Width of the rotary key that all heads share; even."""
 
     def conflicts(self) -> Iterator[Conflict]:
         if self.rope_head_dim % 2:
@@ -36,46 +156,46 @@ class LatentConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerConfig:
-    """What all Transformers have."""
+    """What all networks share."""
 
     dim: Count = 256
-    """Width of the model."""
+    """Model width (d_model)."""
     num_heads: Count = 4
     """Attention heads; must divide `dim`."""
     num_kv_heads: Count | None = None
-    """Heads that keys and values have, each shared by some of the others; null is `num_heads`."""
+    """Key/value heads (grouped-query attention); null for `num_heads`."""
     latent: LatentConfig | None = None
-    """Make keys and values of self-attention from a narrow latent, all that is cached."""
+    """Multi-head latent attention: the KV cache of self-attention holds a low-rank latent."""
     sliding_window: Annotated[Count | None, Former("window")] = None
-    """Tokens that self-attention sees, on either side and its own; null is all."""
+    """Sliding-window size, counting the token itself; null for full attention."""
     qk_norm: bool = False
-    """Normalise (RMSNorm) the queries and keys of self-attention."""
+    """QK norm: RMSNorm on the queries and keys of self-attention."""
     feedforward_dim: Count = 1024
-    """Inner width of the feed-forward blocks; a gated one has three matrices in place of two, so
-    two thirds of the width are as many weights."""
+    """Inner width of the feed-forward blocks; a gated block has three matrices instead of two, so
+    two thirds of this width give as many parameters."""
     activation: Literal["relu", "gelu", "silu", "swiglu", "geglu"] = "relu"
     """Activation of the feed-forward blocks; swiglu and geglu are gated."""
     norm: Literal["layer", "rms"] = "layer"
-    """LayerNorm (mean and variance), or RMSNorm (scale only)."""
+    """LayerNorm or RMSNorm."""
     norm_position: Literal["pre", "post", "deep"] = "pre"
-    """Normalise before each block (trains more easily), after its residual (the paper), or after a
-    residual that weighs more (DeepNorm, for a hundred layers and more)."""
+    """Pre-norm (more stable), post-norm (the original paper), or DeepNorm (for 100 layers or
+    more)."""
     norm_epsilon: PositiveFloat = 1e-6
-    """Added to the variance in each norm."""
+    """Epsilon of each norm."""
     bias: bool = True
-    """Linear maps, and LayerNorm, add a trained vector."""
+    """Biases in linear layers and LayerNorm."""
     positions: PositionsConfig = field(default_factory=SinusoidalPositions)
-    """How the model knows the order of tokens."""
+    """Position encoding."""
     initialization: Literal["xavier", "normal", "t5"] = "xavier"
-    """First weights: Xavier; normal with 0.02, less for deep stacks (GPT-2); or T5's."""
+    """Weight initialization: Xavier, normal with 0.02 and less for deep stacks (GPT-2), or T5."""
     dropout: Probability = 0.1
-    """Dropout on the output of each block before its residual."""
+    """Dropout on the output of each block, before the residual connection."""
     embedding_dropout: Probability | None = None
-    """Dropout on embeddings with positions; null is `dropout`."""
+    """Dropout on embeddings; null for `dropout`."""
     attention_dropout: Probability | None = None
-    """Dropout on attention weights; null is `dropout`."""
+    """Dropout on attention weights; null for `dropout`."""
     feedforward_dropout: Probability | None = None
-    """Dropout inside the feed-forward blocks; null is `dropout`."""
+    """Dropout inside the feed-forward blocks; null for `dropout`."""
 
     @property
     def head_dim(self) -> int:
@@ -84,17 +204,17 @@ class TransformerConfig:
 
     @property
     def kv_heads(self) -> int:
-        """Heads that keys and values have."""
+        """Number of key/value heads."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
     def max_length(self) -> int | None:
-        """Longest sentence in tokens that learned positions allow, or None for any length."""
+        """Maximum sentence length that learned positions allow, or None for any length."""
         positions = self.positions
         return positions.max_length if isinstance(positions, LearnedPositions) else None
 
     def own_dropout(self, own: float | None) -> float:
-        """Return the dropout of a place that has its own, or else `dropout`."""
+        """Return a specific dropout, or `dropout` if it is None."""
         return self.dropout if own is None else own
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -116,7 +236,7 @@ class TransformerConfig:
         if self.positions.kind != "rotary":
             yield Conflict(
                 "latent",
-                "needs rotary positions, for its shared key is what they turn",
+                "needs rotary positions, which its shared key encodes",
                 f"positions of kind {self.positions.kind}",
                 "write positions: {kind: rotary}",
             )
@@ -132,53 +252,53 @@ class TransformerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderDecoderConfig(TransformerConfig):
-    """The Transformer of Vaswani et al. 2017, with the choices that came after it."""
+    """The Transformer of Vaswani et al. 2017, with later variants."""
 
     kind: Literal["encoder_decoder"] = "encoder_decoder"
-    """An encoder reads the source, a decoder writes the target."""
+    """An encoder for the source, a decoder for the target."""
     num_encoder_layers: Count = 4
-    """Layers of the encoder."""
+    """Encoder layers."""
     num_decoder_layers: Count = 4
-    """Layers of the decoder."""
+    """Decoder layers."""
     tie_embeddings: Annotated[Literal["none", "output", "all"], Former("tie")] = "all"
-    """Share the target embedding with the output (`output`), and with the source too (`all`)."""
+    """Tie the target embedding to the output projection (`output`), and to the source embedding too
+    (`all`)."""
     output_bias: bool = False
-    """Add a trained number to the logit of each token."""
+    """Bias of the output projection."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderOnlyConfig(TransformerConfig):
-    """One stack that reads the source and goes on with the target (Radford et al. 2018)."""
+    """A causal or prefix language model of source and target (Radford et al. 2018)."""
 
     kind: Literal["decoder_only"] = "decoder_only"
-    """One stack reads the source, then `<sep>`, then writes the target."""
+    """One language model of source, `<sep>` and target."""
     num_layers: Count = 8
-    """Layers of the only stack."""
+    """Layers."""
     source_attention: Literal["causal", "bidirectional"] = "causal"
-    """Source tokens see those before them, or all of the source."""
+    """Attention mask of the source: causal, or bidirectional (prefix LM)."""
     tie_embeddings: Annotated[Literal["none", "output"], Former("tie")] = "output"
-    """Share the embedding with the output (`output`)."""
+    """Tie the embedding to the output projection (`output`)."""
 
     @property
     def max_length(self) -> int | None:
-        """The same, where source and target have half of the positions each."""
+        """Maximum sentence length; source and target have half of the positions each."""
         positions = self.positions
         return positions.max_length // 2 if isinstance(positions, LearnedPositions) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedEncoderConfig(TransformerConfig):
-    """An encoder that learns from text alone (Devlin et al. 2019)."""
+    """An encoder trained with masked language modeling (Devlin et al. 2019)."""
 
     kind: Literal["masked_encoder"] = "masked_encoder"
-    """An encoder says what stood behind masks, for an encoder_decoder to begin with."""
+    """Masked language model, to initialize an encoder_decoder from."""
     num_layers: Count = 4
-    """Layers of the only stack."""
-    mask_prob: Annotated[float, Bounds(above=0, below=1), Former("mask_share")] = 0.15
-    """Share of the tokens that the model is asked for; of ten, eight are masked, one is another
-    token and one stays."""
+    """Layers."""
+    mask_prob: Annotated[float, Bounds(gt=0, lt=1), Former("mask_share")] = 0.15
+    """Fraction of tokens to predict (BERT: 80% masked, 10% random, 10% unchanged)."""
     tie_embeddings: Annotated[Literal["none", "output"], Former("tie")] = "output"
-    """Share the embedding with the output (`output`)."""
+    """Tie the embedding to the output projection (`output`)."""
 
 
 ModelConfig = EncoderDecoderConfig | DecoderOnlyConfig | MaskedEncoderConfig

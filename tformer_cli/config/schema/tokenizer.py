@@ -1,36 +1,36 @@
-"""How text becomes tokens: `tokenizer`."""
+"""Tokenization: `tokenizer`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tformer_cli.config.schema.limits import MOST, Bounds, Conflict, Count
+from tformer_cli.config.schema.fields import MAX_COUNT, Bounds, Conflict, Count
 
 Sides = Literal["none", "source", "target", "both"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubwordConfig:
-    """Pieces of words, learnt by sentencepiece from the training text."""
+    """Subwords that sentencepiece learns from the training text."""
 
     kind: Literal["subword"] = "subword"
-    """Pieces of words (sentencepiece)."""
+    """Subwords (sentencepiece)."""
     algorithm: Literal["bpe", "unigram"] = "bpe"
     """Byte-pair encoding, or a unigram language model."""
-    vocab_size: Annotated[int, Bounds(minimum=32, maximum=1_000_000)] = 8000
-    """Number of pieces, the 16 special ones included."""
+    vocab_size: Annotated[int, Bounds(ge=32, le=1_000_000)] = 8000
+    """Vocabulary size, including 16 special tokens."""
     shared: bool = True
-    """One vocabulary for both languages, or one each."""
-    character_coverage: Annotated[float, Bounds(above=0, maximum=1)] = 1.0
-    """Share of the text's characters that get a piece; 0.9995 suits Chinese and Japanese."""
+    """One vocabulary for both languages, or one for each."""
+    character_coverage: Annotated[float, Bounds(gt=0, le=1)] = 1.0
+    """Fraction of the text's characters in the vocabulary; 0.9995 suits Chinese and Japanese."""
     byte_fallback: bool = True
-    """Spell characters without a piece as UTF-8 bytes, so that nothing is unknown."""
+    """Encode characters outside the vocabulary as UTF-8 bytes, so that no token is unknown."""
     sample_lines: Count = 1_000_000
-    """Lines of each side to learn from, drawn evenly from the whole training text."""
+    """Lines of each side to learn from, sampled uniformly from the training text."""
     lowercase: Sides = "none"
-    """Sides to lower-case."""
+    """Sides to lowercase."""
     nfkc: Sides = "none"
-    """Sides to bring into Unicode normal form KC."""
+    """Sides to normalize to Unicode NFKC."""
 
     def conflicts(self) -> Iterator[Conflict]:
         smallest = 16 + 256 + 1
@@ -45,44 +45,44 @@ class SubwordConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WordConfig:
-    """Whole words by torchtext's basic_english: for teaching; the text cannot be restored."""
+    """Words of torchtext's basic_english, for teaching: text cannot be restored."""
 
     kind: Literal["word"] = "word"
-    """Whole words (torchtext basic_english: lower-cased, punctuation split off or dropped)."""
+    """Words (torchtext basic_english: lowercased, punctuation split off or dropped)."""
     min_frequency: Count = 2
-    """Rarer words are unknown."""
-    max_size: Annotated[int, Bounds(minimum=32, maximum=MOST)] = 50_000
-    """Largest vocabulary, the 16 special tokens included."""
+    """Minimum frequency of a word in the vocabulary."""
+    max_size: Annotated[int, Bounds(ge=32, le=MAX_COUNT)] = 50_000
+    """Maximum vocabulary size, including 16 special tokens."""
     shared: bool = False
-    """One vocabulary for both languages, or one each."""
+    """One vocabulary for both languages, or one for each."""
     nfkc: Sides = "none"
-    """Sides to bring into Unicode normal form KC."""
+    """Sides to normalize to Unicode NFKC."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CharConfig:
-    """Single characters."""
+    """Characters."""
 
     kind: Literal["char"] = "char"
-    """Single characters."""
+    """Characters."""
     min_frequency: Count = 1
-    """Rarer characters are unknown."""
+    """Minimum frequency of a character in the vocabulary."""
     shared: bool = True
-    """One vocabulary for both languages, or one each."""
+    """One vocabulary for both languages, or one for each."""
     lowercase: Sides = "none"
-    """Sides to lower-case."""
+    """Sides to lowercase."""
     nfkc: Sides = "none"
-    """Sides to bring into Unicode normal form KC."""
+    """Sides to normalize to Unicode NFKC."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MarianConfig:
-    """The pieces of an imported Marian model, which are not learnt from text."""
+    """Subwords of an imported Marian model, which are not learned from text."""
 
     kind: Literal["marian"] = "marian"
-    """Pieces of words as an imported Marian model has them (`tformer import`)."""
+    """Subwords of an imported Marian model (`tformer import`)."""
     shared: bool = True
-    """One vocabulary for both languages, or one each; each is cut by a model of its own."""
+    """One vocabulary for both languages, or one for each; each has its own sentencepiece model."""
 
 
 LearnedTokenizerConfig = SubwordConfig | WordConfig | CharConfig

@@ -1,4 +1,4 @@
-"""The training loop: `training`."""
+"""Training: `training`, with its optimizer and its learning rate schedule."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from tformer_cli.config.schema.decoding import DecodingConfig, GreedyConfig
-from tformer_cli.config.schema.limits import (
+from tformer_cli.config.schema.fields import (
     Bounds,
     Conflict,
     Count,
@@ -15,8 +15,120 @@ from tformer_cli.config.schema.limits import (
     PositiveFloat,
     Probability,
 )
-from tformer_cli.config.schema.optimizer import AdamWConfig, OptimizerConfig
-from tformer_cli.config.schema.schedule import CosineSchedule, ScheduleConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdamWConfig:
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
+
+    kind: Literal["adamw"] = "adamw"
+    """Adam with decoupled weight decay; norms, biases and embeddings are not decayed."""
+    learning_rate: PositiveFloat = 1e-3
+    """Peak learning rate, reached at the end of the warm-up."""
+    betas: tuple[Probability, Probability] = (0.9, 0.98)
+    """Decay rates of the first and the second moment."""
+    epsilon: PositiveFloat = 1e-9
+    """Added to the denominator."""
+    weight_decay: Annotated[float, Bounds(ge=0)] = 0.01
+    """Each step subtracts this times the learning rate times the weight."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdamConfig:
+    """Adam (Kingma and Ba 2015)."""
+
+    kind: Literal["adam"] = "adam"
+    """Adam without weight decay."""
+    learning_rate: PositiveFloat = 1e-3
+    """Peak learning rate, reached at the end of the warm-up."""
+    betas: tuple[Probability, Probability] = (0.9, 0.98)
+    """Decay rates of the first and the second moment."""
+    epsilon: PositiveFloat = 1e-9
+    """Added to the denominator."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MuonConfig:
+    """Muon (Jordan et al. 2024) for the matrices of layers, AdamW for all other parameters."""
+
+    kind: Literal["muon"] = "muon"
+    """Orthogonalized momentum for the matrices of layers, AdamW for all other parameters."""
+    learning_rate: PositiveFloat = 1e-3
+    """Peak learning rate, reached at the end of the warm-up; a value tuned for AdamW works."""
+    momentum: Probability = 0.95
+    """Momentum of the matrices."""
+    betas: tuple[Probability, Probability] = (0.9, 0.98)
+    """Decay rates of the two moments of all other parameters."""
+    epsilon: PositiveFloat = 1e-9
+    """Added to the denominator for all other parameters."""
+    weight_decay: Annotated[float, Bounds(ge=0)] = 0.01
+    """Each step subtracts this times the learning rate times the matrix."""
+
+
+OptimizerConfig = AdamWConfig | AdamConfig | MuonConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CosineSchedule:
+    """Half a cosine from the peak down (Loshchilov and Hutter 2017)."""
+
+    kind: Literal["cosine"] = "cosine"
+    """Cosine decay from the peak to `final_ratio` of it at `max_steps`."""
+    warmup_steps: CountOrZero = 400
+    """Steps of linear warm-up to the peak."""
+    final_ratio: Annotated[float, Bounds(ge=0, le=1)] = 0.01
+    """Final learning rate as a fraction of the peak."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearSchedule:
+    """A straight line from the peak down."""
+
+    kind: Literal["linear"] = "linear"
+    """Linear decay from the peak to `final_ratio` of it at `max_steps`."""
+    warmup_steps: CountOrZero = 400
+    """Steps of linear warm-up to the peak."""
+    final_ratio: Annotated[float, Bounds(ge=0, le=1)] = 0.01
+    """Final learning rate as a fraction of the peak."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InverseSquareRootSchedule:
+    """Decay with the square root of the step (Vaswani et al. 2017, section 5.3)."""
+
+    kind: Literal["inverse_sqrt"] = "inverse_sqrt"
+    """Proportional to 1/sqrt(step) after the warm-up."""
+    warmup_steps: Count = 400
+    """Steps of linear warm-up to the peak, where the decay starts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepSchedule:
+    """Step decay."""
+
+    kind: Literal["step"] = "step"
+    """Multiplied by `factor` every `step_size` steps after the warm-up."""
+    warmup_steps: CountOrZero = 400
+    """Steps of linear warm-up to the peak."""
+    step_size: Count = 1000
+    """Steps between two reductions."""
+    factor: Annotated[float, Bounds(gt=0, lt=1)] = 0.5
+    """Factor of each reduction."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConstantSchedule:
+    """A constant learning rate after the warm-up."""
+
+    kind: Literal["constant"] = "constant"
+    """Constant at the peak after the warm-up."""
+    warmup_steps: CountOrZero = 400
+    """Steps of linear warm-up to the peak."""
+
+
+ScheduleConfig = (
+    CosineSchedule | LinearSchedule | InverseSquareRootSchedule | StepSchedule | ConstantSchedule
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,59 +136,59 @@ class TrainingConfig:
     """The training loop."""
 
     optimizer: OptimizerConfig = field(default_factory=AdamWConfig)
-    """How gradients move the weights."""
+    """Optimizer."""
     schedule: ScheduleConfig = field(default_factory=CosineSchedule)
-    """How the learning rate changes over the steps."""
+    """Learning rate schedule."""
     label_smoothing: Probability = 0.1
-    """Share of the target's probability spread over the vocabulary (Szegedy et al. 2016)."""
+    """Probability spread over the vocabulary in place of the target (Szegedy et al. 2016)."""
     clip_norm: PositiveFloat | None = 1.0
-    """Largest norm of the gradient; larger ones are scaled down. Null leaves them."""
+    """Maximum gradient norm; larger gradients are scaled down. Null for no clipping."""
     batch_tokens: Count = 4096
-    """Padded target tokens of one optimiser step, and the same limit for source tokens."""
+    """Maximum padded target tokens of an optimizer step; the same limit holds for source tokens."""
     gradient_accumulation_steps: Annotated[Count, Former("accumulate")] = 1
-    """Cut each batch into this many pieces to save memory; the result is the same, but for masks of
-    dropout."""
+    """Micro-batches that each batch is split into, to save memory; the result is the same except
+    for dropout masks."""
     gradient_checkpointing: bool = False
-    """Recompute each layer in the backward pass: less memory, a third more time, same result."""
+    """Recompute activations in the backward pass: less memory, a third more time, same result."""
     max_steps: Count = 20_000
-    """Optimiser steps in all."""
+    """Optimizer steps in total."""
     validate_every: Count = 1000
-    """Steps between two validations (loss and BLEU)."""
+    """Steps between validations (loss and BLEU)."""
     validation_decoding: DecodingConfig = field(default_factory=GreedyConfig)
-    """How the validation text is translated during training."""
+    """Search used for validation during training."""
     sample_translations: CountOrZero = 3
     """Validation sentences whose translations are shown at each validation."""
     save_every: Count = 1000
-    """Steps between two checkpoints; a validation saves one too."""
+    """Steps between checkpoints; each validation saves one too."""
     keep_checkpoints: Count = 3
-    """Newest checkpoints kept."""
+    """Most recent checkpoints to keep."""
     keep_best: Count = 1
-    """Best checkpoints kept beside them; `tformer average --best` wants several."""
+    """Best checkpoints to keep in addition; `tformer average --best` needs several."""
     selection_metric: Annotated[Literal["bleu", "loss"], Former("select")] = "bleu"
-    """What makes a checkpoint better than another: validation BLEU, or validation loss."""
+    """Validation metric that selects the best checkpoint."""
     patience: Count | None = None
-    """Stop after this many validations in a row without a better one; null goes on to the end."""
-    ema_decay: Annotated[float, Bounds(above=0, below=1)] | None = None
-    """Validate and keep a moving average of the weights, this much of it old at each step."""
+    """Early stopping: stop after this many validations without improvement; null for never."""
+    ema_decay: Annotated[float, Bounds(gt=0, lt=1)] | None = None
+    """Validate and keep an exponential moving average of the weights with this decay per step."""
     report_every: Count = 50
-    """Steps between two lines of progress in metrics.jsonl and on a screen without bars."""
+    """Steps between progress reports in metrics.jsonl, and on a terminal without progress bars."""
     init_from: Annotated[Path | None, Former("initialize_from")] = None
-    """A run folder whose tokenizers and last weights this training begins with; an encoder_decoder
-    may begin with those of a masked_encoder."""
+    """Run folder whose tokenizers and latest weights initialize the training (fine-tuning); an
+    encoder_decoder may be initialized from a masked_encoder."""
     log_parameter_norms: Annotated[bool, Former("watch_parts")] = False
-    """Report the gradient norm and the relative update of each part of the model as well."""
+    """Also log the gradient norm and the relative update of each part of the model."""
     tensorboard: bool = False
-    """Show metrics.jsonl in TensorBoard too; needs `pip install 'tformer[tensorboard]'`."""
+    """Also write metrics for TensorBoard; needs `pip install 'tformer[tensorboard]'`."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number format of matrix products; auto is bfloat16 on a CUDA GPU or processor that multiplies
-    it, float16 on an older GPU, else float32."""
+    """Number format of matrix products; auto is bfloat16 if the GPU or CPU supports it natively,
+    float16 on an older GPU, else float32."""
 
     def validates_at(self, step: int) -> bool:
-        """Whether the validation text is looked at after a step."""
+        """Whether there is a validation after a step."""
         return step == self.max_steps or step % self.validate_every == 0
 
     def saves_at(self, step: int) -> bool:
-        """Whether a checkpoint is due after a step, whatever interrupts the training."""
+        """Whether a checkpoint is scheduled after a step."""
         return self.validates_at(step) or step % self.save_every == 0
 
     def conflicts(self) -> Iterator[Conflict]:

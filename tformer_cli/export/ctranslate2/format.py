@@ -11,9 +11,10 @@ from typing import ClassVar, Literal
 
 import torch
 
-from tformer_cli.config.schema.model import EncoderDecoderConfig, ModelConfig
-from tformer_cli.config.schema.positions import (
+from tformer_cli.config.schema.model import (
+    EncoderDecoderConfig,
     LearnedPositions,
+    ModelConfig,
     RotaryPositions,
     SinusoidalPositions,
     YarnScaling,

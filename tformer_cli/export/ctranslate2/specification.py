@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tformer_cli.config.schema.model import EncoderDecoderConfig, ModelConfig
-from tformer_cli.config.schema.positions import (
+from tformer_cli.config.schema.model import (
+    EncoderDecoderConfig,
     LearnedPositions,
     LinearScaling,
+    ModelConfig,
     NoPositions,
     NtkScaling,
     RotaryPositions,

@@ -10,8 +10,8 @@ beam search ends by another rule, and where it forces an end on a translation th
 from pathlib import Path
 from typing import Any
 
-from tformer_cli.config.schema.check import check
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
+from tformer_cli.config.schema.fields import check
 from tformer_cli.errors import Problem
 from tformer_cli.export.marian.settings import Settings
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from tformer_cli.config.schema.check import check
+from tformer_cli.config.schema.fields import check
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
 from tformer_cli.export.imported_folder import json_object

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tformer_cli.config.schema.model import TransformerConfig
-from tformer_cli.config.schema.positions import (
+from tformer_cli.config.schema.model import (
     AlibiPositions,
     LearnedPositions,
     RotaryPositions,
     SinusoidalPositions,
     T5Positions,
+    TransformerConfig,
 )
 from tformer_cli.model.blocks.bias import Alibi, DistanceBias, RelativeBias, SumOfBiases, Window
 from tformer_cli.model.blocks.rotary import RotaryEmbedding

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tformer_cli.config.schema.positions import (
+from tformer_cli.config.schema.model import (
     LinearScaling,
     NtkScaling,
     RotaryPositions,

@@ -1,0 +1,175 @@
+"""What a field may hold: bounds, former names and rules; and the walk that checks a tree."""
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from tformer_cli.errors import ConfigError, Problem
+
+_Section = TypeVar("_Section")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Interval of a number: `ge` and `le` belong to it, `gt` and `lt` do not; None is no bound."""
+
+    ge: float | None = None
+    le: float | None = None
+    gt: float | None = None
+    lt: float | None = None
+
+    def rule(self, value: float) -> str | None:
+        """Return the bound that `value` breaks, in words, or None."""
+        # Negated comparisons, so that NaN breaks every bound.
+        if self.ge is not None and not value >= self.ge:
+            return f"must be at least {self.ge:.10g}"
+        if self.le is not None and not value <= self.le:
+            return f"must be at most {self.le:.10g}"
+        if self.gt is not None and not value > self.gt:
+            return f"must be above {self.gt:.10g}"
+        if self.lt is not None and not value < self.lt:
+            return f"must be below {self.lt:.10g}"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """The former name of a key, or of its only value: still accepted, with a warning."""
+
+    key: str | None = None
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A rule that a value breaks.
+
+    Attributes:
+        key: path of the key to change, relative to the dataclass that reports it.
+        what: the rule.
+        got: the value that breaks it, as text.
+        remedy: what to write instead; None if the rule says it.
+    """
+
+    key: str
+    what: str
+    got: str | None = None
+    remedy: str | None = None
+
+
+# A matrix of this width and height still has a countable number of bytes.
+MAX_COUNT = 2**29
+
+Count = Annotated[int, Bounds(ge=1, le=MAX_COUNT)]
+CountOrZero = Annotated[int, Bounds(ge=0, le=MAX_COUNT)]
+# torch's CPU generator uses 32 bits of a seed.
+Seed = Annotated[int, Bounds(ge=0, le=2**32 - 1)]
+PositiveFloat = Annotated[float, Bounds(gt=0)]
+Probability = Annotated[float, Bounds(ge=0, lt=1)]
+
+
+@functools.cache
+def annotations(cls: type) -> dict[str, Any]:
+    """Return the annotation of each field of a dataclass, with `Bounds` and `Former`."""
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def members(hint: Any) -> Iterator[Any]:
+    """Yield the types in a union or below an annotation, or the type itself."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        yield from members(arguments[0])
+    elif origin in (typing.Union, types.UnionType):
+        for argument in arguments:
+            yield from members(argument)
+    else:
+        yield hint
+
+
+def extras(hint: Any) -> Iterator[object]:
+    """Yield every `Bounds` and `Former` of an annotation and of the members of its union."""
+    yield from getattr(hint, "__metadata__", ())
+    arguments = typing.get_args(hint)
+    for argument in arguments[:1] if typing.get_origin(hint) is Annotated else arguments:
+        yield from extras(argument)
+
+
+def item_hint(hint: Any, index: int) -> Any:
+    """Return the annotation of an item of a tuple, or of any value of a dict."""
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is dict or arguments[-1] is Ellipsis:
+        return arguments[typing.get_origin(hint) is dict]
+    return arguments[min(index, len(arguments) - 1)]
+
+
+def join(path: str, key: str) -> str:
+    """Return the key path of a key below another."""
+    return f"{path}.{key}" if path else key
+
+
+def walk(value: object, path: str = "", hint: Any = None) -> Iterator[tuple[str, object, Any]]:
+    """Yield the key path, the value and the annotation of a tree's nodes, parents first."""
+    yield path, value, hint
+    children: list[tuple[str, object, Any]] = []
+    if dataclasses.is_dataclass(value):
+        hints = annotations(value.__class__)
+        children = [(name, getattr(value, name), hints[name]) for name in hints]
+    elif isinstance(value, tuple):
+        children = [(str(i), item, hint and item_hint(hint, i)) for i, item in enumerate(value)]
+    elif isinstance(value, dict):
+        children = [(key, item, hint and item_hint(hint, 0)) for key, item in value.items()]
+    for key, child, child_hint in children:
+        yield from walk(child, join(path, key), child_hint)
+
+
+def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the key path and the value of every setting of a configuration, or of a part of it."""
+    for node_path, node, _ in walk(value, path):
+        if not dataclasses.is_dataclass(node) and not isinstance(node, dict | tuple):
+            yield node_path, node
+
+
+def check(value: object, path: str = "", hint: Any = None) -> Iterator[Conflict]:
+    """Yield every limit and rule that a configuration, or a part of it, breaks.
+
+    The rules of a dataclass are skipped if a number in it is out of bounds: they could be mere
+    consequences.
+
+    Args:
+        value: a dataclass of the schema, or the value of a field.
+        path: its key path, which all yielded ones begin with.
+        hint: annotation of the field; a dataclass needs none.
+    """
+    broken = []
+    nodes = list(walk(value, path, hint))
+    for node_path, node, node_hint in nodes:
+        if isinstance(node, int | float) and not isinstance(node, bool):
+            for bounds in extras(node_hint):
+                rule = bounds.rule(node) if isinstance(bounds, Bounds) else None
+                if rule is not None:
+                    broken.append(node_path)
+                    yield Conflict(node_path, rule, f"{node}")
+    for node_path, node, _ in nodes:
+        is_sound = not any(f"{key}.".startswith(join(node_path, "")) for key in broken)
+        if is_sound and hasattr(node, "conflicts"):
+            for conflict in node.conflicts():
+                yield dataclasses.replace(conflict, key=join(node_path, conflict.key))
+
+
+def checked(section: _Section, path: str) -> _Section:
+    """Return a part of a configuration that was not read from YAML, if it breaks no rule.
+
+    Raises:
+        ConfigError: every limit and rule that it breaks; `path` is its key path.
+    """
+    problems = [
+        Problem(conflict.key, conflict.what, conflict.got, conflict.remedy)
+        for conflict in check(section, path)
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return section
