@@ -19,6 +19,7 @@ from search.test_engine import SEARCHES, requests, small_model
 from search.test_engine import SPECIAL_TOKENS as MODEL_TOKENS
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
+from tformer_cli.model.blocks.attention import KeyValue
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.beam import BeamSearch
 from tformer_cli.search.continuous_batching import decode_all
@@ -27,7 +28,7 @@ from tformer_cli.search.engine import NativeEngine
 from tformer_cli.search.greedy import GreedySearch
 from tformer_cli.search.request import Request
 from tformer_cli.search.sample import SampleSearch
-from tformer_cli.search.stepper import EnsembleStepper, joined
+from tformer_cli.search.stepper import ModelStepper
 from tformer_cli.search.workers import WorkersEngine
 
 V = 7
@@ -48,6 +49,41 @@ def search(stepper, kind, count, num_slots=None):
     return [hypotheses for _, hypotheses in sorted(found, key=lambda one: one[0])]
 
 
+class TableModel:
+    """A model whose keys are the first ids of its sources, which name tables."""
+
+    def __init__(self, tables):
+        self.tables = tables
+
+    def init_cache(self, num_slots, num_beams):
+        return TableCache(num_slots)
+
+    def prefill(self, source, mask):
+        keys = source[:, None, :, None]
+        return [KeyValue(keys, keys)]
+
+    def decode_step(self, ids, cache):
+        return self.tables[cache.numbers[:, None], ids].clone()
+
+
+class TableCache:
+    def __init__(self, num_slots):
+        self.numbers = torch.zeros(num_slots, dtype=torch.long)
+
+    def insert(self, slots, layers, mask):
+        self.numbers[slots] = layers[0].keys[:, 0, 0, 0]
+
+    def reorder(self, beam_indices):
+        assert len(beam_indices) == len(self.numbers)
+
+    def select(self, slots):
+        self.numbers = self.numbers[slots]
+
+
+def ensemble_of(tables):
+    return ModelStepper([TableModel(table) for table in tables], SPECIAL_TOKENS, CPU, torch.float32)
+
+
 def mean_table(tables):
     """The table of the ensemble, which START and END at the start of a row need not be part of."""
     result = torch.full_like(tables[0], -torch.inf)
@@ -64,7 +100,7 @@ def mean_table(tables):
 @given(st.sampled_from(sorted(SEARCHES_OF_TABLES)), st.integers(0, 1000), st.integers(1, 4))
 def test_every_search_sees_the_mean_of_the_probabilities(kind, seed, num_slots):
     tables = [ascending_tables(seed + n, sentences=4, vocab_size=V) for n in range(3)]
-    ensemble = EnsembleStepper([TableStepper(table) for table in tables], SPECIAL_TOKENS, CPU)
+    ensemble = ensemble_of(tables)
     found = search(ensemble, kind, 4, num_slots)
     expected = search(TableStepper(mean_table(tables)), kind, 4)
     for one, two in zip(found, expected, strict=True):
@@ -75,15 +111,18 @@ def test_every_search_sees_the_mean_of_the_probabilities(kind, seed, num_slots):
 @given(st.sampled_from(sorted(SEARCHES_OF_TABLES)), st.integers(0, 1000))
 def test_a_table_with_itself_is_the_table(kind, seed):
     table = ascending_tables(seed, sentences=3, vocab_size=V)
-    twins = EnsembleStepper([TableStepper(table), TableStepper(table)], SPECIAL_TOKENS, CPU)
+    twins = ensemble_of([table, table])
     for one, two in zip(search(twins, kind, 3), search(TableStepper(table), kind, 3), strict=True):
         assert [h.token_ids for h in one] == [h.token_ids for h in two]
         assert [h.log_prob for h in one] == pytest.approx([h.log_prob for h in two], rel=1e-5)
 
 
-def test_one_alone_needs_no_ensemble():
-    stepper = TableStepper(ascending_tables(1, sentences=1, vocab_size=V))
-    assert joined([stepper], SPECIAL_TOKENS, CPU) is stepper
+def test_the_logits_of_a_single_model_are_not_changed():
+    table = ascending_tables(1, sentences=2, vocab_size=V)
+    stepper = ensemble_of([table])
+    stepper.start([(0, END), (1, END)], 1)
+    ids = torch.tensor([[START], [3]])
+    assert torch.equal(stepper.step(ids), table[[0, 1], [START, 3]][:, None])
 
 
 def drawn_model(seed: int) -> Seq2Seq:

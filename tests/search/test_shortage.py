@@ -29,14 +29,16 @@ def roomy() -> NativeEngine:
     return native_engine()
 
 
-def limited(num_beams: int, error: Exception = KINDS[0], *, method: str = "step") -> NativeEngine:
+def limited(
+    num_beams: int, error: Exception = KINDS[0], *, method: str = "decode_step"
+) -> NativeEngine:
     """An engine whose model fails where more rows than these are to go on, or to be read."""
     engine = roomy()
     (model,) = engine.models
     whole = getattr(model, method)
 
     def failing(ids: torch.Tensor, *rest: object) -> object:
-        num_wanted = ids.shape[0] * (ids.shape[1] if method == "step" else 1)
+        num_wanted = ids.shape[0] * (ids.shape[1] if method == "decode_step" else 1)
         if num_wanted > num_beams:
             raise error
         return whole(ids, *rest)
@@ -67,7 +69,7 @@ def test_what_does_not_fit_is_translated_by_fewer_at_a_time(search, num_beams):
 
 
 @pytest.mark.parametrize("error", KINDS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("method", ["step", "encode"])
+@pytest.mark.parametrize("method", ["decode_step", "encode"])
 def test_memory_may_run_out_in_any_way_and_at_any_point(error, method):
     inputs = requests(20)
     engine = limited(4, error, method=method)
@@ -91,7 +93,7 @@ def test_sentences_that_are_done_are_not_translated_again():
     engine, inputs = roomy(), [one for one in requests(30) if one.source]
     expected = ids(engine.translate(inputs, GREEDY))
     (model,) = engine.models
-    step, begun, read = model.step, model.encode, []
+    step, begun, read = model.decode_step, model.encode, []
     num_steps = 0
 
     def failing_once(*arguments):
@@ -105,7 +107,7 @@ def test_sentences_that_are_done_are_not_translated_again():
         read.append(len(source))
         return begun(source, mask)
 
-    model.step, model.encode = failing_once, counting
+    model.decode_step, model.encode = failing_once, counting
     counts: list[int] = []
     engine.max_slots = 4
     assert ids(engine.translate(inputs, GREEDY, on_done=counts.append)) == expected
@@ -117,7 +119,7 @@ def test_sentences_that_are_done_are_not_translated_again():
 def test_what_an_attempt_held_is_gone_before_the_next():
     engine, inputs = roomy(), requests(20)
     (model,) = engine.models
-    start, step, caches = model.start, model.step, []
+    start, step, caches = model.init_cache, model.decode_step, []
 
     def starting(*arguments):
         gc.disable()
@@ -131,7 +133,7 @@ def test_what_an_attempt_held_is_gone_before_the_next():
             raise MemoryError
         return step(ids, cache)
 
-    model.start, model.step = starting, failing
+    model.init_cache, model.decode_step = starting, failing
     try:
         engine.translate(inputs, GREEDY)
     finally:

@@ -24,7 +24,7 @@ def test_each_sentence_is_read_once_and_no_more_together_than_there_are_places()
     asked = requests(100)
     asked = [asked[number] for number in longest_first(asked)]
     search = build_search(SEARCHES[0], SPECIAL_TOKENS, CPU, asked, nbest=1, scored=True)
-    stepper = ModelStepper(model, CPU, torch.float32)
+    stepper = ModelStepper([model], SPECIAL_TOKENS, CPU, torch.float32)
     with torch.inference_mode():
         found = dict(decode_all(stepper, search, asked, lambda longest: few, CPU))
     assert len(found) == sum(counts) == len(asked)
@@ -47,7 +47,7 @@ def test_the_screen_changes_no_translation():
     found = []
     for screen in (None, TwoStageArgmax(model.output)):
         search = build_search(SEARCHES[0], SPECIAL_TOKENS, CPU, asked, nbest=1, scored=False)
-        stepper = ModelStepper(model, CPU, torch.float32, screen)
+        stepper = ModelStepper([model], SPECIAL_TOKENS, CPU, torch.float32, screen)
         with torch.inference_mode():
             results = decode_all(stepper, search, asked, lambda longest: 40, CPU)
             found.append({number: best[0].token_ids for number, best in results})

@@ -37,7 +37,7 @@ from tformer_cli.search.request import EMPTY, Hypothesis, Request, SpecialTokens
 from tformer_cli.search.sample import SampleSearch
 from tformer_cli.search.scoring import ModelScorer, Scorer
 from tformer_cli.search.state import by_score
-from tformer_cli.search.stepper import ModelStepper, Stepper, joined
+from tformer_cli.search.stepper import ModelStepper
 
 # Limits of what a core decodes together. Sentences: enough to fill its matrix products; the keys
 # and values of more sentences do not fit the cache that all processes share.
@@ -115,7 +115,7 @@ class NativeEngine:
         self.precision = precision
         self.scorer = ModelScorer(self.models, special_tokens, device=device, precision=precision)
         self.aligner = Aligner(self.models, special_tokens.bos, device=device, precision=precision)
-        self._screen = self._two_stage_argmax(model.output)
+        self._two_stage = self._two_stage_argmax(model.output)
         # Sentences decoded together; halved whenever memory runs out.
         self.max_slots = batch_size_factor(device) * MAX_SLOTS
         self._has_warned = False
@@ -140,9 +140,12 @@ class NativeEngine:
                 config, self.special_tokens, self.device, ordered, nbest=nbest, scored=scored
             )
             max_slots = functools.partial(self._max_slots, search.num_beams)
+            stepper = ModelStepper(
+                self.models, self.special_tokens, self.device, self.precision, self._two_stage
+            )
             try:
                 for turn, hypotheses in decode_all(
-                    self._stepper(), search, ordered, max_slots, self.device
+                    stepper, search, ordered, max_slots, self.device
                 ):
                     results[waiting[turn]] = hypotheses
                     on_done(1)
@@ -185,12 +188,6 @@ class NativeEngine:
             self._has_warned = True
             got = f"{slots:,} sentences at a time"
             on_warning(Problem(where, "memory ran out", got, "going on with fewer"))
-
-    def _stepper(self) -> Stepper:
-        steppers = [
-            ModelStepper(model, self.device, self.precision, self._screen) for model in self.models
-        ]
-        return joined(steppers, self.special_tokens, self.device)
 
     def _two_stage_argmax(self, output: nn.Linear) -> TwoStageArgmax | None:
         is_single = len(self.models) == 1 and self.precision == torch.float32

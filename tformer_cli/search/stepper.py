@@ -67,36 +67,40 @@ class Stepper(Protocol):
 
 
 class ModelStepper(Stepper):
-    """A model with a KV cache; `screen` finds the argmax without all logits in float32."""
+    """A model with a KV cache, or an ensemble by the mean of the probabilities of its models.
+
+    In an ensemble impossible tokens are suppressed before the softmax, so that the mean is over the
+    same tokens. `two_stage` finds the argmax of a single model without all logits in float32.
+    """
 
     def __init__(
         self,
-        model: Seq2Seq,
+        models: Sequence[Seq2Seq],
+        special_tokens: SpecialTokens,
         device: torch.device,
         precision: torch.dtype,
-        screen: TwoStageArgmax | None = None,
+        two_stage: TwoStageArgmax | None = None,
     ) -> None:
-        self.model = model
+        self.models = models
+        self.eos = special_tokens.eos
+        self.suppressed = torch.tensor(list(special_tokens.suppressed), device=device)
         self.device = device
         self.precision = precision
-        self.screen = screen
-        self._cache: KVCache | None = None
+        self.two_stage = two_stage
+        self._caches: list[KVCache] = []
+        self._lengths = torch.zeros(0, dtype=torch.long, device=device)
         self._encoded: EncodedSources | None = None
 
-    @property
-    def cache(self) -> KVCache:
-        """KV cache, from `start` on."""
-        assert self._cache is not None
-        return self._cache
-
     def start(self, sentences: Sequence[Sentence], num_beams: int) -> None:
-        self._cache = self.model.init_cache(len(sentences), num_beams)
+        self._caches = [model.init_cache(len(sentences), num_beams) for model in self.models]
+        self._lengths = torch.zeros(len(sentences), dtype=torch.long, device=self.device)
         self._encoded = None
         self.insert(torch.arange(len(sentences), device=self.device), sentences, lookahead=())
 
     def insert(
         self, slots: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
     ) -> None:
+        self._lengths[slots] = 0
         start = 0
         while start < len(sentences):
             if not self._encoded:
@@ -105,36 +109,49 @@ class ModelStepper(Stepper):
                 self._encoded = self._encode(batch)
             sources, self._encoded = self._encoded.split(len(sentences) - start)
             stop = start + len(sources.lengths)
-            self.cache.insert(slots[start:stop], sources.key_values, sources.mask)
+            for cache, layers in zip(self._caches, sources.layers, strict=True):
+                cache.insert(slots[start:stop], layers, sources.mask)
             start = stop
 
     def _encode(self, sentences: Sequence[Sentence]) -> "EncodedSources":
         source, mask = (part.to(self.device) for part in pad_rows(sentences))
         with autocast(self.device, self.precision):
-            key_values = self.model.prefill(source, mask)
-        return EncodedSources([len(sentence) for sentence in sentences], key_values, mask)
+            layers = [model.prefill(source, mask) for model in self.models]
+        return EncodedSources([len(sentence) for sentence in sentences], layers, mask)
 
     def step(self, ids: Tensor) -> Tensor:
         with autocast(self.device, self.precision):
-            return self.model.decode_step(ids, self.cache)
+            predictions = [
+                model.decode_step(ids, cache)
+                for model, cache in zip(self.models, self._caches, strict=True)
+            ]
+        if len(predictions) > 1:
+            for logits in predictions:
+                suppress_tokens(logits, self.suppressed, self.eos, self._lengths)
+        self._lengths = self._lengths + 1
+        return log_mean_probabilities(predictions)
 
     def argmax(self, ids: Tensor, suppress: Callable[[Tensor], object]) -> Tensor:
-        if self.screen is None or ids.numel() < MIN_ROWS:
+        if self.two_stage is None or ids.numel() < MIN_ROWS:
             return super().argmax(ids, suppress)
-        return self.screen.best(self.model.decode_step_hidden(ids, self.cache), suppress)
+        (model,), (cache,) = self.models, self._caches
+        return self.two_stage.best(model.decode_step_hidden(ids, cache), suppress)
 
     def reorder(self, beam_indices: Tensor) -> None:
-        self.cache.reorder(beam_indices)
+        for cache in self._caches:
+            cache.reorder(beam_indices)
 
     def select(self, slots: Tensor) -> None:
-        self.cache.select(slots)
+        self._lengths = self._lengths[slots]
+        for cache in self._caches:
+            cache.select(slots)
 
 
 class EncodedSources(NamedTuple):
     """Sources after the encoder."""
 
     lengths: Sequence[int]  # tokens of each source
-    key_values: Sequence[KeyValue]  # for each layer, those of cross-attention, (B, H, S, Dh)
+    layers: Sequence[Sequence[KeyValue]]  # of cross-attention, by model and layer, (B, H, S, Dh)
     mask: Tensor  # (B, S) real tokens
 
     def split(self, count: int) -> "tuple[EncodedSources, EncodedSources | None]":
@@ -145,11 +162,11 @@ class EncodedSources(NamedTuple):
     def _slice(self, rows: slice) -> "EncodedSources":
         lengths = self.lengths[rows]
         width = max(lengths)
-        key_values = [
-            KeyValue(keys[rows, :, :width], values[rows, :, :width])
-            for keys, values in self.key_values
+        layers = [
+            [KeyValue(keys[rows, :, :width], values[rows, :, :width]) for keys, values in model]
+            for model in self.layers
         ]
-        return EncodedSources(lengths, key_values, self.mask[rows, :width])
+        return EncodedSources(lengths, layers, self.mask[rows, :width])
 
 
 def first_batch(sentences: Iterable[Sentence], max_tokens: int) -> list[Sentence]:
@@ -162,55 +179,3 @@ def first_batch(sentences: Iterable[Sentence], max_tokens: int) -> list[Sentence
             break
         batch.append(sentence)
     return batch
-
-
-class EnsembleStepper(Stepper):
-    """Steppers over one vocabulary, by the mean of their probabilities.
-
-    Impossible tokens are suppressed before the softmax, so that the mean is over the same tokens.
-    """
-
-    def __init__(
-        self, steppers: Sequence[Stepper], special_tokens: SpecialTokens, device: torch.device
-    ) -> None:
-        self.steppers = steppers
-        self.eos = special_tokens.eos
-        self.device = device
-        self.suppressed = torch.tensor(list(special_tokens.suppressed), device=device)
-        self._lengths = torch.zeros(0, dtype=torch.long, device=device)
-
-    def start(self, sentences: Sequence[Sentence], num_beams: int) -> None:
-        for stepper in self.steppers:
-            stepper.start(sentences, num_beams)
-        self._lengths = torch.zeros(len(sentences), dtype=torch.long, device=self.device)
-
-    def insert(
-        self, slots: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
-    ) -> None:
-        lookahead = list(lookahead)
-        for stepper in self.steppers:
-            stepper.insert(slots, sentences, lookahead)
-        self._lengths[slots] = 0
-
-    def step(self, ids: Tensor) -> Tensor:
-        predictions = [stepper.step(ids) for stepper in self.steppers]
-        for logits in predictions:
-            suppress_tokens(logits, self.suppressed, self.eos, self._lengths)
-        self._lengths = self._lengths + 1
-        return log_mean_probabilities(predictions)
-
-    def reorder(self, beam_indices: Tensor) -> None:
-        for stepper in self.steppers:
-            stepper.reorder(beam_indices)
-
-    def select(self, slots: Tensor) -> None:
-        for stepper in self.steppers:
-            stepper.select(slots)
-        self._lengths = self._lengths[slots]
-
-
-def joined(
-    steppers: Sequence[Stepper], special_tokens: SpecialTokens, device: torch.device
-) -> Stepper:
-    """Return one stepper for all; a single one is returned unchanged."""
-    return steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, special_tokens, device)
