@@ -27,7 +27,7 @@ LADDER = [
         "storage.tensors",
         "storage.trained_model",
     ],
-    ["translate.preprocess", "translate.check"],
+    ["translate.mbr", "translate.options", "translate.preprocess"],
     ["export"],
     ["translate"],
     ["evaluation"],

@@ -11,7 +11,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.device import resolve_device
-from tformer_cli.errors import Problem, UsageError
+from tformer_cli.errors import Problem, UsageError, reject_str
 from tformer_cli.evaluation.evaluate import (
     Evaluation,
     Evaluator,
@@ -21,7 +21,6 @@ from tformer_cli.evaluation.evaluate import (
 from tformer_cli.evaluation.metrics import MetricName
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config
 from tformer_cli.training import trainer as training
-from tformer_cli.translate.check import reject_str
 from tformer_cli.translate.mbr import MBR
 
 

@@ -116,6 +116,34 @@ def check_usage(*rules: Rule) -> None:
             raise UsageError(where, what, got=got, remedy=remedy)
 
 
+def reject_str(**arguments: object) -> None:
+    """Reject a string where a list of strings belongs: iteration would give its characters.
+
+    Raises:
+        UsageError: an argument is a string.
+    """
+    for name, texts in arguments.items():
+        if isinstance(texts, str):
+            raise UsageError(
+                f"`{name}`",
+                "must be a list of texts",
+                got="a text",
+                remedy="put brackets around it",
+            )
+
+
+def check_positive(argument: str, number: int) -> None:
+    """Raise a UsageError if a number is below 1."""
+    if number < 1:
+        raise UsageError(argument, "must be at least 1", got=str(number))
+
+
+def check_choice(argument: str, value: str, choices: Sequence[str]) -> None:
+    """Raise a UsageError if a value is none of its choices."""
+    if value not in choices:
+        raise UsageError(argument, f"must be one of {', '.join(choices)}", got=value)
+
+
 class StorageError(TformerError):
     """A file or folder that the system refuses to write or read."""
 

@@ -151,7 +151,7 @@ def test_a_gpu_is_not_what_the_backend_runs_on(run, tformer, monkeypatch):
 
 def test_torchrun_is_not_for_the_backend(run, tformer, monkeypatch, tmp_path):
     (tmp_path / "text").write_text("abc\n")
-    monkeypatch.setattr("tformer_cli.translate.check.num_processes", lambda: 2)
+    monkeypatch.setattr("tformer_cli.translate.options.num_processes", lambda: 2)
     result = tformer("translate", run, *BACKEND, "--input", tmp_path / "text")
     assert result.exit_code == 2
     assert result.stderr == (

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import os
 import sys
@@ -62,6 +63,30 @@ def input_lines(file: Path, side_inputs: SideInputs) -> "Iterator[InputLine]":
 
 def _phrases(row: str) -> list[str]:
     return [phrase for phrase in row.split("\t") if phrase.strip()]
+
+
+def input_windows(
+    sentence: str | None,
+    prompt: str | None,
+    input_file: Path | None,
+    side_inputs: SideInputs,
+    num_done: int,
+    num_processes: int,
+) -> "Iterator[Sequence[InputLine]]":
+    """Return lines to translate together: one typed, those in a pipe, or a part of a file."""
+    from tformer_cli.corpus.prefetch import available_lines, chunks
+    from tformer_cli.translate.preprocess import InputLine
+    from tformer_cli.translate.translator import WINDOW_LINES
+
+    if sentence is not None:
+        return chunks(map(InputLine, argument_lines(sentence)), WINDOW_LINES)
+    if prompt is not None:
+        return ([InputLine(line)] for line in typed_lines(prompt))
+    if input_file is None:
+        windows = available_lines(stdin_lines(), WINDOW_LINES)
+        return (list(map(InputLine, window)) for window in windows)
+    lines = itertools.islice(input_lines(input_file, side_inputs), num_done, None)
+    return chunks(lines, WINDOW_LINES * num_processes)
 
 
 def has_pipe(*files: Path | None) -> bool:

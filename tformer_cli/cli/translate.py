@@ -1,10 +1,9 @@
 """`tformer translate`."""
 
 import contextlib
-import itertools
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -33,18 +32,16 @@ from tformer_cli.cli.streams import (
     LineWriter,
     Recorded,
     SideInputs,
-    argument_lines,
     check_outputs,
     has_pipe,
     input_lines,
+    input_windows,
     is_terminal,
     line_writer,
     null_writer,
     output_fingerprint,
     reject_pipes,
     run_and_sentence,
-    stdin_lines,
-    typed_lines,
 )
 from tformer_cli.errors import Rule, check_usage
 from tformer_cli.storage.run_directory import RunDirectory
@@ -52,7 +49,6 @@ from tformer_cli.storage.run_directory import RunDirectory
 if TYPE_CHECKING:
     from tformer_cli.storage.partial_file import PartialFile
     from tformer_cli.translate.postprocess import Translation
-    from tformer_cli.translate.preprocess import InputLine
 
 # More decimals are mostly rounding errors, which depend on the batch.
 SCORE_DECIMALS = 4
@@ -242,7 +238,7 @@ def translate(
         ) as bar,
     ):
         num_done = world.all_reduce_max(output.num_lines)
-        windows = _windows(sentence, prompt, input_file, side_inputs, num_done, world.size)
+        windows = input_windows(sentence, prompt, input_file, side_inputs, num_done, world.size)
         translated = translator.translate_windows(
             map(world.shard, windows),
             nbest,
@@ -357,30 +353,6 @@ def _writer(
     if fingerprint is None or file is None:
         return line_writer(file)
     return partial_file(file, fingerprint)
-
-
-def _windows(
-    sentence: str | None,
-    prompt: str | None,
-    input_file: Path | None,
-    side_inputs: SideInputs,
-    num_done: int,
-    num_processes: int,
-) -> "Iterator[Sequence[InputLine]]":
-    """Return lines to translate together: one typed, those in a pipe, or a part of a file."""
-    from tformer_cli.corpus.prefetch import available_lines, chunks
-    from tformer_cli.translate.preprocess import InputLine
-    from tformer_cli.translate.translator import WINDOW_LINES
-
-    if sentence is not None:
-        return chunks(map(InputLine, argument_lines(sentence)), WINDOW_LINES)
-    if prompt is not None:
-        return ([InputLine(line)] for line in typed_lines(prompt))
-    if input_file is None:
-        windows = available_lines(stdin_lines(), WINDOW_LINES)
-        return (list(map(InputLine, window)) for window in windows)
-    lines = itertools.islice(input_lines(input_file, side_inputs), num_done, None)
-    return chunks(lines, WINDOW_LINES * num_processes)
 
 
 def _text_lines(

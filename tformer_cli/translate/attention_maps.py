@@ -1,4 +1,4 @@
-"""A sentence in, what a network looks at out: attention maps with the tokens of their rows."""
+"""Attention maps of a network over one sentence, with the tokens of their rows and columns."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.pipeline import too_long_error
 from tformer_cli.errors import UsageError
 from tformer_cli.model.inspection.position_tables import position_tables
@@ -20,8 +19,10 @@ from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.translate.preprocess import special_tokens
 
-# Places that a table of positions shows at least, where the network knows so many.
+# Positions of a position table at least, if the network knows so many.
 MIN_POSITIONS = 64
+
+Ids = Sequence[int]
 
 
 @torch.inference_mode()
@@ -32,93 +33,75 @@ def sentence_maps(
     sentence: str,
     target: str | None = None,
 ) -> AttentionMaps:
-    """Return what a network on the CPU looks at while it reads a sentence and translates it.
+    """Return the attention maps and position tables of a network on the CPU.
 
     Args:
-        network: in evaluation mode; is left as it is.
+        network: in evaluation mode.
         tokenizers: of the network.
-        config: of its run, which says how it translates.
-        sentence: in the source language.
-        target: a translation to write; where it is None the run's own search finds one.
+        config: of its run.
+        sentence: source text.
+        target: its translation (teacher forcing); None for the one that the run's search finds.
 
     Raises:
-        UsageError: the sentence is empty or no text, or there is a target for a network that does
+        UsageError: the sentence is empty or not UTF-8, or there is a target for a network that does
             not translate.
-        DataError: the sentence or the translation is longer than the positions that it has learnt.
+        DataError: the sentence or the translation is longer than the learnt positions.
     """
-    source_ids = [*_ids(tokenizers.source, "`sentence`", sentence), EOS_ID]
+    source_ids = [*_encode(tokenizers.source, "`sentence`", sentence), EOS_ID]
     if len(source_ids) == 1:
         raise UsageError("`sentence`", "has no token in it", got=repr(sentence))
     _check_length(network, "`sentence`", len(source_ids))
-    if isinstance(network, Seq2Seq):
-        roles = special_tokens(tokenizers.target, config.model)
-        if target is None:
-            target_ids = _translation(network, roles, config.decoding, source_ids)
-        else:
-            target_ids = _ids(tokenizers.target, "`target`", target)
-        _check_length(network, "the translation", len(target_ids) + 1)
-        return _of_pair(network, tokenizers, roles, sentence, (source_ids, target_ids))
-    if target is not None:
-        what = "has no effect on a network that does not translate"
-        raise UsageError("`target`", what, remedy="leave it out")
-    return _of_text(network, tokenizers.source, sentence, source_ids)
+    if not isinstance(network, Seq2Seq):
+        if target is not None:
+            what = "has no effect on a network that does not translate"
+            raise UsageError("`target`", what, remedy="leave it out")
+        (layers,) = _record(network, source_ids, source_ids)
+        tokens = tokenizers.source.tokens(source_ids)
+        maps = _part_maps("encoder", [layer.self_attention for layer in layers], tokens, tokens)
+        tables = _position_tables(network, ["encoder"], len(tokens))
+        return AttentionMaps(sentence, None, (maps,), tables)
+    special = special_tokens(tokenizers.target, config.model)
+    if target is None:
+        engine = NativeEngine(network, special, device=torch.device("cpu"))
+        ((best,),) = engine.translate([Request(source_ids)], config.decoding)
+        target_ids: Ids = best.token_ids
+    else:
+        target_ids = _encode(tokenizers.target, "`target`", target)
+    _check_length(network, "the translation", len(target_ids) + 1)
+    parts, stacks, length = _seq2seq_maps(network, tokenizers, special, source_ids, target_ids)
+    tables = _position_tables(network, stacks, length)
+    return AttentionMaps(sentence, tokenizers.target.decode(target_ids), tuple(parts), tables)
 
 
-def _of_text(
-    network: Network, tokenizer: Tokenizer, sentence: str, ids: Sequence[int]
-) -> AttentionMaps:
-    """Return what a network that reads one text alone looks at."""
-    (layers,) = _layers(network, ids, ids)
-    tokens = tokenizer.tokens(ids)
-    maps = _maps("encoder", [layer.self_attention for layer in layers], tokens, tokens)
-    return AttentionMaps(sentence, None, (maps,), _positions(network, ["encoder"], len(ids)))
-
-
-def _of_pair(
+def _seq2seq_maps(
     network: Seq2Seq,
     tokenizers: Tokenizers,
-    roles: SpecialTokens,
-    sentence: str,
-    pair: tuple[Sequence[int], Sequence[int]],
-) -> AttentionMaps:
-    """Return what a network looks at while it reads a source and writes a target.
-
-    Args:
-        network: that translates.
-        tokenizers: of the network.
-        roles: of their ids.
-        sentence: the source.
-        pair: its ids with the end token, and those of the target without it.
-    """
-    source_ids, target_ids = pair
-    read_ids = [roles.bos, *target_ids]
-    source = tokenizers.source.tokens(source_ids)
-    read = tokenizers.target.tokens(read_ids)
-    stacks = _layers(network, source_ids, read_ids)
+    special: SpecialTokens,
+    source_ids: Ids,
+    target_ids: Ids,
+) -> tuple[list[PartMaps], list[str], int]:
+    """Return the maps of each kind of attention, the names of the stacks, and their length."""
+    input_ids = [special.bos, *target_ids]
+    source, read = tokenizers.source.tokens(source_ids), tokenizers.target.tokens(input_ids)
+    stacks = _record(network, source_ids, input_ids)
     own = [[layer.self_attention for layer in layers] for layers in stacks]
-    across = [layer.cross_attention for layer in stacks[-1] if layer.cross_attention is not None]
-    if across:
-        written = tokenizers.target.tokens([*target_ids, roles.eos])
-        maps = [
-            _maps("encoder", own[0], source, source),
-            _maps("decoder", own[1], read, read),
-            _maps("cross", across, written, source),
-        ]
-        names, length = ["encoder", "decoder"], max(len(source), len(read))
-    else:
-        stream = [*source, *read]
-        maps = [_maps("decoder", own[0], stream, stream)]
-        names, length = ["decoder"], len(stream)
-    text = tokenizers.target.decode(target_ids)
-    return AttentionMaps(sentence, text, tuple(maps), _positions(network, names, length))
+    cross = [layer.cross_attention for layer in stacks[-1] if layer.cross_attention is not None]
+    if not cross:
+        # A decoder-only network reads the source and the target as one sequence.
+        sequence = [*source, *read]
+        maps = _part_maps("decoder", own[0], sequence, sequence)
+        return [maps], ["decoder"], len(sequence)
+    written = tokenizers.target.tokens([*target_ids, special.eos])
+    parts = [
+        _part_maps("encoder", own[0], source, source),
+        _part_maps("decoder", own[1], read, read),
+        _part_maps("cross", cross, written, source),
+    ]
+    return parts, ["encoder", "decoder"], max(len(source), len(read))
 
 
-def _ids(tokenizer: Tokenizer, where: str, text: str) -> list[int]:
-    """Return the ids of a text from a command line, which may be any bytes.
-
-    Raises:
-        UsageError: it is no text.
-    """
+def _encode(tokenizer: Tokenizer, where: str, text: str) -> list[int]:
+    """Return the ids of a text from a command line, which can be any bytes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -131,24 +114,13 @@ def _check_length(network: Network, where: str, length: int) -> None:
         raise too_long_error(where, length, network.max_length)
 
 
-def _translation(
-    model: Seq2Seq, roles: SpecialTokens, decoding: DecodingConfig, source_ids: Sequence[int]
-) -> Sequence[int]:
-    """Return the ids of the translation that a search finds best."""
-    engine = NativeEngine(model, roles, device=torch.device("cpu"))
-    ((best,),) = engine.translate([Request(source_ids)], decoding)
-    return best.token_ids
-
-
-def _layers(
-    network: Network, source_ids: Sequence[int], target_ids: Sequence[int]
-) -> list[list[LayerMaps]]:
-    """Return where each layer of each stack looks over one sentence."""
+def _record(network: Network, source_ids: Ids, target_ids: Ids) -> list[list[LayerMaps]]:
+    """Return the attention maps of each layer of each stack for one sentence."""
     source, target = torch.tensor([source_ids]), torch.tensor([target_ids])
     return attention_maps(network, source, torch.ones_like(source, dtype=torch.bool), target)
 
 
-def _maps(
+def _part_maps(
     part: Part, layers: Sequence[Tensor], rows: Sequence[str], columns: Sequence[str]
 ) -> PartMaps:
     weights = torch.cat(list(layers))  # a batch of one for each layer: (layers, H, T, S)
@@ -157,7 +129,9 @@ def _maps(
     return PartMaps(part, tuple(rows), tuple(columns), layer_numbers, heads, numbers)
 
 
-def _positions(network: Network, names: Sequence[str], length: int) -> tuple[PositionTable, ...]:
+def _position_tables(
+    network: Network, names: Sequence[str], length: int
+) -> tuple[PositionTable, ...]:
     """Return the tables of all stacks; equal ones are listed once."""
     tables: list[PositionTable] = []
     for name, stack in zip(names, network.stacks(), strict=True):

@@ -14,9 +14,8 @@ from tformer_cli.config.schema.decoding import (
     GreedyConfig,
     SampleConfig,
 )
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import UsageError, check_choice, check_positive
 from tformer_cli.search.request import Hypothesis
-from tformer_cli.translate.check import check_choice, check_positive
 
 # Default number of samples.
 NUM_SAMPLES = 32

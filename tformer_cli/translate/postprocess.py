@@ -60,19 +60,22 @@ class Postprocessor:
             finished=all(piece.finished for piece in pieces),
         )
 
-    def decode_aligned(
+    def decode_lines(
         self,
-        aligner: Aligner,
         requests: Sequence[Sequence[Request]],
         chosen: Sequence[Sequence[Sequence[Hypothesis]]],
+        aligner: Aligner | None,
     ) -> Iterator[list[Translation]]:
-        """Yield the translations of each line, with word alignments.
+        """Yield the translations of each line, with word alignments if there is an aligner.
 
         Args:
-            aligner: aligns target tokens to source tokens.
             requests: the pieces of each line.
             chosen: the translations of each line, a hypothesis for each piece.
+            aligner: aligns target tokens to source tokens.
         """
+        if aligner is None:
+            yield from ([self.decode(pieces) for pieces in line] for line in chosen)
+            return
         lines = list(zip(requests, chosen, strict=True))
         links = iter(
             aligner.align(

@@ -1,11 +1,19 @@
 """Text to token ids: a line becomes one request to the search, or one for each of its pieces."""
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from tformer_cli.config.schema.model import ModelConfig
-from tformer_cli.errors import DataError, Problem, UsageError
+from tformer_cli.errors import (
+    DataError,
+    Problem,
+    UsageError,
+    check_choice,
+    check_positive,
+    reject_str,
+)
 from tformer_cli.search.request import Request, SpecialTokens
 from tformer_cli.text.segments import (
     Terminology,
@@ -17,14 +25,13 @@ from tformer_cli.text.segments import (
 from tformer_cli.text.subword import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID
-from tformer_cli.translate.check import check_choice, check_positive
+from tformer_cli.translate.options import LongLines
 
 # Pieces of a line at most; piece i of line n has the number n * MAX_PIECES + i when sampling.
 MAX_PIECES = 1 << 20
 # Context that makes a tokenizer encode a phrase as in the middle of a text without whitespace.
 FULL_STOP = "。"
 
-LongLines = Literal["split", "truncate", "error"]
 Ids = tuple[int, ...]
 
 
@@ -45,6 +52,28 @@ class InputLine(NamedTuple):
     text: str
     prefix: str = ""
     phrases: Sequence[str] = ()
+
+
+def zip_lines(
+    lines: Iterable[str],
+    prefixes: Iterable[str] | None = None,
+    required: Iterable[Sequence[str]] | None = None,
+) -> Iterator[InputLine]:
+    """Yield each line with its prefix and its required phrases.
+
+    Raises:
+        UsageError: the phrases of a line are a string.
+    """
+    if prefixes is None:
+        pairs: Iterable[tuple[str, str]] = ((line, "") for line in lines)
+    else:
+        pairs = zip(lines, prefixes, strict=True)
+    if required is None:
+        yield from itertools.starmap(InputLine, pairs)
+        return
+    for index, ((line, prefix), phrases) in enumerate(zip(pairs, required, strict=True)):
+        reject_str(**{f"required[{index}]": phrases})
+        yield InputLine(line, prefix, phrases)
 
 
 @dataclass(kw_only=True)
