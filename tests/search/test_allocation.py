@@ -5,13 +5,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.search.constraints import (
-    Candidate,
-    ConstrainedBeam,
-    Constraints,
-    allocate_banks,
-    sort_by_met,
-)
+from tformer_cli.config.schema.decoding import BeamConfig
+from tformer_cli.search.constrained import Candidate, ConstrainedBeam, allocate_banks, sort_by_met
+from tformer_cli.search.constraints import Constraints
 
 END = 1
 CONSTRAINTS = Constraints([(2, 3), (4,)])
@@ -62,7 +58,9 @@ def test_at_the_limit_those_with_most_phrases_come_first(found):
 
 def constrained_beam(*written, enough=9):
     """Sequences that must write 2, after some tokens."""
-    rows = ConstrainedBeam([(2,)], len(written), enough, END)
+    config = BeamConfig(beam_size=len(written), patience=enough / len(written))
+    assert config.enough == enough
+    rows = ConstrainedBeam(config, 1, END, [(2,)])
     rows.append([0] * len(written), written)
     return rows
 

@@ -1,30 +1,52 @@
-"""Beam search for hypotheses that must contain given phrases."""
+"""Beam search for required phrases, by dynamic beam allocation (Post and Vilar 2018)."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.search.beam import BeamHypotheses, BeamSearch, BeamState, Candidates
-from tformer_cli.search.constraints import Candidate, ConstrainedBeam
-from tformer_cli.search.request import Hypothesis, Request
+from tformer_cli.search.constraints import Constraints, ConstraintState
+from tformer_cli.search.request import Hypothesis, Phrase, Request
 from tformer_cli.search.state import SearchStep
 from tformer_cli.search.topk import NextTokens, topk_tokens
 
 
-class ConstrainedHypotheses(BeamHypotheses):
-    """Hypotheses stored for a sentence with required phrases, and its live beam."""
+class Candidate(NamedTuple):
+    """Continuation of a live sequence by one token."""
 
-    def __init__(self, config: BeamConfig, nbest: int, beam: ConstrainedBeam) -> None:
+    total: float  # sum of scores
+    log_prob: float  # sum of log probabilities
+    beam_index: int  # sequence that is continued
+    token: int  # new token
+    state: ConstraintState  # of the sequence with it
+
+
+class ConstrainedBeam(BeamHypotheses):
+    """The stored hypotheses and the live sequences of a sentence with required phrases.
+
+    Sequences may wait for a good position of a phrase until as many would have ended without
+    phrases as end a plain beam search. What follows after that is of low quality, so from then on
+    every sequence continues with its phrases, until as many complete ones have ended.
+    """
+
+    def __init__(self, config: BeamConfig, nbest: int, eos: int, phrases: Sequence[Phrase]) -> None:
         super().__init__(config, nbest)
-        self.beam = beam
+        self.constraints = Constraints(phrases)
+        self.states = [self.constraints.start] * config.beam_size  # of the live sequences
+        self.is_over = False
+        self._eos = eos
+        self._num_ended = 0
+        self._may_wait = True
 
     def add(self, hypothesis: Hypothesis, rank: int) -> None:
         """Store a hypothesis; without all phrases it counts as unfinished."""
-        is_complete = self.beam.constraints.reached(hypothesis.token_ids).is_complete
+        is_complete = self.constraints.reached(hypothesis.token_ids).is_complete
         finished = hypothesis.finished and is_complete
         super().add(replace(hypothesis, finished=finished), rank)
 
@@ -37,25 +59,108 @@ class ConstrainedHypotheses(BeamHypotheses):
         if best_live_score == -math.inf:
             return True
         scores = [hypothesis.score for hypothesis in self.stored if hypothesis.finished]
-        if self.beam.is_over:
+        if self.is_over:
             return len(scores) >= self.nbest
         num_better = sum(score >= best_live_score for score in scores)
         return num_better >= self.nbest and super().is_done()
 
     def best(self) -> list[Hypothesis]:
         """Return the best hypotheses among those with most phrases."""
-        reached = self.beam.constraints.reached
+        reached = self.constraints.reached
         num_met = [reached(hypothesis.token_ids).num_met for hypothesis in self.stored]
-        self.stored = [
-            hypothesis
-            for hypothesis, count in zip(self.stored, num_met, strict=True)
-            if count == max(num_met)
-        ]
+        pairs = zip(self.stored, num_met, strict=True)
+        self.stored = [hypothesis for hypothesis, count in pairs if count == max(num_met)]
         return super().best()
+
+    def append(self, beam_indices: Sequence[int], tokens: Sequence[int]) -> None:
+        """Let sequence k continue sequence beam_indices[k] by a token."""
+        pairs = zip(beam_indices, tokens, strict=True)
+        self.states = [self.states[index].after(token) for index, token in pairs]
+
+    def candidates(
+        self,
+        tokens: Sequence[Sequence[int]],
+        totals: Sequence[Sequence[float]],
+        log_probs: Sequence[Sequence[float]],
+    ) -> list[Candidate]:
+        """Return the possible continuations of all sequences, best first.
+
+        Next tokens are listed for each sequence, perhaps twice, with the sums of scores and of log
+        probabilities.
+        """
+        candidates = []
+        for index, state in enumerate(self.states):
+            sums = zip(totals[index], log_probs[index], strict=True)
+            for token, (total, log_prob) in dict(zip(tokens[index], sums, strict=True)).items():
+                if total > -math.inf:
+                    candidates.append(Candidate(total, log_prob, index, token, state.after(token)))
+        return sorted(candidates, key=lambda candidate: candidate.total, reverse=True)
+
+    def allocate(self, candidates: Sequence[Candidate], *, is_last: bool) -> list[Candidate]:
+        """Return the K candidates to continue by, best first, and then what replaces ended ones.
+
+        An incomplete sequence ends only if no sequence can do anything else. The last step is that
+        at the length limit.
+        """
+        size = self.config.beam_size
+        self._count_ended(candidates[:size])
+        possible = [
+            candidate
+            for candidate in candidates
+            if candidate.token != self._eos or candidate.state.is_complete
+        ] or candidates
+        if not self._may_wait:
+            possible = list(filter(self._is_progress, possible)) or possible
+        order = sort_by_met(possible) if is_last else allocate_banks(possible)
+        chosen = sorted(order[:size], key=lambda candidate: candidate.total, reverse=True)
+        rest = [candidate for candidate in order[size:] if candidate.token != self._eos]
+        # Only complete sequences end, so complete ones replace them first.
+        rest.sort(
+            key=lambda candidate: (candidate.state.is_complete, candidate.total), reverse=True
+        )
+        return chosen + rest
+
+    def _count_ended(self, best: Sequence[Candidate]) -> None:
+        """Count what ends among the candidates that a plain beam search would choose."""
+        self._num_ended += sum(
+            candidate.token == self._eos and (self._may_wait or candidate.state.is_complete)
+            for candidate in best
+        )
+        if self._num_ended >= max(self.nbest, self.config.enough):
+            self.is_over = not self._may_wait
+            self._may_wait = False
+            self._num_ended = 0
+
+    def _is_progress(self, candidate: Candidate) -> bool:
+        before = self.states[candidate.beam_index]
+        return candidate.state.is_complete or candidate.state.num_tokens > before.num_tokens
+
+
+def allocate_banks(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return candidates, best first, in the order in which they enter the beam.
+
+    Candidates with equal `num_tokens` are a bank. In each round every bank contributes its best
+    remaining candidate: first the most advanced bank, then the others by their totals. So banks
+    have equal shares, what a bank cannot use goes to others, and the most advanced bank is never
+    empty.
+    """
+    most = max((candidate.state.num_tokens for candidate in candidates), default=0)
+    sizes: Counter[int] = Counter()
+    keys = []
+    for candidate in candidates:
+        bank = candidate.state.num_tokens
+        keys.append((sizes[bank], bank != most))
+        sizes[bank] += 1
+    return [candidates[index] for index in sorted(range(len(keys)), key=keys.__getitem__)]
+
+
+def sort_by_met(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return candidates, those with most phrases first; equal ones keep their order."""
+    return sorted(candidates, key=lambda candidate: -candidate.state.num_met)
 
 
 class ConstrainedBeamSearch(BeamSearch):
-    """Beam search with dynamic beam allocation, for requests with and without required phrases.
+    """Beam search for requests with and without required phrases.
 
     A sequence ends only with all phrases of its request. Candidates are the best continuations of
     each sequence and those that continue a phrase; `ConstrainedBeam` allocates the beam to them.
@@ -69,55 +174,55 @@ class ConstrainedBeamSearch(BeamSearch):
     def _hypotheses(self, request: Request) -> BeamHypotheses:
         if not request.required:
             return super()._hypotheses(request)
-        enough = max(self.nbest, self.config.enough)
-        beam = ConstrainedBeam(request.required, self.num_beams, enough, self.eos)
-        return ConstrainedHypotheses(self.config, self.nbest, beam)
+        return ConstrainedBeam(self.config, self.nbest, self.eos, request.required)
 
-    def _constrained(self, state: BeamState) -> dict[int, ConstrainedHypotheses]:
-        """Return the hypotheses of the active slots with required phrases."""
+    def _beams(self, state: BeamState) -> dict[int, ConstrainedBeam]:
+        """Return the beams of the active slots with required phrases."""
         active = state.sequences.active.tolist()
         return {
-            slot: hypotheses
-            for slot, hypotheses in enumerate(state.hypotheses)
-            if isinstance(hypotheses, ConstrainedHypotheses) and active[slot]
+            slot: beam
+            for slot, beam in enumerate(state.hypotheses)
+            if isinstance(beam, ConstrainedBeam) and active[slot]
         }
 
     def advance(self, state: BeamState, candidates: Candidates) -> SearchStep:
         step = super().advance(state, candidates)
-        constrained = self._constrained(state)
-        if not constrained:
+        beams = self._beams(state)
+        if not beams:
             return step
         assert step.beam_indices is not None
-        slots = torch.tensor(list(constrained), device=self.device)
-        lengths = state.sequences.lengths[slots].tolist()
-        totals = state.totals[slots].amax(dim=1).tolist()
-        beam_indices = step.beam_indices[slots].tolist()
-        tokens = state.sequences.last[slots].tolist()
+        sequences, slots = state.sequences, torch.tensor(list(beams), device=self.device)
+        best_totals = state.totals[slots].amax(dim=1)
+        parts = (sequences.lengths, step.beam_indices, sequences.last)
+        columns = (best_totals.tolist(), *(part[slots].tolist() for part in parts))
         finished = dict(step.finished)
-        for (slot, hypotheses), length, total, *continued in zip(
-            constrained.items(), lengths, totals, beam_indices, tokens, strict=True
-        ):
-            hypotheses.beam.append(*continued)
-            if hypotheses.is_settled(total / length**self.config.length_penalty):
-                finished[slot] = hypotheses.best()
-                state.sequences.active[slot] = False
+        for (slot, beam), total, length, *continued in zip(beams.items(), *columns, strict=True):
+            beam.append(*continued)
+            if beam.is_settled(total / length**self.config.length_penalty):
+                finished[slot] = beam.best()
+                sequences.active[slot] = False
         return SearchStep(step.beam_indices, finished)
 
     def _candidates(self, state: BeamState, next_tokens: NextTokens) -> Candidates:
         candidates = super()._candidates(state, next_tokens)
-        constrained = self._constrained(state)
-        if not constrained:
+        beams = self._beams(state)
+        if not beams:
             return candidates
-        beams = [hypotheses.beam for hypotheses in constrained.values()]
-        slots = torch.tensor(list(constrained), device=self.device)
-        tokens, totals, log_probs = self._offered(state, next_tokens, slots, beams)
+        slots = torch.tensor(list(beams), device=self.device)
+        offered = self._offered(state, next_tokens, slots, [*beams.values()])
         is_last = (state.sequences.lengths + 1 == state.sequences.max_lengths)[slots]
-        parts = (tokens.tolist(), totals.tolist(), log_probs.tolist())
-        chosen = [
-            beam.allocate(beam.candidates(*offered), is_last=last)
-            for beam, last, *offered in zip(beams, is_last.tolist(), *parts, strict=True)
-        ]
-        self._overwrite(candidates, slots, chosen)
+        columns = (part.tolist() for part in (is_last, *offered))
+        width = candidates.totals.shape[1]
+        nothing = (-math.inf, -math.inf, 0, self.bos)
+        rows = []
+        for beam, last, *parts in zip(beams.values(), *columns, strict=True):
+            chosen = beam.allocate(beam.candidates(*parts), is_last=last)[:width]
+            rows.append(
+                [*(candidate[:4] for candidate in chosen), *[nothing] * (width - len(chosen))]
+            )
+        for index, member in enumerate(candidates):
+            values = [[candidate[index] for candidate in row] for row in rows]
+            member[slots] = torch.tensor(values, dtype=member.dtype, device=self.device)
         return candidates
 
     def _offered(
@@ -131,38 +236,20 @@ class ConstrainedBeamSearch(BeamSearch):
         scores, log_probs, norms = next_tokens
         norms = norms[slots][:, :, None]
         best = topk_tokens(scores[slots].flatten(0, 1), 2 * self.num_beams)[1]
-        phrases = self._phrase_tokens(beams)
-        tokens = torch.cat((best.view(*norms.shape[:2], -1), phrases), dim=2)
+        continuing = self._continuing_tokens(beams)
+        tokens = torch.cat((best.view(*norms.shape[:2], -1), continuing), dim=2)
         index = (slots[:, None, None], torch.arange(self.num_beams, device=self.device)[:, None])
         before = state.log_probs[slots][:, :, None]
         totals = state.totals[slots][:, :, None] + (scores[*index, tokens] - norms)
         sums = before + (log_probs[*index, tokens] - norms)
         # A sequence that ends without all phrases counts as unfinished, so EOS does not count.
-        is_complete = torch.tensor(
-            [[beam_state.is_complete for beam_state in beam.states] for beam in beams],
-            device=self.device,
-        )
-        is_early = (tokens == self.eos) & ~is_complete[:, :, None]
+        is_complete = [[part.is_complete for part in beam.states] for beam in beams]
+        is_early = ~torch.tensor(is_complete, device=self.device)[:, :, None] & (tokens == self.eos)
         return tokens, totals, torch.where(is_early, before, sums)
 
-    def _phrase_tokens(self, beams: Sequence[ConstrainedBeam]) -> Tensor:
+    def _continuing_tokens(self, beams: Sequence[ConstrainedBeam]) -> Tensor:
         """Return the tokens (B', K, n) that continue phrases, padded with BOS (suppressed)."""
         tokens = [[state.next_tokens for state in beam.states] for beam in beams]
-        width = max(len(part) for parts in tokens for part in parts)
-        padding = [self.bos] * width
-        padded = [[[*part, *padding[len(part) :]] for part in parts] for parts in tokens]
+        width = max(len(part) for row in tokens for part in row)
+        padded = [[[*part, *[self.bos] * (width - len(part))] for part in row] for row in tokens]
         return torch.tensor(padded, dtype=torch.long, device=self.device)
-
-    def _overwrite(
-        self, candidates: Candidates, slots: Tensor, chosen: Sequence[Sequence[Candidate]]
-    ) -> None:
-        """Replace the candidates of these slots (B') by the chosen ones."""
-        width = candidates.totals.shape[1]
-        nothing = (-math.inf, -math.inf, 0, self.bos)
-        padded = [
-            [*(candidate[:4] for candidate in part[:width]), *[nothing] * (width - len(part))]
-            for part in chosen
-        ]
-        for index, member in enumerate(candidates):
-            values = [[candidate[index] for candidate in part] for part in padded]
-            member[slots] = torch.tensor(values, dtype=member.dtype, device=self.device)

@@ -40,10 +40,7 @@ class Scorer(Protocol):
         ...
 
     def score(
-        self,
-        pairs: Sequence[Pair],
-        *,
-        on_done: Callable[[int], object] = lambda count: None,
+        self, pairs: Sequence[Pair], *, on_done: Callable[[int], object] = lambda count: None
     ) -> list[tuple[float, ...]]:
         """Return for each pair the log probabilities of its target tokens and of EOS.
 
@@ -80,10 +77,7 @@ class ModelScorer:
 
     @torch.inference_mode()
     def score(
-        self,
-        pairs: Sequence[Pair],
-        *,
-        on_done: Callable[[int], object] = lambda count: None,
+        self, pairs: Sequence[Pair], *, on_done: Callable[[int], object] = lambda count: None
     ) -> list[tuple[float, ...]]:
         for model in self.models:
             model.eval()
