@@ -56,8 +56,7 @@ def take_checkpoint(run: RunDirectory, state: TrainState) -> None:
 def restore_checkpoint(run: RunDirectory, state: TrainState, checkpoint: Path) -> TrainingProgress:
     """Load weights, average and optimizer, and remove later checkpoints, whose steps come again.
 
-    Returns:
-        The progress saved with the checkpoint; that of `state` stays.
+    The progress of `state` stays; that of the checkpoint is returned.
     """
     progress = load_state(checkpoint)
     if state.average is None:
@@ -151,13 +150,7 @@ def _was_scheduled(checkpoint: Path) -> bool:
 def last_checkpoint(run: RunDirectory, log: Log) -> Path | None:
     """Return the checkpoint to resume from: the last one, or the newest intact one before it.
 
-    Args:
-        run: its folder; without a checkpoint the result is None.
-        log: called with what is wrong with newer ones.
-
-    Raises:
-        CheckpointError: none is intact and of this training.
-        ConfigError: the config of the run cannot be read.
+    It is None in a run without checkpoints; `log` is called with what is wrong with newer ones.
     """
     last, steps = run.pointed("last"), run.step_checkpoints()
     if last in steps:
@@ -174,9 +167,6 @@ def checkpoint_before(
 
     It is one of an uninterrupted training. One at that very step may hold diverged weights already,
     so it is the last choice.
-
-    Raises:
-        CheckpointError: none is intact.
     """
     steps = _scheduled(run.step_checkpoints(), config)
     if len(steps) > 1 and steps[-1] == run.checkpoint(step):
@@ -222,11 +212,10 @@ class Average:
     """An averaged checkpoint.
 
     Attributes:
-        checkpoint: its folder.
         members: the checkpoints averaged.
         score: the selection score, BLEU or negative loss.
-        best_score: score of the best checkpoint before; None if none was validated.
-        run_has_ended: whether the run is finished; before, its own best may still come.
+        best_score: of the best checkpoint before; None if none was validated.
+        run_has_ended: before it has, its own best may still come.
         is_best: whether it is the run's best checkpoint now.
     """
 

@@ -50,12 +50,7 @@ class OutOfMemory(Exception):
 
 
 class Shape(NamedTuple):
-    """A batch without padding.
-
-    Attributes:
-        rows: pairs of sentences.
-        width: tokens of each side of each pair, one special token included.
-    """
+    """A batch without padding: pairs, and tokens of each side with a special one."""
 
     rows: int
     width: int
@@ -70,13 +65,8 @@ class DryRun:
         sample: what the filters left of the sample.
         worst_batch: the slowest of the batches that may need most memory.
         peak_memory_bytes: of a CUDA device, otherwise of RAM.
-        tokens_per_second: target tokens, in batches of the training text.
-        num_epochs: in all steps.
         seconds: of all steps, without validations.
         num_checkpoints: at a time, at most.
-        store_bytes: of the encoded text.
-        disk_bytes: in all, at most.
-        free_disk_bytes: where the run folder would be.
     """
 
     device: str
@@ -132,11 +122,7 @@ class DryRun:
 
 
 def dry_run(config: Config, run: RunDirectory, *, device: torch.device) -> DryRun:
-    """Read all files of a training, take some steps, and leave nothing behind.
-
-    Raises:
-        TformerError: what would keep the training from beginning, or from a step.
-    """
+    """Read all files of a training, take some steps, and leave nothing behind."""
     with storage_errors(run.path), tempfile.TemporaryFile(dir=_nearest_folder(run)):
         pass
     with sampled_trainer(config, run, device=device) as (trainer, num_pairs):
@@ -199,10 +185,6 @@ def sampled_trainer(
 
     All files of the training are read. The trainer's run folder is temporary; `run` stays as it is.
     Its tokenizers are used if the config builds the same.
-
-    Raises:
-        TformerError: what would keep the training from beginning.
-        Interrupted: SIGTERM came.
     """
     _refuse_torchrun(config)
     check_data_files(config.data)
@@ -275,12 +257,7 @@ def _sample(config: Config, folder: Path) -> tuple[Config, int]:
 
 
 def worst_case_steps(trainer: Trainer, batch_tokens: int, count: int) -> dict[Shape, StepReport]:
-    """Take steps at each batch that may need most memory, of random tokens; return the last ones.
-
-    Raises:
-        OutOfMemory: a batch had to be cut.
-        TrainingError: loss or gradient is not finite.
-    """
+    """Take steps of random tokens at each batch that may need most memory; return the last."""
     config = trainer.config
     config = replace(config, training=replace(config.training, batch_tokens=batch_tokens))
     last = {}

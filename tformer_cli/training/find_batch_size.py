@@ -40,13 +40,7 @@ Trial = Callable[[int], int | None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LargestBatch:
-    """The largest batch that fits into memory.
-
-    Attributes:
-        batch_tokens: its token budget.
-        peak_memory_bytes: of steps at the worst batch within the budget.
-        is_whole_text: whether there is no more text for a larger batch.
-    """
+    """The largest token budget that fits into memory, or that the whole text fills."""
 
     batch_tokens: int
     peak_memory_bytes: int
@@ -74,14 +68,7 @@ def find_batch_size(
 ) -> LargestBatch:
     """Try larger and larger batches, and leave nothing behind.
 
-    Args:
-        config: of the training.
-        run: where the training would take place.
-        device: where it would train.
-        memory_limit: in GiB; None is all of a GPU, or a share of the free RAM.
-
-    Raises:
-        TformerError: the training could not begin, or not even the smallest batch fits.
+    `memory_limit` is in GiB; None is all of a GPU, or a share of the free RAM.
     """
     limit = _limit_bytes(device, memory_limit)
     with (
@@ -206,12 +193,7 @@ def _trial_of_run(folder: Path, batch_tokens: int, limit: int, num_threads: int)
 
 
 def _limit_bytes(device: torch.device, memory_limit: float | None) -> int:
-    """Return how much of the memory of a device may be used.
-
-    Raises:
-        DeviceError: its memory cannot be measured.
-        UsageError: the limit is missing, or above what there is.
-    """
+    """Return how much of the memory of a device may be used."""
     if device.type not in ("cpu", "cuda"):
         raise DeviceError(
             "`device`",

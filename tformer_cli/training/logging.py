@@ -192,14 +192,7 @@ class TrainingLogger:
     def log_validation(
         self, step: int, validation: Validation, samples: Iterable[tuple[str, str, str]], best: bool
     ) -> None:
-        """Report a validation, and write its sample translations into samples/.
-
-        Args:
-            step: number of the last step.
-            validation: its numbers.
-            samples: source, reference and translation of each.
-            best: whether no validation before was better.
-        """
+        """Report a validation, and write samples (source, reference, translation) into samples/."""
         likelihood = validation.likelihood
         numbers: dict[str, object] = {
             "kind": "valid",
@@ -307,12 +300,7 @@ class TensorBoard:
 
     @classmethod
     def rewrite(cls, run: RunDirectory) -> Self:
-        """Write the curves of metrics.jsonl anew, without steps that were taken back.
-
-        Raises:
-            UsageError: TensorBoard is not installed.
-            StorageError: the folder cannot be written.
-        """
+        """Write the curves of metrics.jsonl anew, without steps that were taken back."""
         with storage_errors(run.tensorboard):
             shutil.rmtree(run.tensorboard, ignore_errors=True)
             board = cls(run.tensorboard, summary_writer()(str(run.tensorboard)))
@@ -335,11 +323,7 @@ class TensorBoard:
 
 
 def summary_writer() -> type["SummaryWriter"]:
-    """Return torch's class that writes files for TensorBoard.
-
-    Raises:
-        UsageError: TensorBoard is not installed.
-    """
+    """Return torch's class that writes files for TensorBoard."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

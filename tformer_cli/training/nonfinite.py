@@ -32,12 +32,7 @@ def verdict(progress: TrainingProgress) -> Verdict:
 
 
 def rolled_back(failed: TrainingProgress, saved: TrainingProgress) -> TrainingProgress:
-    """Return the progress from which to try again.
-
-    Args:
-        failed: where the training failed.
-        saved: where it rolls back to.
-    """
+    """Return the progress from which to try again, after rolling back from `failed` to `saved`."""
     return dataclasses.replace(
         saved,
         environment=failed.environment,

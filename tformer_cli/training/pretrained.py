@@ -40,11 +40,7 @@ class PretrainedRun:
 
     @classmethod
     def of(cls, config: Config, run: RunDirectory) -> "PretrainedRun | None":
-        """Return the run that a config begins with, or None.
-
-        Args:
-            config: of the new run.
-            run: folder of the new run.
+        """Return the run that a config begins with, or None; `run` is the new one.
 
         Raises:
             CheckpointError: it is the new run itself, or is missing.
@@ -73,10 +69,6 @@ class PretrainedRun:
 
         A masked encoder has a source vocabulary alone. For a translation model without a shared
         vocabulary, that of the target is learned from the training text.
-
-        Raises:
-            CheckpointError: there are none, or the config asks for others.
-            DataError: there is no text to learn from.
         """
         tokenizer = config.tokenizer
         is_target_learned = self._is_encoder_for(config) and not tokenizer.shared
@@ -100,12 +92,7 @@ class PretrainedRun:
         return Tokenizers(pretrained.source, learned.target, shared=False)
 
     def load_into(self, model: Network, config: Config, log: Log) -> None:
-        """Load the weights of the run's last checkpoint into a model, or into its encoder.
-
-        Args:
-            model: of the new run.
-            config: of the new run.
-            log: called with what was loaded.
+        """Load the weights of the run's last checkpoint into a new model, or into its encoder.
 
         Raises:
             CheckpointError: there is no checkpoint, or the tokenizers beside it are not its own.
@@ -144,11 +131,7 @@ class PretrainedRun:
 
 
 def check_pretrained(config: Config, run: RunDirectory) -> None:
-    """Refuse to begin a run without the run that it begins with; once begun it needs none.
-
-    Raises:
-        CheckpointError: it is the new run itself, or is missing.
-    """
+    """Refuse to begin a run without the run that it begins with; once begun it needs none."""
     if not run.path.exists():
         PretrainedRun.of(config, run)
 

@@ -54,11 +54,7 @@ def _broadcast_optimizer(state: TrainState) -> None:
 
 
 def check_replicas(state: TrainState) -> None:
-    """Refuse processes that are at another step or have other weights than rank 0.
-
-    Raises:
-        TrainingError: in all processes.
-    """
+    """Refuse processes that are at another step or have other weights than rank 0."""
     if state.world.size == 1:
         return
     facts = {
@@ -78,9 +74,6 @@ def check_inputs_agree(world: World, config: Config, initial: TrainingProgress) 
     """Refuse processes that have another config or text than rank 0.
 
     Paths may differ from machine to machine; the hashes of text are compared.
-
-    Raises:
-        TrainingError: in all processes.
     """
     facts = {
         key: str(value)
@@ -104,6 +97,7 @@ def checksum(model: Network) -> str:
 
 
 def _check_agreement(world: World, facts: Mapping[str, str], remedy: str) -> None:
+    """Raise in all processes the first fact in which one of them differs from rank 0."""
     first, *others = (json.loads(line) for (line,) in world.gather([json.dumps(dict(facts))]))
     for rank, own in enumerate(others, start=1):
         for name in {**first, **own}:

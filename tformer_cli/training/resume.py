@@ -51,11 +51,7 @@ TRAIN_ELSEWHERE = (
 
 
 def check_run_folder(run: RunDirectory) -> None:
-    """Refuse a folder that is not a run and holds more than hidden files.
-
-    Raises:
-        UsageError: it holds something else.
-    """
+    """Refuse a folder that is not a run and holds more than hidden files."""
     signs = [run.lock_file, run.log_file, run.origin_file, *run.pointers]
     if any(sign.exists() for sign in signs) or not run.path.is_dir():
         return
@@ -73,10 +69,6 @@ def locked(run: RunDirectory) -> Iterator[None]:
     """Keep other processes from training in a run folder.
 
     The lock ends with this process. The file stays, with the id of the process that held it last.
-
-    Raises:
-        TrainingError: another process trains there.
-        StorageError: the folder cannot be written.
     """
     with storage_errors(run.lock_file):
         handle = open_lock_file(run.lock_file)

@@ -52,11 +52,7 @@ class LossScale:
 
 
 def in_halves(batches: Sequence[Batch], *, where: str) -> list[Batch]:
-    """Cut every batch of several rows in two, each padded to its own longest row.
-
-    Raises:
-        TrainingError: no batch has a second row.
-    """
+    """Cut every batch of several rows in two, each padded to its own longest row."""
     if all(len(batch.source) == 1 for batch in batches):
         longest = max(batches, key=lambda batch: batch.source.shape[1] + batch.target_in.shape[1])
         raise TrainingError(
@@ -89,11 +85,7 @@ def _halves(batch: Batch) -> Iterator[Batch]:
 
 @contextlib.contextmanager
 def memory_shortage_reported(where: str) -> Iterator[None]:
-    """Turn running out of memory where nothing can be redone into an error about `where`.
-
-    Raises:
-        TrainingError: memory ran out.
-    """
+    """Turn running out of memory where nothing can be redone into an error about `where`."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -203,16 +203,8 @@ def run_tokenizers(
 ) -> Tokenizers:
     """Load the tokenizers of a run or of its pretrained run, or build them from the training text.
 
-    The first process does, and sends them to the others, which need no file for it.
-
-    Args:
-        config: of the run.
-        run: its folder.
-        log: called before what takes long.
-        stores: folder that caches digests of text.
-        is_resumed: whether a checkpoint needs the tokenizers of the folder.
-        fresh: build them whatever the folder has.
-        world: the processes that train together.
+    The first process does, and sends them to the others, which need no file for it. A resumed run
+    needs the tokenizers of its folder; a fresh one ignores them. `stores` caches checksums of text.
     """
     if world.is_main_process:
         tokenizers = _load_or_build(config, run, log, stores, is_resumed, fresh)

@@ -62,12 +62,9 @@ class GracefulShutdown:
         self.signal = self.world.all_reduce_max(self._received) or None
 
     def raise_if_requested(self, *progress: object) -> None:
-        """Callback of work that may be left unfinished.
+        """Callback of work that is repeated later: raise ShutdownRequested if a signal has come.
 
         Several processes finish it all the same, as they wait for each other's results.
-
-        Raises:
-            ShutdownRequested: a signal has come.
         """
         if self._received and self.world.size == 1:
             raise ShutdownRequested
@@ -92,9 +89,6 @@ def sigterm_raised(where: str) -> Iterator[None]:
     """Raise an error on SIGTERM, as on Ctrl-C, so that temporary files are removed.
 
     A second SIGTERM does not interrupt the cleanup.
-
-    Raises:
-        Interrupted: SIGTERM came.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:

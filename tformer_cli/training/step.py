@@ -40,12 +40,9 @@ class TrainState:
     """What a training step changes, and the settings of the step.
 
     Attributes:
-        scheduler: learning rate of each step.
-        precision: number format of matrix products.
         seed: decides the dropout of every step.
-        world: the processes that train together.
-        average: moving average of the model's weights, if there is one.
-        progress: step, data position and what else a checkpoint notes in state.json.
+        average: exponential moving average of the weights, if the config asks for one.
+        progress: step, data position and what else state.json holds.
     """
 
     model: Network
@@ -109,8 +106,6 @@ class StepBatch:
 
     Attributes:
         micro_batches: this process's share of the batch; empty if there are too few rows.
-        position: of the batch in the data.
-        next_position: of the batch that follows.
     """
 
     micro_batches: Sequence[Batch]
@@ -125,15 +120,14 @@ class StepReport:
     Attributes:
         step: its number, counted from 1.
         position: the next batch in the data.
-        loss: smoothed cross-entropy per target token before the step, in nats.
-        nll: cross-entropy per target token without smoothing, in nats.
+        loss: smoothed cross-entropy per target token before the step, in nats; `nll` is without
+            smoothing.
         accuracy: share of the target tokens that the model ranks first.
         num_tokens: target tokens, EOS included, padding excluded.
-        grad_norm: norm of the gradient before clipping.
+        grad_norm: before clipping.
         seconds: wall-clock time, waiting for the batch included.
         num_pieces: micro-batches of the step redone after memory ran out; 0 if it did not.
         loss_scale: of the next step.
-        parts: by part of the model, as `training.log_parameter_norms` asks for.
     """
 
     step: int
@@ -152,11 +146,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteStep:
-    """A step not taken because its loss or gradient was not finite.
-
-    Attributes:
-        step: the number it would have had, which the next step has.
-    """
+    """A step not taken because its loss or gradient was not finite; the next has its number."""
 
     step: int
     batch: StepBatch
@@ -171,9 +161,6 @@ def train_steps(
 
     The loss is summed over the target tokens of all micro-batches and divided by their number over
     all processes, so the cut of a batch into micro-batches changes the gradient by rounding only.
-
-    Raises:
-        TrainingError: a single pair of sentences does not fit into memory.
     """
     model, optimizer, config = state.model, state.optimizer, state.config
     for started, batch in _timed(batches):
@@ -305,20 +292,12 @@ def accumulate_gradients(
 ) -> tuple[Tensor, int]:
     """Accumulate the gradient of the next step in the weights; halve micro-batches if memory ends.
 
-    Halves draw other dropout masks than the whole does.
-
-    Args:
-        state: the model and the settings.
-        micro_batches: of this process.
-        num_tokens: target tokens of the step over all processes, which divide the loss.
-        loss_scale: multiplies the gradient, and not the sums returned.
+    The loss is divided by `num_tokens`, the target tokens of all processes. Halves draw other
+    dropout masks than the whole does.
 
     Returns:
-        (3,) sums over target tokens of smoothed loss, NLL and tokens ranked first; and the number
-        of micro-batches of the last attempt, 0 if memory sufficed at once.
-
-    Raises:
-        TrainingError: a single pair of sentences does not fit into memory.
+        (3,) unscaled sums over target tokens of smoothed loss, NLL and tokens ranked first; and the
+        number of micro-batches after halving, 0 without.
     """
     num_pieces = 0
     while True:

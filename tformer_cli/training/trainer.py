@@ -85,9 +85,6 @@ def train(
         device: where to train.
         fresh: remove what the folder holds, and begin again.
 
-    Returns:
-        The progress at the end.
-
     Raises:
         TformerError: a file cannot be used, the config changed since the run began, another
             process trains there, processes disagree, the training diverged, or memory ran out.
@@ -174,9 +171,6 @@ class Trainer:
         """Encode the training text, and build the model, its optimizer and its scheduler.
 
         Nothing is written into the run folder; the token store lies beside it.
-
-        Raises:
-            TformerError: the text cannot be used, or the device lacks the precision asked for.
         """
         precision = resolve_precision(config.training.precision, device)
         data = load_data(config, tokenizers, run_directory.stores, logger.log, world)
@@ -233,11 +227,7 @@ class Trainer:
         restart(self.state, model)
 
     def _resume(self, checkpoint: Path) -> None:
-        """Restore the weights, the optimizer and the progress of a checkpoint.
-
-        Raises:
-            CheckpointError: the training text has changed, or the checkpoint is damaged.
-        """
+        """Restore the weights, the optimizer and the progress of a checkpoint."""
         where, saved = str(self.run_directory.path), load_state(checkpoint)
         if saved.data_fingerprint != self.initial.data_fingerprint:
             raise CheckpointError(
@@ -280,12 +270,7 @@ class Trainer:
         return is_scheduled and progress.score is None
 
     def run(self, shutdown: GracefulShutdown) -> None:
-        """Take steps, validate and save on schedule, until the end or a signal.
-
-        Raises:
-            Interrupted: a signal came; the run is saved.
-            TrainingError: the training diverged, or memory ran out.
-        """
+        """Take steps, validate and save on schedule, until the end or a signal."""
         self.logger.start(self.state.step)
         if self._is_validation_missing:
             self._validate(shutdown)
@@ -364,11 +349,7 @@ class Trainer:
             )
 
     def _handle_nonfinite(self, step: NonFiniteStep) -> None:
-        """Go on after a skipped batch, roll back, or give up.
-
-        Raises:
-            TrainingError: rolling back has not helped.
-        """
+        """Go on after a skipped batch, roll back, or give up."""
         self.logger.log_skipped(step)
         match verdict(self.state.progress):
             case "roll back":

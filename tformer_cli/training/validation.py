@@ -57,20 +57,9 @@ def validate(
 ) -> Validation:
     """Translate and score the validation text by `training.validation_decoding`.
 
-    A masked encoder is scored by the same masked tokens each time.
-
-    Args:
-        model: on `device`.
-        tokenizers: of both sides.
-        config: of the run.
-        device: of the model.
-        precision: number format of matrix products.
-        max_source_sentences: of a training line; longer lines are translated in segments.
-        world: the processes that share the work.
-        on_done: called with the number of lines whenever some are done.
-
-    Raises:
-        DataError: the text cannot be read.
+    A masked encoder is scored by the same masked tokens each time. Lines of more sentences than
+    `max_source_sentences` are translated in segments. `on_done` is called with the number of lines
+    whenever some are done.
     """
     text = config.data.valid
     if not isinstance(text, ParallelText):
@@ -100,11 +89,7 @@ def validate(
 
 
 def check_metric(config: Config) -> None:
-    """Refuse a validation metric whose tokenizer is not installed.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Refuse a validation metric whose tokenizer is not installed."""
     if isinstance(config.data.valid, ParallelText):
         build_metric("bleu", config.evaluation, config.data.target_language)
 
@@ -115,17 +100,7 @@ def check_validation(
     config: Config,
     log: Callable[[str], object] = lambda line: None,
 ) -> None:
-    """Refuse a validation text that a validation would fail on.
-
-    Args:
-        model: of the run.
-        tokenizers: of both sides.
-        config: of the run.
-        log: called with the number of lines too long for the loss, if there are any.
-
-    Raises:
-        TformerError: a validation would fail.
-    """
+    """Refuse a validation text that a validation would fail on; log lines too long for the loss."""
     text = config.data.valid
     store = evaluation_store(text, tokenizers, max_length=model.max_length)
     problem = long_lines_warning(text, store)
@@ -162,12 +137,7 @@ def selection_score(validation: Validation, config: Config) -> float:
 
 
 def validation_fingerprint(config: Config) -> str:
-    """Return a hash of what `selection_score` depends on besides the model.
-
-    Raises:
-        DataError: the validation text cannot be read.
-        ConfigError: the metric's tokenizer is not installed.
-    """
+    """Return a hash of what `selection_score` depends on besides the model."""
     decisive: tuple[object, ...] = (config.training.selection_metric,)
     if config.training.selection_metric == "bleu":
         # The options include the tokenizer of the target language.
