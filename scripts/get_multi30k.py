@@ -390,7 +390,7 @@ def get_multi30k(
             str(folder),
             "interrupted",
             signal=signal.SIGINT,
-            remedy="the same command goes on from there",
+            remedy="re-run the command to resume",
         ) from None
     typer.echo(f"{folder}: {len(FILES)} files, {num_new} of them new")
 

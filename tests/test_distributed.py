@@ -315,7 +315,7 @@ def test_a_checkpoint_of_two_processes_serves_any_number(alone, toy, tmp_path, s
             checkpoint.rmdir()
     half.point("last", half.checkpoint(12))
     run = torchrun_train(size, toy, folder, *EXACT)
-    assert "going on after step 12" in run.log_file.read_text()
+    assert "resuming after step 12" in run.log_file.read_text()
     assert_equal_but_for_rounding(run, alone)
 
 
@@ -476,7 +476,7 @@ def test_the_run_folder_is_that_of_the_first_process_alone(
     first.point("last", first.checkpoint(12))
     resumed = on_two_machines(toy, tmp_path, *DEEP)
     assert [process.code for process in resumed] == [0, 0], resumed
-    assert "going on after step 12" in resumed[0].said
+    assert "resuming after step 12" in resumed[0].said
     assert resumed[1].said == ""
     assert first.pointed("last") == first.checkpoint(24)
     assert_equal_to_the_bit(first.checkpoint(24), unbroken.checkpoint(24))
@@ -530,8 +530,8 @@ def test_weights_that_have_come_apart_are_refused_by_name(toy, tmp_path, monkeyp
         (line,) = [line for line in process.said.splitlines() if "differs" in line]
         found = re.fullmatch(
             r"rank 1: the checksum of the weights differs from that of rank 0 \(([0-9a-f]{8})\); "
-            r"got ([0-9a-f]{8}); give all machines the same program and kind of processor, and run "
-            r"the same command again: it goes on from the last checkpoint",
+            r"got ([0-9a-f]{8}); give all machines the same program and kind of processor, and "
+            r"re-run the command to resume from the last checkpoint",
             line,
         )
         assert found is not None, line

@@ -153,7 +153,7 @@ def ablation(
             str(folder),
             "interrupted",
             signal=signal.SIGINT,
-            remedy="the same command goes on from there",
+            remedy="re-run the command to resume",
         ) from None
     rows = [
         Row(

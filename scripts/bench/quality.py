@@ -216,7 +216,7 @@ def quality(
             str(folder),
             "interrupted",
             signal=signal.SIGINT,
-            remedy="the same command goes on from there",
+            remedy="re-run the command to resume",
         ) from None
     if output is not None:
         save(draw(courses, test_set), output)

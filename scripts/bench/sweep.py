@@ -197,7 +197,7 @@ def sweep(
             str(folder),
             "interrupted",
             signal=signal.SIGINT,
-            remedy="the same command goes on from there",
+            remedy="re-run the command to resume",
         ) from None
     outcomes = best_first([outcome(contestant) for contestant in planned])
     if as_json:

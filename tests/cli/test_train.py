@@ -156,7 +156,7 @@ def test_a_full_disk_ends_the_training_and_leaves_what_was_saved(tformer, tmp_pa
     assert (run / "last").read_text() == "step-000012\n"
     monkeypatch.undo()
     again = tformer("train", file, "--run", run)
-    assert f"{run}: going on after step 12\n" in again.stderr
+    assert f"{run}: resuming after step 12\n" in again.stderr
     assert again.exit_code == 0
 
 
@@ -176,7 +176,7 @@ def test_a_second_ctrl_c_leaves_at_once_with_one_line(tformer, tmp_path, monkeyp
     assert (result.exit_code, result.stderr) == (
         130,
         f"{run}: interrupted again; left at once, without saving; "
-        "the same command goes on from the last checkpoint\n",
+        "re-run the command to resume from the last checkpoint\n",
     )
     assert (run / "last").read_text() == "step-000006\n"
 
@@ -189,7 +189,7 @@ def test_another_training_begins_with_the_weights_of_a_run(tformer, tmp_path, mo
     result = tformer("train", file, "--run", "more", "--init-from", first, *short)
     assert result.exit_code == 0
     checkpoint = tmp_path / first / "checkpoints" / "step-000012"
-    assert f"beginning with the weights of {checkpoint}\n" in result.stderr
+    assert f"initializing from the weights of {checkpoint}\n" in result.stderr
     again = tformer("train", file, "--run", "more", "--init-from", first, *short)
     assert "more: finished at step 12" in again.stderr
 
@@ -413,7 +413,7 @@ def test_a_run_folder_is_resumed_by_its_name(tformer, tmp_path):
     (run / "last").write_text("step-000018\n")
     result = tformer("train", run)
     assert result.exit_code == 0
-    assert f"{run}: going on after step 18" in result.stderr
+    assert f"{run}: resuming after step 18" in result.stderr
     assert (run / "last").read_text() == "step-000024\n"
 
 

@@ -228,7 +228,7 @@ def test_marian_goes_on_exactly_where_a_signal_stopped_it(measured, config, tmp_
         with pytest.raises(Interrupted) as raised:
             marian.train()
     assert str(raised.value) == (
-        f"{marian.run.path}: interrupted; saved at step 2; the same command goes on from there"
+        f"{marian.run.path}: interrupted; saved at step 2; re-run the command to resume"
     )
     assert raised.value.exit_code == 128 + signal.SIGTERM
     assert not marian.is_over(60.0)
@@ -412,9 +412,7 @@ def test_ctrl_c_is_one_line(config_file, tmp_path, monkeypatch):
 
     monkeypatch.setattr(quality, "measure", pressed)
     result = CliRunner().invoke(quality.app, options(config_file, tmp_path))
-    assert str(result.exception) == (
-        f"{tmp_path}: interrupted; the same command goes on from there"
-    )
+    assert str(result.exception) == (f"{tmp_path}: interrupted; re-run the command to resume")
     assert result.exception.exit_code == 130
 
 

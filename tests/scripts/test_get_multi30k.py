@@ -537,7 +537,7 @@ def test_ctrl_c_leaves_what_came_for_the_next_start(server, tmp_path, command, m
         assert command("--from", server.url, tmp_path) == (
             130,
             "",
-            f"{tmp_path}: interrupted; the same command goes on from there\n",
+            f"{tmp_path}: interrupted; re-run the command to resume\n",
         )
     assert (tmp_path / "val.de.gz.part").read_bytes() == PACKED[:10]
     assert names(tmp_path) == ["val.de.gz.part"]

@@ -246,7 +246,7 @@ def test_a_damaged_pointer_leads_to_the_newest_checkpoint(run, content):
     said: list[str] = []
     assert last_checkpoint(run, said.append) == run.checkpoint(2)
     assert len(said) == 1
-    assert said[0].endswith("; going on from step-000002")
+    assert said[0].endswith("; resuming from step-000002")
     assert said[0].isprintable()
 
 
@@ -261,7 +261,7 @@ def test_a_state_that_no_training_wrote_leads_to_the_checkpoint_before(run):
     write_checksums(run.checkpoint(2))
     said: list[str] = []
     assert last_checkpoint(run, said.append) == run.checkpoint(1)
-    assert said == [f"{file}: is damaged; got data_position [0, -3]; going on from step-000001"]
+    assert said == [f"{file}: is damaged; got data_position [0, -3]; resuming from step-000001"]
 
 
 def test_training_goes_back_to_the_newest_checkpoint_that_steps_were_taken_from(run):
@@ -275,7 +275,7 @@ def test_training_goes_back_to_the_newest_checkpoint_that_steps_were_taken_from(
     said: list[str] = []
     assert checkpoint_before(run, 4, EACH_STEP, said.append) == run.checkpoint(2)
     assert said == [
-        f"{run.checkpoint(3)}: is not whole: state.json is missing; going on from step-000002"
+        f"{run.checkpoint(3)}: is not whole: state.json is missing; resuming from step-000002"
     ]
 
 

@@ -381,7 +381,7 @@ def test_weights_that_a_training_would_begin_with_are_read(toy, tmp_path, capsys
         weights = load_file(first.pointed("last") / "model.safetensors")
         for name, parameter in trainer.state.model.named_parameters():
             assert torch.equal(parameter, weights[name])
-    assert f"beginning with the weights of {first.pointed('last')}" in capsys.readouterr().err
+    assert f"initializing from the weights of {first.pointed('last')}" in capsys.readouterr().err
     with (
         pytest.raises(ConfigError) as caught,
         sampled(toy, after, "model.feedforward_dim=32"),

@@ -59,7 +59,7 @@ def test_the_weights_and_the_tokenizers_are_those_of_the_run_before(first, toy, 
         load_tokenizers(run.tokenizer).fingerprint == load_tokenizers(first.tokenizer).fingerprint
     )
     assert load_state(run.pointed("last")).step == 6
-    assert f"beginning with the weights of {first.pointed('last')}\n" in capsys.readouterr().err
+    assert f"initializing from the weights of {first.pointed('last')}\n" in capsys.readouterr().err
 
 
 def test_other_text_and_another_schedule_are_welcome(first, tmp_path):
@@ -92,8 +92,7 @@ def refusal(*arguments: object) -> str:
 
 def test_a_run_cannot_go_on_from_itself(toy, tmp_path):
     assert refusal(toy, tmp_path / "a", f"training.init_from={tmp_path}/x/../a") == (
-        f"{tmp_path}/a: a new training cannot go on from the folder that it is to write; "
-        "name another folder with `run`"
+        f"{tmp_path}/a: a run cannot be initialized from itself; name another folder with `run`"
     )
 
 
@@ -218,8 +217,8 @@ def test_a_translation_model_takes_over_the_encoder_to_the_bit(
     assert tokenizers.fingerprint == load_tokenizers(masked.tokenizer).fingerprint
     num_taken = sum(weight.numel() for weight in taken.values())
     assert said == [
-        f"beginning with the encoder of {masked.pointed('last')}: {num_taken:,} of "
-        f"{model.num_parameters():,} weights; {anew} begin anew"
+        f"initializing from the encoder of {masked.pointed('last')}: {num_taken:,} of "
+        f"{model.num_parameters():,} weights; {anew} are newly initialized"
     ]
 
 
@@ -239,7 +238,7 @@ def test_a_translation_begins_with_it(translation, masked, tmp_path, capsys):
     setting = f"training.init_from={masked.path}"
     run = trained(translation, tmp_path / "run", *EIGHT_STEPS, setting)
     assert isinstance(load_trained_model(run).model, EncoderDecoder)
-    assert f"beginning with the encoder of {masked.pointed('last')}: " in capsys.readouterr().err
+    assert f"initializing from the encoder of {masked.pointed('last')}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

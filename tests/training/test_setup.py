@@ -51,7 +51,7 @@ def test_a_training_may_go_on_recomputing_without_changing_a_bit(tmp_path, capsy
     change = "accepted a changed setting: training.gradient_checkpointing: False -> True"
     told = capsys.readouterr().err
     assert f"{run.path}: {change}\n" in told
-    assert f"{run.path}: going on after step 12\n" in told
+    assert f"{run.path}: resuming after step 12\n" in told
     assert plain.keys() == recomputing.keys()
     for name, tensor in plain.items():
         assert torch.equal(tensor, recomputing[name]), name

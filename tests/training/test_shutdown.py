@@ -46,7 +46,7 @@ def test_a_ctrl_c_after_it_leaves_at_once(first):
     assert caught.value.exit_code == 130
     assert str(caught.value) == (
         "runs/x: interrupted again; left at once, without saving; "
-        "the same command goes on from the last checkpoint"
+        "re-run the command to resume from the last checkpoint"
     )
 
 
@@ -83,7 +83,7 @@ def test_sigterm_is_an_error_that_clears_up_undisturbed():
     assert cleared == ["all"]
     assert caught.value.exit_code == 143
     assert str(caught.value) == (
-        "runs/x: was interrupted and left nothing behind; the same command begins it again"
+        "runs/x: was interrupted and left nothing behind; re-run the command to start over"
     )
     assert signal.getsignal(signal.SIGTERM) == before
 

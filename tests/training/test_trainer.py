@@ -193,7 +193,7 @@ def test_a_change_of_the_trajectory_is_refused(toy, tmp_path):
         trained(toy, tmp_path / "run", "training.max_steps=12", "training.batch_tokens=301")
     assert str(caught.value) == (
         f"{tmp_path / 'run'}: training.batch_tokens has changed since this run began "
-        "(it was 300); got 301; change it back, begin again with `fresh=True`, or train its "
+        "(it was 300); got 301; change it back, start over with `fresh=True`, or train its "
         "weights further: `training.init_from=RUN` `run=NEW`"
     )
 
@@ -215,7 +215,7 @@ def test_changed_training_text_is_refused(toy, tmp_path):
         trained(toy, tmp_path / "run")
     assert str(caught.value) == (
         f"{tmp_path / 'run'}: the training text or its tokenizer has changed since this run began; "
-        "restore it, begin again with `fresh=True`, or train its weights further: "
+        "restore it, start over with `fresh=True`, or train its weights further: "
         "`training.init_from=RUN` `run=NEW`"
     )
 
@@ -262,7 +262,7 @@ def test_validation_translates_lines_of_several_sentences_as_the_translator_does
     expected = translator.translate(lines, decoding=decoding)
     samples = (run.samples / "step-000012.txt").read_text()
     assert [line for line in expected if line not in samples] == []
-    translator.max_source_sentences = None
+    translator.preprocessor.max_source_sentences = None
     assert translator.translate(lines, decoding=decoding) != expected
 
 
@@ -311,8 +311,8 @@ def test_where_the_last_checkpoint_is_damaged_the_one_before_is_gone_on_from(
     what = damage_last(again, how)
     trained(again.config_file, again.path)
     output = capsys.readouterr().err
-    assert f"{what}; going on from step-000018\n" in output
-    assert f"{again.path}: going on after step 18\n" in output
+    assert f"{what}; resuming from step-000018\n" in output
+    assert f"{again.path}: resuming after step 18\n" in output
     assert_same_end(finished, again)
 
 
@@ -327,7 +327,7 @@ def test_a_whole_checkpoint_of_another_training_gives_way_to_the_one_before(
     trained(again.config_file, again.path)
     assert (
         f"{last}: belongs to another training; got {setting.replace('=', ' ')}; "
-        "going on from step-000018\n"
+        "resuming from step-000018\n"
     ) in capsys.readouterr().err
     assert_same_end(finished, again)
 
@@ -340,7 +340,7 @@ def test_a_checkpoint_under_the_name_of_a_later_one_gives_way_to_the_one_before(
     shutil.copytree(again.checkpoint(12), last)
     trained(again.config_file, again.path)
     output = capsys.readouterr().err
-    assert f"{last}: belongs to another training; got step 12; going on from" in output
+    assert f"{last}: belongs to another training; got step 12; resuming from" in output
     assert_same_end(finished, again)
 
 
@@ -395,11 +395,11 @@ def test_several_damaged_checkpoints_are_all_named(finished, again, capsys):
     (again.path / "last").unlink()
     trained(again.config_file, again.path)
     output = capsys.readouterr().err
-    assert f"{again.path / 'last'}: is not there; going on from step-000012\n" in output
+    assert f"{again.path / 'last'}: is not there; resuming from step-000012\n" in output
     for step in (24, 18):
         assert (
             f"{again.checkpoint(step)}: is damaged: model.safetensors is not what was saved; "
-            "going on from step-000012\n"
+            "resuming from step-000012\n"
         ) in output
     assert_same_end(finished, again)
 
@@ -413,8 +413,8 @@ def test_without_a_whole_checkpoint_nothing_is_lost_or_begun(again):
         trained(again.config_file, again.path)
     problems = "; ".join(f"{x}: is not whole: state.json is missing" for x in reversed(steps))
     assert str(caught.value) == (
-        f"{again.path}: has no checkpoint that is whole; got {problems}; "
-        "restore one, or begin again with `fresh=True`"
+        f"{again.path}: has no intact checkpoint; got {problems}; "
+        "restore one, or start over with `fresh=True`"
     )
     assert sorted(again.path.rglob("*")) == before
 
@@ -573,7 +573,7 @@ def test_single_bad_batches_are_left_out(toy, tmp_path, monkeypatch, capsys):
     assert [(line["epoch"], line["batch"]) for line in skips] == [(1, 1), (1, 3)]
     step = skips[0]["step"]
     assert (
-        f"step {step}: loss inf, gradient norm nan: this batch is left out, and the weights stay\n"
+        f"step {step}: loss inf, gradient norm nan: batch skipped, weights unchanged\n"
     ) in capsys.readouterr().err
 
 
@@ -588,8 +588,8 @@ def test_bad_batches_in_a_row_take_the_training_back(toy, tmp_path, monkeypatch,
     (rollback,) = kinds(run, "rollback")
     assert rollback["from_step"] > rollback["step"] > 0
     assert (
-        f"step {rollback['from_step']}: too many batches in a row were not finite: going back "
-        f"to step {rollback['step']}, with 0.5 of the learning rate, without those batches\n"
+        f"step {rollback['from_step']}: too many consecutive batches were not finite: rolling "
+        f"back to step {rollback['step']} with 0.5 of the learning rate, skipping those batches\n"
     ) in capsys.readouterr().err
     for line in kinds(run, "train"):
         factor = 0.5 if line["step"] > rollback["step"] else 1.0
@@ -752,7 +752,7 @@ def test_a_training_that_keeps_diverging_ends_and_says_where_it_begins(toy, tmp_
     with pytest.raises(TrainingError) as caught:
         trained(toy, tmp_path / "run")
     assert str(caught.value) == (
-        "step 10: the training diverged, and going back 3 times did not help; "
+        "step 10: the training diverged again after 3 rollbacks; "
         "got loss nan, gradient norm nan, first in decoder.layers.0.feedforward.outer; "
         "lower training.optimizer.learning_rate or lengthen the warm-up"
     )
@@ -785,7 +785,7 @@ def test_memory_that_runs_out_is_counted_and_told_once(toy, tmp_path, monkeypatc
     assert len(events) > 1
     first = events[0]
     told = (
-        f"step {first['step']}: memory ran out; redone in {first['num_pieces']} pieces, and so is "
+        f"step {first['step']}: memory ran out; redone in {first['num_pieces']} pieces, as is "
         "every step that needs it; a larger training.gradient_accumulation_steps saves the time\n"
     )
     output = capsys.readouterr().err
@@ -999,7 +999,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, capsys, monkeypatch):
         assert killed(lambda: trained(config_file, tmp_path / "broken"), sys.maxsize)
     capsys.readouterr()
     broken = trained(config_file, tmp_path / "broken")
-    assert "going on after step 12" in capsys.readouterr().err
+    assert "resuming after step 12" in capsys.readouterr().err
     assert_same_end(unbroken, broken)
 
 
@@ -1016,8 +1016,7 @@ def test_a_signal_saves_and_leaves_with_a_clear_line(tmp_path, number):
     last = RunDirectory(tmp_path / "run").pointed("last")
     step = int(last.name.removeprefix("step-"))
     assert rest.splitlines()[-1] == (
-        f"{tmp_path / 'run'}: interrupted; saved at step {step}; "
-        "the same command goes on from there"
+        f"{tmp_path / 'run'}: interrupted; saved at step {step}; re-run the command to resume"
     )
 
 

@@ -182,14 +182,14 @@ def _newest_intact(run: RunDirectory, checkpoints: Sequence[Path], log: Log) -> 
         problem = verify_checksums(checkpoint) or _mismatch(checkpoint, settings)
         if problem is None:
             for newer in problems:
-                log(str(replace(newer, remedy=f"going on from {checkpoint.name}")))
+                log(str(replace(newer, remedy=f"resuming from {checkpoint.name}")))
             return checkpoint
         problems.append(problem)
     raise CheckpointError(
         str(run.path),
-        "has no checkpoint that is whole",
+        "has no intact checkpoint",
         got="; ".join(map(str, problems)),
-        remedy="restore one, or begin again with `fresh=True`",
+        remedy="restore one, or start over with `fresh=True`",
     )
 
 

@@ -113,7 +113,7 @@ class TrainingLogger:
             self._has_run_out_of_memory = True
             self.log(
                 f"step {report.step}: memory ran out; redone in {report.num_pieces} pieces, "
-                "and so is every step that needs it; a larger "
+                "as is every step that needs it; a larger "
                 "training.gradient_accumulation_steps saves the time"
             )
 
@@ -130,7 +130,7 @@ class TrainingLogger:
         )
         self.log(
             f"step {step.step}: loss {step.loss}, gradient norm {step.grad_norm}: "
-            "this batch is left out, and the weights stay"
+            "batch skipped, weights unchanged"
         )
 
     def log_rollback(self, progress: TrainingProgress, from_step: int) -> None:
@@ -145,9 +145,9 @@ class TrainingLogger:
             }
         )
         self.log(
-            f"step {from_step}: too many batches in a row were not finite: going back to step "
-            f"{progress.step}, with {progress.learning_rate_factor:g} of the learning rate, "
-            "without those batches"
+            f"step {from_step}: too many consecutive batches were not finite: rolling back to "
+            f"step {progress.step} with {progress.learning_rate_factor:g} of the learning rate, "
+            "skipping those batches"
         )
 
     def flush(self) -> None:

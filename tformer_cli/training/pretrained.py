@@ -51,7 +51,7 @@ class PretrainedRun:
         if path.resolve() == run.path.resolve():
             raise CheckpointError(
                 str(run.path),
-                "a new training cannot go on from the folder that it is to write",
+                "a run cannot be initialized from itself",
                 remedy="name another folder with `run`",
             )
         if not path.is_dir():
@@ -117,11 +117,11 @@ class PretrainedRun:
             assert isinstance(network, MaskedEncoder), "a masked_encoder config builds one"
             load_weights(checkpoint, network, file_name)
             model.encoder.load_state_dict(network.encoder.state_dict())
-            log(f"beginning with the encoder of {checkpoint}: {_describe_encoder(model)}")
+            log(f"initializing from the encoder of {checkpoint}: {_describe_encoder(model)}")
         else:
             _refuse(_mismatches(saved, wanted, self.run))
             load_weights(checkpoint, model, file_name)
-            log(f"beginning with the weights of {checkpoint}")
+            log(f"initializing from the weights of {checkpoint}")
 
     def _is_encoder_for(self, config: Config) -> bool:
         saved = load_config(self.run.config_file).model
@@ -179,7 +179,7 @@ def _describe_encoder(model: EncoderDecoder) -> str:
     anew = dict.fromkeys(".".join(name.split(".")[:-1][:2]) for name in others)
     return (
         f"{sum(pretrained.values()):,} of {model.num_parameters():,} weights; "
-        f"{', '.join(anew)} begin anew"
+        f"{', '.join(anew)} are newly initialized"
     )
 
 

@@ -64,8 +64,8 @@ def check_replicas(state: TrainState) -> None:
         "the checksum of the weights": checksum(state.model),
     }
     remedy = (
-        "give all machines the same program and kind of processor, and run the same command "
-        "again: it goes on from the last checkpoint"
+        "give all machines the same program and kind of processor, and re-run the command to "
+        "resume from the last checkpoint"
     )
     _check_agreement(state.world, facts, remedy)
 

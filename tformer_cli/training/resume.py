@@ -45,8 +45,7 @@ FREE_KEYS = (
 )
 # Remedy for a run whose trajectory changed.
 TRAIN_ELSEWHERE = (
-    "begin again with `fresh=True`, or train its weights further: "
-    "`training.init_from=RUN` `run=NEW`"
+    "start over with `fresh=True`, or train its weights further: `training.init_from=RUN` `run=NEW`"
 )
 
 

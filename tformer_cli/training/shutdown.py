@@ -75,7 +75,7 @@ class GracefulShutdown:
                 self.where,
                 "interrupted again; left at once, without saving",
                 signal=number,
-                remedy="the same command goes on from the last checkpoint",
+                remedy="re-run the command to resume from the last checkpoint",
             )
         if not self._received and number == signal.SIGINT and self.world.is_main_process:
             # Not by sys.stderr, which may be in the middle of another line.
@@ -97,7 +97,7 @@ def sigterm_raised(where: str) -> Iterator[None]:
             where,
             "was interrupted and left nothing behind",
             signal=number,
-            remedy="the same command begins it again",
+            remedy="re-run the command to start over",
         )
 
     # Python lets only the main thread handle signals.

@@ -254,7 +254,7 @@ class Trainer:
             self.logger.log(
                 f"{where}: validation data or metric changed: best-checkpoint tracking restarts"
             )
-        self.logger.log(f"{where}: going on after step {saved.step}")
+        self.logger.log(f"{where}: resuming after step {saved.step}")
 
     @property
     def is_finished(self) -> bool:
@@ -345,7 +345,7 @@ class Trainer:
                 str(self.run_directory.path),
                 f"interrupted; saved at step {self.state.step}",
                 signal=shutdown.signal,
-                remedy="the same command goes on from there",
+                remedy="re-run the command to resume",
             )
 
     def _handle_nonfinite(self, step: NonFiniteStep) -> None:
@@ -358,7 +358,7 @@ class Trainer:
                 source = first_not_finite(self.state, step.batch.micro_batches)
                 raise TrainingError(
                     f"step {step.step}",
-                    f"the training diverged, and going back {MAX_ROLLBACKS} times did not help",
+                    f"the training diverged again after {MAX_ROLLBACKS} rollbacks",
                     got=f"loss {step.loss}, gradient norm {step.grad_norm}, first in {source}",
                     remedy="lower training.optimizer.learning_rate or lengthen the warm-up",
                 )

@@ -112,7 +112,7 @@ def train_marian(
                     str(folder.path),
                     f"interrupted; saved at step {state.step}",
                     signal=shutdown.signal,
-                    remedy="the same command goes on from there",
+                    remedy="re-run the command to resume",
                 )
     return state
 
