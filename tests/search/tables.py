@@ -43,7 +43,7 @@ def search_requests(
 ) -> list[list[Hypothesis]]:
     """Search requests whose first id names a table, so many at a time."""
     room = num_slots or len(requests)
-    found = decode_all(TableStepper(tables), search, requests, lambda _: room, CPU)
+    found = decode_all(TableStepper(tables), search, requests, lambda _: room)
     return [hypotheses for _, hypotheses in sorted(found, key=lambda one: one[0])]
 
 

@@ -24,7 +24,7 @@ SEARCHES = [
 
 def assert_each_is_as_alone(found, tables, search, asked):
     for number, request in enumerate(asked):
-        ((_, alone),) = decode_all(TableStepper(tables), search(), [request], lambda _: 1, CPU)
+        ((_, alone),) = decode_all(TableStepper(tables), search(), [request], lambda _: 1)
         for one, other in zip(found[number], alone, strict=True):
             assert (one.token_ids, one.finished) == (other.token_ids, other.finished)
             # A vector of a processor rounds a power unlike what is left over beside vectors.
@@ -60,7 +60,7 @@ def test_no_place_is_read_beyond_the_longest_translation(seed, num_slots, search
     tables[::3, :, END] += 4
     tables[1::7, :, END] = -torch.inf
     asked = [Request((number, END)) for number in range(len(tables))]
-    found = decode_all(LearnedPositions(tables), search(), asked, lambda _: num_slots, CPU)
+    found = decode_all(LearnedPositions(tables), search(), asked, lambda _: num_slots)
     assert sorted(number for number, _ in found) == list(range(len(tables)))
 
 
@@ -94,7 +94,7 @@ def test_no_more_tokens_are_at_work_than_there_is_room_for(seed, widths, search)
     tables = random_tables(seed, sentences=len(widths), vocab_size=5)
     asked = [Request((number, *[END] * (width - 1))) for number, width in enumerate(widths)]
     stepper = Budgeted(tables)
-    found = dict(decode_all(stepper, search(), asked, lambda longest: TOKENS // longest or 1, CPU))
+    found = dict(decode_all(stepper, search(), asked, lambda longest: TOKENS // longest or 1))
     assert_each_is_as_alone(found, tables, search, asked)
 
 
@@ -104,7 +104,7 @@ def test_shorter_sources_have_more_places(search):
     widths = sorted(range(2, 32), reverse=True)
     asked = [Request((number, *[END] * (width - 1))) for number, width in enumerate(widths)]
     stepper = Budgeted(tables)
-    list(decode_all(stepper, search(), asked, lambda longest: TOKENS // longest, CPU))
+    list(decode_all(stepper, search(), asked, lambda longest: TOKENS // longest))
     assert stepper.counts[0] == 1
     assert max(stepper.counts) > 3
 
@@ -131,7 +131,7 @@ def test_translations_of_short_sources_are_not_late_before_twice_sixteen_tokens(
     config = search(max_length=2 * 16)
     subject = build_search(config, SPECIAL_TOKENS, CPU, [], nbest=1, scored=True)
     stepper = Counting(tables)
-    found = dict(decode_all(stepper, subject, asked, lambda _: 8, CPU))
+    found = dict(decode_all(stepper, subject, asked, lambda _: 8))
     assert {len(found[number][0].token_ids) for number in range(0, 60, 7)} == {32}
     assert stepper.num_begun == 60
 
@@ -172,7 +172,7 @@ def test_a_translation_that_does_not_end_begins_anew_behind_the_others(search):
     tables[endless, :, END] = -torch.inf
     asked = [Request((number, END)) for number in range(len(tables))]
     stepper = Aging(tables)
-    found = dict(decode_all(stepper, search(), asked, lambda _: 40, CPU))
+    found = dict(decode_all(stepper, search(), asked, lambda _: 40))
     assert_each_is_as_alone(found, tables, search, asked)
     assert all(len(found[number][0].token_ids) == 99 for number in endless)
     # While others wait for a place nobody is much older than twice sixteen tokens.

@@ -45,7 +45,7 @@ SEARCHES_OF_TABLES = {
 def search(stepper, kind, count, num_slots=None):
     asked = [Request((number, END), number=number) for number in range(count)]
     room = num_slots or count
-    found = decode_all(stepper, SEARCHES_OF_TABLES[kind](), asked, lambda _: room, CPU)
+    found = decode_all(stepper, SEARCHES_OF_TABLES[kind](), asked, lambda _: room)
     return [hypotheses for _, hypotheses in sorted(found, key=lambda one: one[0])]
 
 

@@ -26,7 +26,7 @@ def test_each_sentence_is_read_once_and_no_more_together_than_there_are_places()
     search = build_search(SEARCHES[0], SPECIAL_TOKENS, CPU, asked, nbest=1, scored=True)
     stepper = ModelStepper([model], SPECIAL_TOKENS, CPU, torch.float32)
     with torch.inference_mode():
-        found = dict(decode_all(stepper, search, asked, lambda longest: few, CPU))
+        found = dict(decode_all(stepper, search, asked, lambda longest: few))
     assert len(found) == sum(counts) == len(asked)
     assert max(counts) == few
     assert len(counts) < 2 * len(asked) / few
@@ -49,7 +49,7 @@ def test_the_screen_changes_no_translation():
         search = build_search(SEARCHES[0], SPECIAL_TOKENS, CPU, asked, nbest=1, scored=False)
         stepper = ModelStepper([model], SPECIAL_TOKENS, CPU, torch.float32, screen)
         with torch.inference_mode():
-            results = decode_all(stepper, search, asked, lambda longest: 40, CPU)
+            results = decode_all(stepper, search, asked, lambda longest: 40)
             found.append({number: best[0].token_ids for number, best in results})
     assert found[0] == found[1]
     assert len(found[0]) == len(asked)

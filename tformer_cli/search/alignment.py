@@ -40,10 +40,8 @@ class Aligner:
     def align(self, sentences: Sequence[Translated]) -> list[list[tuple[int, ...]]]:
         """Return for each translation of each sentence the source position of each target token.
 
-        It is the position with the highest attention, never that of EOS.
-
-        Args:
-            sentences: source ids with EOS, and translations without it.
+        It is the position with the highest attention, never that of EOS; translations are without
+        EOS.
         """
         links: list[list[tuple[int, ...]]] = [[() for _ in rows] for _, rows in sentences]
         for index, maps in self.attention(sentences):
@@ -54,11 +52,8 @@ class Aligner:
     def attention(self, sentences: Sequence[Translated]) -> Iterator[tuple[int, list[Tensor]]]:
         """Yield the index of each sentence and the attention maps (T, S) of its translations.
 
-        Row t is the attention of the step that predicts token t. Sentences without source or
-        without translations are left out.
-
-        Args:
-            sentences: source ids with EOS, and translations, with EOS where its step counts.
+        Row t is the attention of the step that predicts token t, which may be EOS. Sentences
+        without source or without translations are left out.
 
         Raises:
             DeviceError: memory does not suffice for a single sentence and its translations.

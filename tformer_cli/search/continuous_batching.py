@@ -45,14 +45,9 @@ class Search(ABC, Generic[Config, State]):
         nbest: int = 1,
         scored: bool = True,
     ) -> None:
-        """Prepare a search.
+        """Prepare a search for logits on a device.
 
-        Args:
-            config: of the search.
-            special_tokens: of the target vocabulary.
-            device: of the logits.
-            nbest: hypotheses of each sentence, at most the beam size.
-            scored: whether hypotheses need scores.
+        Each sentence has `nbest` hypotheses, at most the beam size, with scores if `scored`.
         """
         self.config = config
         self.bos, self.eos = special_tokens.bos, special_tokens.eos
@@ -80,16 +75,11 @@ def decode_all(
     search: Search[Config, State],
     requests: Sequence[Request],
     max_slots: Callable[[int], int],
-    device: torch.device,
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     """Yield the index of each request and its hypotheses as soon as it is done.
 
-    Args:
-        stepper: predicts next tokens.
-        search: continues sequences.
-        requests: longest sources first; they start in this order.
-        max_slots: number of slots for a longest source of so many tokens.
-        device: of the logits.
+    Requests start in their order, longest sources first; `max_slots` is the number of slots for a
+    longest source of so many tokens.
     """
     if not requests:
         return
@@ -99,7 +89,7 @@ def decode_all(
     state = search.start(first)
 
     def select(slots: Sequence[int]) -> None:
-        order = torch.tensor(slots, device=device)
+        order = torch.tensor(slots, device=search.device)
         stepper.select(order)
         state.select(order)
 
@@ -119,7 +109,7 @@ def decode_all(
             select([*range(len(scheduler.slots)), *[0] * more])
             scheduler.add(more)
         if admitted:
-            slots = torch.tensor(scheduler.assign(admitted), device=device)
+            slots = torch.tensor(scheduler.assign(admitted), device=search.device)
             new = [requests[index] for index in admitted]
             stepper.insert(
                 slots, [request.source for request in new], scheduler.lookahead(len(new))

@@ -86,15 +86,10 @@ class DiverseBeamSearch(Search[BeamConfig, DiverseState]):
     def _step_group(
         self, group: GroupState, offered: TopK, token_counts: Tensor
     ) -> tuple[SearchStep, Tensor]:
-        """Continue the sequences of a group.
+        """Continue the sequences of a group by some of the tokens offered.
 
-        Args:
-            group: its state.
-            offered: the best next tokens of its sequences.
-            token_counts: (B, V) how often earlier groups have selected each token at this step.
-
-        Returns:
-            The step, and the counts with the tokens of this group.
+        `token_counts` (B, V) are how often earlier groups have selected each token at this step;
+        returned as well are the counts with the tokens of this group.
         """
         sequences = group.beam.sequences
 

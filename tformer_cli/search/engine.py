@@ -144,9 +144,7 @@ class NativeEngine:
                 self.models, self.special_tokens, self.device, self.precision, self._two_stage
             )
             try:
-                for turn, hypotheses in decode_all(
-                    stepper, search, ordered, max_slots, self.device
-                ):
+                for turn, hypotheses in decode_all(stepper, search, ordered, max_slots):
                     results[waiting[turn]] = hypotheses
                     on_done(1)
             except (RuntimeError, MemoryError) as error:
@@ -205,16 +203,16 @@ class NativeEngine:
         eos = self.special_tokens.eos
         best = [candidates[:nbest] for candidates in hypotheses]
         rows = [
-            [(*one.token_ids, eos) if one.finished else one.token_ids for one in candidates]
+            [(*part.token_ids, eos) if part.finished else part.token_ids for part in candidates]
             for candidates in hypotheses
         ]
         sources = (request.source for request in requests)
         for index, maps in self.aligner.attention(list(zip(sources, rows, strict=True))):
-            scored = [
-                replace(one, score=one.score + penalty * log_coverage(attention))
-                for one, attention in zip(hypotheses[index], maps, strict=True)
-            ]
-            best[index] = by_score(scored)[:nbest]
+            pairs = zip(hypotheses[index], maps, strict=True)
+            best[index] = by_score(
+                replace(hypothesis, score=hypothesis.score + penalty * log_coverage(attention))
+                for hypothesis, attention in pairs
+            )[:nbest]
         return best
 
 

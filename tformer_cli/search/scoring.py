@@ -44,11 +44,9 @@ class Scorer(Protocol):
     ) -> list[tuple[float, ...]]:
         """Return for each pair the log probabilities of its target tokens and of EOS.
 
-        They are natural logarithms given the tokens before; that of an impossible token is -inf.
-
-        Args:
-            pairs: an empty source has one possible target, the empty one, with probability 1.
-            on_done: called with the number of pairs whenever some are done.
+        They are natural logarithms given the tokens before; that of an impossible token is -inf. An
+        empty source has one possible target, the empty one. `on_done` is called with the number of
+        pairs whenever some are done.
 
         Raises:
             DeviceError: memory does not suffice for a single pair.
@@ -145,13 +143,9 @@ def length_batches(
 ) -> Iterator[list[int]]:
     """Yield the indices of sentences in batches of similar length, longest first.
 
-    The first batch needs most memory, so a shortage shows at once. Sentences without width or
-    without rows are left out.
-
-    Args:
-        widths: tokens of each row of a sentence.
-        counts: rows of each sentence.
-        max_tokens: of a batch, with padding; a longer sentence is a batch of its own.
+    A sentence has `counts` rows of `widths` tokens; without any it is left out. The first batch
+    needs most memory, so a shortage shows at once. With more than `max_tokens`, padding included, a
+    sentence is a batch of its own.
     """
     indices = [index for index, width in enumerate(widths) if width and counts[index]]
     batch: list[int] = []

@@ -97,7 +97,7 @@ def topk_continuations(
         logits: (B, K, V).
         norms: (B, K).
         totals: (B, K).
-        k: number of continuations.
+        k: continuations of each slot.
 
     Returns:
         Beam indices and tokens, (B, k) both, highest first.

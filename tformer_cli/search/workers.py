@@ -45,15 +45,6 @@ class WorkersEngine:
     """
 
     def __init__(self, engine: Engine, num_workers: int) -> None:
-        """Prepare; no process starts yet.
-
-        Args:
-            engine: translates in each process; its weights are shared, not copied.
-            num_workers: maximum number of processes.
-
-        Raises:
-            UsageError: the system cannot fork, or there are far more workers than cores.
-        """
         if "fork" not in multiprocessing.get_all_start_methods():
             raise UsageError(
                 "`workers`", "needs a system that can fork", got=str(num_workers), remedy="use 1"
@@ -144,19 +135,28 @@ class _Pool:
         """Start processes until there are so many."""
         if len(self.processes) >= num_processes:
             return
-        context = multiprocessing.get_context("fork")
-        with _frozen_objects():
+        # Garbage collection in a worker would write into all objects, and so copy their pages. The
+        # young generations only: to visit all objects takes longer than to start the workers.
+        gc.collect(1)
+        gc.freeze()
+        try:
             while len(self.processes) < num_processes:
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(self.engine, theirs), daemon=True)
-                with warnings.catch_warnings():
-                    # Python warns of threads that hold locks; workers take none of their locks.
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    process.start()
-                # With the only other copy in the worker, its end is noticed here.
-                theirs.close()
-                self.connections.append(ours)
-                self.processes.append(process)
+                self._start()
+        finally:
+            gc.unfreeze()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(self.engine, theirs), daemon=True)
+        with warnings.catch_warnings():
+            # Python warns of threads that hold locks; workers take none of their locks.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        # With the only other copy in the worker, its end is noticed here.
+        theirs.close()
+        self.connections.append(ours)
+        self.processes.append(process)
 
     def clear(self) -> None:
         """End all processes; `grow` starts others."""
@@ -172,21 +172,6 @@ class _Pool:
                 process.join()
 
 
-@contextlib.contextmanager
-def _frozen_objects() -> Iterator[None]:
-    """Let processes that start in this block share the existing objects for good.
-
-    Garbage collection in a process would write into all objects, and so copy their pages.
-    """
-    # The young generations only: to visit all objects takes longer than to start the processes.
-    gc.collect(1)
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 def _gather(
     connections: Iterable[Connection],
     on_done: Callable[[int], object],
@@ -196,7 +181,7 @@ def _gather(
     waiting = list(connections)
     while waiting:
         ready = wait(waiting)
-        for connection in [one for one in waiting if one in ready]:
+        for connection in [part for part in waiting if part in ready]:
             with _worker_alive():
                 message: Message = connection.recv()
             match message:

@@ -75,7 +75,7 @@ class OnnxEngine:
             )
             # With a place for each sentence none begins while others are under way: a graph wants
             # rows of one length.
-            for turn, hypotheses in decode_all(self.stepper(), search, batch, lambda _: BATCH, CPU):
+            for turn, hypotheses in decode_all(self.stepper(), search, batch, lambda _: BATCH):
                 found[numbers[turn]] = hypotheses
                 on_done(1)
         return found
