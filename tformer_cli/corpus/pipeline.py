@@ -25,12 +25,12 @@ CHUNK_LINES = 4096
 
 
 def training_pairs(data: DataConfig) -> Iterator[tuple[str, str]]:
-    """Yield all training pairs, corpus after corpus; targets of a text alone are empty."""
+    """Yield all training pairs, corpus after corpus; targets of monolingual text are empty."""
     return read_texts(data.train)
 
 
 def source_sentences(data: DataConfig) -> int | None:
-    """Return how many sentences 99% of the source lines do not exceed; None of a text alone."""
+    """Return how many sentences 99% of the source lines do not exceed; None of monolingual text."""
     sources = [text.source for text in data.train if isinstance(text, ParallelText)]
     lines = itertools.chain.from_iterable(map(read_lines, sources))
     return p99_sentences(lines) if sources else None
@@ -55,7 +55,7 @@ def evaluation_store(
 ) -> TokenStore:
     """Encode every line of a text without filters, so pair i is line i + 1.
 
-    The lines of a text alone are their own targets. `max_length` counts EOS.
+    Monolingual lines are their own targets. `max_length` counts EOS.
 
     Raises:
         DataError: a file cannot be read, has no lines, or a line is longer than `max_length`.

@@ -118,14 +118,14 @@ def read_beside(lines: Path, others: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_rows(text: Text) -> Iterator[tuple[str, ...]]:
-    """Yield line n of each side of a text: two of a parallel text, one of a text alone."""
+    """Yield line n of each side of a text: two of parallel text, one of monolingual text."""
     if isinstance(text, ParallelText):
         return read_pairs(text.source, text.target)
     return ((line,) for line in _read_corpus(text.text))
 
 
 def read_texts(texts: Iterable[Text]) -> Iterator[tuple[str, str]]:
-    """Yield all pairs, text after text; targets of a text alone are empty."""
+    """Yield all pairs, text after text; targets of monolingual text are empty."""
     for text in texts:
         for row in read_rows(text):
             yield row if len(row) == 2 else (row[0], "")

@@ -118,7 +118,7 @@ def report_vocabulary(tokenizer: Tokenizer, lines: Iterable[str]) -> VocabularyR
 
 
 def report_sides(tokenizers: Tokenizers, texts: Sequence[Text]) -> dict[str, VocabularyReport]:
-    """Report on `source` and `target` of parallel texts, or on `source` of texts alone."""
+    """Report on `source` and `target` of parallel texts, or on `source` of monolingual texts."""
     sides = {"source": tokenizers.source, "target": tokenizers.target}
     names = list(sides)[: len(texts[0].files)]
     return {

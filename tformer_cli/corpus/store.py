@@ -18,7 +18,7 @@ from tformer_cli.storage.atomic import read_json, write_json
 # Part of every store's key: raise it when the files of a store or of a shard change.
 FORMAT_VERSION = 2
 OFFSET_DTYPE = "<i8"
-# Files of ids and of offsets. A text alone has only the first pair: its targets are its sources.
+# Files of ids and of offsets. Monolingual text has only the first, for its targets are its sources.
 SIDES = ("source.ids", "source.offsets"), ("target.ids", "target.offsets")
 
 # Pairs or tokens processed together, so that memory does not grow with the corpus.
@@ -68,7 +68,7 @@ class PairWeights:
 
 @dataclass(frozen=True, slots=True)
 class TokenStore:
-    """Token ids of n pairs in two flat arrays; a text alone has the same arrays on both sides.
+    """Token ids of n pairs in two flat arrays; monolingual text has the same on both sides.
 
     Source i is source_ids[source_offsets[i] : source_offsets[i + 1]]; offsets are (n + 1,).
     `known_fingerprint` caches `fingerprint()`.
