@@ -133,8 +133,8 @@ def test_a_process_that_has_gone_is_said_in_a_line(monkeypatch, phrase, expected
         raise RuntimeError(phrase)
 
     monkeypatch.setattr(torch.distributed, "all_reduce", fail)
-    monkeypatch.setattr(torch.distributed, "all_gather", fail)
-    monkeypatch.setattr(torch.distributed, "broadcast", fail)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", fail)
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", fail)
     world = World(0, 2)
     for talk in (
         lambda: world.all_reduce_max(3),

@@ -6,7 +6,6 @@ others waiting and does not confuse them.
 """
 
 import contextlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -94,36 +93,20 @@ class World:
                     distributed.broadcast(tensor, 0, group=self._group(tensor))
 
     def broadcast_object(self, value: Any = None) -> Any:
-        """Return the JSON value that rank 0 passes; the others pass none."""
-        # JSON in a tensor: torch would pickle an object.
-        if self.size == 1:
-            return value
-        text = _text_tensor(json.dumps(value))
-        length = torch.tensor([len(text)])
-        self.broadcast([length])
-        if not self.is_main_process:
-            text = torch.zeros(int(length), dtype=torch.uint8)
-        self.broadcast([text])
-        return json.loads(text.numpy().tobytes())
+        """Return the plain value that rank 0 passes; the others pass none."""
+        values = [value]
+        if self.size > 1:
+            with _peer_errors():
+                distributed.broadcast_object_list(values)
+        return values[0]
 
     def gather(self, lines: Sequence[str]) -> list[list[str]]:
         """Return the lines of every process, by rank."""
-        if self.size == 1:
-            return [list(lines)]
-        own = _text_tensor(json.dumps(list(lines)))
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        with _peer_errors():
-            distributed.all_gather(lengths, torch.tensor([len(own)]))
-        max_length = int(max(lengths))
-        padded = torch.zeros(max_length, dtype=torch.uint8)
-        padded[: len(own)] = own
-        texts = [torch.zeros(max_length, dtype=torch.uint8) for _ in range(self.size)]
-        with _peer_errors():
-            distributed.all_gather(texts, padded)
-        return [
-            json.loads(text[: int(length)].numpy().tobytes())
-            for text, length in zip(texts, lengths, strict=True)
-        ]
+        gathered = [list(lines) for _ in range(self.size)]
+        if self.size > 1:
+            with _peer_errors():
+                distributed.all_gather_object(gathered, list(lines))
+        return gathered
 
     def shard(self, items: Sequence[Item]) -> Sequence[Item]:
         """Return the items of this process, every `size`-th one."""
@@ -240,10 +223,6 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         size += tensor.nbytes
     if bucket:
         yield bucket
-
-
-def _text_tensor(text: str) -> Tensor:
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
 @contextlib.contextmanager

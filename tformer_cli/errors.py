@@ -1,16 +1,4 @@
-"""The errors a user can meet, and the shape of their messages.
-
-    TformerError
-    ├── ConfigError       a YAML file or a --set override (several problems in one error)
-    ├── DataError         a text file: missing, not UTF-8, unequal line counts, nothing left
-    ├── CheckpointError   a run folder or a checkpoint that cannot be used
-    │   └── NewerFormatError   written by a newer version of the program
-    ├── DeviceError       a device or precision that is not available
-    ├── UsageError        arguments that contradict each other
-    ├── StorageError      a file that the system refuses to write: a full disk, no permission
-    ├── TrainingError     a training that cannot continue
-    ├── ExportError       another program that does not reproduce our translations
-    └── Interrupted       a signal; nothing is half written
+"""The errors a user can meet.
 
 Every message reads `where: what; got ...; remedy`. The command line prints it without a traceback
 and exits with the error's `exit_code`. A programmer's mistake raises ValueError instead, and a
@@ -50,7 +38,7 @@ class Problem:
 
 
 class TformerError(Exception):
-    """The root of the tree above: a problem that the user can fix."""
+    """A problem that the user can fix; the base of all errors here."""
 
     exit_code = 2
 

@@ -11,7 +11,6 @@ A checkpoint is a folder of safetensors and JSON files; nothing in it is ever un
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from tformer_cli.errors import CheckpointError
@@ -27,76 +26,35 @@ CHECKSUMS_FILE = "SHA256SUMS"
 CHECKPOINT_NAME = re.compile(r"\w[\w.-]{0,99}")
 
 
-@dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """The folder of a training run.
+    """The folder of a training run."""
 
-    config.yaml (resolved)   tokenizer/   checkpoints/step-000400/
-    best, last (text files naming a checkpoint)   metrics.jsonl   samples/   eval/   train.log
-    exports/ (of `translate --backend`)   .lock (held while a process trains here)
-    """
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"  # resolved
+        self.tokenizer = path / "tokenizer"
+        self.origin_file = self.tokenizer / "origin.json"  # what the tokenizers were built from
+        self.checkpoints = path / "checkpoints"
+        self.pointers = [path / "best", path / "last"]  # text files that name a checkpoint
+        self.metrics_file = path / "metrics.jsonl"
+        self.log_file = path / "train.log"
+        self.samples = path / "samples"
+        self.tensorboard = path / "tensorboard"
+        self.eval = path / "eval"
+        self.exports = path / "exports"  # for `translate --backend`
+        self.lock_file = path / ".lock"  # held while a process trains here
+        self.stores = path.parent / ".store"  # token stores, shared by the runs beside this one
+        # The folders that a training writes.
+        self.folders = [self.checkpoints, self.tokenizer, self.samples, self.tensorboard, self.eval]
 
-    path: Path
+    def __repr__(self) -> str:
+        return f"RunDirectory({self.path!r})"
 
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.yaml"
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunDirectory) and self.path == other.path
 
-    @property
-    def tokenizer(self) -> Path:
-        return self.path / "tokenizer"
-
-    @property
-    def origin_file(self) -> Path:
-        """Says what the tokenizers were built from."""
-        return self.tokenizer / "origin.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def eval(self) -> Path:
-        return self.path / "eval"
-
-    @property
-    def exports(self) -> Path:
-        return self.path / "exports"
-
-    @property
-    def stores(self) -> Path:
-        """Token stores, shared by all runs beside this one."""
-        return self.path.parent / ".store"
-
-    @property
-    def log_file(self) -> Path:
-        return self.path / "train.log"
-
-    @property
-    def lock_file(self) -> Path:
-        return self.path / ".lock"
-
-    @property
-    def pointers(self) -> list[Path]:
-        """Files that name a checkpoint."""
-        return [self.path / "best", self.path / "last"]
-
-    @property
-    def folders(self) -> list[Path]:
-        """The folders that a training writes."""
-        return [self.checkpoints, self.tokenizer, self.samples, self.tensorboard, self.eval]
+    def __hash__(self) -> int:
+        return hash(self.path)
 
     def checkpoint(self, step: int) -> Path:
         """Return the checkpoint folder of an optimizer step."""

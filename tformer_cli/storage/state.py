@@ -1,11 +1,10 @@
 """Progress of a training: the state.json of its checkpoints."""
 
-import dataclasses
 import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -111,69 +110,47 @@ class TrainingProgress:
         return cls(**{**content, **tuples})
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _are_texts(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_is_text, value.values()))
-
-
 def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
 def _is_number(value: object, low: float = -math.inf, high: float = sys.float_info.max) -> bool:
     # The score of a model whose loss is not finite is -inf.
-    return not isinstance(value, bool) and isinstance(value, int | float) and low <= value <= high
-
-
-def _is_positive(value: object) -> bool:
-    return _is_number(value, sys.float_info.min)
+    return type(value) in (int, float) and low <= value <= high  # type: ignore[operator]
 
 
 def _is_data_position(value: object) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
 
 
-def _are_data_positions(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_data_position, value))
-
-
-def _optional(is_valid: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: value is None or is_valid(value)
-
-
-# Whether a JSON value of a field is valid.
-_VALID: dict[str, Callable[[object], bool]] = {
-    "step": _is_count,
-    "data_position": _is_data_position,
-    "best_step": _optional(_is_count),
-    "best_score": _optional(_is_number),
-    "num_tokens": _is_count,
-    "seconds": lambda value: _is_number(value, 0.0),
-    "data_fingerprint": _is_text,
-    "environment": _are_texts,
-    "max_source_sentences": _optional(_is_count),
-    "tokenizer_fingerprint": _is_text,
-    "settings": _are_texts,
-    "validation_fingerprint": _is_text,
-    "score": _optional(_is_number),
-    "num_bad_validations": _is_count,
-    "skipped_batches": _are_data_positions,
-    "num_consecutive_skips": _is_count,
-    "learning_rate_factor": lambda value: _is_number(value, sys.float_info.min, 1.0),
-    "num_rollbacks": _is_count,
-    "loss_scale": _optional(_is_positive),
-    "num_loss_scale_steps": _is_count,
-    "is_scheduled": lambda value: isinstance(value, bool),
+# Whether a JSON value is one of a field's type.
+_OF_TYPE: dict[object, Callable[[Any], bool]] = {
+    int: _is_count,
+    int | None: lambda value: value is None or _is_count(value),
+    float | None: lambda value: value is None or _is_number(value),
+    str: lambda value: isinstance(value, str),
+    bool: lambda value: isinstance(value, bool),
+    dict[str, str]: lambda value: (
+        isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+    ),
+    tuple[int, int]: _is_data_position,
+    tuple[tuple[int, int], ...]: lambda value: (
+        isinstance(value, list) and all(map(_is_data_position, value))
+    ),
+}
+# The same of a field, by its type or its range.
+_VALID: dict[str, Callable[[Any], bool]] = {
     "format_version": _is_count,
+    **{item.name: _OF_TYPE.get(item.type, _is_number) for item in fields(TrainingProgress)},
+    "seconds": lambda value: _is_number(value, 0.0),
+    "learning_rate_factor": lambda value: _is_number(value, sys.float_info.min, 1.0),
+    "loss_scale": lambda value: value is None or _is_number(value, sys.float_info.min),
 }
 
 
 def save_state(state: TrainingProgress, directory: Path) -> None:
     """Write the state.json of a checkpoint."""
-    content = dataclasses.asdict(state) | {"format_version": FORMAT_VERSION}
+    content = asdict(state) | {"format_version": FORMAT_VERSION}
     (directory / STATE_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
