@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 # The id of `<pad>`, whatever the vocabulary.
-PADDING = 0
+PAD_ID = 0
 
 
 def pad_rows(
@@ -28,7 +28,7 @@ def pad_rows(
     lengths = stops if last is None else stops + 1
     columns = np.arange(lengths.max())
     mask = columns < lengths[:, None]
-    ids = np.full(mask.shape, PADDING, dtype=np.int64)
+    ids = np.full(mask.shape, PAD_ID, dtype=np.int64)
     ids[(columns >= starts) & (columns < stops[:, None])] = np.concatenate(rows)
     if first is not None:
         ids[:, 0] = first

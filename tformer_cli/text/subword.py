@@ -23,6 +23,7 @@ from tformer_cli.text.vocabulary import (
     PAD_ID,
     SPECIAL_TOKENS,
     SUPPRESSED_IDS,
+    TRAIN_AGAIN,
     UNK_ID,
 )
 
@@ -37,7 +38,6 @@ UNKNOWN_MARK = "\u2585"
 # The trained model depends on the number of threads, so it is the same on every machine.
 TRAINING_THREADS = 8
 
-TRAIN_AGAIN = "restore the file, or train again"
 IMPORT_AGAIN = "restore the file, or import the model again"
 
 Item = TypeVar("Item")

@@ -20,13 +20,13 @@ from tformer_cli.errors import CheckpointError, DataError
 from tformer_cli.storage.atomic import atomic_directory, parse_json
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import (
-    TRAIN_AGAIN,
     MarianTokenizer,
     SubwordTokenizer,
     learn_subwords,
     reservoir_sample,
 )
 from tformer_cli.text.symbol import CharTokenizer, WordTokenizer, learn_characters, learn_words
+from tformer_cli.text.vocabulary import TRAIN_AGAIN
 
 FORMAT_VERSION = 1
 HEADER_FILE = "tokenizer.json"

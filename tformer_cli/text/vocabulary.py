@@ -27,6 +27,8 @@ SPECIAL_TOKENS = (
 # Special ids that no translation contains.
 SUPPRESSED_IDS = tuple(i for i in range(NUM_SPECIAL) if i != EOS_ID)
 
+TRAIN_AGAIN = "restore the file, or train again"
+
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
@@ -79,5 +81,5 @@ class Vocabulary:
                 name,
                 "is not a vocabulary",
                 got=str(error),
-                remedy="restore the file, or train again",
+                remedy=TRAIN_AGAIN,
             ) from None
