@@ -4,9 +4,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from search.tables import CPU, END, SPECIAL_TOKENS, START
 from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
+from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.search.logits_processors import (
+    LogitsProcessor,
     ban_phrase,
     ban_repeated_ngrams,
     penalize_frequency,
@@ -15,13 +18,13 @@ from tformer_cli.search.logits_processors import (
 from tformer_cli.search.request import Request
 from tformer_cli.search.state import Sequences
 
-START, V, K = 0, 7, 2
+V, K = 7, 2
 
 
 def written(histories: list[list[list[int]]]) -> Sequences:
     """Sequences in places of different lengths, with leftovers behind the shorter ones."""
-    requests, limits = [Request(())] * len(histories), [(1, 12)] * len(histories)
-    rows = Sequences.empty(requests, limits, K, START, torch.device("cpu"))
+    processor = LogitsProcessor(GreedyConfig(), SPECIAL_TOKENS, CPU)
+    rows = processor.start([Request((END,))] * len(histories), K)
     rows.tokens = torch.randint(1, V, (len(histories), K, 12))
     rows.tokens[:, :, 0] = START
     for place, place_rows in enumerate(histories):

@@ -55,7 +55,6 @@ class Engine(Protocol):
     @property
     def scorer(self) -> Scorer:
         """Scores given translations."""
-        ...
 
     def translate(
         self,
@@ -81,7 +80,6 @@ class Engine(Protocol):
         Raises:
             DeviceError: memory does not suffice for a single request.
         """
-        ...
 
 
 class NativeEngine:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.search.request import Request, SpecialTokens
 from tformer_cli.search.state import Sequences
 from tformer_cli.search.topk import NextTokens, log_softmax, logsumexp
+
+INITIAL_CAPACITY = 32  # tokens of a sequence
 
 
 class LogitsProcessor:
@@ -30,9 +33,22 @@ class LogitsProcessor:
         self.has_penalties = has_repetition_rules or config.frequency_penalty != 0
 
     def start(self, requests: Sequence[Request], num_beams: int) -> Sequences:
-        """Return empty sequences with the limits of their requests."""
+        """Return K empty sequences for each request, with its limits."""
         limits = [self._limits(request) for request in requests]
-        return Sequences.empty(requests, limits, num_beams, self.bos, self.device)
+        size, new = len(requests), partial(torch.full, device=self.device)
+        return Sequences(
+            requests=list(requests),
+            has_rules=[
+                bool(request.prefix or request.banned) or least > 1
+                for request, (least, _) in zip(requests, limits, strict=True)
+            ],
+            min_lengths=torch.tensor([least for least, _ in limits], device=self.device),
+            max_lengths=torch.tensor([most for _, most in limits], device=self.device),
+            tokens=new((size, num_beams, INITIAL_CAPACITY), self.bos),
+            lengths=new((size,), 0),
+            last=new((size, num_beams), self.bos),
+            active=new((size,), True),
+        )
 
     def _limits(self, request: Request) -> tuple[int, int]:
         """Return the fewest tokens before EOS, and the most with it."""

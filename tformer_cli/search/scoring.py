@@ -37,7 +37,6 @@ class Scorer(Protocol):
     @property
     def max_length(self) -> int | None:
         """Longest source or target, EOS included; None for no limit."""
-        ...
 
     def score(
         self, pairs: Sequence[Pair], *, on_done: Callable[[int], object] = lambda count: None
@@ -51,7 +50,6 @@ class Scorer(Protocol):
         Raises:
             DeviceError: memory does not suffice for a single pair.
         """
-        ...
 
 
 class ModelScorer:

@@ -1,6 +1,6 @@
 """State of a search: tensors and lists with an item per slot."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Self
 
@@ -9,8 +9,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tformer_cli.search.request import Hypothesis, Phrase, Request
-
-INITIAL_CAPACITY = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,32 +79,6 @@ class Sequences(SearchState):
     lengths: Tensor  # (B,) tokens of each sequence, BOS excluded
     last: Tensor  # (B, K) newest tokens
     active: Tensor  # (B,) whether a slot is decoding; idle slots do not grow
-
-    @classmethod
-    def empty(
-        cls,
-        requests: Sequence[Request],
-        limits: Sequence[tuple[int, int]],
-        num_beams: int,
-        bos: int,
-        device: torch.device,
-    ) -> Self:
-        """Return K sequences of BOS for each request, with its minimum and maximum length."""
-        size = len(requests)
-        least, most = zip(*limits, strict=True)
-        return cls(
-            requests=list(requests),
-            has_rules=[
-                bool(request.prefix or request.banned) or min_length > 1
-                for request, min_length in zip(requests, least, strict=True)
-            ],
-            min_lengths=torch.tensor(least, device=device),
-            max_lengths=torch.tensor(most, device=device),
-            tokens=torch.full((size, num_beams, INITIAL_CAPACITY), bos, device=device),
-            lengths=torch.zeros(size, dtype=torch.long, device=device),
-            last=torch.full((size, num_beams), bos, device=device),
-            active=torch.ones(size, dtype=torch.bool, device=device),
-        )
 
     def append(self, tokens: Tensor) -> None:
         """Append a token (B, K) to each sequence of the active slots."""

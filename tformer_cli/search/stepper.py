@@ -29,7 +29,6 @@ class Stepper(Protocol):
 
     def start(self, sentences: Sequence[Sentence], num_beams: int) -> None:
         """Begin with a slot for each sentence, with `num_beams` empty sequences."""
-        ...
 
     def insert(
         self, slots: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
@@ -39,14 +38,12 @@ class Stepper(Protocol):
         `lookahead` are the sentences that are inserted next, in this order. A stepper may encode
         them in the same batch.
         """
-        ...
 
     def step(self, ids: Tensor) -> Tensor:
         """Append a token (B, K) to each sequence; return the logits (B, K, V) of the next one.
 
         The caller may change the logits in place.
         """
-        ...
 
     def argmax(self, ids: Tensor, suppress: Callable[[Tensor], object]) -> Tensor:
         """Append a token (B, K) to each sequence; return the best next tokens, (B, K).
@@ -59,11 +56,9 @@ class Stepper(Protocol):
 
     def reorder(self, beam_indices: Tensor) -> None:
         """Let sequence k of slot b continue sequence beam_indices[b, k]; (B, K)."""
-        ...
 
     def select(self, slots: Tensor) -> None:
         """Keep these slots (B'), in this order; a slot may occur more than once."""
-        ...
 
 
 class ModelStepper(Stepper):
