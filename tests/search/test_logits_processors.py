@@ -1,13 +1,28 @@
-"""Penalties and bans beside those of transformers."""
+"""Penalties and bans beside those of transformers, and rules that hold for every search."""
+
+import itertools
+import math
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from search.tables import CPU, END, SPECIAL_TOKENS, START
+from search.tables import (
+    CPU,
+    END,
+    SPECIAL_TOKENS,
+    START,
+    next_log_probs,
+    random_tables,
+    search_requests,
+)
 from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
-from tformer_cli.config.schema.decoding import GreedyConfig
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
+from tformer_cli.config.schema.fields import check
+from tformer_cli.search.beam import BeamSearch
+from tformer_cli.search.engine import build_search
+from tformer_cli.search.greedy import GreedySearch
 from tformer_cli.search.logits_processors import (
     LogitsProcessor,
     ban_phrase,
@@ -16,6 +31,7 @@ from tformer_cli.search.logits_processors import (
     penalize_repetition,
 )
 from tformer_cli.search.request import Request
+from tformer_cli.search.sample import SampleSearch
 from tformer_cli.search.state import Sequences
 
 V, K = 7, 2
@@ -119,3 +135,186 @@ def test_a_phrase_is_banned_where_its_beginning_is_written(row, phrase, is_banne
     assert (after[1, 4] == -torch.inf) == (len(phrase) == 1)
     after[:, 4] = before[:, 4]
     assert torch.equal(after, before)
+
+
+tokens = st.integers(2, V - 1)
+phrases = st.lists(st.lists(tokens, min_size=1, max_size=3).map(tuple), max_size=2).map(tuple)
+settings = st.fixed_dictionaries(
+    {
+        "max_length": st.integers(1, 12),
+        "max_length_ratio": st.sampled_from([None, 0.5, 2.0]),
+        "min_length": st.integers(1, 5),
+        "min_length_ratio": st.sampled_from([0.0, 1.0]),
+        "repetition_penalty": st.sampled_from([1.0, 1.5]),
+        "frequency_penalty": st.sampled_from([0.0, 0.7]),
+        "no_repeat_ngram_size": st.integers(0, 3),
+    }
+)
+requests = st.lists(
+    st.builds(
+        lambda number, length, prefix, banned: ([2] * length, tuple(prefix), banned),
+        st.integers(0, 9),
+        st.integers(1, 4),
+        st.lists(tokens, max_size=3),
+        phrases,
+    ),
+    min_size=1,
+    max_size=4,
+)
+searches = {
+    "greedy": lambda rules: GreedySearch(GreedyConfig(**rules), SPECIAL_TOKENS, CPU),
+    "beam": lambda rules: BeamSearch(
+        BeamConfig(beam_size=3, **rules), SPECIAL_TOKENS, CPU, nbest=2
+    ),
+    "sample": lambda rules: SampleSearch(SampleConfig(**rules), SPECIAL_TOKENS, CPU, nbest=2),
+}
+
+
+def asked(parts) -> list[Request]:
+    return [
+        Request((number, *source, END), prefix=prefix, banned=banned, number=number)
+        for number, (source, prefix, banned) in enumerate(parts)
+    ]
+
+
+def log_prob(table, ids, finished):
+    """What the table says of a translation, rules or none."""
+    row = [START, *ids, *([END] if finished else [])]
+    return sum(
+        next_log_probs(table, last, is_first=place == 0)[token]
+        for place, (last, token) in enumerate(itertools.pairwise(row))
+    )
+
+
+def contains(ids, phrase, start):
+    places = range(max(0, start - len(phrase) + 1), len(ids) - len(phrase) + 1)
+    return any(tuple(ids[place : place + len(phrase)]) == phrase for place in places)
+
+
+def is_stuck(request, rules, ids, place):
+    """Whether no token but the end was allowed at a place, so that the row could only end."""
+    n = rules["no_repeat_ngram_size"]
+    for token in range(2, V):
+        row = (*ids[:place], token)
+        grams = [row[i : i + n] for i in range(len(row) - n + 1)] if n else []
+        is_repeated = n > 0 and len(row) >= n and row[-n:] in grams[:-1]
+        is_banned = any(len(row) >= len(p) and row[-len(p) :] == p for p in request.banned)
+        if not (is_repeated or is_banned):
+            return False
+    return True
+
+
+@given(st.sampled_from(sorted(searches)), settings, requests, st.integers(0, 1000))
+def test_translations_keep_to_all_rules(kind, rules, parts, seed):
+    inputs = asked(parts)
+    tables = random_tables(seed, sentences=len(inputs), vocab_size=V)
+    found = search_requests(tables, searches[kind](rules), inputs)
+    for request, hypotheses, table in zip(inputs, found, tables, strict=True):
+        assert hypotheses
+        length = len(request.source) - 1
+        most = rules["max_length"]
+        if rules["max_length_ratio"] is not None:
+            most = min(most, int(-(-rules["max_length_ratio"] * length // 1)) + 1)
+        most = max(most, len(request.prefix) + 1)
+        least = max(rules["min_length"], int(-(-rules["min_length_ratio"] * length // 1)))
+        for one in hypotheses:
+            ids = one.token_ids
+            assert len(ids) + one.finished <= most
+            assert one.finished or len(ids) == most
+            assert ids[: len(request.prefix)] == request.prefix
+            free = ids[len(request.prefix) :]
+            assert len(ids) >= min(least, most - 1) or is_stuck(request, rules, ids, len(ids))
+            for phrase in request.banned:
+                if free:
+                    assert not contains(ids, phrase, len(request.prefix) + len(phrase) - 1)
+            n = rules["no_repeat_ngram_size"]
+            if n:
+                for place in range(max(len(request.prefix), n), len(ids)):
+                    earlier = [ids[i : i + n] for i in range(place - n + 1)]
+                    assert ids[place - n + 1 : place + 1] not in earlier
+            assert one.log_prob == pytest.approx(log_prob(table, ids, one.finished), rel=1e-4)
+
+
+@given(st.sampled_from(sorted(searches)), settings, requests, st.integers(1, 3))
+def test_the_company_of_a_request_changes_nothing(kind, rules, parts, num_slots):
+    inputs = asked(parts)
+    tables = random_tables(3, sentences=len(inputs), vocab_size=V)
+    together = search_requests(tables, searches[kind](rules), inputs)
+    few = search_requests(tables, searches[kind](rules), inputs, num_slots)
+    for one, two in zip(together, few, strict=True):
+        assert [h.token_ids for h in one] == [h.token_ids for h in two]
+
+
+@pytest.mark.parametrize("kind", searches)
+def test_the_shortest_translation_is_as_short_as_it_may_be(kind):
+    tables = random_tables(6, sentences=3, vocab_size=V)
+    # Whoever may end does.
+    tables[:, :, END] = 60.0
+    inputs = asked([([2] * length, (), ()) for length in (1, 3, 5)])
+    for rules, expected in (
+        ({"min_length": 4}, [4, 4, 4]),
+        ({"min_length": 2, "min_length_ratio": 1.0}, [2, 4, 6]),
+    ):
+        found = search_requests(tables, searches[kind](rules), inputs)
+        assert [len(best.token_ids) for best, *_ in found] == expected
+        assert all(best.finished for best, *_ in found)
+
+
+@pytest.mark.parametrize("kind", searches)
+def test_a_row_that_nothing_else_is_left_for_ends_before_the_shortest_length(kind):
+    tables = random_tables(7, sentences=2, vocab_size=V)
+    rules = {"no_repeat_ngram_size": 1, "min_length": 9, "max_length": 12}
+    found = search_requests(tables, searches[kind](rules), asked([([2], (), ())] * 2))
+    for table, hypotheses in zip(tables, found, strict=True):
+        for one in hypotheses:
+            assert one.finished
+            assert sorted(one.token_ids) == [2, 3, 4, 5, 6]
+            assert one.log_prob == pytest.approx(log_prob(table, one.token_ids, True), rel=1e-4)
+
+
+FARTHEST = {
+    "greedy": lambda rules: GreedyConfig(**rules),
+    "beam": lambda rules: BeamConfig(beam_size=4, length_penalty=10, patience=1000, **rules),
+    "diverse": lambda rules: BeamConfig(
+        beam_size=4, num_beam_groups=2, diversity_penalty=1000, **rules
+    ),
+    "careful": lambda rules: SampleConfig(temperature=0.001, top_p=1e-6, **rules),
+    "reckless": lambda rules: SampleConfig(temperature=1000, **rules),
+}
+
+
+@pytest.mark.parametrize("repetition_penalty", [0.001, 1000])
+@pytest.mark.parametrize("kind", FARTHEST)
+def test_searches_work_at_the_limits_of_their_numbers(kind, repetition_penalty):
+    config = FARTHEST[kind](
+        {
+            "max_length": 40,
+            "min_length_ratio": 1000,
+            "max_length_ratio": 1000,
+            "repetition_penalty": repetition_penalty,
+            "frequency_penalty": 1000,
+        }
+    )
+    assert not list(check(config))
+    table = random_tables(5, sentences=1, vocab_size=V)
+    search = build_search(config, SPECIAL_TOKENS, CPU, [], nbest=1, scored=True)
+    ((found,),) = search_requests(table, search, asked([([2], (), ())]))
+    assert len(found.token_ids) >= 39
+    assert math.isfinite(found.score)
+    assert found.log_prob == pytest.approx(
+        log_prob(table[0], found.token_ids, found.finished), rel=1e-4
+    )
+
+
+def test_penalties_change_the_score_and_not_the_probability():
+    tables = random_tables(5, sentences=1, vocab_size=V)
+    tables[:, :, END] = -3.0
+    rules = {"max_length": 9, "frequency_penalty": 0.5}
+    ((hypothesis,),) = search_requests(tables, searches["greedy"](rules), asked([([2], (), ())]))
+    repeats = sum(
+        hypothesis.token_ids[:place].count(token)
+        for place, token in enumerate(hypothesis.token_ids)
+    )
+    assert repeats > 0
+    assert hypothesis.score == pytest.approx(hypothesis.log_prob - 0.5 * repeats, rel=1e-5)
+    assert torch.isfinite(torch.tensor(hypothesis.log_prob))
