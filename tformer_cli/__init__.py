@@ -12,42 +12,26 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tformer_cli.api import evaluate, train
-    from tformer_cli.config.load import load_config
-    from tformer_cli.config.schema.config import Config
-    from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
-    from tformer_cli.errors import Problem, TformerError
-    from tformer_cli.evaluation.evaluate import Evaluation
-    from tformer_cli.evaluation.metrics import Score
-    from tformer_cli.text.segments import Terminology
-    from tformer_cli.translate.mbr import MBR
-    from tformer_cli.translate.postprocess import Translation
-    from tformer_cli.translate.score import ScoredPair
-    from tformer_cli.translate.translator import Translator
+    from tformer_cli.api import evaluate as evaluate
+    from tformer_cli.api import train as train
+    from tformer_cli.config.load import load_config as load_config
+    from tformer_cli.config.schema.config import Config as Config
+    from tformer_cli.config.schema.decoding import BeamConfig as BeamConfig
+    from tformer_cli.config.schema.decoding import GreedyConfig as GreedyConfig
+    from tformer_cli.config.schema.decoding import SampleConfig as SampleConfig
+    from tformer_cli.errors import Problem as Problem
+    from tformer_cli.errors import TformerError as TformerError
+    from tformer_cli.evaluation.evaluate import Evaluation as Evaluation
+    from tformer_cli.evaluation.metrics import Score as Score
+    from tformer_cli.text.segments import Terminology as Terminology
+    from tformer_cli.translate.mbr import MBR as MBR
+    from tformer_cli.translate.postprocess import Translation as Translation
+    from tformer_cli.translate.score import ScoredPair as ScoredPair
+    from tformer_cli.translate.translator import Translator as Translator
 
 __version__ = "0.1.0"
 
-__all__ = [  # noqa: RUF022 - sorted as Python sorts
-    "BeamConfig",
-    "Config",
-    "Evaluation",
-    "GreedyConfig",
-    "MBR",
-    "Problem",
-    "SampleConfig",
-    "Score",
-    "ScoredPair",
-    "Terminology",
-    "TformerError",
-    "Translation",
-    "Translator",
-    "__version__",
-    "evaluate",
-    "load_config",
-    "train",
-]
-
-# Module of each name.
+# Module of each public name.
 _HOMES = {
     "BeamConfig": "tformer_cli.config.schema.decoding",
     "Config": "tformer_cli.config.schema.config",
@@ -66,6 +50,7 @@ _HOMES = {
     "load_config": "tformer_cli.config.load",
     "train": "tformer_cli.api",
 }
+__all__ = sorted([*_HOMES, "__version__"])
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,4 @@
-"""The Python interface: whole trainings and evaluations, by names and paths.
-
-Each function does what the command of its name does, with the same files and the same errors.
-"""
+"""Python interface: train and evaluate as the commands of these names do."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -11,7 +8,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.device import resolve_device
-from tformer_cli.errors import Problem, UsageError, reject_str
+from tformer_cli.errors import Problem, Rule, UsageError, check_usage, reject_str
 from tformer_cli.evaluation.evaluate import (
     Evaluation,
     Evaluator,
@@ -40,32 +37,26 @@ def train(
 
     Args:
         config: a YAML file, or what `load_config` returned.
-        run: the run folder; `runs/NAME` for `NAME.yaml` where it is None.
-        settings: changed keys of the file, such as `training.max_steps=100`.
+        run: the run folder; None for `runs/NAME` of `NAME.yaml`.
+        settings: overrides of keys, such as `training.max_steps=100`.
         device: auto, cpu, cuda, cuda:N or mps.
-        fresh: forget what the run folder holds and begin again.
+        fresh: discard the content of the run folder and start again.
 
     Returns:
         The run folder, for `evaluate` and `Translator.load`.
 
     Raises:
-        TformerError: the config is wrong, a file cannot be used, the config changed since the run
-            began, another process trains there, the training diverged, or memory does not suffice.
-            SIGINT and SIGTERM raise its subclass Interrupted: the run is saved, and the same call
-            resumes it.
+        TformerError: the config is invalid or changed since the run started, a file is unusable,
+            another process trains the run, the training diverged, or memory ran out.
+        Interrupted: SIGINT or SIGTERM; the run is saved, and the same call resumes it.
     """
     reject_str(settings=settings)
     if isinstance(config, Config):
         if run is None:
-            raise UsageError(
-                "`run`", "is required for a config without a file", remedy="name a folder"
-            )
-        if settings:
-            raise UsageError(
-                "`settings`",
-                "have no effect on a config without a file",
-                remedy="pass them to load_config",
-            )
+            what = "is required for a config without a file"
+            raise UsageError("`run`", what, remedy="name a folder")
+        what, remedy = "have no effect on a config without a file", "pass them to load_config"
+        check_usage(Rule("`settings`", what, settings, remedy=remedy))
         parsed, directory = config, RunDirectory(Path(run))
     else:
         file = Path(config)
@@ -86,12 +77,12 @@ def evaluate(
     checkpoint: str = "best",
     device: str = "auto",
     precision: str = "float32",
-    workers: int = 1,
+    workers: int | None = 1,
     on_warning: Callable[[Problem], object] = lambda problem: None,
 ) -> dict[str, Evaluation]:
-    """Translate test sets and score them against their raw references, by sacrebleu.
+    """Translate test sets and score them against raw references, by sacrebleu.
 
-    The translations and scores are also written to eval/ in the run folder.
+    Translations and scores are also written to eval/ in the run folder.
 
     Example:
         >>> evaluate("runs/demo")["demo"].scores["bleu"].score  # doctest: +SKIP
@@ -101,21 +92,21 @@ def evaluate(
         run: the run folder.
         metrics: bleu, chrf, ter.
         split: valid, test (all test sets of the config), or the name of one.
-        decoding: the search; the run's own where it is None.
-        mbr: how to choose among what the search finds; by its own score where it is None.
-        ensemble: further runs of the same tokenizers.
+        decoding: the search; None for the run's own.
+        mbr: minimum-Bayes-risk decoding; None ranks by the search.
+        ensemble: further runs with the same tokenizers.
         checkpoint: best, last, or a name such as step-000400.
         device: auto, cpu, cuda, cuda:N or mps.
-        precision: auto, float32, bfloat16, float16, or on a CPU int8.
-        workers: processes that share the work on a CPU, a thread each.
-        on_warning: called with each text that training has seen, and with each source line that
-            is split or truncated.
+        precision: auto, float32, bfloat16, float16, or int8 on a CPU.
+        workers: processes that share the work on a CPU, one thread each; None for one a core.
+        on_warning: called for each text that is part of the training text, and for each source line
+            that is split or truncated.
 
     Returns:
         The evaluation of each test set, by name.
 
     Raises:
-        TformerError: the run or a text cannot be used, or there is no such split, device or search.
+        TformerError: the run or a text is unusable, or there is no such split, device or search.
     """
     reject_str(metrics=metrics, ensemble=ensemble)
     evaluator = Evaluator.load(

@@ -127,9 +127,7 @@ class Evaluator:
     ) -> "Evaluator":
         """Load a run, or several as an ensemble, with the config of the first.
 
-        Raises:
-            TformerError: a run, checkpoint, device or precision is not there, or the runs have
-                different tokenizers.
+        Arguments and errors are those of `Translator.load`.
         """
         models = load_ensemble(runs, checkpoint)
         resolved = resolve_device(device)
@@ -217,20 +215,9 @@ def evaluate_text(
 ) -> Evaluation:
     """Translate a source text, and compare it with the raw references.
 
-    Args:
-        model: for the likelihood of the references.
-        translator: uses the same model.
-        text: source and references.
-        metrics: scores to compute.
-        decoding: the search; None for the run's own.
-        mbr: minimum-Bayes-risk decoding; None ranks by the search.
-        others: the other models of an ensemble.
-        device: where the models are.
-        precision: number format of the likelihood; the translator has its own.
-        world: processes that share the lines; each of them returns the whole evaluation.
-        on_done: called with the number of lines whenever some are translated.
-        on_warning: called for each source line that is split or truncated, for lines without loss,
-            and once if memory runs out and batches become smaller.
+    The `model` and the `others` of an ensemble, which are those of the translator, give the
+    likelihood of the references, at a precision of its own. All processes of `world` share the
+    lines and return the whole evaluation.
 
     Raises:
         DataError: a file cannot be read, the line counts differ, there are no lines, or all are
@@ -279,13 +266,8 @@ def reference_likelihood(
 ) -> Likelihood:
     """Return the likelihood of references, without dropout.
 
-    Args:
-        model: the network; it is put into evaluation mode.
-        batches: the references, the same in each process, which takes its share of them.
-        device: where the models are.
-        precision: number format of matrix products.
-        others: the other models of an ensemble; the probabilities are averaged.
-        world: processes that share the batches.
+    The probabilities of an ensemble are averaged. The processes of `world` have the same batches
+    and share them.
 
     Raises:
         DeviceError: memory has no room for a single sentence.
