@@ -13,7 +13,7 @@ from tformer_cli.search import scoring as scoring_room
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID
-from tformer_cli.translate import score as scored_pair_room
+from tformer_cli.translate import score as score_module
 
 PAIRS = [
     ("ab cd", "DC BA"),
@@ -105,7 +105,7 @@ def test_tokens_stand_between_tabs_with_their_log_probabilities(toy_run, tformer
 
 
 def test_tabs_and_backslashes_in_tokens_are_escaped():
-    pair = scored_pair_room.ScoredPair("a", "\t\\t", ("\t", "\\t", "</s>"), (-1.0, -0.5, -0.25))
+    pair = score_module.ScoredPair("a", "\t\\t", ("\t", "\\t", "</s>"), (-1.0, -0.5, -0.25))
     assert _tabbed_line(pair, per_token=True) == (
         "-1.750000\t\\t\t-1.000000\t\\\\t\t-0.500000\t</s>\t-0.250000\n"
     )
@@ -138,7 +138,7 @@ def test_json_holds_texts_tokens_and_no_infinity(toy_run, tformer, files):
 def test_company_changes_nothing(toy_run, tformer, files, monkeypatch):
     together = [float(score) for score in tformer("score", toy_run, *files).stdout.split()]
     monkeypatch.setattr(scoring_room, "BATCH_TOKENS", 1)
-    monkeypatch.setattr(scored_pair_room, "WINDOW_PAIRS", 3)
+    monkeypatch.setattr(score_module, "WINDOW_PAIRS", 3)
     alone = [float(score) for score in tformer("score", toy_run, *files).stdout.split()]
     assert alone == pytest.approx(together, abs=1e-4)
 

@@ -17,7 +17,7 @@ from tformer_cli.cli.translate import _json_line, _text_lines
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.storage.checkpoint import write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.translate import translator as translator_room
+from tformer_cli.translate import translator as translator_module
 from tformer_cli.translate.postprocess import Translation
 
 LINES = ["ab cd", "", "feg", "   ", "a", "bcd ef ag", "ab cd"]
@@ -364,7 +364,7 @@ def test_a_writer_that_leaves_within_a_line_gets_all_it_wrote_translated(toy_run
 def test_a_long_line_is_named_and_its_neighbours_are_translated_as_if_alone(
     toy_run, tformer, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(translator_room, "WINDOW_LINES", 2)
+    monkeypatch.setattr(translator_module, "WINDOW_LINES", 2)
     file = tmp_path / "long.txt"
     file.write_text("ab cd\nfeg\n\n" + "abc def gab. " * 3 + "\na\n")
     result = tformer("translate", toy_run, "-i", file, "--max-source-length", 20)
@@ -450,7 +450,7 @@ def test_alignments_are_a_line_of_word_pairs_for_each_line(toy_run, tformer, sou
         (best,) = result["translations"]
         assert row == " ".join(f"{one}-{other}" for one, other in best["alignments"])
         assert result["source_tokens"] == list(line if line.strip() else "")
-        # Every word that is not blank comes from somewhere, and no number is beyond the words.
+        # Every word comes from somewhere, and no number is beyond the words.
         assert {other for _, other in best["alignments"]} == {*range(len(best["text"].split()))}
         assert {one for one, _ in best["alignments"]} <= {*range(len(line.split()))}
     assert rows[1] == rows[3] == ""

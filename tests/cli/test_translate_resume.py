@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from tformer_cli.distributed import num_processes
 from tformer_cli.model.encoder_decoder import EncoderDecoder
-from tformer_cli.translate import translator as translator_room
+from tformer_cli.translate import translator as translator_module
 
 CHOOSER = random.Random(5)
 LINES = [" ".join(CHOOSER.choices(["ab", "cde", "f", "g", ""], k=3)) for _ in range(14)]
@@ -46,7 +46,7 @@ def target(tmp_path: Path) -> Path:
 @pytest.fixture
 def translate(toy_run, tformer, source, target, monkeypatch):
     """Translate the source into the target, in windows of a few lines."""
-    monkeypatch.setattr(translator_room, "WINDOW_LINES", 3)
+    monkeypatch.setattr(translator_module, "WINDOW_LINES", 3)
 
     def call(*words: object, run: Path = toy_run, output: Path = target):
         return tformer("translate", run, "-i", source, "-o", output, "--workers", 1, *words)
@@ -79,14 +79,14 @@ def test_what_is_killed_again_and_again_ends_with_the_bytes_of_an_unbroken_run(
 def test_lines_that_are_done_are_not_translated_again(translate, target, monkeypatch):
     num_done = interrupt(translate, target)
     translated: list[int] = []
-    translate_windows = translator_room.Translator.translate_windows
+    translate_windows = translator_module.Translator.translate_windows
 
     def noticed(*arguments, **options):
         for window in translate_windows(*arguments, **options):
             translated.append(window[0].number)
             yield window
 
-    monkeypatch.setattr(translator_room.Translator, "translate_windows", noticed)
+    monkeypatch.setattr(translator_module.Translator, "translate_windows", noticed)
     assert translate("--resume").exit_code == 0
     assert translated == list(range(num_done + 1, len(LINES) + 1, 3))
 
@@ -189,10 +189,10 @@ def test_a_pipe_is_translated_as_it_comes(toy_run, tformer, source, tmp_path):
 def test_memory_does_not_grow_with_the_file(toy_run, tformer, tmp_path, monkeypatch):
     def translated(self, requests, *_, nbest=1, on_done, **__):
         on_done(len(requests))
-        return [[translator_room.Hypothesis((), 0.0, 0.0, True)] * nbest for _ in requests]
+        return [[translator_module.Hypothesis((), 0.0, 0.0, True)] * nbest for _ in requests]
 
     monkeypatch.setattr("tformer_cli.search.engine.NativeEngine.translate", translated)
-    monkeypatch.setattr(translator_room, "WINDOW_LINES", 100)
+    monkeypatch.setattr(translator_module, "WINDOW_LINES", 100)
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     peaks = []
     for num_lines in (100, 400, 4000):
@@ -224,7 +224,7 @@ def test_the_bar_begins_where_the_file_does_and_ends_with_its_lines(translate, t
 def test_memory_that_runs_out_is_one_line_and_changes_nothing(translate, target, monkeypatch):
     translate()
     expected, step = target.read_text(), EncoderDecoder.decode_step
-    monkeypatch.setattr(translator_room, "WINDOW_LINES", 8)
+    monkeypatch.setattr(translator_module, "WINDOW_LINES", 8)
 
     def short(self, ids, cache):
         if len(ids) > 2:

@@ -114,7 +114,7 @@ def test_a_line_that_is_cut_short_has_the_terms_of_what_is_left(gap):
     assert [tokenizers.target.decode(ids) for ids in request.required] == ["dog"]
 
 
-def test_in_a_language_without_blanks_a_word_is_banned_at_the_beginning_and_within(japanese):
+def test_without_whitespace_a_word_is_banned_at_the_beginning_and_within(japanese):
     options = {"uses_whitespace": False, "banned": ["東京", "東京"]}
     (request,) = encoded(japanese, InputLine("私"), **options)
     spelled = ["".join(japanese.target.tokens(ids)) for ids in request.banned]
@@ -134,7 +134,7 @@ def test_a_prefix_that_contains_a_banned_word_is_refused(marian):
         )
 
 
-def test_between_blanks_a_word_has_one_spelling(marian):
+def test_between_spaces_a_word_has_one_spelling(marian):
     (request,) = encoded(marian, InputLine("a"), banned=["dog"])
     assert request.banned == (tuple(marian.target.encode("dog")),)
 

@@ -29,7 +29,7 @@ from tformer_cli.search.request import EMPTY, Hypothesis, Request
 from tformer_cli.text.segments import Terminology
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import EOS_ID
-from tformer_cli.translate import translator as translator_room
+from tformer_cli.translate import translator as translator_module
 from tformer_cli.translate.mbr import MBR
 from tformer_cli.translate.postprocess import best_combinations
 from tformer_cli.translate.preprocess import MAX_PIECES
@@ -182,19 +182,19 @@ def test_alignments_nbest_and_prefixes_of_sentences_are_those_of_pieces(of_singl
     )
 
 
-def test_a_language_without_blanks_gets_none(translator):
+def test_a_language_without_whitespace_gets_none(translator):
     translator.postprocessor.separator = ""
     assert translator.translate(["abc。defg。"]) == ["。cba。gfed"]
 
 
-def test_blanks_at_the_end_make_no_piece(translator):
+def test_whitespace_at_the_end_makes_no_piece(translator):
     warnings = []
     found = translator.translate(["abc" + 9 * " ", 9 * " " + "abc"], on_warning=warnings.append)
     assert found == ["cba", "cba"]
     assert str(warnings[0]) == "line 1: is longer than 6 tokens; got 12; translated in 1 piece"
 
 
-def test_blanks_at_the_beginning_make_no_piece(translator):
+def test_whitespace_at_the_beginning_makes_no_piece(translator):
     translator.engine = Requested()
     ((indented,),) = translator.nbest([9 * " " + "abcdefg."], 1, prefixes=["g"])
     asked = translator.engine.requests
@@ -257,7 +257,7 @@ def test_a_long_line_as_an_error_is_named_before_any_is_translated(translator):
 
 
 def test_messages_count_across_windows_and_name_the_file(translator, monkeypatch):
-    monkeypatch.setattr(translator_room, "WINDOW_LINES", 2)
+    monkeypatch.setattr(translator_module, "WINDOW_LINES", 2)
     warnings = []
     lines = ["abcdefg", "ab", "cd", "abcd efg", "abcdefg"]
     found = translator.nbest(lines, 1, name="x.en", start=11, on_warning=warnings.append)
@@ -266,7 +266,7 @@ def test_messages_count_across_windows_and_name_the_file(translator, monkeypatch
 
 
 def test_lines_of_a_share_have_their_numbers_in_the_whole(translator, monkeypatch):
-    monkeypatch.setattr(translator_room, "WINDOW_LINES", 2)
+    monkeypatch.setattr(translator_module, "WINDOW_LINES", 2)
     warnings, numbers = [], []
     translate = translator.engine.translate
 
@@ -436,7 +436,7 @@ def test_a_word_that_is_cut_counts_once_among_the_words_of_its_line(translator):
     assert best.alignments == ((0, 0), (0, 2), (1, 1))
 
 
-def test_without_blanks_alignments_count_tokens(translator):
+def test_without_whitespace_alignments_count_tokens(translator):
     translator.aligner = Mirror()
     translator.postprocessor.separator = translator.postprocessor.source_separator = ""
     ((best,),) = translator.nbest(["abc。de。"], 1, aligned=True)
@@ -511,7 +511,7 @@ def utilities(texts: Sequence[str]) -> dict[str, float]:
     }
 
 
-def test_a_consensus_chooses_among_all_that_the_search_finds(translator):
+def test_mbr_chooses_among_all_that_the_search_finds(translator):
     expected = utilities(["fedcba", "edcba", "dcba"])
     (found,) = translator.nbest(["abcdef"], 2, mbr=MBR("chrf"))
     assert [best.text for best in found] == sorted(expected, key=lambda text: -expected[text])[:2]
@@ -519,7 +519,7 @@ def test_a_consensus_chooses_among_all_that_the_search_finds(translator):
     assert translator.translate(["abcdef", ""], mbr=MBR()) == [found[0].text, ""]
 
 
-def test_each_piece_of_a_line_has_its_own_consensus(translator):
+def test_each_piece_of_a_line_is_reranked_by_mbr(translator):
     first, second = utilities([".cba", "cba", "ba"]), utilities([".gfed", "gfed", "fed"])
     ((best,),) = translator.nbest(["abc. defg."], 1, mbr=MBR("chrf"))
     assert best.text == " ".join(max(texts, key=texts.get) for texts in (first, second))
@@ -594,7 +594,7 @@ def test_the_best_translation_is_asked_for_all_that_several_are(translator):
     assert [[decode(ids) for ids in one.required] for one in requests] == [["d", "be"], ["ef"]]
 
 
-def test_a_phrase_has_no_blank_before_it_in_a_language_without_blanks():
+def test_a_phrase_has_no_space_before_it_in_a_language_without_whitespace():
     lines = ["東京都に住む。", "私は東京に行く。", "京都は東京ではない。"]
     config = SubwordConfig(vocab_size=300)
     japanese = build_tokenizers(config, lambda: [(line, line) for line in lines] * 9, seed=1)

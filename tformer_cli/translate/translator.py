@@ -275,7 +275,7 @@ class Translator:
     ) -> Iterator[list[Translation]]:
         """Yield the `count` best translations of each line, best first, in the order given.
 
-        A blank line has an empty translation. Lines are read ahead by `WINDOW_LINES`.
+        A line of whitespace has an empty translation. Lines are read ahead by `WINDOW_LINES`.
 
         Args:
             lines: source text.

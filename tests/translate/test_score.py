@@ -10,7 +10,7 @@ from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import DataError
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import EOS_ID, UNK_ID
-from tformer_cli.translate import score as scored_pair_room
+from tformer_cli.translate import score as score_module
 from tformer_cli.translate.score import ScoredPair, score_pairs
 
 
@@ -52,7 +52,7 @@ def test_each_pair_comes_with_its_tokens_and_the_end(tokenizers):
     ]
 
 
-def test_blank_lines_keep_their_place(tokenizers):
+def test_lines_of_whitespace_keep_their_position(tokenizers):
     scorer = ByLength()
     found = list(score_pairs(scorer, tokenizers, [("", "A"), (" \t", ""), ("a", "  ")]))
     assert [pair.tokens for pair in found] == [("A", "</s>"), ("</s>",), ("</s>",)]
@@ -72,7 +72,7 @@ def test_an_impossible_token_makes_the_whole_impossible():
 
 
 def test_windows_bound_what_is_read_ahead(tokenizers, monkeypatch):
-    monkeypatch.setattr(scored_pair_room, "WINDOW_PAIRS", 3)
+    monkeypatch.setattr(score_module, "WINDOW_PAIRS", 3)
     scorer, counts = ByLength(), []
     endless = ((source, "A") for source in itertools.cycle(["a", "ab", "abc", "abcd"]))
     found = itertools.islice(score_pairs(scorer, tokenizers, endless, on_done=counts.append), 5)
@@ -88,7 +88,7 @@ def test_windows_bound_what_is_read_ahead(tokenizers, monkeypatch):
     ],
 )
 def test_a_line_beyond_learned_positions_is_named(tokenizers, monkeypatch, pairs, message):
-    monkeypatch.setattr(scored_pair_room, "WINDOW_PAIRS", 2)
+    monkeypatch.setattr(score_module, "WINDOW_PAIRS", 2)
     with pytest.raises(DataError) as caught:
         list(score_pairs(ByLength(4), tokenizers, pairs, names=("x.en", "x.de")))
     assert str(caught.value) == message.format(
