@@ -66,7 +66,7 @@ def built(config: Config, tokenizers: Tokenizers) -> MarianMTModel:
 
 def began(run: RunDirectory) -> TrainingProgress:
     return replace(
-        load_state(run.pointed("last")), step=0, epoch=0, batch=0, num_tokens=0, seconds=0.0
+        load_state(run.pointed("last")), step=0, data_position=(0, 0), num_tokens=0, seconds=0.0
     )
 
 
