@@ -45,9 +45,9 @@ def evaluate(
         typer.Option(help="valid, test (all test sets), or the name of one. Default: test."),
     ] = None,
     source: Annotated[
-        Path | None, typer.Option(help="Another text to translate, with --reference.")
+        Path | None, typer.Option(help="Source text instead of a split, with --reference.")
     ] = None,
-    reference: Annotated[Path | None, typer.Option(help="Its references.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="References of --source.")] = None,
     beam: BeamOption = None,
     length_penalty: LengthPenaltyOption = None,
     settings: SearchSetOption = None,
@@ -60,10 +60,10 @@ def evaluate(
     precision: PrecisionOption = "float32",
     workers: WorkersOption = None,
 ) -> None:
-    """Translate a test set and score it against its raw references, by sacrebleu.
+    """Translate a test set and score it against raw references, by sacrebleu.
 
-    The translations stay in the run folder under eval/, and the command line by which sacrebleu
-    itself gives the same numbers is printed with them.
+    Translations and scores are written to eval/ in the run folder. The sacrebleu command that
+    reproduces each score is printed.
 
     Example: tformer eval --bleu
 

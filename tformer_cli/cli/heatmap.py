@@ -25,46 +25,34 @@ def heatmap(
     runs: LeadingRunArgument = None,
     *,
     sentence: Annotated[
-        str, typer.Argument(metavar="SENTENCE", help="In the source language, in quotes.")
+        str, typer.Argument(metavar="SENTENCE", help="Source sentence, in quotes.")
     ],
     target: Annotated[
-        str | None,
-        typer.Option(
-            help="A translation to look at. Default: the one that the run's search finds."
-        ),
+        str | None, typer.Option(help="Its translation. Default: that of the run's search.")
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            help="The picture: .html to choose and point in, .png or .svg. "
-            f"Default: {DEFAULT_OUTPUT}.",
+            help=f"Interactive .html, or .png or .svg. Default: {DEFAULT_OUTPUT}.",
             show_default=False,
         ),
     ] = None,
     part: Annotated[
-        Part,
-        typer.Option(help="Which maps: self-attention, cross-attention, or what places mean."),
+        Part, typer.Option(help="Self-attention, cross-attention, or position tables.")
     ] = "all",
-    layer: Annotated[
-        int | None, typer.Option(min=1, help="Maps of this layer alone, counted from 1.")
-    ] = None,
-    head: Annotated[
-        int | None, typer.Option(min=1, help="Maps of this head alone, counted from 1.")
-    ] = None,
+    layer: Annotated[int | None, typer.Option(min=1, help="Only this layer, from 1.")] = None,
+    head: Annotated[int | None, typer.Option(min=1, help="Only this head, from 1.")] = None,
     as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print one JSON object of the numbers; draw only with --output."
-        ),
+        bool, typer.Option("--json", help="Print JSON; draw only if there is --output.")
     ] = False,
     checkpoint: CheckpointOption = "best",
 ) -> None:
-    """Draw what a model looks at while it translates a sentence, head by head.
+    """Draw the attention maps of a sentence, by layer and head.
 
-    Each token is a row that shares a weight of 1 among the tokens that it looks at. Below stands
-    what the model knows of places: its table of positions, its rotary turns, its biases.
+    Rows are queries, columns keys; a row sums to 1. Below them are the position tables: position
+    embeddings, rotary embeddings and attention biases.
 
     Example: tformer heatmap "The girl has danced with us."
 
@@ -90,21 +78,13 @@ def heatmap(
 
 
 def _one_run(runs: Sequence[Path], sentence: str) -> Path | None:
-    """Return the run that was named, if any.
-
-    Raises:
-        UsageError: what was named are the words of a sentence, or a run without one.
-    """
+    """Return the run of the command line, if any; unquoted words of a sentence are none."""
     if len(runs) > 1:
         words = " ".join([*map(str, runs), sentence])
         raise UsageError("SENTENCE", "must be one argument", got=words, remedy="put it in quotes")
     if not runs and os.path.isdir(sentence):
-        raise UsageError(
-            "SENTENCE",
-            "is missing",
-            got=f"the folder {sentence}",
-            remedy="add the sentence, in quotes",
-        )
+        got, remedy = f"the folder {sentence}", "add the sentence, in quotes"
+        raise UsageError("SENTENCE", "is missing", got=got, remedy=remedy)
     return runs[0] if runs else None
 
 

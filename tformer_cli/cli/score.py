@@ -28,30 +28,30 @@ if TYPE_CHECKING:
 def score(
     run: RunArgument = None,
     *,
-    source: Annotated[Path, typer.Option(help="A text, plain or .gz.")],
-    target: Annotated[Path, typer.Option(help="Its translation, line by line.")],
+    source: Annotated[Path, typer.Option(help="Source text, plain or .gz.")],
+    target: Annotated[Path, typer.Option(help="Translation, line by line.")],
     output_file: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Where the log probabilities go. Default: stdout."),
+        typer.Option("--output", "-o", help="File for the scores. Default: stdout."),
     ] = None,
     per_token: Annotated[
         bool,
-        typer.Option("--per-token", help="Add each token and its log probability, between tabs."),
+        typer.Option("--per-token", help="Add tokens and their log probabilities, between tabs."),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line, with texts and tokens.")
+        bool, typer.Option("--json", help="One JSON object per line, with texts and tokens.")
     ] = False,
     ensemble: EnsembleOption = None,
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",
 ) -> None:
-    """Print the log probability of given translations: n pairs in, n lines out, in their order.
+    """Print the log probability of given translations: n pairs in, n lines out, in the same order.
 
-    It is a natural logarithm, summed over the tokens of the translation and </s>, by the
-    probabilities that a search sees. What no search writes has -inf, in JSON null: a translation
-    with an unknown token, an empty one, or any of an empty line but the empty one, which has 0.
-    A pair with a side of more than 4,096 tokens is not scored, and has nan, in JSON null.
+    It is the natural logarithm, summed over the tokens of the translation, EOS included. It is -inf
+    (null in JSON) if no search generates the translation: with an unknown token, an empty one, or
+    any translation of an empty line but the empty one, which has 0. It is nan (null in JSON) for a
+    pair with a side of more than 4,096 tokens.
 
     Example: tformer score runs/demo --source test.en --target test.de
     """

@@ -60,27 +60,24 @@ def translate(
         list[str] | None,
         typer.Argument(
             metavar="[RUN] [SENTENCE]",
-            help="A run folder, such as runs/demo; without it the newest under runs/. And a "
-            "sentence to translate, in quotes; without it --input is read, or stdin.",
+            help="Run folder, by default the newest under runs/; and a sentence in quotes, by "
+            "default --input or stdin.",
             show_default=False,
         ),
         Recorded.AS_MODEL,
     ] = None,
     input_file: Annotated[
         Path | None,
-        typer.Option("--input", "-i", help="Text to translate, plain or .gz. Default: stdin."),
+        typer.Option("--input", "-i", help="Source text, plain or .gz. Default: stdin."),
     ] = None,
     output_file: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Where the translations go. Default: stdout."),
+        typer.Option("--output", "-o", help="File for the translations. Default: stdout."),
         Recorded.NOT,
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume",
-            help="Go on where the same command was killed; what is done lies in OUTPUT.partial.",
-        ),
+        typer.Option("--resume", help="Resume the same command from OUTPUT.partial."),
         Recorded.NOT,
     ] = False,
     beam: Annotated[BeamOption, Recorded.AS_SEARCH] = None,
@@ -91,62 +88,53 @@ def translate(
     ensemble: Annotated[EnsembleOption, Recorded.AS_MODEL] = None,
     nbest: Annotated[
         int,
-        typer.Option(min=1, help="Translations a line, as `line ||| translation ||| score`."),
+        typer.Option(min=1, help="Translations per line, as `line ||| translation ||| score`."),
     ] = 1,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="One JSON object a line, with tokens, scores, alignments."),
+        typer.Option("--json", help="One JSON object per line, with tokens, scores, alignments."),
     ] = False,
     alignments_file: Annotated[
         Path | None,
-        typer.Option(
-            "--alignments",
-            help="Where to write which words come from which: for each line the numbers of source "
-            "and target words, from 0, as in `0-0 1-2`.",
-        ),
+        typer.Option("--alignments", help="File for word alignments: a line of `0-0 1-2` each."),
     ] = None,
     prefix_file: Annotated[
         Path | None,
-        typer.Option(
-            "--prefixes", help="What each translation begins with, a line for each line of --input."
-        ),
+        typer.Option("--prefixes", help="Forced beginnings, a line for each line of --input."),
     ] = None,
     banned: Annotated[
         list[str] | None,
-        typer.Option("--ban", help="A word or phrase that no translation has; may be repeated."),
+        typer.Option("--ban", help="Word or phrase that no translation contains; repeatable."),
     ] = None,
     constraints_file: Annotated[
         Path | None,
         typer.Option(
             "--constraints",
-            help="Phrases that each translation has, with tabs between them, a line for each line "
-            "of --input. A long line in pieces can have none.",
+            help="Required phrases, separated by tabs, a line for each line of --input. A line "
+            "that is split can have none.",
         ),
     ] = None,
     terminology_file: Annotated[
         Path | None,
         typer.Option(
             "--terminology",
-            help="Lines of a source term, a tab and a target term: the translation of a line, or "
-            "of a piece of a long one, that has the first has the second.",
+            help="Lines of a source term, a tab and a target term, which is required where the "
+            "line, or the piece of a split line, contains the source term.",
         ),
     ] = None,
     long_lines: Annotated[
         Literal["split", "truncate", "error"],
-        typer.Option(help="What becomes of a line that is longer than training has seen any."),
+        typer.Option(help="What to do with a line longer than any training line."),
     ] = "split",
     max_source_length: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Tokens above which a line is long. Default: data.filters.max_length."
-        ),
+        typer.Option(min=1, help="Maximum tokens of a line. Default: data.filters.max_length."),
     ] = None,
     max_source_sentences: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Sentences above which --long-lines split cuts a line. Default: what training "
-            "lines had.",
+            help="Maximum sentences of a line that is not split. Default: that of training lines.",
         ),
     ] = None,
     checkpoint: Annotated[CheckpointOption, Recorded.AS_MODEL] = "best",
@@ -155,17 +143,17 @@ def translate(
     workers: Annotated[WorkersOption, Recorded.NOT] = None,
     backend: Annotated[
         Literal["native", "ctranslate2"],
-        typer.Option(help="What searches: tformer itself, or CTranslate2 by an export in the run."),
+        typer.Option(help="Search by tformer, or by CTranslate2 with an export in the run folder."),
     ] = "native",
     quantization: Annotated[
         QuantizationName | None,
         typer.Option(help="Number format of CTranslate2's matrices. Default: float32."),
     ] = None,
 ) -> None:
-    """Translate text line by line: n lines in, n lines out, in their order.
+    """Translate text line by line: n lines in, n lines out, in the same order.
 
-    Without --input, lines are read from stdin and answered as they come. A long line is cut at
-    sentence ends, and its translated pieces are joined; stderr names it.
+    Lines of stdin are translated as they arrive. A long line is split at sentence ends and its
+    translations are joined, with a warning on stderr.
 
     Example: tformer translate runs/demo "The girl has danced with us."
 
