@@ -73,23 +73,23 @@ def test_error_is_the_same_in_another_process(error: TformerError) -> None:
         ),
         (
             errno.EIO,
-            "Input/output error; see whether the disk is sound; what was saved before is intact",
+            "Input/output error; check the disk; what was saved before is intact",
         ),
-        (errno.EACCES, "Permission denied; change its permissions, or name another place"),
-        (errno.EPERM, "Operation not permitted; change its permissions, or name another place"),
-        (errno.EROFS, "Read-only file system; name a place that can be written"),
+        (errno.EACCES, "Permission denied; change its permissions, or name another path"),
+        (errno.EPERM, "Operation not permitted; change its permissions, or name another path"),
+        (errno.EROFS, "Read-only file system; name a writable path"),
         (
             errno.ENOENT,
-            "No such file or directory; its folder has gone or takes no files: bring it back, "
-            "or name another place",
+            "No such file or directory; its folder is gone or refuses files: restore it, "
+            "or name another path",
         ),
         (
             errno.ENOTDIR,
-            "Not a directory; there is a file where a folder must be: name another place",
+            "Not a directory; there is a file where a folder must be: name another path",
         ),
         (
             errno.EEXIST,
-            "File exists; there is a file where a folder must be: name another place",
+            "File exists; there is a file where a folder must be: name another path",
         ),
         (errno.EISDIR, "Is a directory; name a file"),
         (errno.ELOOP, "Too many levels of symbolic links"),

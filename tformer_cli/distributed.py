@@ -38,18 +38,12 @@ class World:
     """The processes that work together; by default, this one alone.
 
     Each method is a collective: all processes call it, in the same order.
-
-    Attributes:
-        rank: index of this process.
-        size: number of processes.
-        local_rank: index of this process on its machine.
-        gpu_group: the NCCL process group, for tensors on GPUs.
     """
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
-    gpu_group: "distributed.ProcessGroup | None" = None
+    local_rank: int = 0  # on this machine
+    gpu_group: "distributed.ProcessGroup | None" = None  # NCCL, for tensors on GPUs
 
     @property
     def is_main_process(self) -> bool:
@@ -127,8 +121,8 @@ class World:
     def main_process_first(self) -> Iterator[None]:
         """Run the body in rank 0, then in one process of each machine, then in all others.
 
-        Those that come later find its files, in a folder that the machines share or do not. No two
-        processes write to one folder at a time, also where the file system has no locks.
+        The later ones find the files of the first, whether the machines share a folder or not, and
+        no two processes write to a folder at a time, even without locks.
         """
         turn = 0 if self.is_main_process else 1 if self.local_rank == 0 else 2
         for _ in range(turn):
@@ -155,8 +149,7 @@ def num_processes() -> int:
 def process_group(device: torch.device) -> Iterator[World]:
     """Join the process group of torchrun; without torchrun, yield `SINGLE_PROCESS`.
 
-    Args:
-        device: of this process; a GPU becomes the current one.
+    If `device` is a GPU, it becomes the current one.
 
     Raises:
         DeviceError: the environment variables of torchrun are incomplete.

@@ -14,19 +14,12 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
+    """One thing that is wrong."""
 
-    Attributes:
-        where: a file and line, a key path, or an argument.
-        what: the rule that was broken.
-        got: the offending value, if it helps.
-        remedy: what to do, if the rule does not say it.
-    """
-
-    where: str
-    what: str
-    got: str | None = None
-    remedy: str | None = None
+    where: str  # a file and line, a key path, or an argument
+    what: str  # the rule that was broken
+    got: str | None = None  # the offending value, if it helps
+    remedy: str | None = None  # if the rule does not say it
 
     def __str__(self) -> str:
         parts = [f"{self.where}: {self.what}"]
@@ -159,17 +152,17 @@ class Interrupted(TformerError):
 
 
 _FULL_DISK = "free space and run the same command again; what was saved before is intact"
-_NO_PERMISSION = "change its permissions, or name another place"
-_NO_FOLDER = "there is a file where a folder must be: name another place"
+_NO_PERMISSION = "change its permissions, or name another path"
+_NO_FOLDER = "there is a file where a folder must be: name another path"
 _REMEDIES: dict[int | None, str] = {
     errno.ENOSPC: _FULL_DISK,
     errno.EDQUOT: _FULL_DISK,
     errno.EFBIG: "raise the limit on the size of a file; what was saved before is intact",
-    errno.EIO: "see whether the disk is sound; what was saved before is intact",
+    errno.EIO: "check the disk; what was saved before is intact",
     errno.EACCES: _NO_PERMISSION,
     errno.EPERM: _NO_PERMISSION,
-    errno.EROFS: "name a place that can be written",
-    errno.ENOENT: "its folder has gone or takes no files: bring it back, or name another place",
+    errno.EROFS: "name a writable path",
+    errno.ENOENT: "its folder is gone or refuses files: restore it, or name another path",
     errno.ENOTDIR: _NO_FOLDER,
     errno.EEXIST: _NO_FOLDER,
     errno.EISDIR: "name a file",

@@ -95,12 +95,12 @@ def test_debug_shows_the_traceback():
         (
             "runs/x/last",
             "runs/x/last: cannot be read or written; got Permission denied; "
-            "change its permissions, or name another place",
+            "change its permissions, or name another path",
         ),
         (
             None,
             "tformer: a file or stream cannot be read or written; got Permission denied; "
-            "change its permissions, or name another place",
+            "change its permissions, or name another path",
         ),
     ],
 )

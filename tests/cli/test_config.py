@@ -292,7 +292,7 @@ def test_new_that_was_killed_begins_again(folder: Path) -> None:
 
 def test_new_replaces_files_only_when_forced(folder: Path) -> None:
     arguments = ("new", "train.en", "train.de", "--output", "x.yaml")
-    message = "x.yaml: is there already; choose another --output, or add --force"
+    message = "x.yaml: already exists; choose another --output, or add --force"
     assert complaint(UsageError, *arguments) == message
     assert printed(*arguments, "--force").startswith("x.yaml: written, en -> de\n")
 

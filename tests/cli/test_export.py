@@ -160,7 +160,7 @@ def test_two_runs_are_one_too_many(tmp_path, tformer):
 def test_folder_that_is_there_is_left_alone(toy_run, tmp_path, tformer):
     (tmp_path / "mine").mkdir()
     assert refused(tformer, tmp_path, toy_run, tmp_path / "mine") == (
-        f"{tmp_path / 'mine'}: is there already; remove it, or name another\n"
+        f"{tmp_path / 'mine'}: already exists; remove it, or name another\n"
     )
 
 

@@ -93,7 +93,7 @@ def test_train_says_where_a_file_stands_for_the_run_folder(tformer, tmp_path):
         assert (result.exit_code, result.stderr) == (
             2,
             f"{run}: cannot be written; got {got}; "
-            "there is a file where a folder must be: name another place\n",
+            "there is a file where a folder must be: name another path\n",
         )
 
 
@@ -107,7 +107,7 @@ def test_train_without_permission_for_the_run_folder_says_so(tformer, tmp_path, 
     assert (result.exit_code, result.stderr) == (
         2,
         f"{tmp_path}/run: cannot be written; got Permission denied; "
-        "change its permissions, or name another place\n",
+        "change its permissions, or name another path\n",
     )
 
 
@@ -128,7 +128,7 @@ def test_a_run_folder_that_vanishes_ends_the_training_and_stays_away(
     assert (result.exit_code, result.stderr) == (
         2,
         f"{run}/metrics.jsonl: cannot be written; got No such file or directory; "
-        "its folder has gone or takes no files: bring it back, or name another place\n",
+        "its folder is gone or refuses files: restore it, or name another path\n",
     )
     assert not run.exists()
 

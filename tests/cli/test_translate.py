@@ -178,13 +178,13 @@ def test_a_damaged_checkpoint_is_refused_and_another_is_named(toy_run, tformer, 
     others = sorted({x.name for x in (run / "checkpoints").iterdir()} - {best.name})
     result = tformer("translate", run, stdin="ab\n")
     assert (result.exit_code, result.stdout) == (2, "")
-    problem = f"{best}: is damaged: model.safetensors is not what was saved"
+    problem = f"{best}: is damaged: model.safetensors does not match its checksum"
     assert result.stderr == f"{problem}; use --checkpoint {others[-1]}\n"
     assert tformer("translate", run, "--checkpoint", others[-1], stdin="ab\n").exit_code == 0
     for name in others:
         (run / "checkpoints" / name / "state.json").unlink()
     result = tformer("translate", run, stdin="ab\n")
-    assert result.stderr == f"{problem}; no other one is whole: train anew with --fresh\n"
+    assert result.stderr == f"{problem}; no other checkpoint is intact: train again with --fresh\n"
 
 
 def test_a_folder_for_a_file_is_refused(toy_run, tformer, tmp_path, source):

@@ -119,7 +119,7 @@ def test_changed_settings_are_refused_by_name(translate, toy_run, target, words,
     result = translate("--resume", *words)
     assert (result.exit_code, result.stderr) == (
         2,
-        f"{target}.partial: is the beginning of another file; got another {named}; "
+        f"{target}.partial: was begun from something else; got another {named}; "
         "remove it, or name another file\n",
     )
     # Without --resume it is in nobody's way.

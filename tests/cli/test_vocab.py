@@ -180,7 +180,7 @@ def test_vocab_replaces_only_when_forced(folder: Path) -> None:
     with pytest.raises(UsageError) as caught:
         output()
     assert str(caught.value) == (
-        "runs/tiny/tokenizer: is there already; "
+        "runs/tiny/tokenizer: already exists; "
         "add --force to replace it, or name another folder with --run"
     )
     output("--force", "--set", "tokenizer.min_frequency=3")

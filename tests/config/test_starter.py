@@ -109,7 +109,7 @@ def test_config_that_is_there_is_kept_unless_forced(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as raised:
         check_replaceable(config, text.files, overwrite=False)
     remedy = "choose another `output`, or add `overwrite=True`"
-    assert str(raised.value) == f"{config}: is there already; {remedy}"
+    assert str(raised.value) == f"{config}: already exists; {remedy}"
 
 
 def test_given_text_is_never_replaced_by_a_config(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def refusal(text: ParallelText, *, overwrite: bool = False) -> str:
     return str(raised.value).removeprefix(str(folder))
 
 
-ALREADY = ": is there already; choose another `output`, or add `overwrite=True`"
+ALREADY = ": already exists; choose another `output`, or add `overwrite=True`"
 FOREIGN = ": contains files that config new did not write; choose another `output`"
 
 

@@ -121,7 +121,7 @@ def test_unsupported_keys_come_before_anything_is_written(text, tmp_path):
 def test_folder_that_is_there_is_left_alone(model, text, tmp_path):
     with pytest.raises(UsageError) as raised, exported(model, EXACT, tmp_path, text):
         raise AssertionError("it has been written")
-    assert str(raised.value) == f"{tmp_path}: is there already; remove it, or name another"
+    assert str(raised.value) == f"{tmp_path}: already exists; remove it, or name another"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -137,7 +137,7 @@ def test_folder_that_appears_while_the_export_is_checked_is_left_alone(model, te
         exported(model, EXACT, folder, text, on_done=appear),
     ):
         pass
-    assert str(raised.value) == f"{folder}: is there already; remove it, or name another"
+    assert str(raised.value) == f"{folder}: already exists; remove it, or name another"
     assert sorted(tmp_path.rglob("*")) == [folder, folder / "thesis.tex"]
 
 

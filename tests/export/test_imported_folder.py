@@ -199,7 +199,7 @@ def test_weights_in_another_number_format_are_refused(tmp_path, dtype):
     with pytest.raises(CheckpointError) as caught:
         read_weights(file)
     assert str(caught.value) == (
-        f"{file}: holds weights in another number format (1 weights); "
+        f"{file}: holds weights of an unsupported dtype (1 weights); "
         f"got {str(dtype)[6:]} for b; fetch the folder again"
     )
 

@@ -96,7 +96,7 @@ def test_a_run_is_no_plain_folder(toy_run, tmp_path):
 def test_a_run_that_is_there_is_left_alone(plain, tmp_path):
     (tmp_path / "run").mkdir()
     assert refused(plain, tmp_path / "run") == [
-        f"{tmp_path}/run: is there already; remove it, or name another"
+        f"{tmp_path}/run: already exists; remove it, or name another"
     ]
 
 

@@ -507,7 +507,7 @@ def test_the_script_says_in_one_line_what_the_system_refuses(server, tmp_path, c
         2,
         "",
         f"{file}: cannot be read or written; got File exists; "
-        "there is a file where a folder must be: name another place\n",
+        "there is a file where a folder must be: name another path\n",
     )
 
 

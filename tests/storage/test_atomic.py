@@ -120,7 +120,7 @@ def test_a_new_folder_never_replaces_what_has_its_name(tmp_path, monkeypatch, ki
         monkeypatch.setattr(Path, "rename", late)
     with pytest.raises(UsageError) as caught:
         write()
-    assert str(caught.value) == f"{path}: is there already; remove it, or name another"
+    assert str(caught.value) == f"{path}: already exists; remove it, or name another"
     (tmp_path / "expected").mkdir()
     appear(tmp_path / "expected" / "out", kind)
     found = tree(tmp_path)
@@ -135,7 +135,7 @@ def test_of_two_new_folders_of_one_name_the_first_that_is_whole_stays(tmp_path):
         (slow / "part").write_text("slow")
         with new_directory(path) as fast:
             (fast / "part").write_text("fast")
-    assert str(caught.value) == f"{path}: is there already; remove it, or name another"
+    assert str(caught.value) == f"{path}: already exists; remove it, or name another"
     assert tree(tmp_path) == {"out": None, "out/part": "fast"}
 
 
@@ -291,7 +291,7 @@ SYSTEM_ERRORS = {
     "what was saved before is intact",
     errno.EDQUOT: "Disk quota exceeded; free space and run the same command again; "
     "what was saved before is intact",
-    errno.EIO: "Input/output error; see whether the disk is sound; what was saved before is intact",
+    errno.EIO: "Input/output error; check the disk; what was saved before is intact",
 }
 
 
@@ -331,7 +331,7 @@ def test_a_path_through_a_file_is_refused(tmp_path):
     write_text(tmp_path / "file", "old\n")
     assert refusal(tmp_path / "file" / "new") == (
         f"{tmp_path}/file/new: cannot be written; got File exists; "
-        "there is a file where a folder must be: name another place"
+        "there is a file where a folder must be: name another path"
     )
 
 

@@ -114,7 +114,7 @@ def test_weights_in_another_number_format_are_refused(saved, dtype):
     name = "decoder.layers.0.self_attention.query.weight"
     save_file(weights | {name: weights[name].to(dtype)}, saved / MODEL_FILE)
     assert message(load_weights, saved, model(1)) == (
-        f"{saved / MODEL_FILE}: holds weights in another number format (1 weights); "
+        f"{saved / MODEL_FILE}: holds weights of an unsupported dtype (1 weights); "
         f"got {str(dtype)[6:]} for {name}; use another checkpoint"
     )
 
@@ -195,7 +195,7 @@ def test_no_average_is_made_of_a_damaged_checkpoint(saved):
     content[-1] ^= 1
     file.write_bytes(content)
     assert message(load_average, [saved], model(1)) == (
-        f"{saved}: is damaged: {MODEL_FILE} is not what was saved; "
+        f"{saved}: is damaged: {MODEL_FILE} does not match its checksum; "
         "train on for another one, or average fewer"
     )
 
@@ -217,7 +217,9 @@ def test_a_bit_that_flips_is_found(tmp_path, name, place):
     content = bytearray((folder / name).read_bytes())
     content[int(place * (len(content) - 1))] ^= 4
     (folder / name).write_bytes(content)
-    assert str(verify_checksums(folder)) == f"{folder}: is damaged: {name} is not what was saved"
+    assert (
+        str(verify_checksums(folder)) == f"{folder}: is damaged: {name} does not match its checksum"
+    )
     # A translation needs no optimiser.
     is_needed = name in (MODEL_FILE, STATE_FILE)
     assert (verify_checksums(folder, (MODEL_FILE, STATE_FILE)) is not None) == is_needed
@@ -225,11 +227,11 @@ def test_a_bit_that_flips_is_found(tmp_path, name, place):
 
 def test_a_checkpoint_that_is_not_whole_is_found(saved):
     other = saved.with_name("other")
-    assert str(verify_checksums(other)) == f"{other}: is not there"
+    assert str(verify_checksums(other)) == f"{other}: does not exist"
     for name in (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE):
         shutil.copytree(saved, other)
         (other / name).unlink()
-        assert str(verify_checksums(other)) == f"{other}: is not whole: {name} is missing"
+        assert str(verify_checksums(other)) == f"{other}: is incomplete: {name} is missing"
         shutil.rmtree(other)
     for content in (None, b"", b"\xff", b"\0" * 70, (saved / CHECKSUMS_FILE).read_bytes()[:-80]):
         shutil.copytree(saved, other)
@@ -246,7 +248,7 @@ def test_a_pipe_in_place_of_a_file_is_not_read(saved, name):
     (saved / name).unlink()
     os.mkfifo(saved / name)
     expected = {
-        CHECKSUMS_FILE: f"is not whole: {CHECKSUMS_FILE} is missing or damaged",
+        CHECKSUMS_FILE: f"is incomplete: {CHECKSUMS_FILE} is missing or damaged",
     }.get(name, f"is damaged: {name} cannot be read; got no regular file")
     assert str(verify_checksums(saved)) == f"{saved}: {expected}"
 

@@ -139,7 +139,7 @@ def test_the_beginning_of_something_else_is_refused_by_name(tmp_path, changes, n
     with pytest.raises(UsageError) as caught:
         write(file, {**MADE_FROM, **changes})
     assert str(caught.value) == (
-        f"{partial(file)}: is the beginning of another file; got another {named}; "
+        f"{partial(file)}: was begun from something else; got another {named}; "
         "remove it, or name another file"
     )
     assert write(file) == 2
@@ -151,7 +151,7 @@ def test_two_processes_at_one_file_are_refused(tmp_path):
         with pytest.raises(UsageError) as caught:
             write(file)
         assert str(caught.value) == (
-            f"{partial(file)}: another process is at work on it; wait until it is done"
+            f"{partial(file)}: another process is writing it; wait until it is done"
         )
 
 
@@ -161,7 +161,7 @@ def test_a_folder_or_a_pipe_is_no_file_to_go_on_with(tmp_path):
     for path in (tmp_path, pipe):
         with pytest.raises(UsageError) as caught, partial_file(path, MADE_FROM):
             pass
-        message = "is no file that could be written part by part; name a file"
+        message = "is not a regular file; name a file"
         assert str(caught.value) == f"{path}: {message}"
     assert list(tmp_path.iterdir()) == [pipe]
 

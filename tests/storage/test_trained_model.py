@@ -95,7 +95,7 @@ def test_a_run_with_fewer_positions_comes_first(load, first):
     with pytest.raises(CheckpointError) as raised:
         load(trained(positions=first), few)
     assert str(raised.value) == (
-        "runs/b: has learnt fewer positions than runs/a has; got 10; name it first"
+        "runs/b: has learned fewer positions than runs/a has; got 10; name it first"
     )
     assert len(load(few, trained(positions=first))) == 2
 

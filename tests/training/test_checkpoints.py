@@ -275,7 +275,7 @@ def test_training_goes_back_to_the_newest_checkpoint_that_steps_were_taken_from(
     said: list[str] = []
     assert checkpoint_before(run, 4, EACH_STEP, said.append) == run.checkpoint(2)
     assert said == [
-        f"{run.checkpoint(3)}: is not whole: state.json is missing; resuming from step-000002"
+        f"{run.checkpoint(3)}: is incomplete: state.json is missing; resuming from step-000002"
     ]
 
 

@@ -244,8 +244,7 @@ def test_a_disk_that_cannot_be_written_is_an_error(toy, monkeypatch):
         taken(toy)
     assert asked == [toy.parent]
     assert str(caught.value) == (
-        f"{toy.parent}/run: cannot be written; got Read-only file system; "
-        "name a place that can be written"
+        f"{toy.parent}/run: cannot be written; got Read-only file system; name a writable path"
     )
 
 
@@ -255,7 +254,7 @@ def test_a_file_where_the_run_folder_would_be_is_an_error(toy):
         taken(toy)
     assert str(caught.value) == (
         f"{toy.parent}/run: cannot be written; got Not a directory; "
-        "there is a file where a folder must be: name another place"
+        "there is a file where a folder must be: name another path"
     )
 
 

@@ -289,19 +289,19 @@ def damage_last(run: RunDirectory, how: str) -> str:
     last = run.pointed("last")
     if how == "flipped":
         flip_a_bit(last / "optimizer.safetensors")
-        return f"{last}: is damaged: optimizer.safetensors is not what was saved"
+        return f"{last}: is damaged: optimizer.safetensors does not match its checksum"
     if how == "torn":
         (last / "state.json").unlink()
-        return f"{last}: is not whole: state.json is missing"
+        return f"{last}: is incomplete: state.json is missing"
     if how == "unsummed":
         (last / "SHA256SUMS").unlink()
-        return f"{last}: is not whole: SHA256SUMS is missing or damaged"
+        return f"{last}: is incomplete: SHA256SUMS is missing or damaged"
     if how == "gone":
         shutil.rmtree(last)
-        return f"{last}: is not there"
+        return f"{last}: does not exist"
     (run.path / "last").write_text("step-000777\n")
     shutil.rmtree(last)
-    return f"{run.checkpoints / 'step-000777'}: is not there"
+    return f"{run.checkpoints / 'step-000777'}: does not exist"
 
 
 @pytest.mark.parametrize("how", ["flipped", "torn", "unsummed", "gone", "pointer"])
@@ -395,10 +395,10 @@ def test_several_damaged_checkpoints_are_all_named(finished, again, capsys):
     (again.path / "last").unlink()
     trained(again.config_file, again.path)
     output = capsys.readouterr().err
-    assert f"{again.path / 'last'}: is not there; resuming from step-000012\n" in output
+    assert f"{again.path / 'last'}: does not exist; resuming from step-000012\n" in output
     for step in (24, 18):
         assert (
-            f"{again.checkpoint(step)}: is damaged: model.safetensors is not what was saved; "
+            f"{again.checkpoint(step)}: is damaged: model.safetensors does not match its checksum; "
             "resuming from step-000012\n"
         ) in output
     assert_same_end(finished, again)
@@ -411,7 +411,7 @@ def test_without_a_whole_checkpoint_nothing_is_lost_or_begun(again):
     before = sorted(again.path.rglob("*"))
     with pytest.raises(CheckpointError) as caught:
         trained(again.config_file, again.path)
-    problems = "; ".join(f"{x}: is not whole: state.json is missing" for x in reversed(steps))
+    problems = "; ".join(f"{x}: is incomplete: state.json is missing" for x in reversed(steps))
     assert str(caught.value) == (
         f"{again.path}: has no intact checkpoint; got {problems}; "
         "restore one, or start over with `fresh=True`"

@@ -30,7 +30,7 @@ def vocab(
     ] = None,
     settings: SetOption = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a vocabulary that is there already.")
+        bool, typer.Option("--force", help="Replace a vocabulary that already exists.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -108,7 +108,7 @@ def _check_replaceable(run: RunDirectory, *, force: bool) -> None:
     if not force:
         raise UsageError(
             str(run.tokenizer),
-            "is there already",
+            "already exists",
             remedy="add --force to replace it, or name another folder with --run",
         )
 

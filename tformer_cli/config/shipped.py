@@ -11,7 +11,7 @@ _FOLDERS = ("configs", "data/demo")
 
 
 def write_shipped(folder: Path) -> dict[str, int]:
-    """Copy the configs and the demo text into a folder; a file that is there already stays.
+    """Copy the configs and the demo text into a folder; a file that already exists stays.
 
     Args:
         folder: it gets configs/ and data/demo/, so paths in the configs lead to the text.
@@ -20,7 +20,7 @@ def write_shipped(folder: Path) -> dict[str, int]:
         The number of files in each of the two.
 
     Raises:
-        UsageError: a file is there already with other content; then nothing is written.
+        UsageError: a file already exists with other content; then nothing is written.
         StorageError: the system does not let a file be written.
     """
     files = {name: sorted((_SHIPPED / name).iterdir()) for name in _FOLDERS}
@@ -32,7 +32,7 @@ def write_shipped(folder: Path) -> dict[str, int]:
                 missing.append((file, copy))
             elif not copy.is_file() or copy.read_bytes() != file.read_bytes():
                 raise UsageError(
-                    str(copy), "is there already, and is another file", remedy="name another folder"
+                    str(copy), "already exists, and is another file", remedy="name another folder"
                 )
     for file, copy in missing:
         with atomic_write(copy) as temporary:

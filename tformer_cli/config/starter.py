@@ -52,7 +52,7 @@ def check_replaceable(output: Path, given: Mapping[str, Path], *, overwrite: boo
         overwrite: whether a configuration that is there may be replaced.
 
     Raises:
-        UsageError: it is there already, or is one of the texts.
+        UsageError: it already exists, or is one of the texts.
     """
     if output.resolve() in {file.resolve() for file in given.values()}:
         raise UsageError(
@@ -63,7 +63,7 @@ def check_replaceable(output: Path, given: Mapping[str, Path], *, overwrite: boo
     if output.exists() and not overwrite:
         raise UsageError(
             str(output),
-            "is there already",
+            "already exists",
             remedy="choose another `output`, or add `overwrite=True`",
         )
 

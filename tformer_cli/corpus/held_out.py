@@ -333,7 +333,7 @@ def _check_replaceable(
     if not overwrite and (previous != origin or _is_edited(output)):
         raise UsageError(
             str(output),
-            "is there already",
+            "already exists",
             remedy="choose another `output`, or add `overwrite=True`",
         )
 

@@ -147,7 +147,7 @@ def exported(
 
     Raises:
         ConfigError: the other program has nothing that computes the same; all keys that say so.
-        UsageError: the other program is not installed, or the folder is there already.
+        UsageError: the other program is not installed, or the folder already exists.
         ExportError: it translates otherwise.
         StorageError: the system does not let it be written.
     """

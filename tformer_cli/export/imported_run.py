@@ -35,7 +35,7 @@ def import_run(
     Raises:
         CheckpointError: the folder holds something else, or a file is missing or damaged.
         ConfigError: the model is another function than any of ours; everything that differs.
-        UsageError: the run folder is there already.
+        UsageError: the run folder already exists.
         StorageError: the system does not let it be written.
     """
     check_absent(run.path)

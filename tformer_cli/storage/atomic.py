@@ -97,7 +97,7 @@ def check_absent(path: Path) -> None:
     """Refuse a path that exists, once leftovers of killed writers are removed."""
     recover_interrupted_write(path)
     if path.exists():
-        raise UsageError(str(path), "is there already", remedy="remove it, or name another")
+        raise UsageError(str(path), "already exists", remedy="remove it, or name another")
 
 
 @contextlib.contextmanager

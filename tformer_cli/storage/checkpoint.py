@@ -42,15 +42,7 @@ def save_checkpoint(
     *,
     average: nn.Module | None = None,
 ) -> None:
-    """Write a checkpoint folder atomically.
-
-    Args:
-        directory: the folder.
-        model: the weights that the optimizer updates.
-        optimizer: its state is saved.
-        state: progress of the training.
-        average: the moving average of the weights, for inference, if there is one.
-    """
+    """Write a checkpoint folder atomically; `average` is the moving average of the weights."""
     with atomic_directory(directory) as folder:
         if average is None:
             save_tensors(_weights(model), folder / MODEL_FILE)
@@ -71,12 +63,7 @@ def save_average(directory: Path, model: nn.Module, state: TrainingProgress) -> 
 
 
 def load_weights(directory: Path, model: nn.Module, file_name: str = MODEL_FILE) -> None:
-    """Read the weights of a checkpoint into a model of the same shapes.
-
-    Args:
-        directory: the checkpoint.
-        model: its parameters are overwritten.
-        file_name: which weights.
+    """Read the weights in a file of a checkpoint into a model.
 
     Raises:
         CheckpointError: the file is missing or damaged, is of another model, or has weights that
@@ -162,22 +149,20 @@ def write_checksums(directory: Path) -> None:
 
 
 def verify_checksums(directory: Path, names: Collection[str] | None = None) -> Problem | None:
-    """Return what is wrong with a checkpoint, or None if it is as it was saved.
+    """Return what is wrong with files of a checkpoint, or None if they are as they were saved.
 
-    Args:
-        directory: the checkpoint.
-        names: the files to verify; None for all that a training resumes from.
+    Without `names`, verify all files that a training resumes from.
     """
     where = str(directory)
     if not directory.is_dir():
-        return Problem(where, "is not there")
+        return Problem(where, "does not exist")
     file = directory / CHECKSUMS_FILE
     try:
         lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else None
     except (OSError, ValueError):
         lines = None
     if lines is None:
-        return Problem(where, f"is not whole: {CHECKSUMS_FILE} is missing or damaged")
+        return Problem(where, f"is incomplete: {CHECKSUMS_FILE} is missing or damaged")
     checksums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     if names is None:
         present = (file.name for file in directory.glob("*.safetensors"))
@@ -185,9 +170,9 @@ def verify_checksums(directory: Path, names: Collection[str] | None = None) -> P
     for name in names:
         try:
             if _sha256(directory / name) != checksums.get(name):
-                return Problem(where, f"is damaged: {name} is not what was saved")
+                return Problem(where, f"is damaged: {name} does not match its checksum")
         except FileNotFoundError:
-            return Problem(where, f"is not whole: {name} is missing")
+            return Problem(where, f"is incomplete: {name} is missing")
         except (OSError, ValueError) as error:
             return Problem(where, f"is damaged: {name} cannot be read", got=str(error))
     return _invalid_state(directory) if STATE_FILE in names else None

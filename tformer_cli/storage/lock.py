@@ -37,10 +37,7 @@ def open_lock_file(path: Path) -> int:
 
 
 def try_lock(descriptor: int) -> bool | None:
-    """Lock an open file without waiting; return whether that succeeded.
-
-    None means that the file system has no locks.
-    """
+    """Lock an open file if it is free; return whether it was, None in a system without locks."""
     # Imported late: `tformer --help` takes no lock.
     from filelock import lock_descriptor
 
@@ -53,24 +50,13 @@ def try_lock(descriptor: int) -> bool | None:
 
 
 def acquire(descriptor: int) -> bool:
-    """Lock an open file unless another process has; return False if one has.
-
-    Without locks in the file system, no process ever has.
-    """
+    """Lock an open file; return False if another process holds the lock."""
     return try_lock(descriptor) is not False
 
 
 @contextlib.contextmanager
 def exclusive_lock(path: Path, waiting: str) -> Iterator[None]:
-    """Hold the lock of a file, which stays; wait until it is free.
-
-    Args:
-        path: the lock file, in an existing folder.
-        waiting: shown on a terminal while waiting.
-
-    Raises:
-        StorageError: the file cannot be written or locked.
-    """
+    """Hold the lock of a file, which stays; while waiting for it, a terminal shows `waiting`."""
     with contextlib.ExitStack() as stack:
         try:
             descriptor = open_lock_file(path)
@@ -85,9 +71,7 @@ def exclusive_lock(path: Path, waiting: str) -> Iterator[None]:
 def _wait(descriptor: int, waiting: str) -> None:
     from filelock import lock_descriptor
 
-    is_terminal = sys.stderr.isatty()
-    if is_terminal:
-        print(waiting, end="", file=sys.stderr, flush=True)
+    before, after = (waiting, CLEAR_LINE) if sys.stderr.isatty() else ("", "")
+    print(before, end="", file=sys.stderr, flush=True)
     lock_descriptor(descriptor)
-    if is_terminal:
-        print(CLEAR_LINE, end="", file=sys.stderr, flush=True)
+    print(after, end="", file=sys.stderr, flush=True)

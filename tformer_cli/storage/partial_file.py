@@ -26,13 +26,7 @@ class PartialFile:
     """
 
     def __init__(self, path: Path, file: BinaryIO, made_from: Mapping[str, object]) -> None:
-        """Refer to an open partial file; `resume_or_start` comes first.
-
-        Args:
-            path: FILE.partial.
-            file: the same, opened and locked by this process.
-            made_from: everything that determines the content of FILE, by name, as JSON values.
-        """
+        """Take FILE.partial, opened and locked; `resume_or_start` comes first."""
         self.path = path
         self.record_file = path.with_name(f"{path.name}.json")
         self.num_lines = 0
@@ -94,7 +88,7 @@ class PartialFile:
         if others:
             raise UsageError(
                 str(self.path),
-                "is the beginning of another file",
+                "was begun from something else",
                 got=f"another {', '.join(others)}",
                 remedy="remove it, or name another file",
             )
@@ -111,24 +105,18 @@ class PartialFile:
 
 @contextlib.contextmanager
 def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[PartialFile]:
-    """Open FILE.partial, new or from an interrupted attempt; on success it replaces FILE.
+    """Open FILE.partial, new or left by an interruption; on success it replaces FILE.
 
-    On failure it stays, to be resumed.
-
-    Args:
-        path: FILE; of a symbolic link the target is written.
-        made_from: everything that determines the content, by name, as JSON values.
+    `path` is FILE; of a symbolic link the target is written. `made_from` is everything that
+    determines the content, by name, as JSON values.
 
     Raises:
         UsageError: `path` is a folder or a device, another process writes it, or the partial file
             was made from something else.
         DataError: the partial file was changed since.
-        StorageError: the system refuses to read or write.
     """
     if path.exists() and not path.is_file():
-        raise UsageError(
-            str(path), "is no file that could be written part by part", remedy="name a file"
-        )
+        raise UsageError(str(path), "is not a regular file", remedy="name a file")
     target = Path(os.path.realpath(path))
     partial_path = target.with_name(f"{target.name}.partial")
     with storage_errors(partial_path):
@@ -140,7 +128,7 @@ def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[Partia
         if not is_own:
             raise UsageError(
                 str(partial_path),
-                "another process is at work on it",
+                "another process is writing it",
                 remedy="wait until it is done",
             )
         partial = PartialFile(partial_path, file, made_from)

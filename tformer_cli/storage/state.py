@@ -30,54 +30,33 @@ FORMER_NAMES = {
 class TrainingProgress:
     """Progress of a training run, stored in the state.json of each checkpoint.
 
-    Attributes:
-        step: optimizer steps taken.
-        data_position: (epoch, batch) of the next batch.
-        best_step: step of the best checkpoint so far; None before the first validation.
-        best_score: score of that checkpoint.
-        num_tokens: target tokens trained on.
-        seconds: time spent in optimizer steps, waiting for data included.
-        data_fingerprint: hash of the training examples and of the tokenizers.
-        environment: torch version, threads, device, processor features, precision of matrix
-            products, number of processes; resuming is bit-exact when these agree.
-        max_source_sentences: 99th percentile of the sentences per source line of the training
-            text; None if unknown.
-        tokenizer_fingerprint: hash of the tokenizers; empty in files of older versions.
-        settings: config values that determine the training trajectory, by key path.
-        validation_fingerprint: hash of what a score depends on besides the model; only scores
-            with the same fingerprint compare.
-        score: BLEU or negative loss of the validation at this step; None without one.
-        num_bad_validations: validations since the best one, for early stopping.
-        skipped_batches: (epoch, batch) of each batch whose loss or gradient was not finite.
-        num_consecutive_skips: batches skipped since the last optimizer step.
-        learning_rate_factor: factor of the learning rate; each rollback lowers it.
-        num_rollbacks: how often the training went back to a checkpoint.
-        loss_scale: loss scale of the next step; None before the first.
-        num_loss_scale_steps: steps since the loss scale changed.
-        is_scheduled: whether the checkpoint was saved on schedule, not by an interruption alone.
+    Scores compare only if their validation fingerprints are equal. Resuming is bit-exact if the
+    environments are: torch version, threads, device, processor features, precision of matrix
+    products, number of processes.
     """
 
-    step: int
-    data_position: tuple[int, int]
-    best_step: int | None
+    step: int  # optimizer steps taken
+    data_position: tuple[int, int]  # (epoch, batch) of the next batch
+    best_step: int | None  # of the best validation so far
     best_score: float | None
-    num_tokens: int
-    seconds: float
-    data_fingerprint: str
+    num_tokens: int  # target tokens trained on
+    seconds: float  # in optimizer steps, waiting for data included
+    data_fingerprint: str  # hash of the training examples and of the tokenizers
     environment: dict[str, str]
+    # 99th percentile of the sentences per source line of the training text, if known
     max_source_sentences: int | None = None
-    tokenizer_fingerprint: str = ""
-    settings: dict[str, str] = field(default_factory=dict)
-    validation_fingerprint: str = ""
-    score: float | None = None
-    num_bad_validations: int = 0
-    skipped_batches: tuple[tuple[int, int], ...] = ()
-    num_consecutive_skips: int = 0
-    learning_rate_factor: float = 1.0
-    num_rollbacks: int = 0
-    loss_scale: float | None = None
-    num_loss_scale_steps: int = 0
-    is_scheduled: bool = False
+    tokenizer_fingerprint: str = ""  # empty in files of older versions
+    settings: dict[str, str] = field(default_factory=dict)  # that determine the trajectory, by key
+    validation_fingerprint: str = ""  # hash of what a score depends on besides the model
+    score: float | None = None  # BLEU or negative loss of the validation at this step
+    num_bad_validations: int = 0  # since the best one, for early stopping
+    skipped_batches: tuple[tuple[int, int], ...] = ()  # (epoch, batch): loss or gradient not finite
+    num_consecutive_skips: int = 0  # since the last optimizer step
+    learning_rate_factor: float = 1.0  # lowered by each rollback
+    num_rollbacks: int = 0  # to an earlier checkpoint
+    loss_scale: float | None = None  # of the next step
+    num_loss_scale_steps: int = 0  # since the loss scale changed
+    is_scheduled: bool = False  # not saved by an interruption alone
 
     @classmethod
     def initial(
@@ -98,11 +77,7 @@ class TrainingProgress:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Return the progress that `dataclasses.asdict` and JSON turned into plain data.
-
-        Raises:
-            TypeError: a field is missing or unknown.
-        """
+        """Return the progress whose `dataclasses.asdict`, perhaps by way of JSON, is `content`."""
         tuples = {
             "data_position": tuple(content.get("data_position", ())),
             "skipped_batches": tuple(map(tuple, content.get("skipped_batches", ()))),

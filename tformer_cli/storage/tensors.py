@@ -24,12 +24,7 @@ ANOTHER_CHECKPOINT = "use another checkpoint"
 def save_tensors(
     tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None = None
 ) -> None:
-    """Write named tensors to a file.
-
-    Args:
-        tensors: by name.
-        file: is overwritten.
-        metadata: of the file; at most one entry, so that equal content gives equal bytes.
+    """Write tensors by name; with at most one entry of metadata, equal content gives equal bytes.
 
     Raises:
         OSError: the system refuses to write.
@@ -82,7 +77,7 @@ def check_dtypes(file: Path, weights: Mapping[str, Tensor], remedy: str) -> None
         dtype = str(weights[min(others)].dtype).removeprefix("torch.")
         raise CheckpointError(
             str(file),
-            f"holds weights in another number format ({len(others)} weights)",
+            f"holds weights of an unsupported dtype ({len(others)} weights)",
             got=f"{dtype} for {min(others)}",
             remedy=remedy,
         )

@@ -5,7 +5,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +44,13 @@ _SENTENCES = re.compile("[1-9][0-9]{0,8}")
 
 @dataclass(frozen=True, slots=True)
 class TrainedNetwork:
-    """A network of any kind with its weights, tokenizers and config.
-
-    Attributes:
-        max_source_sentences: 99th percentile of the sentences per source line of the training
-            text; None if unknown.
-    """
+    """A network of any kind with its weights, tokenizers and config."""
 
     config: Config
     tokenizers: Tokenizers
     model: Network
     step: int
+    # 99th percentile of the sentences per source line of the training text, if known
     max_source_sentences: int | None = None
 
 
@@ -81,10 +77,7 @@ class TrainedModel(TrainedNetwork):
 
 
 def load_trained_model(run: RunDirectory, name: str = "best") -> TrainedModel:
-    """Load the translation model of a run on the CPU, in evaluation mode.
-
-    The arguments are those of `load_trained_network`.
-    """
+    """Load a network by `load_trained_network`, and refuse one that does not translate."""
     trained = load_trained_network(run, name)
     if not isinstance(trained.model, Seq2Seq):
         raise CheckpointError(
@@ -93,13 +86,7 @@ def load_trained_model(run: RunDirectory, name: str = "best") -> TrainedModel:
             got=f"model.kind {trained.config.model.kind}",
             remedy="train an encoder_decoder that begins with it: training.init_from",
         )
-    return TrainedModel(
-        trained.config,
-        trained.tokenizers,
-        trained.model,
-        trained.step,
-        trained.max_source_sentences,
-    )
+    return TrainedModel(**{item.name: getattr(trained, item.name) for item in fields(trained)})
 
 
 def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwork:
@@ -184,7 +171,7 @@ def _another_checkpoint(run: RunDirectory) -> str:
     for checkpoint in reversed(run.step_checkpoints()):
         if verify_checksums(checkpoint, INFERENCE_FILES) is None:
             return f'use `checkpoint="{checkpoint.name}"`'
-    return "no other one is whole: train anew with `fresh=True`"
+    return "no other checkpoint is intact: train again with `fresh=True`"
 
 
 def load_ensemble(runs: Sequence[RunDirectory], name: str = "best") -> list[TrainedModel]:
@@ -215,7 +202,7 @@ def load_ensemble(runs: Sequence[RunDirectory], name: str = "best") -> list[Trai
         if longest is not None and longest < (first.model.max_length or math.inf):
             raise CheckpointError(
                 str(run.path),
-                f"has learnt fewer positions than {runs[0].path} has",
+                f"has learned fewer positions than {runs[0].path} has",
                 got=str(longest),
                 remedy="name it first",
             )
@@ -239,22 +226,14 @@ def model_settings(config: Config) -> dict[str, str]:
 
 
 def check_settings(saved: Mapping[str, str], config: Config, file: Path) -> None:
-    """Refuse a config in which the weights would compute something else.
+    """Refuse a config, read from `file`, whose model or tokenizer settings are not the saved ones.
 
-    Args:
-        saved: settings of the training, by key path; those of other sections are ignored.
-        config: read from `file`.
-        file: named in the error.
+    A key that only one of the two versions knows is not compared.
     """
     now = model_settings(config)
-    then = {
-        key: value
-        for key, value in current_settings(saved).items()
-        if key.split(".")[0] in SECTIONS
-    }
-    for key in (*now, *then):
+    then = current_settings(saved)
+    for key in (*now, *(key for key in then if key.split(".")[0] in SECTIONS)):
         old, new = _setting(key, then), _setting(key, now)
-        # A key that only one of the two versions knows is not compared.
         if old is not None and new is not None and old != new:
             raise CheckpointError(
                 str(file),
@@ -265,10 +244,7 @@ def check_settings(saved: Mapping[str, str], config: Config, file: Path) -> None
 
 
 def check_tokenizers(saved: str, tokenizers: Tokenizers, folder: Path) -> None:
-    """Refuse tokenizers, read from `folder`, with another fingerprint than the saved one.
-
-    Older versions saved an empty one.
-    """
+    """Refuse tokenizers, read from `folder`, whose fingerprint is not the saved one, if any."""
     if saved not in ("", tokenizers.fingerprint):
         raise CheckpointError(
             str(folder),

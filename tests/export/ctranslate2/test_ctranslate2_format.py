@@ -287,7 +287,7 @@ def test_folder_that_is_there_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").touch()
     with pytest.raises(UsageError) as raised:
         write_ctranslate2(random_model(PLAIN, tokenizers), tokenizers, PLAIN, tmp_path)
-    assert str(raised.value) == f"{tmp_path}: is there already; remove it, or name another"
+    assert str(raised.value) == f"{tmp_path}: already exists; remove it, or name another"
     assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
 
 

@@ -295,4 +295,4 @@ def test_a_key_of_another_function_is_named(changes, message, tmp_path):
 def test_a_folder_that_is_there_is_left_alone(tmp_path):
     with pytest.raises(UsageError) as caught:
         write_marian(trained(*CASES["all"]), tmp_path)
-    assert str(caught.value) == f"{tmp_path}: is there already; remove it, or name another"
+    assert str(caught.value) == f"{tmp_path}: already exists; remove it, or name another"

@@ -70,7 +70,7 @@ def write_ctranslate2(
 
     Raises:
         ConfigError: CTranslate2 has nothing that computes the same; every key that says so.
-        UsageError: CTranslate2 is not installed, or the folder is there already.
+        UsageError: CTranslate2 is not installed, or the folder already exists.
         StorageError: the system does not let it be written.
     """
     with new_directory(folder) as temporary:

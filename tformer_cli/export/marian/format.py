@@ -60,7 +60,7 @@ def write_marian(trained: TrainedModel, folder: Path) -> None:
 
     Raises:
         ConfigError: Marian is another function; everything that differs.
-        UsageError: the folder is there already.
+        UsageError: the folder already exists.
         StorageError: the system does not let it be written.
     """
     if problems := list(unsupported(trained.config)):
