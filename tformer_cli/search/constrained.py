@@ -144,12 +144,12 @@ def allocate_banks(candidates: Sequence[Candidate]) -> list[Candidate]:
     have equal shares, what a bank cannot use goes to others, and the most advanced bank is never
     empty.
     """
-    most = max((candidate.state.num_tokens for candidate in candidates), default=0)
+    furthest = max((candidate.state.num_tokens for candidate in candidates), default=0)
     sizes: Counter[int] = Counter()
     keys = []
     for candidate in candidates:
         bank = candidate.state.num_tokens
-        keys.append((sizes[bank], bank != most))
+        keys.append((sizes[bank], bank != furthest))
         sizes[bank] += 1
     return [candidates[index] for index in sorted(range(len(keys)), key=keys.__getitem__)]
 

@@ -21,11 +21,11 @@ class Constraints:
         self._states: dict[tuple[tuple[int, ...], Phrase], ConstraintState] = {}
         self.start = self.state(self.counts, ())
 
-    def state(self, missing: tuple[int, ...], begun: Phrase) -> "ConstraintState":
+    def state(self, missing: tuple[int, ...], partial: Phrase) -> "ConstraintState":
         """Return the `ConstraintState` of these arguments, always the same object."""
-        key = (missing, begun)
+        key = (missing, partial)
         if key not in self._states:
-            self._states[key] = ConstraintState(self, missing, begun)
+            self._states[key] = ConstraintState(self, missing, partial)
         return self._states[key]
 
     def reached(self, tokens: Sequence[int]) -> "ConstraintState":
@@ -35,13 +35,13 @@ class Constraints:
             state = state.after(token)
         return state
 
-    def continued(self, begun: Phrase, missing: Sequence[int]) -> list[Phrase]:
-        """Return the missing phrases of which `begun` is a proper prefix."""
-        size = len(begun)
+    def continued(self, partial: Phrase, missing: Sequence[int]) -> list[Phrase]:
+        """Return the missing phrases of which `partial` is a proper prefix."""
+        size = len(partial)
         return [
             phrase
             for phrase, count in zip(self.phrases, missing, strict=True)
-            if count and len(phrase) > size and phrase[:size] == begun
+            if count and len(phrase) > size and phrase[:size] == partial
         ]
 
 
@@ -51,32 +51,32 @@ class ConstraintState:
     Args:
         constraints: the phrases.
         missing: how often each phrase has still to occur.
-        begun: longest suffix of the sequence that is a proper prefix of a missing phrase.
+        partial: longest suffix of the sequence that is a proper prefix of a missing phrase.
     """
 
-    def __init__(self, constraints: Constraints, missing: tuple[int, ...], begun: Phrase) -> None:
-        self._constraints, self._missing, self._begun = constraints, missing, begun
+    def __init__(self, constraints: Constraints, missing: tuple[int, ...], partial: Phrase) -> None:
+        self._constraints, self._missing, self._partial = constraints, missing, partial
         self._successors: dict[int, ConstraintState] = {}
         met = [count - left for count, left in zip(constraints.counts, missing, strict=True)]
         self.num_met = sum(met)
         self.is_complete = not any(missing)
-        # Tokens of the met phrases and of the one that is begun: the bank of the sequence.
+        # Tokens of the met phrases and of the partial one: the bank of the sequence.
         lengths = map(len, constraints.phrases)
-        self.num_tokens = len(begun) + sum(map(int.__mul__, lengths, met))
+        self.num_tokens = len(partial) + sum(map(int.__mul__, lengths, met))
         # Tokens that continue a phrase, so that `num_tokens` grows.
-        continued = constraints.continued(begun, missing)
-        self.next_tokens = sorted({phrase[len(begun)] for phrase in continued})
+        continued = constraints.continued(partial, missing)
+        self.next_tokens = sorted({phrase[len(partial)] for phrase in continued})
 
     def after(self, token: int) -> "ConstraintState":
         """Return the state of the sequence with one more token."""
         if token not in self._constraints.tokens:
-            return self._constraints.state(self._missing, ()) if self._begun else self
+            return self._constraints.state(self._missing, ()) if self._partial else self
         if token not in self._successors:
             self._successors[token] = self._successor(token)
         return self._successors[token]
 
     def _successor(self, token: int) -> "ConstraintState":
-        suffix = (*self._begun, token)
+        suffix = (*self._partial, token)
         missing = tuple(
             max(0, count - (suffix[-len(phrase) :] == phrase))
             for phrase, count in zip(self._constraints.phrases, self._missing, strict=True)

@@ -105,9 +105,7 @@ def decode_all(
         scheduler.requeue_stragglers()
         admitted = scheduler.take_waiting()
         if more := max(0, len(admitted) - len(scheduler.idle_slots())):
-            # New slots are copies of slot 0, and requests are inserted at once.
-            select([*range(len(scheduler.slots)), *[0] * more])
-            scheduler.add(more)
+            select(scheduler.add(more))
         if admitted:
             slots = torch.tensor(scheduler.assign(admitted), device=search.device)
             new = [requests[index] for index in admitted]
@@ -115,12 +113,12 @@ def decode_all(
                 slots, [request.source for request in new], scheduler.lookahead(len(new))
             )
             state.insert(slots, search.start(new))
-        busy = compact([index is not None for index in scheduler.slots])
-        if not busy:
+        num_slots = len(scheduler.slots)
+        kept = scheduler.compact()
+        if not kept:
             return
-        if len(busy) < len(scheduler.slots):
-            select(busy)
-            scheduler.select(busy)
+        if len(kept) < num_slots:
+            select(kept)
 
 
 class SlotScheduler:
@@ -132,7 +130,7 @@ class SlotScheduler:
         self._max_slots = max_slots
         count = min(len(requests), max_slots(self._lengths[0]))
         self.slots: list[int | None] = list(range(count))  # None is an idle slot
-        self.num_steps = 0  # that the search has taken
+        self.num_steps = 0  # of the search so far
         self._start_steps = [0] * count
         self._waiting = deque(range(count, len(requests)))
         self._requeued: set[int] = set()
@@ -194,10 +192,12 @@ class SlotScheduler:
         indices = islice(self._waiting, len(self.slots) - num_admitted)
         return (self._requests[index].source for index in indices)
 
-    def add(self, count: int) -> None:
-        """Add idle slots."""
+    def add(self, count: int) -> list[int]:
+        """Add idle slots; return the slots to copy for all, which is slot 0 for the new ones."""
+        copied = [*range(len(self.slots)), *[0] * count]
         self.slots += [None] * count
         self._start_steps += [self.num_steps] * count
+        return copied
 
     def assign(self, indices: Sequence[int]) -> list[int]:
         """Assign requests to idle slots; return these slots."""
@@ -206,19 +206,16 @@ class SlotScheduler:
             self.slots[slot], self._start_steps[slot] = index, self.num_steps
         return assigned
 
-    def select(self, slots: Sequence[int]) -> None:
-        """Keep these slots, in this order."""
+    def compact(self) -> list[int]:
+        """Drop idle slots; return the others, of which the last fill the gaps among the first."""
+        busy = [slot for slot, index in enumerate(self.slots) if index is not None]
+        last = iter(reversed(busy))
+        slots = [slot if self.slots[slot] is not None else next(last) for slot in range(len(busy))]
         self.slots = [self.slots[slot] for slot in slots]
         self._start_steps = [self._start_steps[slot] for slot in slots]
+        return slots
 
     def _free(self, slot: int) -> int:
         index, self.slots[slot] = self.slots[slot], None
         assert index is not None
         return index
-
-
-def compact(is_busy: Sequence[bool]) -> list[int]:
-    """Return the busy slots; the last ones fill the gaps among the first, so that few move."""
-    busy = [slot for slot, is_one in enumerate(is_busy) if is_one]
-    last = iter(reversed(busy))
-    return [slot if is_busy[slot] else next(last) for slot in range(len(busy))]

@@ -39,11 +39,11 @@ class LogitsProcessor:
         return Sequences(
             requests=list(requests),
             has_rules=[
-                bool(request.prefix or request.banned) or least > 1
-                for request, (least, _) in zip(requests, limits, strict=True)
+                bool(request.prefix or request.banned) or min_length > 1
+                for request, (min_length, _) in zip(requests, limits, strict=True)
             ],
-            min_lengths=torch.tensor([least for least, _ in limits], device=self.device),
-            max_lengths=torch.tensor([most for _, most in limits], device=self.device),
+            min_lengths=torch.tensor([minimum for minimum, _ in limits], device=self.device),
+            max_lengths=torch.tensor([maximum for _, maximum in limits], device=self.device),
             tokens=new((size, num_beams, INITIAL_CAPACITY), self.bos),
             lengths=new((size,), 0),
             last=new((size, num_beams), self.bos),
@@ -51,14 +51,14 @@ class LogitsProcessor:
         )
 
     def _limits(self, request: Request) -> tuple[int, int]:
-        """Return the fewest tokens before EOS, and the most with it."""
+        """Return the minimum length, without EOS, and the maximum length, with EOS."""
         config, source_length = self.config, len(request.source) - 1
-        most = config.max_length
+        maximum = config.max_length
         if config.max_length_ratio is not None:
-            most = min(most, math.ceil(config.max_length_ratio * source_length) + 1)
-        most = max(most, len(request.prefix) + sum(map(len, request.required)) + 1)
-        least = max(config.min_length, math.ceil(config.min_length_ratio * source_length))
-        return min(least, most - 1), most
+            maximum = min(maximum, math.ceil(config.max_length_ratio * source_length) + 1)
+        maximum = max(maximum, len(request.prefix) + sum(map(len, request.required)) + 1)
+        minimum = max(config.min_length, math.ceil(config.min_length_ratio * source_length))
+        return min(minimum, maximum - 1), maximum
 
     def suppress(self, logits: Tensor, sequences: Sequences) -> None:
         """Set the logits (B, K, V) of tokens that no hypothesis contains to -inf, in place."""

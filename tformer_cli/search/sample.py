@@ -80,11 +80,11 @@ class SampleSearch(Search[SampleConfig, SampleState]):
         config = self.config
         scores = scores / config.temperature
         if 0 < config.top_k < scores.shape[-1]:
-            least = scores.topk(config.top_k, dim=-1).values[..., -1:]
-            is_tied = scores == least
-            num_tied = config.top_k - (scores > least).sum(dim=-1, keepdim=True)
+            threshold = scores.topk(config.top_k, dim=-1).values[..., -1:]
+            is_tied = scores == threshold
+            num_tied = config.top_k - (scores > threshold).sum(dim=-1, keepdim=True)
             # Of equally probable tokens those with the lowest ids are kept.
-            is_out = (scores < least) | (is_tied & (is_tied.cumsum(dim=-1) > num_tied))
+            is_out = (scores < threshold) | (is_tied & (is_tied.cumsum(dim=-1) > num_tied))
             scores = scores.masked_fill(is_out, -math.inf)
         probabilities = scores.softmax(dim=-1)
         if config.top_p < 1:

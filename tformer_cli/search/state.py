@@ -73,8 +73,8 @@ class Sequences(SearchState):
 
     requests: list[Request]
     has_rules: list[bool]  # whether a request has a prefix, banned phrases or a minimum length
-    min_lengths: Tensor  # (B,) fewest tokens before EOS
-    max_lengths: Tensor  # (B,) most tokens, EOS included
+    min_lengths: Tensor  # (B,) minimum number of tokens, without EOS
+    max_lengths: Tensor  # (B,) maximum number of tokens, with EOS
     tokens: Tensor  # (B, K, C) BOS, then `lengths` tokens, then unused capacity
     lengths: Tensor  # (B,) tokens of each sequence, BOS excluded
     last: Tensor  # (B, K) newest tokens
