@@ -9,7 +9,7 @@ from search.test_engine import END, SPECIAL_TOKENS, START, V, native_engine, req
 from tformer_cli.model.build import build_model
 from tformer_cli.model.inspection.record import source_attention
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.search import alignment as alignment_room
+from tformer_cli.search import scoring as scoring_room
 from tformer_cli.search.alignment import Aligner
 
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ SENTENCES = [
 
 
 def aligner(*models: Seq2Seq) -> Aligner:
-    return Aligner(models, SPECIAL_TOKENS.bos, device=CPU)
+    return Aligner(models, SPECIAL_TOKENS, device=CPU)
 
 
 def models(count: int) -> list[Seq2Seq]:
@@ -48,7 +48,7 @@ def test_maps_are_what_each_step_sees_whatever_the_company(monkeypatch):
     }
     assert len(expected) < len(SENTENCES)
     for batch_tokens in (1, 20, 4096):
-        monkeypatch.setattr(alignment_room, "BATCH_TOKENS", batch_tokens)
+        monkeypatch.setattr(scoring_room, "BATCH_TOKENS", batch_tokens)
         found = dict(aligner(model).attention(SENTENCES))
         assert sorted(found) == sorted(expected)
         for number, maps in found.items():

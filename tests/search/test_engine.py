@@ -220,7 +220,7 @@ def test_the_best_of_all_that_is_stored_wins_with_its_coverage(length_penalty, g
     search = replace(SEARCH, length_penalty=length_penalty, num_beam_groups=groups)
     # No sentence stores so many, so all that it stores come out.
     found = engine.translate(inputs, search, nbest=100)
-    aligner = Aligner(engine.models, SPECIAL_TOKENS.bos, device=torch.device("cpu"))
+    aligner = Aligner(engine.models, SPECIAL_TOKENS, device=torch.device("cpu"))
     changed = 0
     for request, hypotheses in zip(inputs, found, strict=True):
         if not request.source:

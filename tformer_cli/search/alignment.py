@@ -7,35 +7,17 @@ from torch import Tensor
 
 from tformer_cli.device import autocast
 from tformer_cli.model.inspection.record import source_attention
-from tformer_cli.model.network import Seq2Seq
-from tformer_cli.padding import pad_rows
-from tformer_cli.search.scoring import halving_on_oom, length_batches
-
-# Padded tokens of a batch, on either side.
-BATCH_TOKENS = 4096
+from tformer_cli.search.scoring import TeacherForcing
 
 # Source ids with EOS, and the ids of each of its translations.
 Translated = tuple[Sequence[int], Sequence[Sequence[int]]]
 
 
-class Aligner:
+class Aligner(TeacherForcing):
     """Aligns target tokens to source tokens by a forward pass over whole translations.
 
     Attention is the mean over the heads of the last layer, and over the models of an ensemble.
     """
-
-    def __init__(
-        self,
-        models: Sequence[Seq2Seq],
-        bos: int,
-        *,
-        device: torch.device,
-        precision: torch.dtype = torch.float32,
-    ) -> None:
-        self.models = models
-        self.bos = bos
-        self.device = device
-        self.precision = precision
 
     def align(self, sentences: Sequence[Translated]) -> list[list[tuple[int, ...]]]:
         """Return for each translation of each sentence the source position of each target token.
@@ -58,19 +40,12 @@ class Aligner:
         Raises:
             DeviceError: memory does not suffice for a single sentence and its translations.
         """
-        for model in self.models:
-            model.eval()
         widths = [
             max(len(source), *(len(row) for row in rows)) if source and rows else 0
             for source, rows in sentences
         ]
         counts = [len(rows) for _, rows in sentences]
-        batches = halving_on_oom(
-            lambda batch: self._maps([sentences[index] for index in batch]),
-            length_batches(widths, counts, BATCH_TOKENS),
-            self.device,
-        )
-        for batch, padded in batches:
+        for batch, padded in self._batches(self._maps, sentences, widths, counts):
             maps = iter(padded)
             for index in batch:
                 source, rows = sentences[index]
@@ -78,10 +53,10 @@ class Aligner:
 
     def _maps(self, sentences: Sequence[Translated]) -> Tensor:
         """Return the maps (translations of all sentences, T, S), padded."""
-        rows = [(self.bos, *row[:-1]) for _, rows in sentences for row in rows]
-        target = pad_rows(rows)[0].to(self.device)
+        rows = [(self.special_tokens.bos, *row[:-1]) for _, rows in sentences for row in rows]
+        target, _ = self._padded(rows)
         sources = [source for source, rows in sentences for _ in rows]
-        source, mask = (part.to(self.device) for part in pad_rows(sources))
+        source, mask = self._padded(sources)
         maps = []
         for model in self.models:
             with autocast(self.device, self.precision):

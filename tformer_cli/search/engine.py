@@ -112,7 +112,7 @@ class NativeEngine:
         self.device = device
         self.precision = precision
         self.scorer = ModelScorer(self.models, special_tokens, device=device, precision=precision)
-        self.aligner = Aligner(self.models, special_tokens.bos, device=device, precision=precision)
+        self.aligner = Aligner(self.models, special_tokens, device=device, precision=precision)
         self._two_stage = self._two_stage_argmax(model.output)
         # Sentences decoded together; halved whenever memory runs out.
         self.max_slots = batch_size_factor(device) * MAX_SLOTS

@@ -28,6 +28,7 @@ CHUNK_ROWS = 256
 
 # Source ids with EOS, and target ids without it.
 Pair = tuple[Sequence[int], Sequence[int]]
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -52,8 +53,8 @@ class Scorer(Protocol):
         """
 
 
-class ModelScorer:
-    """Scores by a model, or by an ensemble, in batches of similar length."""
+class TeacherForcing:
+    """Runs models over given targets, in batches of similar length."""
 
     def __init__(
         self,
@@ -67,24 +68,41 @@ class ModelScorer:
         self.special_tokens = special_tokens
         self.device = device
         self.precision = precision
-        lengths = [model.max_length for model in models if model.max_length is not None]
-        self.max_length = min(lengths, default=None)
-        self.suppressed = torch.tensor(list(special_tokens.suppressed), device=device)
+
+    def _batches(
+        self,
+        work: Callable[[list[Item]], Result],
+        items: Sequence[Item],
+        widths: Sequence[int],
+        counts: Sequence[int],
+    ) -> Iterator[tuple[list[int], Result]]:
+        """Yield the indices of items, in batches, with the results of `work`."""
+        for model in self.models:
+            model.eval()
+        batches = length_batches(widths, counts, BATCH_TOKENS)
+        return halving_on_oom(lambda batch: work([items[i] for i in batch]), batches, self.device)
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        ids, mask = pad_rows(rows)
+        return ids.to(self.device), mask.to(self.device)
+
+
+class ModelScorer(TeacherForcing):
+    """Scores by a model, or by an ensemble."""
+
+    @property
+    def max_length(self) -> int | None:
+        """Longest source or target, EOS included; None for no limit."""
+        lengths = [model.max_length for model in self.models if model.max_length is not None]
+        return min(lengths, default=None)
 
     @torch.inference_mode()
     def score(
         self, pairs: Sequence[Pair], *, on_done: Callable[[int], object] = lambda count: None
     ) -> list[tuple[float, ...]]:
-        for model in self.models:
-            model.eval()
         results = [empty_source_log_probs(target) for _, target in pairs]
         widths = [max(len(source), len(target) + 1) if source else 0 for source, target in pairs]
-        batches = halving_on_oom(
-            lambda batch: self._score([pairs[index] for index in batch]),
-            length_batches(widths, [1] * len(pairs), BATCH_TOKENS),
-            self.device,
-        )
-        for batch, scores in batches:
+        for batch, scores in self._batches(self._score, pairs, widths, [1] * len(pairs)):
             for index, log_probs in zip(batch, scores, strict=True):
                 results[index] = log_probs
             on_done(len(batch))
@@ -106,10 +124,6 @@ class ModelScorer:
             log_probs = iter(self._log_probs(hidden_states, ids[mask], lengths[mask]))
         return [tuple(itertools.islice(log_probs, len(target) + 1)) for _, target in pairs]
 
-    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        ids, mask = pad_rows(rows)
-        return ids.to(self.device), mask.to(self.device)
-
     def _log_probs(
         self, hidden_states: Sequence[Tensor], ids: Tensor, lengths: Tensor
     ) -> list[float]:
@@ -117,6 +131,7 @@ class ModelScorer:
 
         `lengths` (n,) are the numbers of tokens before them, BOS excluded.
         """
+        suppressed = torch.tensor(list(self.special_tokens.suppressed), device=self.device)
         results: list[float] = []
         for start in range(0, len(ids), CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)
@@ -124,7 +139,7 @@ class ModelScorer:
             for model, states in zip(self.models, hidden_states, strict=True):
                 logits = model.output(states[rows])
                 eos = self.special_tokens.eos
-                suppress_tokens(logits[:, None], self.suppressed, eos, lengths[rows])
+                suppress_tokens(logits[:, None], suppressed, eos, lengths[rows])
                 predictions.append(logits)
             log_probs = log_softmax(log_mean_probabilities(predictions))
             results += log_probs.gather(-1, ids[rows, None])[:, 0].tolist()

@@ -214,7 +214,7 @@ class Translator:
             )
             aligner = native.aligner
         else:
-            aligner = Aligner([model], tokens.bos, device=device, precision=precision)
+            aligner = Aligner([model], tokens, device=device, precision=precision)
         data = config.data
         description = f"{data.source_language} -> {data.target_language}, {device}"
         return cls(
