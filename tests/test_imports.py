@@ -31,7 +31,6 @@ LADDER = [
     ["export"],
     ["translate"],
     ["evaluation"],
-    ["export.run"],
     ["training"],
     ["__init__", "api"],
     ["cli", "__main__"],

@@ -22,6 +22,6 @@ def test_init_replaces_no_file_and_then_writes_none(tformer, tmp_path):
     result = tformer("init", tmp_path)
     assert (result.exit_code, result.stderr) == (
         2,
-        f"{own}: already exists, and is another file; name another folder\n",
+        f"{own}: already exists with other content; name another folder\n",
     )
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == [own]

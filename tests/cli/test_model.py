@@ -24,11 +24,11 @@ SHOWN = """\
 model         encoder_decoder
 layers        2 + 1
 width         12
-attention     3 heads of 4, keys and values in 1
+attention     3 heads of 4, 1 key/value heads
 feed-forward  14, relu
-norms         RMSNorm before each block and at the end
+norms         RMSNorm pre-norm
 positions     sinusoidal
-vocabulary    300, for both languages
+vocabulary    300, shared
 
 module                    kind                weights   parameters
 encoder                   Encoder                            5,100
@@ -172,7 +172,7 @@ def test_settings_change_the_network(tformer, file):
     ]
     latent += ["--set", "model.positions={kind: rotary}"]
     shown = tformer("model", file, *latent).stdout
-    assert "\nattention     3 heads of 4, over latents of 5 and keys of 2\n" in shown
+    assert "\nattention     3 heads of 4, latents of 5 and rotary keys of 2\n" in shown
     cache = found(tformer, file, *latent)["cache_bytes"]
     assert cache["target_token"]["float32"] == 4 * (5 + 2)
     assert cache["source_token"]["float32"] == 4 * 24
@@ -198,7 +198,7 @@ def test_a_decoder_only_is_one_stream(tformer, file):
     assert lines[1:4] == [
         "layers        2, source causal",
         "width         12",
-        "attention     3 heads of 4, queries and keys normalised, window of 4",
+        "attention     3 heads of 4, QK norm, sliding window of 4",
     ]
     assert "  counted once: stream.embeddings.tokens = output" in lines
     cache = found(tformer, file)["cache_bytes"]
@@ -218,7 +218,7 @@ def masked(file: Path) -> Path:
 
 def test_a_masked_encoder_keeps_nothing(tformer, file):
     shown = tformer("model", masked(file), "--source-length", 20, "--target-length", 3).stdout
-    assert "\n  where it is masked     7.2 k         21.6 k\n" in shown
+    assert "\n  a masked token         7.2 k         21.6 k\n" in shown
     assert "\n  20 tokens, 3 masked" in shown
     assert "\nvocabulary    300\n" in shown
     assert "cache" not in shown
@@ -229,19 +229,17 @@ def test_a_masked_encoder_has_no_more_masks_than_tokens(tformer, file):
     result = tformer("model", masked(file), "--source-length", 20)
     assert (result.exit_code, result.stderr) == (
         2,
-        "--target-length: must be at most --source-length (20), for a masked encoder fills in its "
-        "source; got 32\n",
+        "--target-length: must be at most --source-length (20), since a masked encoder fills in "
+        "its source; got 32\n",
     )
 
 
 def test_words_have_the_largest_vocabulary_that_they_may_have(tformer, file):
     words = ["--set", "tokenizer={kind: word, max_size: 400, shared: true}"]
     words += ["--set", "evaluation.bleu.lowercase=true"]
-    assert (
-        "\nvocabulary    400 at most, for both languages\n" in tformer("model", file, *words).stdout
-    )
+    assert "\nvocabulary    at most 400, shared\n" in tformer("model", file, *words).stdout
     given = tformer("model", file, *words, "--vocab-size", 90).stdout
-    assert "\nvocabulary    90, for both languages\n" in given
+    assert "\nvocabulary    90, shared\n" in given
     result = tformer("model", file, *words, "--vocab-size", 401)
     assert (result.exit_code, result.stderr) == (
         2,
@@ -254,7 +252,7 @@ def test_characters_ask_for_their_number(tformer, file):
     result = tformer("model", file, *characters)
     assert (result.exit_code, result.stderr) == (
         2,
-        "--vocab-size: is needed for characters, whose number the text decides; "
+        "--vocab-size: is required for characters, whose number depends on the text; "
         "`tformer vocab` counts them\n",
     )
     assert found(tformer, file, *characters, "--vocab-size", "70")["vocabulary_size"] == 70
@@ -264,7 +262,7 @@ def test_imported_models_ask_for_their_number(tformer, file):
     result = tformer("model", file, "--set", "tokenizer={kind: marian}")
     assert (result.exit_code, result.stderr) == (
         2,
-        "--vocab-size: is needed for an imported model, whose own files decide it; "
+        "--vocab-size: is required for an imported model, whose files set it; "
         "take vocab_size from the config.json that it was imported from\n",
     )
 
@@ -273,7 +271,7 @@ def test_subwords_have_their_number_in_the_config(tformer, file):
     result = tformer("model", file, "--vocab-size", 70)
     assert (result.exit_code, result.stderr) == (
         2,
-        "--vocab-size: has no effect on subwords, whose number the config says; "
+        "--vocab-size: has no effect on subwords, whose number the config sets; "
         "use --set tokenizer.vocab_size=70\n",
     )
 
@@ -281,6 +279,6 @@ def test_subwords_have_their_number_in_the_config(tformer, file):
 def test_two_vocabularies_are_as_large_as_each_other(tformer, file):
     apart = ["--set", "tokenizer.shared=false", "--set", "model.tie_embeddings=output"]
     shown = tformer("model", file, *apart).stdout
-    assert "\nvocabulary    300, for each language\n" in shown
+    assert "\nvocabulary    300, per language\n" in shown
     assert "\n  embeddings   7,200  " in shown
     assert "\n  counted once: decoder.embeddings.tokens = output\n" in shown

@@ -181,7 +181,7 @@ def test_vocab_replaces_only_when_forced(folder: Path) -> None:
         output()
     assert str(caught.value) == (
         "runs/tiny/tokenizer: already exists; "
-        "add --force to replace it, or name another folder with --run"
+        "add `overwrite=True` to replace it, or name another folder with `run`"
     )
     output("--force", "--set", "tokenizer.min_frequency=3")
     assert load_tokenizers(folder / "runs" / "tiny" / "tokenizer").source.size == 16 + 2
@@ -217,5 +217,5 @@ def test_vocab_never_replaces_that_of_a_trained_model(folder: Path) -> None:
         output("--force")
     assert str(caught.value) == (
         "runs/tiny/tokenizer: belongs to the model that this run has trained; "
-        "name another folder with --run"
+        "name another folder with `run`"
     )

@@ -7,7 +7,7 @@ import pytest
 from tformer_cli.config.load import check_data_files, load_config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
-from tformer_cli.config.starter import Starter, check_replaceable, write_starter
+from tformer_cli.config.starter import check_replaceable, write_starter
 from tformer_cli.errors import UsageError
 
 
@@ -27,10 +27,7 @@ def written(
     num_characters: int = 50,
     languages: tuple[str, str] = ("en", "de"),
 ) -> Path:
-    starter = Starter(
-        texts=texts, languages=languages, num_pairs=num_pairs, num_characters=num_characters
-    )
-    write_starter(config, starter)
+    write_starter(config, texts, languages, num_pairs=num_pairs, num_characters=num_characters)
     return config
 
 

@@ -1,4 +1,4 @@
-"""The `tformer` command and its sub-commands."""
+"""The `tformer` command and its subcommands."""
 
 import logging
 import os
@@ -8,17 +8,15 @@ import typer
 
 from tformer_cli import __version__
 from tformer_cli.cli import config as config_command
-from tformer_cli.cli.average import average
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.cli.eval import evaluate
 from tformer_cli.cli.export import export
 from tformer_cli.cli.heatmap import heatmap
 from tformer_cli.cli.import_ import import_
-from tformer_cli.cli.init import init
 from tformer_cli.cli.model import model
 from tformer_cli.cli.plot import plot
 from tformer_cli.cli.score import score
-from tformer_cli.cli.train import train
+from tformer_cli.cli.train import average, train
 from tformer_cli.cli.translate import translate
 from tformer_cli.cli.vocab import vocab
 from tformer_cli.errors import StorageError
@@ -29,7 +27,7 @@ app = new_app(
     help="Train and run Transformer translation models from a YAML file.",
     no_args_is_help=True,
 )
-app.command("init")(init)
+app.command("init")(config_command.init)
 app.command("train")(train)
 app.command("translate")(translate)
 app.command("eval")(evaluate)
@@ -62,7 +60,8 @@ def options(
 
     Example: tformer train configs/demo.yaml && tformer eval --bleu
     """
-    # torch ends the process without a word to say where there is none.
+    app.shows_tracebacks = debug
+    # Without a current folder, torch ends the process silently.
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -74,6 +73,6 @@ def options(
 def main() -> None:
     """Run `tformer`."""
     tune_environment()
-    # It warns where it cannot keep a list of fonts for the next time, and draws all the same.
+    # It warns if it cannot cache its list of fonts.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     run(app)

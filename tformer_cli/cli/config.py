@@ -1,4 +1,4 @@
-"""`tformer config`."""
+"""`tformer config` and `tformer init`."""
 
 import json
 import shlex
@@ -11,31 +11,44 @@ import typer
 
 from tformer_cli.cli.entry import new_app
 from tformer_cli.cli.messages import warn
-from tformer_cli.cli.options import SetOption
+from tformer_cli.cli.options import ConfigArgument, SetOption
 from tformer_cli.cli.streams import reject_pipes
-from tformer_cli.config import load, starter
+from tformer_cli.config.load import as_plain, dump_config, load_config, load_with_texts
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, PlainText
+from tformer_cli.config.starter import check_replaceable, write_shipped, write_starter
 from tformer_cli.errors import ConfigError, Problem, UsageError
 
-app = new_app(name="config", help="Check, show or begin a configuration.", no_args_is_help=True)
+app = new_app(name="config", help="Check, show or create a configuration.", no_args_is_help=True)
 
-FileArgument = Annotated[
-    Path,
-    typer.Argument(help="A YAML file, such as configs/demo.yaml."),
-]
+
+def init(
+    folder: Annotated[
+        Path, typer.Argument(help="Where to write.", show_default="the current one")
+    ] = Path(),
+) -> None:
+    """Copy the example configs and the demo text into a folder.
+
+    They come with the package and are written to configs/ and data/demo/. No existing file is
+    replaced.
+
+    Example: tformer init && tformer train configs/demo.yaml
+    """
+    for name, count in write_shipped(folder).items():
+        typer.echo(f"{folder / name}: {count} files")
+    typer.echo(f"next: tformer train {folder / 'configs' / 'demo.yaml'}")
 
 
 @app.command()
-def check(file: FileArgument, settings: SetOption = None) -> None:
-    """Say what is wrong with a configuration, all at once, and whether its texts are there.
+def check(file: ConfigArgument, settings: SetOption = None) -> None:
+    """Report all errors of a configuration, and whether its texts exist.
 
-    Warnings stop nothing: languages that are no ISO codes, a BLEU that does not suit the target
-    language, validation or test text that is also in the training text.
+    Warnings: languages that are no ISO codes, a BLEU tokenizer that does not suit the target
+    language, overlap of validation or test text with the training text.
 
     Example: tformer config check configs/demo.yaml
     """
-    config = load.load_with_texts(file, settings or [])
+    config = load_with_texts(file, settings or [])
     for warning in (*_language_warnings(config), *_overlap_warnings(config.data)):
         warn(warning)
     typer.echo(f"{file}: ok")
@@ -43,7 +56,7 @@ def check(file: FileArgument, settings: SetOption = None) -> None:
 
 @app.command()
 def show(
-    file: FileArgument,
+    file: ConfigArgument,
     settings: SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
 ) -> None:
@@ -51,16 +64,16 @@ def show(
 
     Example: tformer config show configs/demo.yaml --set training.max_steps=100
     """
-    config = load.load_config(file, settings or [])
+    config = load_config(file, settings or [])
     if as_json:
-        typer.echo(json.dumps(load.as_plain(config), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(as_plain(config), indent=2, ensure_ascii=False))
     else:
-        typer.echo(load.dump_config(config), nl=False)
+        typer.echo(dump_config(config), nl=False)
 
 
 @app.command()
 def new(
-    source: Annotated[Path, typer.Argument(help="Source text, one sentence a line.")],
+    source: Annotated[Path, typer.Argument(help="Source text, one sentence per line.")],
     target: Annotated[Path, typer.Argument(help="Its translation, line by line.")],
     valid_source: Annotated[
         Path | None, typer.Option(help="Source of the validation text.", show_default=False)
@@ -77,13 +90,13 @@ def new(
         typer.Option(help="ISO code, such as de. Default: by file name (.de) or script."),
     ] = None,
     output: Annotated[Path, typer.Option(help="The YAML file to write.")] = Path("config.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
     """Write a commented configuration for two text files.
 
-    Without a validation text, 5 % of the pairs (at most 1,000) are held out for validation and
-    as many for a test; the parts are written beside the configuration, and your files stay as
-    they are. No source or target of the held-out pairs stays in the training text.
+    Without a validation text, 5% of the pairs (at most 1,000) are held out for validation and as
+    many for a test. The splits are written beside the configuration; your files are not changed.
+    No source or target sentence of the held-out pairs stays in the training text.
 
     Example: tformer config new corpus.en corpus.de --output my.yaml
     """
@@ -98,8 +111,8 @@ def new(
     text = ParallelText(source=source, target=target)
     valid = _valid_text(valid_source, valid_target)
     given = {**text.files, **({f"valid {k}": v for k, v in valid.files.items()} if valid else {})}
-    starter.check_replaceable(output, given, overwrite=force)
-    # These belong to rooms that `show` need not wait for.
+    check_replaceable(output, given, overwrite=force)
+    # Imports that `show` does not need.
     from tqdm import tqdm
 
     from tformer_cli.corpus.held_out import given_split, split_text
@@ -114,14 +127,12 @@ def new(
             split = split_text(text, folder, languages, overwrite=force, on_done=bar.update)
         else:
             split = given_split(text, valid, on_done=bar.update)
-    starter.write_starter(
+    write_starter(
         output,
-        starter.Starter(
-            texts=split.texts,
-            languages=languages,
-            num_pairs=split.num_pairs["train"],
-            num_characters=split.num_characters,
-        ),
+        split.texts,
+        languages,
+        num_pairs=split.num_pairs["train"],
+        num_characters=split.num_characters,
     )
     typer.echo(f"{output}: written, {' -> '.join(languages)}")
     for name, part in split.texts.items():
@@ -135,7 +146,7 @@ def new(
 
 
 def _language_warnings(config: Config) -> Iterator[Problem]:
-    """Yield what makes the languages of a configuration useless, or its BLEU meaningless."""
+    """Yield a warning for each useless language code, and for an unsuitable BLEU tokenizer."""
     from tformer_cli.corpus.reader import read_lines
     from tformer_cli.evaluation.metrics import TOKENIZERS_BY_LANGUAGE, build_metric
     from tformer_cli.text.language import is_language_code, language_of_script
@@ -166,7 +177,7 @@ def _language_warnings(config: Config) -> Iterator[Problem]:
 
 
 def _overlap_warnings(data: DataConfig) -> Iterator[Problem]:
-    """Yield which held-out texts the training text contains to a considerable part."""
+    """Yield a warning for each held-out text that overlaps with the training text."""
     from tqdm import tqdm
 
     from tformer_cli.corpus.held_out import overlap_warnings
@@ -180,17 +191,7 @@ def _overlap_warnings(data: DataConfig) -> Iterator[Problem]:
 
 
 def _language_of(file: Path, code: str | None, option: str) -> str:
-    """Return the language of a text, as an ISO code.
-
-    Args:
-        file: the text.
-        code: what the user says, if anything.
-        option: by which the user says it.
-
-    Raises:
-        UsageError: that is no code, or nothing else tells the language.
-        DataError: the text cannot be read.
-    """
+    """Return the ISO code of a text's language: given by `option`, or from its name or script."""
     from tformer_cli.corpus.reader import read_rows
     from tformer_cli.text.language import is_language_code, language_of_name, language_of_script
 
@@ -208,11 +209,6 @@ def _language_of(file: Path, code: str | None, option: str) -> str:
 
 
 def _valid_text(source: Path | None, target: Path | None) -> ParallelText | None:
-    """Return the validation text, if one is given.
-
-    Raises:
-        UsageError: only one side is given.
-    """
     if source is not None and target is not None:
         return ParallelText(source=source, target=target)
     if source is None and target is None:

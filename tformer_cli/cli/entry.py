@@ -1,12 +1,12 @@
-"""How a command line begins and how it ends."""
+"""Start and end of a command line: parsing, output, errors and exit codes."""
 
 import contextlib
 import io
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any, Self, TextIO
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self, TextIO, TypeVar
 
 import typer
 from typer.core import TyperCommand
@@ -18,22 +18,20 @@ from tformer_cli.errors import DeviceError, StorageError, TformerError, UsageErr
 # Former names of options, which are still accepted.
 FORMER_OPTIONS = {"continue-from": "init-from"}
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
 _show_any_warning = warnings.showwarning
 
 
 class PlainCommand(TyperCommand):
-    """A command that says in our words which value of an option is wrong."""
+    """A command that reports a wrong value of an option as a `UsageError`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments of the command line.
-
-        Raises:
-            UsageError: a value is of the wrong type, or out of its limits.
-        """
+        """Parse the arguments of the command line."""
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            # Older versions of typer check values themselves, in words as plain as ours.
+            # Older versions of typer check values themselves, with plain messages.
             faults = getattr(error.__cause__, "errors", None)
             if faults is None:
                 raise
@@ -64,32 +62,32 @@ def _unquoted(choices: str) -> str:
 
 
 class Application(typer.Typer):
-    """A command line whose commands are plain."""
+    """A command line of `PlainCommand`s; with --debug, errors show their tracebacks."""
 
-    def command(self, name: str | None = None, **settings: Any) -> Any:
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.shows_tracebacks = False
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[_Command], _Command]:
         """Return a decorator that adds a command."""
         return super().command(name, cls=PlainCommand, **settings)
 
 
 class ReaderGone(Exception):
-    """Nobody reads stdout any more: there is nothing left to do, and nothing to say."""
+    """The reader of stdout has closed the pipe."""
 
 
 class Stdout(io.TextIOWrapper):
-    """stdout, of whose faults no other file is to blame that is open at the same time.
-
-    Writing raises ReaderGone where nobody reads the other end of a pipe, and StorageError where the
-    system refuses it.
-    """
+    """stdout whose errors name it: ReaderGone for a closed pipe, StorageError otherwise."""
 
     @classmethod
     def around(cls, stdout: io.TextIOWrapper) -> Self:
-        """Return a stream that writes where another one does."""
+        """Return a stream that writes to the same buffer."""
         return cls(
             stdout.buffer,
-            # click replaces a stream in ASCII by one of its own.
+            # click replaces an ASCII stream.
             encoding="utf-8" if stdout.encoding == "ascii" else stdout.encoding,
-            # Names of files need not be UTF-8.
+            # File names may not be UTF-8.
             errors="surrogateescape",
             line_buffering=stdout.line_buffering,
             write_through=stdout.write_through,
@@ -98,7 +96,7 @@ class Stdout(io.TextIOWrapper):
     def write(self, text: str) -> int:
         """Write a text."""
         if text == "":
-            # click writes it to see what kind of stream this is.
+            # click writes it to probe the stream.
             return 0
         with self._blamed():
             return super().write(text)
@@ -113,7 +111,7 @@ class Stdout(io.TextIOWrapper):
         try:
             yield
         except OSError as error:
-            # What is still buffered must not be tried again at exit.
+            # Buffered text must not be written again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             if isinstance(error, BrokenPipeError):
                 raise ReaderGone from None
@@ -125,7 +123,7 @@ class Stdout(io.TextIOWrapper):
             ) from error
 
 
-def new_app(**settings: Any) -> typer.Typer:
+def new_app(**settings: Any) -> Application:
     """Return a command line with plain help and plain errors."""
     return Application(
         pretty_exceptions_enable=False,
@@ -138,14 +136,14 @@ def new_app(**settings: Any) -> typer.Typer:
     )
 
 
-def run(app: typer.Typer) -> None:
-    """Run a command line; a user's mistake is one line on stderr and an exit code.
+def run(app: Application) -> None:
+    """Run a command line; an error is one line on stderr and an exit code.
 
-    Where nobody reads stdout any more, it ends without a word and with exit code 0.
+    A closed pipe on stdout ends it silently with exit code 0.
     """
     if sys.stderr is None:
-        # The shell has closed it.
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as we run
+        # Closed by the shell.
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - used until exit
     warnings.showwarning = _show_warning
     try:
         with _blamed_stdout():
@@ -153,13 +151,13 @@ def run(app: typer.Typer) -> None:
     except ReaderGone:
         sys.exit(0)
     except (TformerError, OSError, MemoryError) as error:
-        if "--debug" in sys.argv:
+        if app.shows_tracebacks:
             raise
-        mistake = error if isinstance(error, TformerError) else refusal(error)
-        # A terminal that was closed shows nothing.
+        reported = error if isinstance(error, TformerError) else refusal(error)
+        # The terminal may be closed.
         with contextlib.suppress(OSError):
-            typer.echo("\n".join(map(text_of, mistake.problems)), err=True)
-        sys.exit(mistake.exit_code)
+            typer.echo("\n".join(map(text_of, reported.problems)), err=True)
+        sys.exit(reported.exit_code)
 
 
 def _show_warning(
@@ -170,7 +168,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print renamed keys as a line, by the first process alone; other warnings as Python does."""
+    """Print a warning of renamed keys as a line, from rank 0 only; others as Python does."""
     if not isinstance(message, RenamedKeysWarning):
         _show_any_warning(message, category, filename, lineno, file, line)
     elif os.environ.get("RANK", "0") == "0":
@@ -179,12 +177,7 @@ def _show_warning(
 
 @contextlib.contextmanager
 def _blamed_stdout() -> Iterator[None]:
-    """Let stdout answer for its own faults in the meantime.
-
-    Raises:
-        ReaderGone: nobody reads what was still to be written.
-        StorageError: the system refuses it.
-    """
+    """Replace stdout by one whose errors name it, for a while."""
     stdout = sys.stdout
     if not isinstance(stdout, io.TextIOWrapper):
         yield
@@ -196,19 +189,16 @@ def _blamed_stdout() -> Iterator[None]:
         finally:
             blamed.flush()
     finally:
-        # It would close the stream of both when it goes.
+        # Garbage collection would close the shared buffer.
         blamed.detach()
         sys.stdout = stdout
 
 
 def refuse_torchrun(command: str) -> None:
-    """Make sure that one process alone does what it would not share with others.
-
-    Args:
-        command: that shares nothing.
+    """Refuse to run a command of a single process under torchrun.
 
     Raises:
-        UsageError: torchrun has started several.
+        UsageError: torchrun has started several processes.
     """
     from tformer_cli.distributed import num_processes
 
@@ -222,7 +212,7 @@ def refuse_torchrun(command: str) -> None:
 
 
 def refusal(error: OSError | MemoryError) -> TformerError:
-    """Return what the system refused, where nobody nearer to it has said so."""
+    """Return the error for an exception of the system that no other code has handled."""
     if isinstance(error, MemoryError):
         return DeviceError(
             "tformer",

@@ -1,7 +1,8 @@
-"""What a command says on stderr while it works."""
+"""What a command prints for a person to read."""
 
 import shlex
 import sys
+from collections.abc import Iterable, Sequence
 
 import typer
 
@@ -10,13 +11,13 @@ from tformer_cli.errors import Problem, printable
 
 
 def tell(text: str) -> None:
-    """Print lines on stdout for a person to read; control characters of a name are escaped."""
-    # What stands for a byte that is not UTF-8 becomes that byte.
+    """Print lines on stdout; control characters of file names are escaped."""
+    # A surrogate stands for a byte that is not UTF-8, and is printed as that byte.
     typer.echo("".join(c if c == "\n" or "\udc80" <= c <= "\udcff" else printable(c) for c in text))
 
 
 def warn(problem: Problem) -> None:
-    """Print a line that stops nothing, above the bar if one is shown."""
+    """Print a warning on stderr, above a progress bar."""
     from tqdm import tqdm
 
     with tqdm.external_write_mode(file=sys.stderr):
@@ -24,5 +25,17 @@ def warn(problem: Problem) -> None:
 
 
 def suggest(*words: object) -> None:
-    """Print the command to run next, without `tformer` in front."""
+    """Print the command to run next on stderr, given without `tformer`."""
     typer.echo(f"next: {shlex.join(['tformer', *map(str, words)])}", err=True)
+
+
+def table(rows: Iterable[Sequence[str]], align: str) -> str:
+    """Return rows as text; `align` has < or > for each column, for flush left or right."""
+    cells = list(rows)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(
+            f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)
+        ).rstrip()
+        for row in cells
+    )

@@ -1,13 +1,13 @@
 """`tformer model`."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tformer_cli.cli.options import SetOption
+from tformer_cli.cli.messages import table
+from tformer_cli.cli.options import ConfigArgument, JsonOption, SetOption, reject_usage
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.model import (
@@ -22,50 +22,48 @@ from tformer_cli.config.schema.tokenizer import (
     TokenizerConfig,
     WordConfig,
 )
-from tformer_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from tformer_cli.model.inspection.cost import Operations
     from tformer_cli.model.inspection.summary import Part
 
-# Bytes of a number.
+# Bytes per number.
 FORMATS = {"float32": 4, "bfloat16": 2, "float16": 2}
 NORMS = {"layer": "LayerNorm", "rms": "RMSNorm"}
 NORM_POSITIONS = {
-    "pre": "before each block and at the end",
-    "post": "after each residual",
-    "deep": "after each residual, which weighs more",
+    "pre": "pre-norm",
+    "post": "post-norm",
+    "deep": "post-norm with DeepNorm's residual weights",
 }
-# Each a thousand times, or 1024 times, the one before.
+# Prefixes by base.
 UNITS = {1000: ("", "k", "M", "G", "T", "P", "E"), 1024: ("B", "KiB", "MiB", "GiB", "TiB")}
 
 Row = Sequence[str]
 
 
 def model(
-    config: Annotated[Path, typer.Argument(help="A YAML file, such as configs/demo.yaml.")],
+    config: ConfigArgument,
     settings: SetOption = None,
     vocab_size: Annotated[
         int | None,
         typer.Option(
-            min=17,  # the 16 special ones, and one more
-            help="Tokens of the vocabulary: needed for characters and imported models, whose "
-            "config does not say it; of words the largest is the default.",
+            min=17,  # 16 special tokens and another one
+            help="Vocabulary size; required for characters and imported models, whose config does "
+            "not set it. Default for words: the maximum.",
             show_default=False,
         ),
     ] = None,
-    source_length: Annotated[int, typer.Option(min=1, help="Source tokens of a sentence.")] = 32,
+    source_length: Annotated[int, typer.Option(min=1, help="Source tokens per sentence.")] = 32,
     target_length: Annotated[
         int,
-        typer.Option(min=1, help="Its target tokens; of a masked encoder those that are masked."),
+        typer.Option(min=1, help="Target tokens per sentence; masked tokens of a masked encoder."),
     ] = 32,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show the network of a config before any training: its parts, their sizes, what they cost.
+    """Show the network of a config: modules, parameters, FLOPs and memory.
 
-    No text is needed, and no vocabulary but its size at times. FLOPs are those of products of
-    matrices, a multiplication and an addition being two; memory is that of the weights, and of the
-    keys and values that a search keeps of each token.
+    No text or vocabulary is needed. FLOPs count matrix products, with two FLOPs per multiply-add.
+    Memory is that of the weights and of the KV cache per token.
 
     Example: tformer model configs/demo.yaml --set model.num_decoder_layers=1
     """
@@ -73,7 +71,7 @@ def model(
     vocabulary = _vocabulary_size(parsed.tokenizer, vocab_size)
     labels = _sentence(parsed.model, source_length, target_length)
 
-    # torch takes a second to import: only those whose config is sound wait for it.
+    # torch takes a second to import.
     from tformer_cli.model.inspection.cost import operations
     from tformer_cli.model.inspection.summary import kept, parameters_by_part, skeleton, tree
     from tformer_cli.model.network import Seq2Seq
@@ -95,79 +93,73 @@ def model(
         typer.echo(json.dumps(content, indent=2))
         return
     sections = [
-        _table(_facts(parsed, vocabulary), align="<<"),
-        _table([("module", "kind", "weights", "parameters"), *_tree_rows(modules)], align="<<<>"),
-        "\n".join([_table(_parameter_rows(parameters), align="<>>"), *_shared(modules)]),
-        _table(_flops_rows(flops, labels), align="<>>"),
-        _table(_memory_rows({"weights": network.num_parameters(), **cache}), align="<>>>"),
+        table(_facts(parsed, vocabulary), align="<<"),
+        table([("module", "kind", "weights", "parameters"), *_tree_rows(modules)], align="<<<>"),
+        "\n".join([table(_parameter_rows(parameters), align="<>>"), *_shared(modules)]),
+        table(_flops_rows(flops, labels), align="<>>"),
+        table(_memory_rows({"weights": network.num_parameters(), **cache}), align="<>>>"),
     ]
     typer.echo("\n\n".join(sections))
 
 
 def _vocabulary_size(tokenizer: TokenizerConfig, given: int | None) -> int:
-    """Return the size of a vocabulary that is not there yet; of words the largest it may have.
-
-    Raises:
-        UsageError: nothing says it, or two things.
-    """
+    """Return the size of a vocabulary that is not built yet; the maximum size for words."""
+    is_marian = isinstance(tokenizer, MarianConfig)
     if isinstance(tokenizer, SubwordConfig):
-        if given is not None:
-            raise UsageError(
-                "--vocab-size",
-                "has no effect on subwords, whose number the config says",
-                remedy=f"use --set tokenizer.vocab_size={given}",
-            )
+        reject_usage(
+            "--vocab-size",
+            "has no effect on subwords, whose number the config sets",
+            when=given is not None,
+            remedy=f"use --set tokenizer.vocab_size={given}",
+        )
         return tokenizer.vocab_size
     if isinstance(tokenizer, WordConfig):
-        if given is not None and given > tokenizer.max_size:
-            raise UsageError(
-                "--vocab-size",
-                f"must be at most tokenizer.max_size ({tokenizer.max_size})",
-                got=str(given),
-            )
-        return tokenizer.max_size if given is None else given
-    if given is not None:
-        return given
-    if isinstance(tokenizer, MarianConfig):
-        raise UsageError(
+        reject_usage(
             "--vocab-size",
-            "is needed for an imported model, whose own files decide it",
-            remedy="take vocab_size from the config.json that it was imported from",
+            f"must be at most tokenizer.max_size ({tokenizer.max_size})",
+            when=given is not None and given > tokenizer.max_size,
+            got=given,
         )
-    raise UsageError(
+        return tokenizer.max_size if given is None else given
+    reject_usage(
         "--vocab-size",
-        "is needed for characters, whose number the text decides",
+        "is required for an imported model, whose files set it",
+        when=given is None and is_marian,
+        remedy="take vocab_size from the config.json that it was imported from",
+    )
+    reject_usage(
+        "--vocab-size",
+        "is required for characters, whose number depends on the text",
+        when=given is None,
         remedy="`tformer vocab` counts them",
     )
+    assert given is not None
+    return given
 
 
 def _sentence(config: ModelConfig, source: int, target: int) -> dict[str, str]:
-    """Return what the tokens of a sentence, and the sentence, are called.
-
-    Raises:
-        UsageError: there is no such sentence.
-    """
+    """Return the labels of a sentence and of its tokens."""
     if not isinstance(config, MaskedEncoderConfig):
         return {
             "source_token": "a source token",
             "target_token": "a target token",
             "sentence": f"{source} + {target} tokens",
         }
-    if target > source:
-        raise UsageError(
-            "--target-length",
-            f"must be at most --source-length ({source}), for a masked encoder fills in its source",
-            got=str(target),
-        )
+    reject_usage(
+        "--target-length",
+        f"must be at most --source-length ({source}), since a masked encoder fills in its source",
+        when=target > source,
+        got=target,
+    )
     return {
         "source_token": "a token",
-        "target_token": "where it is masked",
+        "target_token": "a masked token",
         "sentence": f"{source} tokens, {target} masked",
     }
 
 
 def _facts(config: Config, vocabulary: int) -> Iterator[Row]:
-    """Yield what decides the shape of a network, in words."""
+    """Yield the settings that determine the shape of a network."""
     model = config.model
     yield "model", model.kind
     yield "layers", _layers(model)
@@ -192,25 +184,25 @@ def _layers(config: ModelConfig) -> str:
 def _vocabulary(config: Config, size: int) -> Iterator[str]:
     tokenizer = config.tokenizer
     is_bound = isinstance(tokenizer, WordConfig) and size == tokenizer.max_size
-    yield f"{size:,} at most" if is_bound else f"{size:,}"
+    yield f"at most {size:,}" if is_bound else f"{size:,}"
     if not isinstance(config.model, MaskedEncoderConfig):
-        yield "for both languages" if tokenizer.shared else "for each language"
+        yield "shared" if tokenizer.shared else "per language"
 
 
 def _attention(config: ModelConfig) -> Iterator[str]:
     yield f"{config.num_heads} heads of {config.head_dim}"
     if config.kv_heads != config.num_heads:
-        yield f"keys and values in {config.kv_heads}"
+        yield f"{config.kv_heads} key/value heads"
     if (latent := config.latent) is not None:
-        yield f"over latents of {latent.kv_lora_rank} and keys of {latent.rope_head_dim}"
+        yield f"latents of {latent.kv_lora_rank} and rotary keys of {latent.rope_head_dim}"
     if config.qk_norm:
-        yield "queries and keys normalised"
+        yield "QK norm"
     if config.sliding_window is not None:
-        yield f"window of {config.sliding_window}"
+        yield f"sliding window of {config.sliding_window}"
 
 
 def _tree_rows(module: "Part", indent: str = "") -> Iterator[Row]:
-    """Yield a row for each part; what is inside several alike is that of one of them."""
+    """Yield a row for each module; identical ones share a row."""
     for part in module.parts:
         times = f"{part.count} x " if part.count > 1 else ""
         number = f"{times}{part.num_parameters:,}" if part.num_parameters else ""
@@ -232,7 +224,7 @@ def _parameter_rows(parameters: dict[str, int]) -> Iterator[Row]:
 
 
 def _shared(modules: "Part") -> Iterator[str]:
-    """Yield a line for each matrix that several modules share."""
+    """Yield a line for each shared matrix."""
     sharers: dict[str, list[str]] = {}
     for name, part in modules.walk():
         if part.shared_with is not None:
@@ -242,7 +234,7 @@ def _shared(modules: "Part") -> Iterator[str]:
 
 
 def _flops(needed: "Operations", source: int, target: int) -> dict[str, dict[str, float]]:
-    """Return the operations of a forward pass, and of a training step."""
+    """Return the FLOPs of a forward pass and of a training step."""
     from tformer_cli.model.inspection.cost import TRAINING
 
     forward: dict[str, float] = {
@@ -263,7 +255,7 @@ def _flops_rows(flops: dict[str, dict[str, float]], labels: dict[str, str]) -> I
 
 
 def _bytes(count: int) -> dict[str, int]:
-    """Return what so many numbers take in each format."""
+    """Return the memory of some numbers in each format."""
     return {name: size * count for name, size in FORMATS.items()}
 
 
@@ -279,7 +271,7 @@ def _memory_rows(numbers: dict[str, int]) -> Iterator[Row]:
 
 
 def _short(number: float, step: int) -> str:
-    """Return a number in the unit that leaves it below `step`."""
+    """Return a number with the prefix that leaves it below `step`."""
     units = list(UNITS[step])
     while number >= step and len(units) > 1:
         number, units = number / step, units[1:]
@@ -297,15 +289,3 @@ def _plain(part: "Part") -> dict[str, Any]:
         "parameters": part.num_parameters,
         "modules": [_plain(inner) for inner in part.parts],
     }
-
-
-def _table(rows: Iterable[Row], align: str) -> str:
-    """Return rows with their columns side by side, each flush left (<) or right (>)."""
-    cells = list(rows)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join(
-            f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)
-        ).rstrip()
-        for row in cells
-    )

@@ -1,4 +1,4 @@
-"""Options that several commands share, what they mean for a config, and their Python names."""
+"""Options that several commands share, how they change a config, and their Python names."""
 
 import re
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 RunArgument = Annotated[
     Path | None,
     typer.Argument(
-        help="A run folder, such as runs/demo; without it the newest under runs/.",
+        help="Run folder, such as runs/demo. Default: the newest below runs/.",
         show_default=False,
     ),
 ]
@@ -35,20 +35,29 @@ LeadingRunArgument = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="RUN",
-        help="A run folder, such as runs/demo; without it the newest under runs/.",
+        help="Run folder, such as runs/demo. Default: the newest below runs/.",
         show_default=False,
     ),
 ]
+ConfigArgument = Annotated[Path, typer.Argument(help="A YAML file, such as configs/demo.yaml.")]
+RunOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="The run folder. Default: runs/NAME for NAME.yaml, or the run of its own config.yaml.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the config; may be repeated."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config; repeatable."),
 ]
 SearchSetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="decoding.KEY=VALUE",
-        help="Change the run's search; may be repeated: decoding.no_repeat_ngram_size=3, or "
+        help="Override a key of the run's search; repeatable: decoding.no_repeat_ngram_size=3, or "
         "'decoding={kind: sample, top_k: 10}'.",
     ),
 ]
@@ -65,7 +74,7 @@ CheckpointOption = Annotated[
 WorkersOption = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Processes that share the work on a CPU, a thread each. Default: one a core."
+        min=1, help="Worker processes on a CPU, with one thread each. Default: one per core."
     ),
 ]
 BeamOption = Annotated[
@@ -73,40 +82,36 @@ BeamOption = Annotated[
 ]
 LengthPenaltyOption = Annotated[
     float | None,
-    typer.Option(help="Score is log probability / length ** A. Default: the run's."),
+    typer.Option(help="Exponent A of score = log probability / length ** A. Default: the run's."),
 ]
 EnsembleOption = Annotated[
     list[Path] | None,
     typer.Option(
         metavar="RUN",
-        help="Another run whose model has an equal say; may be repeated.",
+        help="Another run to ensemble with; repeatable.",
     ),
 ]
 MbrOption = Annotated[
     Literal["chrf", "bleu"] | None,
-    typer.Option(help="Choose the translation that is most like all others that the search finds."),
+    typer.Option(help="Minimum Bayes risk (MBR) decoding with this utility."),
 ]
 CandidatesOption = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="How many --mbr chooses from. Default: the beam size; of sampling 32."
-    ),
+    typer.Option(min=1, help="Candidates of --mbr. Default: the beam size, or 32 samples."),
 ]
 
 QuantizationName = Literal["int8", "int8_float32", "float16", "bfloat16", "float32"]
 
-# What messages of the library call by the arguments of its functions.
+# Options by the Python arguments that messages of the library name.
 OF_ARGUMENTS = {
     "backend": "--backend",
     "banned": "--ban",
-    "check_file": "--check-file",
     "checkpoint": "--checkpoint",
     "mbr": "--mbr",
     "count": "--nbest",
     "device": "--device",
     "engine": "--backend",
     "ensemble": "--ensemble",
-    "format": "--format",
     "fresh": "--fresh",
     "head": "--head",
     "init_from": "--init-from",
@@ -142,14 +147,14 @@ NAMES = {"greedy": "greedy search", "beam": "beam search", "sample": "sampling"}
 
 
 def message(problem: Problem) -> str:
-    """Return the message of a problem in the words of a command line; its value stays as it is."""
+    """Return the message of a problem with options for Python arguments; its value is unchanged."""
     where, what = in_options(problem.where), in_options(problem.what)
     remedy = None if problem.remedy is None else in_options(problem.remedy)
     return str(Problem(where, what, problem.got, remedy))
 
 
 def in_options(text: str) -> str:
-    """Return a text whose Python arguments in backticks are written as options.
+    """Return a text with options for Python arguments in backticks.
 
     `workers=1` becomes --workers 1, and `fresh=True` becomes --fresh.
     """
@@ -184,15 +189,11 @@ def reject_usage(
 
 
 def chosen_run(run: Path | None, checkpoint: str = "best") -> RunDirectory:
-    """Return the run folder named on the command line, or the newest one, which stderr names.
-
-    Args:
-        run: the folder.
-        checkpoint: that will be read, for stderr.
+    """Return the given run folder, or the newest one, which stderr names with its checkpoint.
 
     Raises:
-        CheckpointError: none is named and there is none.
-        UsageError: what is named is no run folder.
+        CheckpointError: no run is given and none exists.
+        UsageError: the given path is no run folder.
     """
     if run is not None:
         _check_run_folder(run)
@@ -208,11 +209,7 @@ def chosen_run(run: Path | None, checkpoint: str = "best") -> RunDirectory:
 
 
 def _check_run_folder(path: Path) -> None:
-    """Check that a path that is there is a run folder.
-
-    Raises:
-        UsageError: it is something else.
-    """
+    """Check that an existing path is a run folder."""
     if path.is_file():
         if path.suffix in (".yaml", ".yml"):
             remedy = f"name the run that was trained from it, such as {RUNS / path.stem}"
@@ -233,91 +230,73 @@ def chosen_decoding(
     length_penalty: float | None,
     settings: Sequence[str] | None = None,
 ) -> DecodingConfig:
-    """Return the search of a run with what the command line changes.
-
-    Args:
-        config: of the run.
-        beam: beam size; 1 is greedy search.
-        length_penalty: of beam search.
-        settings: `decoding.KEY=VALUE`.
+    """Return the search of a run with --beam, --length-penalty and --set applied.
 
     Raises:
-        ConfigError: a setting or an option is out of its limits, or they break a rule.
-        UsageError: the beam size or the length penalty contradicts the settings, or a length
-            penalty was asked of a search that has no use for it.
+        ConfigError: a setting or an option breaks a rule.
+        UsageError: options contradict each other, or a length penalty has no effect.
     """
     if beam is not None and beam > 1 and isinstance(config.decoding, BeamConfig):
-        # A setting may make sense for this size alone.
+        # A setting may be valid for this size only.
         config = replace(config, decoding=replace(config.decoding, beam_size=beam))
     decoding = changed_decoding(config, settings or [])
     if beam is not None:
-        decoding = _of_beam(beam, decoding, before=config.decoding)
+        decoding = _with_beam(beam, decoding, before=config.decoding)
     if length_penalty is None:
         return checked(decoding, "decoding")
-    if not isinstance(decoding, BeamConfig):
-        raise UsageError(
-            "--length-penalty",
-            f"has no effect on {NAMES[decoding.kind]}",
-            got=f"{length_penalty:g}",
-            remedy="add --beam 5",
-        )
-    is_set = any(one.startswith("decoding.length_penalty=") for one in settings or [])
-    if is_set and decoding.length_penalty != length_penalty:
-        raise UsageError(
-            "--length-penalty",
-            f"contradicts --set, by which length_penalty is {decoding.length_penalty}",
-            got=f"{length_penalty:g}",
-            remedy="leave one of them out",
-        )
+    reject_usage(
+        "--length-penalty",
+        f"has no effect on {NAMES[decoding.kind]}",
+        when=not isinstance(decoding, BeamConfig),
+        got=length_penalty,
+        remedy="add --beam 5",
+    )
+    assert isinstance(decoding, BeamConfig)
+    is_set = any(text.startswith("decoding.length_penalty=") for text in settings or [])
+    reject_usage(
+        "--length-penalty",
+        f"contradicts --set, by which length_penalty is {decoding.length_penalty}",
+        when=is_set and decoding.length_penalty != length_penalty,
+        got=length_penalty,
+        remedy="leave one of them out",
+    )
     return checked(replace(decoding, length_penalty=length_penalty), "decoding")
 
 
-def _of_beam(size: int, asked: DecodingConfig, *, before: DecodingConfig) -> DecodingConfig:
-    """Return a search with a beam of a size; 1 is greedy search.
+def _with_beam(size: int, asked: DecodingConfig, *, before: DecodingConfig) -> DecodingConfig:
+    """Return the search `asked` by settings with a beam size; 1 is greedy search.
 
-    Args:
-        size: of the beam.
-        asked: the search that settings ask for.
-        before: what it would be without them.
-
-    Raises:
-        UsageError: something that they ask for would be lost.
+    A setting that is lost contradicts the beam size; `before` is the search without settings.
     """
     rules = {part.name: getattr(asked, part.name) for part in fields(SearchConfig)}
-    found: DecodingConfig
+    changed: DecodingConfig
     if size == 1:
-        found = GreedyConfig(**rules)
+        changed = GreedyConfig(**rules)
     elif isinstance(asked, BeamConfig):
-        found = replace(asked, beam_size=size)
+        changed = replace(asked, beam_size=size)
     else:
-        found = BeamConfig(beam_size=size, **rules)
-    own, others = asdict(found), asdict(before)
+        changed = BeamConfig(beam_size=size, **rules)
+    own, others = asdict(changed), asdict(before)
     for key, value in asdict(asked).items():
-        if value not in (own.get(key), others.get(key)):
-            raise UsageError(
-                "--beam",
-                f"contradicts --set, by which {key} is {value}",
-                got=str(size),
-                remedy="leave one of them out",
-            )
-    return found
+        reject_usage(
+            "--beam",
+            f"contradicts --set, by which {key} is {value}",
+            when=value not in (own.get(key), others.get(key)),
+            got=size,
+            remedy="leave one of them out",
+        )
+    return changed
 
 
 def chosen_mbr(utility: Literal["chrf", "bleu"] | None, num_candidates: int | None) -> "MBR | None":
-    """Return how --mbr and --candidates choose among translations.
-
-    Raises:
-        UsageError: a number of candidates was asked of no choice.
-    """
+    """Return the MBR decoding of --mbr and --candidates, if any."""
     from tformer_cli.translate.mbr import MBR
 
-    if utility is not None:
-        return MBR(utility, num_candidates)
-    if num_candidates is not None:
-        raise UsageError(
-            "--candidates",
-            "has no effect without --mbr",
-            got=str(num_candidates),
-            remedy="add --mbr chrf",
-        )
-    return None
+    reject_usage(
+        "--candidates",
+        "has no effect without --mbr",
+        when=utility is None and num_candidates is not None,
+        got=num_candidates,
+        remedy="add --mbr chrf",
+    )
+    return None if utility is None else MBR(utility, num_candidates)

@@ -1,16 +1,25 @@
-"""`tformer train`."""
+"""`tformer train` and `tformer average`."""
 
 import json
 import math
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from tformer_cli.cli.messages import suggest
-from tformer_cli.cli.options import DeviceOption, SetOption, reject_usage
+from tformer_cli.cli.entry import refuse_torchrun
+from tformer_cli.cli.messages import suggest, tell
+from tformer_cli.cli.options import (
+    DeviceOption,
+    JsonOption,
+    RunArgument,
+    RunOption,
+    SetOption,
+    chosen_run,
+    reject_usage,
+)
 from tformer_cli.config.load import load_with_texts
 from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.errors import UsageError
@@ -22,25 +31,18 @@ def train(
         Path,
         typer.Argument(help="A YAML file, such as configs/demo.yaml, or a run folder to resume."),
     ],
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            help="The run folder. Default: runs/NAME for NAME.yaml, or the run whose own "
-            "config.yaml it is.",
-            show_default=False,
-        ),
-    ] = None,
+    run: RunOption = None,
     settings: SetOption = None,
     device: DeviceOption = "auto",
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Forget what the run folder holds and begin again.")
+        bool, typer.Option("--fresh", help="Discard the run folder's training and start over.")
     ] = False,
     init_from: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Begin with the tokenizers and the last weights of another run, with its own "
-            "schedule: more steps, another learning rate, other text.",
+            help="Fine-tune: start from the tokenizers and latest weights of another run, with "
+            "a new schedule.",
             show_default=False,
         ),
     ] = None,
@@ -48,15 +50,15 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            help="Only check all files, take a few steps at the largest batch, and say how much "
-            "time, memory and disk the training will take.",
+            help="Only check all files, take a few steps at the largest batch, and estimate the "
+            "time, memory and disk space of the training.",
         ),
     ] = False,
     find_batch: Annotated[
         bool,
         typer.Option(
             "--find-batch",
-            help="Only search the largest training.batch_tokens that fits into memory.",
+            help="Only find the largest training.batch_tokens that fits in memory.",
         ),
     ] = False,
     memory_limit: Annotated[
@@ -64,7 +66,7 @@ def train(
         typer.Option(
             min=0.0,
             metavar="GIB",
-            help="Memory that --find-batch may fill. Default: all of a GPU, 80% of the free RAM.",
+            help="Memory for --find-batch. Default: all of a GPU, 80% of the free RAM.",
             show_default=False,
         ),
     ] = None,
@@ -72,12 +74,11 @@ def train(
         bool, typer.Option("--json", help="Print one JSON object (--dry-run, --find-batch).")
     ] = False,
 ) -> None:
-    """Train a model, or go on with a run that was interrupted.
+    """Train a model, or resume an interrupted run.
 
-    The vocabulary of `tformer vocab` is taken over where text, tokenizer and seed are the same, and
-    otherwise built. The same command again goes on from the last
-    checkpoint, exactly as if there had been no break. --dry-run and --find-batch leave nothing
-    behind.
+    Re-running the command resumes from the last checkpoint, bit-exactly. A vocabulary built by
+    `tformer vocab` is reused if text, tokenizer and seed match. --dry-run and --find-batch write
+    nothing.
 
     Example: tformer train configs/demo.yaml --set training.max_steps=500 --run runs/short
 
@@ -93,25 +94,25 @@ def train(
     config = _config_file(config)
     parsed = load_with_texts(config, settings or [])
     if init_from is not None:
-        begun = replace(parsed.training, init_from=init_from.resolve())
-        parsed = replace(parsed, training=begun)
+        training = replace(parsed.training, init_from=init_from.resolve())
+        parsed = replace(parsed, training=training)
     run_directory = run_of_config(config, run)
 
-    # torch takes a second to import: only those who train wait for it.
+    # torch takes a second to import.
     from tformer_cli.device import resolve_device
 
-    place = resolve_device(device)
+    torch_device = resolve_device(device)
     if dry_run:
-        from tformer_cli.training.dry_run import dry_run as rehearse
+        from tformer_cli.training.dry_run import dry_run as estimate
 
-        taken = rehearse(parsed, run_directory, device=place)
-        typer.echo(json.dumps(taken.as_json(), indent=2) if as_json else str(taken))
+        report = estimate(parsed, run_directory, device=torch_device)
+        typer.echo(json.dumps(report.as_json(), indent=2) if as_json else str(report))
     elif find_batch:
         from tformer_cli.training.find_batch_size import find_batch_size as search
 
-        found = search(parsed, run_directory, device=place, memory_limit=memory_limit)
-        use = f"use it: --set {found.setting}"
-        typer.echo(json.dumps(found.as_json(), indent=2) if as_json else f"{found}\n{use}")
+        batch = search(parsed, run_directory, device=torch_device, memory_limit=memory_limit)
+        use = f"use it: --set {batch.setting}"
+        typer.echo(json.dumps(batch.as_json(), indent=2) if as_json else f"{batch}\n{use}")
     else:
         from tformer_cli import api
 
@@ -122,11 +123,7 @@ def train(
 
 
 def _config_file(path: Path) -> Path:
-    """Return a config, or that of a run folder, whose training is resumed by it.
-
-    Raises:
-        UsageError: it is another folder.
-    """
+    """Return a config file; of a run folder, which is resumed, its own."""
     if not path.is_dir():
         return path
     run = RunDirectory(path)
@@ -140,11 +137,6 @@ def _config_file(path: Path) -> Path:
 def _check_usage(
     fresh: bool, dry_run: bool, find_batch: bool, memory_limit: float | None, as_json: bool
 ) -> None:
-    """Refuse options that contradict each other, or that nothing would come of.
-
-    Raises:
-        UsageError: there are such.
-    """
     both = "leave one of them out"
     reject_usage("--find-batch", "contradicts --dry-run", when=dry_run and find_batch, remedy=both)
     is_trial = dry_run or find_batch
@@ -174,3 +166,70 @@ def _check_usage(
         when=as_json and not is_trial,
         remedy="leave it out",
     )
+
+
+MAX_AVERAGED = 5
+
+
+def average(
+    run: RunArgument = None,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help=f"Average the newest N checkpoints. Default: {MAX_AVERAGED}, or all if fewer.",
+            metavar="N",
+        ),
+    ] = None,
+    best: Annotated[
+        int | None, typer.Option(min=2, help="Average the best N checkpoints.", metavar="N")
+    ] = None,
+    as_json: JsonOption = False,
+    device: DeviceOption = "auto",
+) -> None:
+    """Average checkpoints of a run, and use the average if it is better.
+
+    The average is scored on the validation text. If the run is finished and the average is better
+    than its best checkpoint, `best` points to the average.
+
+    Example: tformer average runs/multi30k --last 5
+    """
+    both = last is not None and best is not None
+    reject_usage("--best", "contradicts --last", when=both, remedy="leave one of them out")
+    refuse_torchrun("average")
+    which: Literal["last", "best"] = "last" if best is None else "best"
+    run_directory = chosen_run(run, "last")
+    # At least two, so that a single checkpoint is an error.
+    count = best or last or max(2, min(MAX_AVERAGED, len(run_directory.step_checkpoints())))
+
+    from tformer_cli.device import resolve_device
+    from tformer_cli.training.checkpoints import average_checkpoints
+
+    result = average_checkpoints(run_directory, which, count, device=resolve_device(device))
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "checkpoint": str(result.checkpoint),
+                    "members": [member.name for member in result.members],
+                    "score": result.score,
+                    "best_score": result.best_score,
+                    "is_best": result.is_best,
+                }
+            )
+        )
+        return
+    tell(f"{result.checkpoint}: the mean of {', '.join(m.name for m in result.members)}")
+    loss = f"loss {result.validation.likelihood.loss:.4f}"
+    tell(f"valid: {', '.join([loss, *map(str, result.validation.scores)])}")
+    if result.is_best:
+        typer.echo("better than the best checkpoint before: best is the average now")
+    elif result.run_has_ended:
+        typer.echo("not better than the best checkpoint: best stays as it was")
+    else:
+        typer.echo(
+            f"the run is not finished: best stays as it was; "
+            f"use this one with --checkpoint {result.checkpoint.name}"
+        )
+    words = () if result.is_best else ("--checkpoint", result.checkpoint.name)
+    suggest("eval", run_directory.path, *words)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tformer_cli.config.load import as_plain
+from tformer_cli.config.load import as_plain, dump_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.model import MaskedEncoderConfig, ModelConfig
 from tformer_cli.corpus.batch import Masking
@@ -28,17 +28,23 @@ from tformer_cli.corpus.reader import text_checksums
 from tformer_cli.corpus.statistics import report_lengths
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.distributed import SINGLE_PROCESS, World
-from tformer_cli.errors import Problem
+from tformer_cli.errors import Problem, UsageError
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Network
-from tformer_cli.storage.atomic import read_json, write_json
+from tformer_cli.storage.atomic import (
+    make_directory,
+    read_json,
+    storage_errors,
+    write_json,
+    write_text,
+)
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import DECODER_START_IDS
 from tformer_cli.training.checkpoints import Log
 from tformer_cli.training.pretrained import PretrainedRun
-from tformer_cli.training.resume import environment_of
+from tformer_cli.training.resume import check_run_folder, environment_of, locked
 from tformer_cli.training.step import StepBatch, TrainState
 
 PREFETCHED_BATCHES = 2
@@ -258,3 +264,44 @@ def save_tokenizers(tokenizers: Tokenizers, origin: dict[str, Any], run: RunDire
     """Save the tokenizers of a run, and what they were made from."""
     tokenizers.save(run.tokenizer)
     write_json(run.origin_file, origin)
+
+
+def build_vocabulary(config: Config, run: RunDirectory, *, overwrite: bool) -> Tokenizers:
+    """Build the tokenizers of a run before any training, and save them with its config.
+
+    A training with the same text, tokenizer and seed loads them.
+
+    Raises:
+        UsageError: the folder has a vocabulary already, or other files.
+        TformerError: the tokenizers cannot be built or saved.
+    """
+    _check_no_vocabulary(run, overwrite)
+    pretrained = PretrainedRun.of(config, run)
+    with storage_errors(run.path):
+        make_directory(run.path)
+    with locked(run):
+        # A training may have ended since the first check.
+        _check_no_vocabulary(run, overwrite)
+        tokenizers = new_tokenizers(config, pretrained, log=lambda line: None)
+        save_tokenizers(tokenizers, origin_of(config, pretrained, run.stores), run)
+        write_text(run.config_file, dump_config(config))
+    return tokenizers
+
+
+def _check_no_vocabulary(run: RunDirectory, overwrite: bool) -> None:
+    check_run_folder(run)
+    # The config is written last: without it, the vocabulary is incomplete.
+    if not run.tokenizer.exists() or not run.config_file.exists():
+        return
+    if run.pointed("last") is not None:
+        raise UsageError(
+            str(run.tokenizer),
+            "belongs to the model that this run has trained",
+            remedy="name another folder with `run`",
+        )
+    if not overwrite:
+        raise UsageError(
+            str(run.tokenizer),
+            "already exists",
+            remedy="add `overwrite=True` to replace it, or name another folder with `run`",
+        )

@@ -1,0 +1,1 @@
+"""A model as a folder of transformers' Marian, and such a folder as a model."""
