@@ -24,8 +24,8 @@ class TableStepper(Stepper):
         self.num_beams = num_beams
         self.numbers = torch.tensor([sentence[0] for sentence in sentences])
 
-    def insert(self, places: Tensor, sentences: Sequence[Sequence[int]], lookahead) -> None:
-        self.numbers[places] = torch.tensor([sentence[0] for sentence in sentences])
+    def insert(self, slots: Tensor, sentences: Sequence[Sequence[int]], lookahead) -> None:
+        self.numbers[slots] = torch.tensor([sentence[0] for sentence in sentences])
 
     def step(self, ids: Tensor) -> Tensor:
         assert ids.shape == (len(self.numbers), self.num_beams)
@@ -34,8 +34,8 @@ class TableStepper(Stepper):
     def reorder(self, beam_indices: Tensor) -> None:
         assert beam_indices.shape == (len(self.numbers), self.num_beams)
 
-    def select(self, places: Tensor) -> None:
-        self.numbers = self.numbers[places]
+    def select(self, slots: Tensor) -> None:
+        self.numbers = self.numbers[slots]
 
 
 def search_requests(

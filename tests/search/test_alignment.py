@@ -39,7 +39,7 @@ def token_by_token(model: Seq2Seq, source: list[int], row: list[int]) -> torch.T
     return torch.cat(rows)
 
 
-def test_maps_are_what_each_step_sees_whatever_the_company(monkeypatch):
+def test_maps_are_what_each_step_sees_whatever_the_batch(monkeypatch):
     (model,) = models(1)
     expected = {
         number: [token_by_token(model, source, row) for row in rows]
@@ -76,19 +76,19 @@ def test_the_maps_of_an_ensemble_are_the_mean_of_those_of_its_models():
     assert not torch.allclose(alone[0][number][0], alone[1][number][0])
 
 
-def test_a_link_is_the_place_that_is_looked_at_most_but_never_the_end_token():
+def test_a_link_is_the_position_with_most_attention_but_never_eos():
     both = aligner(*models(1))
     links = both.align(SENTENCES)
     maps = dict(both.attention(SENTENCES))
     ends = 0
     for number, (source, rows) in enumerate(SENTENCES):
         assert len(links[number]) == len(rows)
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             if not source:
-                assert links[number][place] == ()
+                assert links[number][index] == ()
                 continue
-            assert len(links[number][place]) == len(row)
-            for link, looks in zip(links[number][place], maps[number][place].tolist(), strict=True):
+            assert len(links[number][index]) == len(row)
+            for link, looks in zip(links[number][index], maps[number][index].tolist(), strict=True):
                 assert looks[link] == max(looks[:-1])
                 ends += max(looks) > looks[link]
     assert ends > 0, "an end token that nobody looks at shows little"

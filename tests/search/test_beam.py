@@ -37,8 +37,8 @@ def all_translations(table, max_length, length_penalty):
             if START in row or END in row[:-1] or not is_whole:
                 continue
             total, last = 0.0, START
-            for place, token in enumerate(row):
-                total += next_log_probs(table, last, is_first=place == 0)[token]
+            for position, token in enumerate(row):
+                total += next_log_probs(table, last, is_first=position == 0)[token]
                 last = token
             if total > -float("inf"):
                 ids = row[:-1] if row[-1] == END else row
@@ -158,7 +158,7 @@ def test_a_beam_of_one_is_greedy_search(seed):
 
 
 @given(seeds, st.integers(1, 4), st.integers(1, 4))
-def test_the_company_of_a_sentence_changes_nothing(seed, size, num_slots):
+def test_the_rest_of_the_batch_changes_nothing(seed, size, num_slots):
     tables = random_tables(seed, sentences=5, vocab_size=6)
     config = BeamConfig(beam_size=size, max_length=9)
     together = search(tables, config, num_slots=num_slots)

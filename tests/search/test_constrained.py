@@ -54,7 +54,7 @@ def search(tables, config, asked, nbest=1, num_slots=None):
 
 
 def occurrences(row, phrase):
-    return sum(row[place : place + len(phrase)] == phrase for place in range(len(row)))
+    return sum(row[position : position + len(phrase)] == phrase for position in range(len(row)))
 
 
 def num_met(row, phrases):
@@ -64,13 +64,13 @@ def num_met(row, phrases):
 def log_prob(table, ids, finished):
     row = [START, *ids, *([END] if finished else [])]
     return sum(
-        next_log_probs(table, last, is_first=place == 0)[token]
-        for place, (last, token) in enumerate(itertools.pairwise(row))
+        next_log_probs(table, last, is_first=position == 0)[token]
+        for position, (last, token) in enumerate(itertools.pairwise(row))
     )
 
 
 def repeats(row, size):
-    grams = [row[place : place + size] for place in range(len(row) - size + 1)]
+    grams = [row[position : position + size] for position in range(len(row) - size + 1)]
     return len(set(grams)) < len(grams)
 
 
@@ -188,7 +188,7 @@ def test_what_is_banned_stays_banned_where_phrases_are_required(seed, rules, ask
 
 @settings(max_examples=8)
 @given(seeds, rules, asked, st.integers(1, 4))
-def test_the_company_of_a_request_changes_nothing(seed, rules, asked, num_slots):
+def test_the_rest_of_the_batch_changes_nothing(seed, rules, asked, num_slots):
     tables = random_tables(seed, sentences=len(asked), vocab_size=9)
     config = BeamConfig(**rules)
     together = search(tables, config, asked)
@@ -203,7 +203,7 @@ def test_without_phrases_it_is_beam_search(seed, rules, asked):
     tables = ascending_tables(seed, sentences=len(asked) + 1, vocab_size=9)
     config = BeamConfig(**rules)
     plain = [((), more) for _, more in asked]
-    # The last one keeps the others company.
+    # The last one has phrases.
     found = search(tables, config, [*plain, (((2, 3), (4,)), {})])[:-1]
     requests = [
         Request((number, 5, 5, END), number=number, **more)
@@ -223,7 +223,7 @@ def test_a_phrase_that_cannot_come_leaves_the_translation_unfinished():
     assert best.log_prob == pytest.approx(log_prob(tables[0], best.token_ids, finished=False))
 
 
-def test_a_phrase_waits_for_its_place():
+def test_a_phrase_waits_for_its_position():
     """The phrase costs little behind 5 and much elsewhere; the beam finds it there."""
     tables = random_tables(0, sentences=1, vocab_size=8).mul(0)
     table = tables[0]
@@ -237,7 +237,7 @@ def test_a_phrase_waits_for_its_place():
     assert best.finished
 
 
-def test_a_phrase_without_a_place_does_not_make_the_translation_long():
+def test_a_phrase_without_a_position_does_not_make_the_translation_long():
     tables = random_tables(4, sentences=1, vocab_size=30)
     table = tables[0]
     table[:, 7] = -9.0

@@ -12,7 +12,7 @@ rows = st.lists(st.integers(1, 5), max_size=14).map(tuple)
 
 
 def occurrences(row, phrase):
-    return sum(row[place : place + len(phrase)] == phrase for place in range(len(row)))
+    return sum(row[position : position + len(phrase)] == phrase for position in range(len(row)))
 
 
 def met(row, required):
@@ -67,5 +67,5 @@ def test_states_are_made_once():
 @pytest.mark.parametrize(
     ("row", "num_met"), [((2, 2), 1), ((2, 2, 2), 2), ((2, 2, 5, 2, 2), 2), ((2, 2, 2, 2), 2)]
 )
-def test_a_phrase_listed_twice_is_wanted_at_two_places(row, num_met):
+def test_a_phrase_listed_twice_is_wanted_at_two_positions(row, num_met):
     assert Constraints([(2, 2), (2, 2)]).reached(row).num_met == num_met

@@ -1,4 +1,4 @@
-"""Places of sentences that are done: who takes them, and how far they are read on."""
+"""Slots of sentences that are done: who takes them, and how far they are decoded."""
 
 import pytest
 import torch
@@ -32,29 +32,29 @@ def assert_each_is_as_alone(found, tables, search, asked):
 
 
 class LearnedPositions(TableStepper):
-    """Counts the tokens of each place; there is no position beyond the last of a translation."""
+    """Counts the tokens of each slot; there is no position beyond the last of a translation."""
 
     def start(self, sentences, num_beams):
         super().start(sentences, num_beams)
         self.lengths = torch.zeros(len(sentences), dtype=torch.long)
 
-    def insert(self, places, sentences, lookahead):
-        super().insert(places, sentences, lookahead)
-        self.lengths[places] = 0
+    def insert(self, slots, sentences, lookahead):
+        super().insert(slots, sentences, lookahead)
+        self.lengths[slots] = 0
 
     def step(self, ids: Tensor) -> Tensor:
         self.lengths += 1
         assert self.lengths.max() <= MOST
         return super().step(ids)
 
-    def select(self, places):
-        super().select(places)
-        self.lengths = self.lengths[places]
+    def select(self, slots):
+        super().select(slots)
+        self.lengths = self.lengths[slots]
 
 
 @settings(max_examples=12)
 @given(st.integers(0, 10_000), st.integers(1, 60), st.sampled_from(SEARCHES))
-def test_no_place_is_read_beyond_the_longest_translation(seed, num_slots, search):
+def test_no_slot_is_decoded_beyond_the_longest_translation(seed, num_slots, search):
     tables = random_tables(seed, sentences=70, vocab_size=5)
     # Some sentences end at once, and some at the limit alone.
     tables[::3, :, END] += 4
@@ -65,26 +65,26 @@ def test_no_place_is_read_beyond_the_longest_translation(seed, num_slots, search
 
 
 class Budgeted(TableStepper):
-    """Adds up the source tokens at work, padding included, and notes how many places there were."""
+    """Adds up the source tokens at work, padding included, and notes how many slots there were."""
 
     def start(self, sentences, num_beams):
         self.widths = [len(sentence) for sentence in sentences]
         self.counts = []
         super().start(sentences, num_beams)
 
-    def insert(self, places, sentences, lookahead):
-        for place, sentence in zip(places.tolist(), sentences, strict=True):
-            self.widths[place] = len(sentence)
-        super().insert(places, sentences, lookahead)
+    def insert(self, slots, sentences, lookahead):
+        for slot, sentence in zip(slots.tolist(), sentences, strict=True):
+            self.widths[slot] = len(sentence)
+        super().insert(slots, sentences, lookahead)
 
     def step(self, ids: Tensor) -> Tensor:
         assert len(self.widths) * max(self.widths) <= TOKENS or len(self.widths) == 1
         self.counts.append(len(self.widths))
         return super().step(ids)
 
-    def select(self, places):
-        self.widths = [self.widths[place] for place in places.tolist()]
-        super().select(places)
+    def select(self, slots):
+        self.widths = [self.widths[slot] for slot in slots.tolist()]
+        super().select(slots)
 
 
 @settings(max_examples=12)
@@ -99,7 +99,7 @@ def test_no_more_tokens_are_at_work_than_there_is_room_for(seed, widths, search)
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-def test_shorter_sources_have_more_places(search):
+def test_shorter_sources_have_more_slots(search):
     tables = random_tables(2, sentences=60, vocab_size=5)
     widths = sorted(range(2, 32), reverse=True)
     asked = [Request((number, *[END] * (width - 1))) for number, width in enumerate(widths)]
@@ -116,13 +116,13 @@ class Counting(TableStepper):
         super().start(sentences, num_beams)
         self.num_begun = len(sentences)
 
-    def insert(self, places, sentences, lookahead):
-        super().insert(places, sentences, lookahead)
+    def insert(self, slots, sentences, lookahead):
+        super().insert(slots, sentences, lookahead)
         self.num_begun += len(sentences)
 
 
 @pytest.mark.parametrize("search", [GreedyConfig, BeamConfig])
-def test_translations_of_short_sources_are_not_late_before_twice_sixteen_tokens(search):
+def test_translations_of_short_sources_are_no_stragglers_before_twice_sixteen_tokens(search):
     tables = random_tables(4, sentences=60, vocab_size=5)
     # Most end soon, so that little is usual; every seventh ends at the limit.
     tables[:, :, END] += 4
@@ -137,25 +137,25 @@ def test_translations_of_short_sources_are_not_late_before_twice_sixteen_tokens(
 
 
 class Aging(TableStepper):
-    """Notes how many places there were, and how long the oldest sentence had been there."""
+    """Notes how many slots there were, and how long the oldest sentence had been there."""
 
     def start(self, sentences, num_beams):
         super().start(sentences, num_beams)
-        self.ages, self.seen = [0] * len(sentences), []
+        self.ages, self.history = [0] * len(sentences), []
 
-    def insert(self, places, sentences, lookahead):
-        super().insert(places, sentences, lookahead)
-        for place in places.tolist():
-            self.ages[place] = 0
+    def insert(self, slots, sentences, lookahead):
+        super().insert(slots, sentences, lookahead)
+        for slot in slots.tolist():
+            self.ages[slot] = 0
 
     def step(self, ids: Tensor) -> Tensor:
         self.ages = [age + 1 for age in self.ages]
-        self.seen.append((len(self.ages), max(self.ages)))
+        self.history.append((len(self.ages), max(self.ages)))
         return super().step(ids)
 
-    def select(self, places):
-        super().select(places)
-        self.ages = [self.ages[place] for place in places.tolist()]
+    def select(self, slots):
+        super().select(slots)
+        self.ages = [self.ages[slot] for slot in slots.tolist()]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ class Aging(TableStepper):
         lambda: BeamSearch(BeamConfig(beam_size=2, max_length=99), SPECIAL_TOKENS, CPU),
     ],
 )
-def test_a_translation_that_does_not_end_begins_anew_behind_the_others(search):
+def test_a_runaway_translation_is_requeued_once_and_restarted_last(search):
     tables = random_tables(4, sentences=400, vocab_size=5)
     tables[:, :, END] += 4
     endless = [7, 250]
@@ -175,6 +175,6 @@ def test_a_translation_that_does_not_end_begins_anew_behind_the_others(search):
     found = dict(decode_all(stepper, search(), asked, lambda _: 40))
     assert_each_is_as_alone(found, tables, search, asked)
     assert all(len(found[number][0].token_ids) == 99 for number in endless)
-    # While others wait for a place nobody is much older than twice sixteen tokens.
-    assert max(age for num_slots, age in stepper.seen if num_slots == 40) < 2 * 16 + 10
-    assert max(age for _, age in stepper.seen) == 99
+    # While others wait for a slot nobody is much older than twice sixteen tokens.
+    assert max(age for num_slots, age in stepper.history if num_slots == 40) < 2 * 16 + 10
+    assert max(age for _, age in stepper.history) == 99

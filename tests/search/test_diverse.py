@@ -147,7 +147,7 @@ def test_the_first_group_is_a_beam_of_its_own(seed, shape, num_slots):
 
 @settings(max_examples=8)
 @given(seeds, shapes, st.integers(1, 4))
-def test_the_company_of_a_sentence_changes_nothing(seed, shape, num_slots):
+def test_the_rest_of_the_batch_changes_nothing(seed, shape, num_slots):
     tables = random_tables(seed, sentences=5, vocab_size=7)
     config = BeamConfig(beam_size=shape[0] * shape[1], num_beam_groups=shape[0], max_length=9)
     together = search(tables, config, config.beam_size, num_slots)

@@ -140,7 +140,7 @@ def test_nor_does_how_many_tokens_of_sources_are_at_work(search, monkeypatch):
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])
-def test_an_empty_sentence_gives_an_empty_hypothesis_in_its_place(search):
+def test_an_empty_sentence_gives_an_empty_hypothesis_at_its_index(search):
     found = native_engine().translate(asked([7, END], [], [8, 9, END], []), search)
     assert found[1] == found[3] == [EMPTY]
     assert found[0][0].token_ids
@@ -238,7 +238,7 @@ def test_the_best_of_all_that_is_stored_wins_with_its_coverage(length_penalty, g
     assert changed > 0, "a penalty that changes no order shows little"
 
 
-def test_the_company_of_a_sentence_changes_nothing():
+def test_the_rest_of_the_batch_changes_nothing():
     engine, inputs = native_engine(), requests(15)
     expected = engine.translate(inputs, SEARCH, nbest=2)
     for num_beams in (1, 7, 20):

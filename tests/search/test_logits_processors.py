@@ -38,15 +38,15 @@ V, K = 7, 2
 
 
 def written(histories: list[list[list[int]]]) -> Sequences:
-    """Sequences in places of different lengths, with leftovers behind the shorter ones."""
+    """Sequences in slots of different lengths, with leftovers behind the shorter ones."""
     processor = LogitsProcessor(GreedyConfig(), SPECIAL_TOKENS, CPU)
     rows = processor.start([Request((END,))] * len(histories), K)
     rows.tokens = torch.randint(1, V, (len(histories), K, 12))
     rows.tokens[:, :, 0] = START
-    for place, place_rows in enumerate(histories):
-        rows.lengths[place] = len(place_rows[0])
-        for number, row in enumerate(place_rows):
-            rows.tokens[place, number, 1 : len(row) + 1] = torch.tensor(row)
+    for slot, slot_rows in enumerate(histories):
+        rows.lengths[slot] = len(slot_rows[0])
+        for number, row in enumerate(slot_rows):
+            rows.tokens[slot, number, 1 : len(row) + 1] = torch.tensor(row)
     return rows
 
 
@@ -74,11 +74,11 @@ def test_repetition_is_penalized_as_in_transformers(histories, penalty):
     after = before.clone()
     penalize_repetition(after, written(histories), penalty)
     theirs = RepetitionPenaltyLogitsProcessor(penalty)
-    for place, rows in enumerate(histories):
-        expected = before[place]
+    for slot, rows in enumerate(histories):
+        expected = before[slot]
         if rows[0]:
             expected = theirs(torch.tensor(rows), expected)
-        torch.testing.assert_close(after[place], expected)
+        torch.testing.assert_close(after[slot], expected)
 
 
 @given(histories(), st.integers(1, 4))
@@ -87,11 +87,11 @@ def test_repeated_ngrams_are_banned_as_in_transformers(histories, size):
     after = before.clone()
     ban_repeated_ngrams(after, written(histories), size)
     theirs = NoRepeatNGramLogitsProcessor(size)
-    for place, rows in enumerate(histories):
-        expected = before[place]
+    for slot, rows in enumerate(histories):
+        expected = before[slot]
         if len(rows[0]) >= size:
             expected = theirs(torch.tensor(rows), expected)
-        assert torch.equal(after[place], expected)
+        assert torch.equal(after[slot], expected)
 
 
 @pytest.mark.parametrize("size", [12, 13, 100])
@@ -108,11 +108,11 @@ def test_frequency_penalty_counts_each_occurrence(histories):
     before = scores(len(histories))
     after = before.clone()
     penalize_frequency(after, written(histories), 0.25)
-    for place, rows in enumerate(histories):
+    for slot, rows in enumerate(histories):
         for number, row in enumerate(rows):
             counts = torch.tensor([row.count(token) for token in range(V)])
-            expected = before[place, number] - 0.25 * counts
-            torch.testing.assert_close(after[place, number], expected)
+            expected = before[slot, number] - 0.25 * counts
+            torch.testing.assert_close(after[slot, number], expected)
 
 
 @pytest.mark.parametrize(
@@ -181,21 +181,21 @@ def log_prob(table, ids, finished):
     """What the table says of a translation, rules or none."""
     row = [START, *ids, *([END] if finished else [])]
     return sum(
-        next_log_probs(table, last, is_first=place == 0)[token]
-        for place, (last, token) in enumerate(itertools.pairwise(row))
+        next_log_probs(table, last, is_first=position == 0)[token]
+        for position, (last, token) in enumerate(itertools.pairwise(row))
     )
 
 
 def contains(ids, phrase, start):
-    places = range(max(0, start - len(phrase) + 1), len(ids) - len(phrase) + 1)
-    return any(tuple(ids[place : place + len(phrase)]) == phrase for place in places)
+    positions = range(max(0, start - len(phrase) + 1), len(ids) - len(phrase) + 1)
+    return any(tuple(ids[position : position + len(phrase)]) == phrase for position in positions)
 
 
-def is_stuck(request, rules, ids, place):
-    """Whether no token but the end was allowed at a place, so that the row could only end."""
+def is_stuck(request, rules, ids, position):
+    """Whether no token but the end was allowed at a position, so that the row could only end."""
     n = rules["no_repeat_ngram_size"]
     for token in range(2, V):
-        row = (*ids[:place], token)
+        row = (*ids[:position], token)
         grams = [row[i : i + n] for i in range(len(row) - n + 1)] if n else []
         is_repeated = n > 0 and len(row) >= n and row[-n:] in grams[:-1]
         is_banned = any(len(row) >= len(p) and row[-len(p) :] == p for p in request.banned)
@@ -229,14 +229,14 @@ def test_translations_keep_to_all_rules(kind, rules, parts, seed):
                     assert not contains(ids, phrase, len(request.prefix) + len(phrase) - 1)
             n = rules["no_repeat_ngram_size"]
             if n:
-                for place in range(max(len(request.prefix), n), len(ids)):
-                    earlier = [ids[i : i + n] for i in range(place - n + 1)]
-                    assert ids[place - n + 1 : place + 1] not in earlier
+                for position in range(max(len(request.prefix), n), len(ids)):
+                    earlier = [ids[i : i + n] for i in range(position - n + 1)]
+                    assert ids[position - n + 1 : position + 1] not in earlier
             assert one.log_prob == pytest.approx(log_prob(table, ids, one.finished), rel=1e-4)
 
 
 @given(st.sampled_from(sorted(searches)), settings, requests, st.integers(1, 3))
-def test_the_company_of_a_request_changes_nothing(kind, rules, parts, num_slots):
+def test_the_rest_of_the_batch_changes_nothing(kind, rules, parts, num_slots):
     inputs = asked(parts)
     tables = random_tables(3, sentences=len(inputs), vocab_size=V)
     together = search_requests(tables, searches[kind](rules), inputs)
@@ -312,8 +312,8 @@ def test_penalties_change_the_score_and_not_the_probability():
     rules = {"max_length": 9, "frequency_penalty": 0.5}
     ((hypothesis,),) = search_requests(tables, searches["greedy"](rules), asked([([2], (), ())]))
     repeats = sum(
-        hypothesis.token_ids[:place].count(token)
-        for place, token in enumerate(hypothesis.token_ids)
+        hypothesis.token_ids[:position].count(token)
+        for position, token in enumerate(hypothesis.token_ids)
     )
     assert repeats > 0
     assert hypothesis.score == pytest.approx(hypothesis.log_prob - 0.5 * repeats, rel=1e-5)

@@ -145,5 +145,5 @@ def test_the_last_digits_of_probabilities_change_hardly_any_draw():
     assert int(changed.sum()) <= 5
     bounds, moved = shares.double().cumsum(-1), other.double().cumsum(-1)
     number = noise[:, :, 0].double()
-    places = [torch.searchsorted(one, number * one[:, -1:]) for one in (bounds, moved)]
-    assert int((places[0] != places[1]).sum()) > 20
+    positions = [torch.searchsorted(one, number * one[:, -1:]) for one in (bounds, moved)]
+    assert int((positions[0] != positions[1]).sum()) > 20

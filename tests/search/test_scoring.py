@@ -42,10 +42,10 @@ def plain(model: Seq2Seq, source: list[int], target: list[int]) -> torch.Tensor:
 def by_hand(model: Seq2Seq, source: list[int], target: list[int]) -> list[float]:
     """Log probabilities over the ids that may come next, token by token."""
     found = []
-    for place, (logits, right) in enumerate(
+    for position, (logits, right) in enumerate(
         zip(plain(model, source, target), [*target, END], strict=True)
     ):
-        possible = {*range(V)} - {*SUPPRESSED} - ({END} if place == 0 else set())
+        possible = {*range(V)} - {*SUPPRESSED} - ({END} if position == 0 else set())
         total = logits[sorted(possible)].logsumexp(0)
         found.append((logits[right] - total).item() if right in possible else -math.inf)
     return found
@@ -137,7 +137,7 @@ IDS = st.lists(st.integers(6, V - 1), max_size=7)
     batch_tokens=st.integers(1, 60),
     chunk_rows=st.integers(1, 9),
 )
-def test_the_company_of_a_pair_changes_nothing(pairs, batch_tokens, chunk_rows):
+def test_the_rest_of_the_batch_changes_nothing(pairs, batch_tokens, chunk_rows):
     scorer = ModelScorer([small_model()], SPECIAL_TOKENS, device=CPU)
     inputs = [([*source, END] if source else [], target) for source, target in pairs]
     alone = [scorer.score([pair])[0] for pair in inputs]

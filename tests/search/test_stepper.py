@@ -35,7 +35,7 @@ from tformer_cli.search.workers import WorkersEngine
 MOST = 50
 
 
-def test_each_sentence_is_read_once_and_no_more_together_than_there_are_places():
+def test_each_sentence_is_encoded_once_and_no_more_together_than_there_are_slots():
     model, few, counts = small_model(), 12, []
     prefill = model.prefill
 
