@@ -12,6 +12,7 @@ from tformer_cli.errors import Problem, Rule, UsageError, check_usage, reject_st
 from tformer_cli.evaluation.evaluate import (
     Evaluation,
     Evaluator,
+    save_evaluation,
     texts_of_split,
     warn_of_overlap,
 )
@@ -108,9 +109,10 @@ def evaluate(
     Raises:
         TformerError: the run or a text is unusable, or there is no such split, device or search.
     """
-    reject_str(metrics=metrics, ensemble=ensemble)
+    reject_str(metrics=metrics)
     evaluator = Evaluator.load(
-        [RunDirectory(Path(folder)) for folder in (run, *ensemble)],
+        run,
+        ensemble=ensemble,
         checkpoint=checkpoint,
         device=device,
         precision=precision,
@@ -119,9 +121,10 @@ def evaluate(
     texts = texts_of_split(evaluator.config, split)
     built = evaluator.metrics(metrics)
     warn_of_overlap(evaluator.config.data, texts, on_warning)
-    return {
-        name: evaluator.evaluate(
-            name, text, built, decoding=decoding, mbr=mbr, on_warning=on_warning
+    evaluations = {}
+    for name, text in texts.items():
+        evaluations[name] = evaluator.evaluate(
+            text, built, decoding=decoding, mbr=mbr, on_warning=on_warning
         )
-        for name, text in texts.items()
-    }
+        save_evaluation(evaluations[name], RunDirectory(Path(run)), name)
+    return evaluations

@@ -49,7 +49,7 @@ from tformer_cli.device import resolve_device
 from tformer_cli.errors import CheckpointError, TformerError, UsageError
 from tformer_cli.evaluation.evaluate import (
     LIKELIHOOD_BATCH_TOKENS,
-    evaluate_text,
+    Evaluator,
     reference_likelihood,
 )
 from tformer_cli.evaluation.metrics import Score, build_metric
@@ -128,9 +128,7 @@ def compare(
     translator = Translator.from_model(ours.model, tokenizers, config, device)
 
     def our_score(search: DecodingConfig) -> Score:
-        evaluation = evaluate_text(
-            ours.model, translator, text, [metric], decoding=search, device=device
-        )
+        evaluation = Evaluator([ours.model], translator).evaluate(text, [metric], decoding=search)
         return evaluation.scores["bleu"]
 
     def marians_score(search: DecodingConfig) -> Score:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tformer_cli.config.load import load_config
-from tformer_cli.evaluation.evaluate import evaluate_text
+from tformer_cli.evaluation.evaluate import Evaluator
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
@@ -53,12 +53,8 @@ def test_a_small_model_learns_the_task(task, tmp_path: Path):
     config, run = load_config(file), RunDirectory(tmp_path / "run")
     train(config, run, device=CPU)
     trained = load_trained_model(run)
-    evaluation = evaluate_text(
-        trained.model,
-        Translator.from_model(trained.model, trained.tokenizers, config, CPU),
-        config.data.valid,
-        [build_metric("bleu", config.evaluation, "source")],
-        device=CPU,
-    )
+    translator = Translator.from_model(trained.model, trained.tokenizers, config, CPU)
+    metric = build_metric("bleu", config.evaluation, "source")
+    evaluation = Evaluator([trained.model], translator).evaluate(config.data.valid, [metric])
     assert evaluation.scores["bleu"].score > 98
     assert evaluation.likelihood.accuracy > 0.99

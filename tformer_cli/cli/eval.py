@@ -28,7 +28,6 @@ from tformer_cli.cli.options import (
 from tformer_cli.cli.streams import check_outputs, reject_pipes
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.errors import Rule, check_usage
-from tformer_cli.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from tformer_cli.config.schema.config import Config
@@ -73,11 +72,17 @@ def evaluate(
 
     from tqdm import tqdm
 
-    from tformer_cli.evaluation.evaluate import Evaluator, warn_of_overlap
+    from tformer_cli.evaluation.evaluate import (
+        Evaluator,
+        hypothesis_file,
+        save_evaluation,
+        warn_of_overlap,
+    )
 
     refuse_torchrun("eval")
     evaluator = Evaluator.load(
-        [run_directory, *map(RunDirectory, ensemble or [])],
+        run_directory.path,
+        ensemble=ensemble or (),
         checkpoint=checkpoint,
         device=device,
         precision=precision,
@@ -86,7 +91,7 @@ def evaluate(
     texts = _chosen_texts(evaluator.config, split, source, reference)
     for name, text in texts.items():
         check_outputs(
-            {"the translations": evaluator.hypothesis_file(name)},
+            {"the translations": hypothesis_file(run_directory, name)},
             {"--source": text.source, "--reference": text.target},
         )
     names: dict[MetricName, bool] = {"bleu": bleu or not (chrf or ter), "chrf": chrf, "ter": ter}
@@ -97,7 +102,6 @@ def evaluate(
     for name, text in texts.items():
         with tqdm(unit="line", disable=not sys.stderr.isatty(), leave=False) as bar:
             evaluation = evaluator.evaluate(
-                name,
                 text,
                 metrics,
                 decoding=decoding,
@@ -105,7 +109,8 @@ def evaluate(
                 on_done=bar.update,
                 on_warning=warn,
             )
-        file = evaluator.hypothesis_file(name)
+        save_evaluation(evaluation, run_directory, name)
+        file = hypothesis_file(run_directory, name)
         commands = [metric.command(_relative(text.target), file) for metric in metrics]
         results[name] = {
             **evaluation.as_json(),
@@ -114,8 +119,8 @@ def evaluate(
         }
         if not as_json:
             models = f", ensemble of {evaluation.num_models}" if ensemble else ""
-            step = evaluator.models[0].step
-            tell(f"{name}: {len(evaluation.hypotheses)} sentences, step {step}{models}")
+            count = len(evaluation.hypotheses)
+            tell(f"{name}: {count} sentences, step {evaluator.step}{models}")
             for score in evaluation.scores.values():
                 typer.echo(str(score))
             likelihood = evaluation.likelihood

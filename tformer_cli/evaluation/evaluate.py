@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,7 +23,7 @@ from tformer_cli.corpus.reader import read_pairs, read_texts
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import autocast, resolve_device, resolve_precision
 from tformer_cli.distributed import SINGLE_PROCESS, World
-from tformer_cli.errors import DataError, Problem, UsageError
+from tformer_cli.errors import DataError, Problem, UsageError, reject_str
 from tformer_cli.evaluation.metrics import Metric, MetricName, Score, build_metric
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.process import tune_allocator
@@ -30,7 +31,7 @@ from tformer_cli.search.scoring import halving_on_oom
 from tformer_cli.search.topk import log_mean_probabilities
 from tformer_cli.storage.atomic import write_json, write_text
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.trained_model import TrainedModel, load_ensemble
+from tformer_cli.storage.trained_model import load_ensemble
 from tformer_cli.text.vocabulary import BOS_ID, DECODER_START_IDS
 from tformer_cli.translate.mbr import MBR
 from tformer_cli.translate.translator import Translator
@@ -99,41 +100,38 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """The model of a run, or an ensemble, ready to translate and to be scored.
+    """A model, or an ensemble, with its translator.
 
     Attributes:
-        run: the run folder; its eval/ receives the translations.
-        models: the model of the run, then the other models of the ensemble.
-        translator: uses the same models.
-        device: where the models are.
-        precision: number format of matrix products.
+        models: the models of the translator; they give the likelihood of the references.
+        translator: translates the sources.
+        precision: number format of the likelihood.
+        step: optimizer steps of the (first) checkpoint.
     """
 
-    run: RunDirectory
-    models: Sequence[TrainedModel]
+    models: Sequence[Seq2Seq]
     translator: Translator
-    device: torch.device
-    precision: torch.dtype
+    precision: torch.dtype = torch.float32
+    step: int = 0
 
     @classmethod
     def load(
         cls,
-        runs: Sequence[RunDirectory],
+        run: str | os.PathLike[str],
         *,
+        ensemble: Sequence[str | os.PathLike[str]] = (),
         checkpoint: str = "best",
         device: str = "auto",
         precision: str = "float32",
         workers: int | None = 1,
     ) -> "Evaluator":
-        """Load a run, or several as an ensemble, with the config of the first.
-
-        Arguments and errors are those of `Translator.load`.
-        """
-        models = load_ensemble(runs, checkpoint)
+        """Load a run, or several as an ensemble; arguments and errors as for `Translator.load`."""
+        reject_str(ensemble=ensemble)
+        runs = [RunDirectory(Path(path)) for path in (run, *ensemble)]
+        first, *others = load_ensemble(runs, checkpoint)
         resolved = resolve_device(device)
         dtype = resolve_precision(precision, resolved)
         tune_allocator()
-        first, *others = models
         translator = Translator.from_model(
             first.model,
             first.tokenizers,
@@ -144,12 +142,12 @@ class Evaluator:
             max_source_sentences=first.max_source_sentences,
         )
         translator.start_workers(workers)
-        return cls(runs[0], models, translator, resolved, dtype)
+        return cls([first.model, *(other.model for other in others)], translator, dtype, first.step)
 
     @property
     def config(self) -> Config:
         """The config of the run."""
-        return self.models[0].config
+        return self.translator.config
 
     def metrics(self, names: Sequence[MetricName]) -> list[Metric]:
         """Return metrics with the settings of the run.
@@ -162,96 +160,73 @@ class Evaluator:
 
     def evaluate(
         self,
-        name: str,
         text: ParallelText,
         metrics: Sequence[Metric],
         *,
         decoding: DecodingConfig | None = None,
         mbr: MBR | None = None,
+        world: World = SINGLE_PROCESS,
         on_done: Callable[[int], object] = lambda count: None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> Evaluation:
-        """Evaluate a text, and write eval/NAME.hyp.txt and eval/NAME.json in the run folder.
+        """Translate a source text, and compare it with the raw references.
 
-        Arguments and errors are those of `evaluate_text`.
+        Args:
+            text: source and references.
+            metrics: scores to compute.
+            decoding: the search; None for the run's own.
+            mbr: minimum-Bayes-risk decoding; None ranks by the search.
+            world: processes that share the lines; each of them returns the whole evaluation.
+            on_done: called with the number of lines whenever some are translated.
+            on_warning: called for each source line that is split or truncated, for lines without
+                loss, and once if memory runs out and batches become smaller.
+
+        Raises:
+            DataError: a file cannot be read, the line counts differ, there are no lines, or all are
+                too long.
         """
-        evaluation = evaluate_text(
-            self.models[0].model,
-            self.translator,
-            text,
-            metrics,
-            decoding=decoding,
-            mbr=mbr,
-            others=[other.model for other in self.models[1:]],
-            device=self.device,
+        model, *others = self.models
+        store = evaluation_store(text, self.translator.tokenizers, max_length=model.max_length)
+        problem = long_lines_warning(text, store)
+        if problem is not None:
+            on_warning(problem)
+        likelihood = reference_likelihood(
+            model,
+            loss_batches(store, start_id=DECODER_START_IDS[self.config.model.kind]),
+            device=self.translator.device,
             precision=self.precision,
+            others=others,
+            world=world,
+        )
+        sources, references = zip(*read_pairs(text.source, text.target), strict=True)
+        search = self.config.decoding if decoding is None else decoding
+        translations = self.translator.nbest(
+            world.shard(sources),
+            1,
+            decoding=search,
+            mbr=mbr,
+            scored=False,
+            name=str(text.source),
+            start=1 + world.rank,
+            step=world.size,
             on_done=on_done,
             on_warning=on_warning,
         )
-        translations = "".join(f"{line}\n" for line in evaluation.hypotheses)
-        write_text(self.hypothesis_file(name), translations)
-        write_json(self.run.eval / f"{name}.json", evaluation.as_json())
-        return evaluation
-
-    def hypothesis_file(self, name: str) -> Path:
-        """Return the file for the translations of a text."""
-        return self.run.eval / f"{name}.hyp.txt"
+        hypotheses = tuple(world.gather_shards([best.text for best, *_ in translations]))
+        scores = {metric.name: metric.score(hypotheses, references) for metric in metrics}
+        return Evaluation(scores, likelihood, hypotheses, search, mbr, len(self.models))
 
 
-def evaluate_text(
-    model: Seq2Seq,
-    translator: Translator,
-    text: ParallelText,
-    metrics: Sequence[Metric],
-    *,
-    decoding: DecodingConfig | None = None,
-    mbr: MBR | None = None,
-    others: Sequence[Seq2Seq] = (),
-    device: torch.device,
-    precision: torch.dtype = torch.float32,
-    world: World = SINGLE_PROCESS,
-    on_done: Callable[[int], object] = lambda count: None,
-    on_warning: Callable[[Problem], object] = lambda problem: None,
-) -> Evaluation:
-    """Translate a source text, and compare it with the raw references.
+def save_evaluation(evaluation: Evaluation, run: RunDirectory, name: str) -> None:
+    """Write eval/NAME.hyp.txt and eval/NAME.json into a run folder."""
+    translations = "".join(f"{line}\n" for line in evaluation.hypotheses)
+    write_text(hypothesis_file(run, name), translations)
+    write_json(run.eval / f"{name}.json", evaluation.as_json())
 
-    The `model` and the `others` of an ensemble, which are those of the translator, give the
-    likelihood of the references, at a precision of its own. All processes of `world` share the
-    lines and return the whole evaluation.
 
-    Raises:
-        DataError: a file cannot be read, the line counts differ, there are no lines, or all are
-            too long.
-    """
-    store = evaluation_store(text, translator.tokenizers, max_length=model.max_length)
-    problem = long_lines_warning(text, store)
-    if problem is not None:
-        on_warning(problem)
-    likelihood = reference_likelihood(
-        model,
-        loss_batches(store, start_id=DECODER_START_IDS[translator.config.model.kind]),
-        device=device,
-        precision=precision,
-        others=others,
-        world=world,
-    )
-    sources, references = zip(*read_pairs(text.source, text.target), strict=True)
-    search = translator.config.decoding if decoding is None else decoding
-    translations = translator.nbest(
-        world.shard(sources),
-        1,
-        decoding=search,
-        mbr=mbr,
-        scored=False,
-        name=str(text.source),
-        start=1 + world.rank,
-        step=world.size,
-        on_done=on_done,
-        on_warning=on_warning,
-    )
-    hypotheses = tuple(world.gather_shards([best.text for best, *_ in translations]))
-    scores = {metric.name: metric.score(hypotheses, references) for metric in metrics}
-    return Evaluation(scores, likelihood, hypotheses, search, mbr, 1 + len(others))
+def hypothesis_file(run: RunDirectory, name: str) -> Path:
+    """Return the file for the translations of a text."""
+    return run.eval / f"{name}.hyp.txt"
 
 
 @torch.inference_mode()

@@ -17,8 +17,8 @@ from tformer_cli.corpus.store import TokenStore
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import DataError
 from tformer_cli.evaluation.evaluate import (
+    Evaluator,
     Likelihood,
-    evaluate_text,
     long_lines_warning,
     loss_batches,
     reference_likelihood,
@@ -72,14 +72,10 @@ def validate(
     translator = Translator.from_model(
         model, tokenizers, config, device, precision, max_source_sentences=max_source_sentences
     )
-    evaluation = evaluate_text(
-        model,
-        translator,
+    evaluation = Evaluator([model], translator, precision).evaluate(
         text,
         [build_metric("bleu", config.evaluation, config.data.target_language)],
         decoding=config.training.validation_decoding,
-        device=device,
-        precision=precision,
         world=world,
         on_done=on_done,
     )

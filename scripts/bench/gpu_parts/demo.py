@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tformer_cli.config.load import load_config
 from tformer_cli.device import peak_memory, resolve_device
-from tformer_cli.evaluation.evaluate import evaluate_text
+from tformer_cli.evaluation.evaluate import Evaluator
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
@@ -42,7 +42,7 @@ def demo(
     metric = build_metric("bleu", config.evaluation, config.data.target_language)
     scores = {}
     for name, text in config.data.test.items():
-        evaluation = evaluate_text(trained.model, translator, text, [metric], device=place)
+        evaluation = Evaluator([trained.model], translator).evaluate(text, [metric])
         scores[name] = {
             "bleu": evaluation.scores["bleu"].score,
             "signature": evaluation.scores["bleu"].signature,
