@@ -31,6 +31,7 @@ LADDER = [
     ["export"],
     ["translate"],
     ["evaluation"],
+    ["export.run"],
     ["training"],
     ["__init__", "api"],
     ["cli", "__main__"],

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TEMPLATES = ROOT / "tformer_cli" / "config" / "templates"
 FEW_STEPS = ("max_steps", "validate_every", "save_every", "schedule.warmup_steps")
 
 
@@ -47,9 +46,9 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_wheel_holds_every_module_config_and_demo_text(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = {name: archive.read(name) for name in archive.namelist()}
-    modules = {str(file.relative_to(ROOT)) for file in (ROOT / "tformer_cli").rglob("*.py")}
-    templates = {str(file.relative_to(ROOT)) for file in TEMPLATES.iterdir()}
-    assert modules | templates | {"tformer_cli/py.typed"} <= held.keys()
+    package = ROOT / "tformer_cli"
+    kept = [*package.rglob("*.py"), *package.rglob("templates/*"), package / "py.typed"]
+    assert {str(file.relative_to(ROOT)) for file in kept} <= held.keys()
     shipped = {f"tformer_cli/shipped/{name}": content for name, content in files(ROOT).items()}
     assert {name: held[name] for name in held if "/shipped/" in name} == shipped
 

@@ -40,7 +40,7 @@ from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.schema.config import Config
 from tformer_cli.device import hardware_name, has_vnni
 from tformer_cli.evaluation.metrics import build_metric
-from tformer_cli.export.ctranslate2.format import write_ctranslate2
+from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers
@@ -109,9 +109,8 @@ def compare(folder: RunDirectory, measuring: Measuring) -> dict[str, Any]:
         pairs = spread(pairs, measuring.sentences)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as exports:
-        for number_format, quantization in (("float32", None), ("int8", "int8")):
-            place = Path(exports) / number_format
-            write_ctranslate2(trained.model, tokenizers, config.model, place, quantization)
+        for quantization in ("float32", "int8"):
+            CTranslate2Format(quantization).save(trained, Path(exports) / quantization)
         for search, mode in itertools.product(measuring.searches, measuring.modes):
             task = Task(
                 str(folder.path),

@@ -108,7 +108,7 @@ def refused(tformer, tmp_path, *words) -> str:
 def test_near_ties_are_printed(toy_run, tmp_path, tformer, monkeypatch):
     """With a tolerance that nothing exceeds, rounded numbers make near-ties of what differs."""
     from tformer_cli.export import check
-    from tformer_cli.export.ctranslate2.format import CTranslate2Format
+    from tformer_cli.export.ctranslate2 import CTranslate2Format
 
     monkeypatch.setattr(check, "TOLERANCE", 1e9)
     monkeypatch.setattr(CTranslate2Format, "is_exact", True)
@@ -125,7 +125,7 @@ def test_near_ties_are_printed(toy_run, tmp_path, tformer, monkeypatch):
 def test_another_translation_is_one_line_and_leaves_nothing(
     toy_run, tmp_path, tformer, monkeypatch
 ):
-    from tformer_cli.export.ctranslate2.format import CTranslate2Format
+    from tformer_cli.export.ctranslate2 import CTranslate2Format
 
     monkeypatch.setattr(CTranslate2Format, "is_exact", True)
     message = refused(tformer, tmp_path, toy_run, tmp_path / "model", "--quantization", "int8")

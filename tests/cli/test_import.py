@@ -10,7 +10,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import SubwordConfig
-from tformer_cli.export.marian.format import write_marian
+from tformer_cli.export.marian import MarianFormat
 from tformer_cli.model.build import build_model
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model
@@ -44,7 +44,7 @@ def opus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         valid=ParallelText(**NOWHERE),
     )
     config = Config(data=data, tokenizer=tokenizer, model=shape)
-    write_marian(TrainedModel(config, tokenizers, model, step=0), folder / "opus")
+    MarianFormat().save(TrainedModel(config, tokenizers, model, step=0), folder / "opus")
     for name in ("train", "valid"):
         for language, lines in zip(("en", "de"), zip(*PAIRS, strict=True), strict=True):
             text = "".join(f"{line}\n" for line in lines)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
-from tformer_cli.export.check import Difference, compare, searches
+from tformer_cli.export.check import Difference, compare
+from tformer_cli.export.plain import PlainFormat
 from tformer_cli.search.request import Hypothesis, Request
 
 SENTENCE = Request(source=(7, 8, 3))
@@ -35,7 +36,9 @@ class Told:
 
 
 def test_searches_are_greedy_and_a_beam():
-    assert searches(30) == [GreedyConfig(max_length=30), BeamConfig(beam_size=5, max_length=30)]
+    greedy, beam = PlainFormat().searches(30)
+    assert greedy == GreedyConfig(max_length=30)
+    assert beam == BeamConfig(beam_size=5, max_length=30)
 
 
 def test_equal_translations_have_no_differences():

@@ -41,7 +41,7 @@ from typer.testing import CliRunner
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.errors import TrainingError, UsageError
-from tformer_cli.export.ctranslate2.format import write_ctranslate2
+from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import load_state
@@ -75,10 +75,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 def exports(run: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exports")
     known = load_trained_model(run)
-    for name, quantization in (("float32", None), ("int8", "int8")):
-        write_ctranslate2(
-            known.model, known.tokenizers, known.config.model, folder / name, quantization
-        )
+    for quantization in ("float32", "int8"):
+        CTranslate2Format(quantization).save(known, folder / quantization)
     return folder
 
 

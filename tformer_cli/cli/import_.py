@@ -39,7 +39,7 @@ def import_(
 
     Example: tformer import demo-plain runs/again
     """
-    from tformer_cli.export.imported_run import import_run
+    from tformer_cli.export.run import import_run
 
     trained = import_run(
         folder,

@@ -1,28 +1,37 @@
-"""Whether another program, given our weights, translates as we do: real lines say."""
+"""Compare the translations of an exported model with the model's own, on real lines."""
 
+import contextlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
-from tformer_cli.search.engine import Engine
+from tformer_cli.errors import DataError, ExportError
+from tformer_cli.export.format import Format
+from tformer_cli.search.engine import Engine, NativeEngine
 from tformer_cli.search.request import Hypothesis, Request
+from tformer_cli.storage.trained_model import TrainedModel
+from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.vocabulary import EOS_ID
+from tformer_cli.translate.preprocess import special_tokens
 
-# How far apart the scores of two engines may be: log probabilities a token.
+# Largest difference of two scores, in log probability per token.
 TOLERANCE = 1e-4
-BEAM_SIZE = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two translations of a line that are not the same.
+    """Two translations of a line that differ.
 
     Attributes:
-        line: number of the line, from 0.
-        rank: of the translations, from 0, the best.
-        ours: what our engine found; None if it found nothing more.
-        theirs: likewise.
+        line: index of the line.
+        rank: index among the line's hypotheses, best first.
+        ours: hypothesis of our engine, None if it has fewer.
+        theirs: hypothesis of the other engine, None if it has fewer.
     """
 
     line: int
@@ -33,16 +42,16 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of a search by two engines.
+    """The outcome of one search by two engines.
 
     Attributes:
         search: the search.
-        num_lines: that were translated.
-        num_equal: of them whose translations have equal tokens.
-        ties: differing translations that both engines find equally good.
-        differences: the others, and translations of equal tokens whose scores differ.
-        ours: the best translation of each line by our engine.
-        theirs: likewise.
+        num_lines: lines translated.
+        num_equal: lines whose hypotheses all have equal tokens.
+        ties: differing hypotheses that both engines score alike.
+        differences: all others, and equal tokens with different scores.
+        ours: best hypothesis of each line by our engine.
+        theirs: best hypothesis of each line by the other engine.
     """
 
     search: DecodingConfig
@@ -55,20 +64,103 @@ class Comparison:
 
     @property
     def num_best_equal(self) -> int:
-        """Lines whose best translations have equal tokens."""
+        """Lines whose best hypotheses have equal tokens."""
         return sum(map(_have_equal_tokens, self.ours, self.theirs))
 
 
-def searches(max_length: int) -> list[DecodingConfig]:
-    """Return the searches that engines are compared by.
+@dataclass(frozen=True, slots=True)
+class CheckText:
+    """Real lines to check an export by.
+
+    Attributes:
+        name: of their file, for messages.
+        lines: the text.
+        numbers: line numbers in that file, from 1.
+        sources: token ids of each line, EOS included.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+    numbers: tuple[int, ...]
+    sources: tuple[tuple[int, ...], ...] = field(repr=False)
+
+    @classmethod
+    def of(
+        cls, lines: Sequence[str], tokenizers: Tokenizers, *, name: str, max_length: int
+    ) -> "CheckText":
+        """Encode the lines of 1 to `max_length` tokens.
+
+        Raises:
+            DataError: there are none.
+        """
+        encoded = [tokenizers.source.encode(line) for line in lines]
+        indices = [index for index, ids in enumerate(encoded) if 0 < len(ids) <= max_length]
+        if not indices:
+            raise DataError(
+                name,
+                f"has no line of 1 to {max_length:,} tokens to check an export by",
+                remedy="give another text",
+            )
+        return cls(
+            name,
+            tuple(lines[index] for index in indices),
+            tuple(index + 1 for index in indices),
+            tuple((*encoded[index], EOS_ID) for index in indices),
+        )
+
+
+@contextlib.contextmanager
+def exported(
+    trained: TrainedModel,
+    form: Format,
+    folder: Path,
+    text: CheckText,
+    *,
+    on_done: Callable[[int], object] = lambda count: None,
+) -> Iterator[tuple[Path, list[Comparison]]]:
+    """Write a new folder atomically, and yield it with its comparisons once it passed its check.
+
+    Raises:
+        ConfigError: all config keys that the format cannot represent.
+        UsageError: a package is not installed, or the folder exists.
+        ExportError: translations differ although the format is exact.
+        StorageError: the folder cannot be written.
+    """
+    with form.written(trained, folder) as temporary:
+        yield temporary, check(trained, form, temporary, text, on_done=on_done)
+
+
+def check(
+    trained: TrainedModel,
+    form: Format,
+    folder: Path,
+    text: CheckText,
+    *,
+    on_done: Callable[[int], object] = lambda count: None,
+) -> list[Comparison]:
+    """Compare the translations of a written folder with the model's own, by each search.
 
     Args:
-        max_length: longest translation in tokens.
+        trained: the model.
+        form: format of the folder.
+        folder: the written files.
+        text: what both translate.
+        on_done: called with numbers of lines done, by each engine and search.
+
+    Raises:
+        ExportError: they differ although the format is exact.
     """
-    return [
-        GreedyConfig(max_length=max_length),
-        BeamConfig(beam_size=BEAM_SIZE, max_length=max_length),
-    ]
+    tokens = special_tokens(trained.tokenizers.target, trained.config.model)
+    ours = NativeEngine(trained.model, tokens, device=torch.device("cpu"))
+    theirs = form.engine(trained, folder)
+    requests = [Request(source) for source in text.sources]
+    comparisons = []
+    for search in form.searches(trained.config.decoding.max_length):
+        comparison = compare(ours, theirs, requests, search, on_done=on_done)
+        if form.is_exact and comparison.differences:
+            raise _export_error(form.program, trained.tokenizers, text, comparison.differences)
+        comparisons.append(comparison)
+    return comparisons
 
 
 def compare(
@@ -79,34 +171,31 @@ def compare(
     *,
     on_done: Callable[[int], object] = lambda count: None,
 ) -> Comparison:
-    """Let two engines translate the same; by beam search all that is in the beam is compared.
+    """Compare two engines by one search; of a beam search, all hypotheses of the beam.
 
     Args:
-        ours: says what is right.
-        theirs: is asked whether it says the same.
+        ours: the reference.
+        theirs: the engine to check.
         requests: none of them empty.
         search: greedy or beam search.
-        on_done: called with the number of requests whenever an engine has done some.
-
-    Raises:
-        DeviceError: memory does not suffice for a single request.
+        on_done: called with numbers of requests done.
     """
     nbest = search.beam_size if isinstance(search, BeamConfig) else 1
-    found, others = (
+    our_results, their_results = (
         engine.translate(requests, search, nbest=nbest, on_done=on_done)
         for engine in (ours, theirs)
     )
     ties: list[Difference] = []
     differences: list[Difference] = []
     differing_lines = set()
-    for line, (own, other) in enumerate(zip(found, others, strict=True)):
-        for rank, pair in enumerate(itertools.zip_longest(own, other)):
+    for line, hypotheses in enumerate(zip(our_results, their_results, strict=True)):
+        for rank, pair in enumerate(itertools.zip_longest(*hypotheses)):
             difference = Difference(line, rank, *pair)
             if not _have_equal_tokens(*pair):
                 differing_lines.add(line)
                 is_tie = _is_tie(difference, ours, theirs, requests[line], search)
                 (ties if is_tie else differences).append(difference)
-            elif not _has_equal_scores(difference):
+            elif abs(score(pair[0]) - score(pair[1])) > TOLERANCE:
                 differences.append(difference)
     return Comparison(
         search,
@@ -114,51 +203,64 @@ def compare(
         num_equal=len(requests) - len(differing_lines),
         ties=tuple(ties),
         differences=tuple(differences),
-        ours=tuple(best for best, *_ in found),
-        theirs=tuple(best for best, *_ in others),
+        ours=tuple(best for best, *_ in our_results),
+        theirs=tuple(best for best, *_ in their_results),
     )
 
 
-def _have_equal_tokens(own: Hypothesis | None, other: Hypothesis | None) -> bool:
-    if own is None or other is None:
+def _have_equal_tokens(ours: Hypothesis | None, theirs: Hypothesis | None) -> bool:
+    if ours is None or theirs is None:
         return False
-    return (own.token_ids, own.finished) == (other.token_ids, other.finished)
+    return (ours.token_ids, ours.finished) == (theirs.token_ids, theirs.finished)
 
 
-def _has_equal_scores(pair: Difference) -> bool:
-    assert pair.ours is not None
-    assert pair.theirs is not None
-    return abs(score(pair.ours) - score(pair.theirs)) <= TOLERANCE
-
-
-def score(found: Hypothesis) -> float:
-    """Return the log probability a token, the end token among them."""
-    return found.log_prob / max(1, len(found.token_ids) + found.finished)
+def score(hypothesis: Hypothesis) -> float:
+    """Return the log probability per token, EOS included."""
+    return hypothesis.log_prob / max(1, len(hypothesis.token_ids) + hypothesis.finished)
 
 
 def _is_tie(
     pair: Difference, ours: Engine, theirs: Engine, request: Request, search: DecodingConfig
 ) -> bool:
-    """Return whether both engines give both translations one score, rounding apart.
+    """Return whether both engines score both hypotheses alike, up to `TOLERANCE`.
 
-    A beam search ranks whole translations. Greedy search parts at a token, and what comes behind
-    it has no say: there the scores are those of the tokens up to that one.
+    Beam search compares whole hypotheses. Greedy search decides at the first differing token, so
+    scores are compared up to that token.
     """
     if pair.ours is None or pair.theirs is None:
         return False
     both = pair.ours, pair.theirs
-    lengths = [len(one.token_ids) + one.finished for one in both]
+    lengths = [len(hypothesis.token_ids) + hypothesis.finished for hypothesis in both]
     if isinstance(search, GreedyConfig):
-        lengths = [_common(*both) + 1] * 2
-    scores = []
-    for engine in (ours, theirs):
-        all_log_probs = engine.scorer.score([(request.source, one.token_ids) for one in both])
-        for log_probs, length in zip(all_log_probs, lengths, strict=True):
-            scores.append(math.fsum(log_probs[:length]) / length)
+        lengths = [_common_prefix_length(*both) + 1] * 2
+    pairs = [(request.source, hypothesis.token_ids) for hypothesis in both]
+    scores = [
+        math.fsum(log_probs[:length]) / length
+        for engine in (ours, theirs)
+        for log_probs, length in zip(engine.scorer.score(pairs), lengths, strict=True)
+    ]
     return max(scores) - min(scores) <= TOLERANCE
 
 
-def _common(one: Hypothesis, other: Hypothesis) -> int:
-    """Return how many tokens two translations begin with alike."""
-    pairs = zip(one.token_ids, other.token_ids, strict=False)
+def _common_prefix_length(ours: Hypothesis, theirs: Hypothesis) -> int:
+    pairs = zip(ours.token_ids, theirs.token_ids, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _export_error(
+    program: str, tokenizers: Tokenizers, text: CheckText, differences: Sequence[Difference]
+) -> ExportError:
+    def described(hypothesis: Hypothesis | None) -> str:
+        if hypothesis is None:
+            return "none"
+        return f"{tokenizers.target.decode(hypothesis.token_ids)!r} ({score(hypothesis):.5f})"
+
+    first = differences[0]
+    rank = "the best" if first.rank == 0 else f"number {first.rank + 1}"
+    return ExportError(
+        f"{text.name}:{text.numbers[first.line]}",
+        f"{program} has another translation, or another score for it",
+        got=f"{described(first.theirs)} in place of {described(first.ours)}, {rank} of the line; "
+        f"{len(differences)} differ in all",
+        remedy="nothing was written: export another checkpoint, and tell us of this one",
+    )

@@ -1,8 +1,7 @@
-"""What a folder that is imported holds, weights and JSON, and the model that has the weights."""
+"""Weights and JSON of a folder that is imported, and the model that gets them."""
 
-import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,65 +16,60 @@ from tformer_cli.storage.atomic import read_json
 from tformer_cli.storage.run_directory import MODEL_FILE
 from tformer_cli.storage.tensors import check_dtypes, check_finite, read_tensors
 
-# As transformers names what says in which shard a weight is.
+# transformers' index of weights in several files (shards).
 INDEX_FILE = f"{MODEL_FILE}.index.json"
-# The name of a shard, which leads to no other folder.
+# Names no file in another folder.
 SHARD = re.compile(r"[\w.-]+\.safetensors")
 
 RESTORE = "fetch the folder again"
 
 
 def weights_file(folder: Path) -> Path:
-    """Return the file that holds the weights of a folder, or the index of those that do."""
+    """Return the weights file of a folder, or the index of its shards."""
     whole, index = folder / MODEL_FILE, folder / INDEX_FILE
     return index if index.is_file() and not whole.is_file() else whole
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """Return weights by their names, in single precision.
-
-    Args:
-        file: of safetensors, or the index of several.
+    """Return the weights of a safetensors file, or of the shards of an index, in float32.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or a shard is not what the index says.
+        CheckpointError: a file is missing or damaged, or a shard contradicts the index.
     """
     if file.name != INDEX_FILE:
         return _read(file)
     weights: dict[str, Tensor] = {}
     for shard, names in _shards(file).items():
-        found = _read(file.parent / shard)
-        differing = found.keys() ^ names
-        if differing:
+        part = _read(file.parent / shard)
+        if differing := part.keys() ^ names:
             raise CheckpointError(
                 str(file.parent / shard),
                 f"holds other weights than {INDEX_FILE} says ({len(differing)} differ)",
                 got=min(differing),
                 remedy=RESTORE,
             )
-        weights |= found
+        weights |= part
     return weights
 
 
 def check_weights(
     file: Path,
-    found: Mapping[str, tuple[int, ...]],
+    actual: Mapping[str, tuple[int, ...]],
     expected: Mapping[str, tuple[int, ...]],
     settings: str,
 ) -> None:
-    """Check that a file has the weights of a model and no others.
+    """Check the names and shapes of the weights in a file.
 
     Args:
         file: for messages.
-        found: the shapes of its weights, by their names.
-        expected: what they should be.
-        settings: the file that says so.
+        actual: shapes in the file.
+        expected: shapes of the model.
+        settings: name of the file that describes the model.
 
     Raises:
         CheckpointError: they differ.
     """
-    differing = {name for name, _ in expected.items() ^ found.items()}
-    if differing:
+    if differing := {name for name, _ in expected.items() ^ actual.items()}:
         raise CheckpointError(
             str(file),
             f"holds another model than {settings} describes ({len(differing)} weights differ)",
@@ -87,15 +81,15 @@ def check_weights(
 def shapes(
     config: ModelConfig, *, source_size: int, target_size: int, num_weights: int, settings: Path
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight of a model that is to have the weights of a folder.
+    """Return the shape of each weight of a model, before it is built.
 
     Args:
-        config: its shape.
+        config: of the model.
         source_size: size of the source vocabulary.
         target_size: size of the target vocabulary.
-        num_weights: how many the folder has. Every layer has some, so a settings file that
-            describes millions of layers is found out before they are built.
-        settings: the file that the config is from, for messages.
+        num_weights: in the folder. Every layer has some, so a config of millions of layers fails
+            before they are built.
+        settings: the file of the config, for messages.
 
     Raises:
         CheckpointError: there are more layers than weights, or more numbers than torch counts.
@@ -108,41 +102,32 @@ def shapes(
             got=str(num_layers),
             remedy=RESTORE,
         )
-    with torch.device("meta"), _within_memory(settings):
-        model = build_model(config, source_size=source_size, target_size=target_size, seed=0)
+    with torch.device("meta"):
+        model = new_model(
+            config, source_size=source_size, target_size=target_size, settings=settings
+        )
     return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
 
 
 def new_model(
     config: ModelConfig, *, source_size: int, target_size: int, settings: Path
 ) -> Seq2Seq:
-    """Return a model that is to have the weights of a folder; arguments as of `shapes`.
+    """Return a model to fill with weights; arguments are those of `shapes`.
 
     Raises:
-        CheckpointError: memory does not suffice.
+        CheckpointError: it does not fit into memory.
     """
-    with _within_memory(settings):
-        return build_model(config, source_size=source_size, target_size=target_size, seed=0)
-
-
-@contextlib.contextmanager
-def _within_memory(settings: Path) -> Iterator[None]:
     try:
-        yield
+        return build_model(config, source_size=source_size, target_size=target_size, seed=0)
     except (RuntimeError, OverflowError, TypeError, MemoryError):
-        # Which of them torch raises depends on how far beyond its numbers the size is.
+        # torch raises any of them, by how far the size exceeds its numbers.
         raise CheckpointError(
             str(settings), "describes a model that this machine cannot hold", remedy=RESTORE
         ) from None
 
 
 def fill(model: Seq2Seq, weights: Mapping[str, Tensor], file: Path) -> None:
-    """Give a model its weights, by our names; then it can translate.
-
-    Args:
-        model: what gets them.
-        weights: by our names.
-        file: that they are from, for messages.
+    """Copy weights into a model, and set it to evaluation mode.
 
     Raises:
         CheckpointError: some are not finite.
@@ -161,24 +146,24 @@ def json_object(file: Path) -> dict[str, Any]:
         CheckpointError: it holds something else.
     """
     try:
-        found = read_json(file)
+        content = read_json(file)
     except (OSError, ValueError) as error:
         raise CheckpointError(str(file), "is not JSON", got=str(error), remedy=RESTORE) from None
-    if not isinstance(found, dict):
-        got = type(found).__name__
+    if not isinstance(content, dict):
+        got = type(content).__name__
         raise CheckpointError(str(file), "must be a JSON object", got=got, remedy=RESTORE)
-    return found
+    return content
 
 
 def _shards(index: Path) -> dict[str, set[str]]:
-    """Return the names of the weights that each shard should hold, by its name."""
-    places = json_object(index).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(x, str) for x in places.values()):
+    """Return the weight names of each shard."""
+    weight_map = json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(x, str) for x in weight_map.values()):
         raise CheckpointError(
             str(index), "has no weight_map that names the file of each weight", remedy=RESTORE
         )
     shards: dict[str, set[str]] = {}
-    for name, shard in places.items():
+    for name, shard in weight_map.items():
         if not SHARD.fullmatch(shard):
             raise CheckpointError(
                 str(index), "names no safetensors file of its folder", got=shard, remedy=RESTORE

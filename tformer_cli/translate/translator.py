@@ -42,7 +42,7 @@ from tformer_cli.translate.preprocess import (
 from tformer_cli.translate.score import ScoredPair, score_pairs
 
 if TYPE_CHECKING:
-    from tformer_cli.export.ctranslate2.format import Quantization
+    from tformer_cli.export.ctranslate2 import Quantization
 
 # Lines that are read before they are sorted by length and translated: enough for full batches of
 # sentences of equal length, few enough for memory whatever the size of the file.
@@ -166,7 +166,7 @@ class Translator:
             limits["max_source_sentences"] = first.max_source_sentences
         engine: Engine | None = None
         if backend == "ctranslate2":
-            from tformer_cli.export.ctranslate2.format import cached_engine
+            from tformer_cli.export.ctranslate2 import cached_engine
 
             engine = cached_engine(runs[0], first, quantization or "float32")
         translator = cls.from_model(

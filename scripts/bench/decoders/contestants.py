@@ -386,7 +386,7 @@ class CTranslate2Backend(Ours):
     def loaded(self) -> "Translator":
         import torch
 
-        from tformer_cli.export.ctranslate2.format import ctranslate2_engine
+        from tformer_cli.export.ctranslate2 import CTranslate2Format
         from tformer_cli.storage.trained_model import load_trained_model
         from tformer_cli.translate.translator import Translator
 
@@ -395,7 +395,7 @@ class CTranslate2Backend(Ours):
             trained.model, trained.tokenizers, trained.config, torch.device("cpu")
         )
         exported = Path(self.task.exports) / CTranslate2.number_format
-        translator.engine = ctranslate2_engine(trained, exported, "float32")
+        translator.engine = CTranslate2Format().engine(trained, exported)
         return translator
 
 

@@ -1,0 +1,137 @@
+"""The page that goes with an exported model."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from exportable import BASE, lively
+
+from tformer_cli.errors import CheckpointError
+from tformer_cli.export.card import Card, SetScore, known_scores, model_card
+from tformer_cli.storage.run_directory import RunDirectory
+
+CARD = Card(
+    name="toy-en-de",
+    program="CTranslate2",
+    license="unknown",
+    packages=["ctranslate2", "sentencepiece"],
+    example="print('Hallo')",
+    translation="Hallo",
+    checks=["greedy search: 8 of 8 lines translated alike"],
+    versions={"ctranslate2": "4.8.5"},
+)
+BLEU = SetScore("flickr", "BLEU", 38.1234, "nrefs:1|tok:13a", 1000)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return lively(BASE)
+
+
+def front_matter(page: str):
+    empty, matter, _ = page.split("---\n", maxsplit=2)
+    assert empty == ""
+    return yaml.safe_load(matter)
+
+
+def test_front_matter_is_what_model_hubs_read(model):
+    page = model_card(model, replace(CARD, license="cc-by-4.0"), [BLEU])
+    assert front_matter(page) == {
+        "language": ["en", "de"],
+        "license": "cc-by-4.0",
+        "library_name": "ctranslate2",
+        "pipeline_tag": "translation",
+        "tags": ["translation", "ctranslate2", "tformer"],
+        "model-index": [
+            {
+                "name": "toy-en-de",
+                "results": [
+                    {
+                        "task": {"type": "translation"},
+                        "dataset": {"name": "flickr", "type": "flickr"},
+                        "metrics": [{"type": "bleu", "name": "BLEU", "value": 38.12}],
+                    }
+                ],
+            }
+        ],
+    }
+
+
+def test_page_says_what_the_model_is_and_how_to_use_it(model):
+    page = model_card(model, CARD, [BLEU])
+    for part in (
+        "\n# toy-en-de\n",
+        f"a Transformer of {model.model.num_parameters():,} parameters after 120 steps",
+        "`pip install ctranslate2 sentencepiece`",
+        "```python\nprint('Hallo')\n```",
+        "> Hallo",
+        "Training has seen none of more than 256 tokens",
+        "| flickr | BLEU | 38.12 | 1,000 | `nrefs:1|tok:13a` |",
+        "- greedy search: 8 of 8 lines translated alike",
+        "- ctranslate2 4.8.5",
+        "- tformer ",
+        "To be filled in",
+    ):
+        assert part in page
+
+
+def test_page_names_the_data_and_no_folder_of_this_machine(model):
+    config = model.config
+    training = replace(config.training, init_from=Path("/secret/runs/first"))
+    with_ancestor = replace(config, training=training)
+    page = model_card(replace(model, config=with_ancestor), CARD, [])
+    assert "- `data.train.0`: `text.en`, `text.de`" in page
+    assert "init_from: first" in page
+    assert "secret" not in page
+
+
+def test_network_is_there_as_a_config_has_it(model):
+    page = model_card(model, CARD, [])
+    config = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
+    assert config["model"]["dim"] == BASE.dim
+    assert config["decoding"]["max_length"] == 15
+    assert list(config) == ["seed", "tokenizer", "model", "training", "decoding"]
+
+
+def test_without_scores_the_page_says_how_to_get_some(model):
+    page = model_card(model, CARD, [])
+    assert "None yet: `tformer eval` before the export puts them here." in page
+    assert "model-index" not in front_matter(page)
+
+
+def test_an_empty_translation_is_quoted_too(model):
+    page = model_card(model, replace(CARD, translation=""), [])
+    assert "It prints:\n\n> \n" in page
+
+
+def written(run: RunDirectory, name: str, **changes) -> None:
+    run.eval.mkdir(parents=True, exist_ok=True)
+    score = {"name": "BLEU", "score": 30.0, "signature": "s", "num_sentences": 5}
+    content = {"scores": [score, score | {"name": "TER"}], "num_models": 1} | changes
+    (run.eval / f"{name}.json").write_text(json.dumps(content))
+
+
+def test_scores_are_those_of_the_run_alone(tmp_path):
+    run = RunDirectory(tmp_path)
+    assert known_scores(run) == []
+    written(run, "flickr")
+    written(run, "ensemble", num_models=2)
+    assert known_scores(run) == [
+        SetScore("flickr", "BLEU", 30.0, "s", 5),
+        SetScore("flickr", "TER", 30.0, "s", 5),
+    ]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"scores": [{"name": "BLEU"}]}'])
+def test_damaged_evaluation_is_named(content, tmp_path):
+    run = RunDirectory(tmp_path)
+    run.eval.mkdir()
+    file = run.eval / "flickr.json"
+    file.write_text(content)
+    with pytest.raises(CheckpointError) as raised:
+        known_scores(run)
+    message = str(raised.value)
+    assert message.startswith(f"{file}: is no evaluation; got ")
+    assert message.endswith("; remove it, or run `tformer eval` again")

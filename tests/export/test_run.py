@@ -1,0 +1,113 @@
+"""A model from elsewhere becomes a run: of a plain folder, bit for bit the run that it was of."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tformer_cli.config.load import load_config
+from tformer_cli.errors import StorageError, TformerError
+from tformer_cli.export.plain import PlainFormat
+from tformer_cli.export.run import import_run
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import load_trained_model
+
+
+@pytest.fixture
+def plain(toy_run, tmp_path) -> Path:
+    """A plain folder of the best checkpoint of a run."""
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    PlainFormat().write(load_trained_model(RunDirectory(toy_run)), folder)
+    return folder
+
+
+def refused(folder: Path, run: Path) -> list[str]:
+    """Return the messages of an import that fails, and see that it leaves nothing behind."""
+    before = sorted(run.parent.rglob("*"))
+    with pytest.raises(TformerError) as caught:
+        import_run(folder, RunDirectory(run))
+    assert sorted(run.parent.rglob("*")) == before
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_an_imported_run_is_the_original_bit_for_bit(toy_run, plain, tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    read = import_run(plain, run)
+    original = load_trained_model(RunDirectory(toy_run))
+    loaded = load_trained_model(run)
+    assert loaded.fingerprint == read.fingerprint == original.fingerprint
+    for (name, weight), (_, expected) in zip(
+        loaded.model.named_parameters(), original.model.named_parameters(), strict=True
+    ):
+        assert torch.equal(weight, expected), name
+    for name in ("model", "tokenizer", "training", "decoding", "evaluation"):
+        assert getattr(loaded.config, name) == getattr(original.config, name)
+    assert run.pointed("best") == run.pointed("last") == run.checkpoint(0)
+
+
+def test_an_imported_run_looks_for_its_text_beside_its_config(toy_run, plain, tmp_path):
+    import_run(plain, RunDirectory(tmp_path / "run"))
+    texts = load_config(toy_run / "config.yaml").data.texts()
+    corpus, name = texts["valid"].source.parent, texts["valid"].source.name
+    file = tmp_path / "run" / "config.yaml"
+    assert load_config(file).data.valid.source == tmp_path / "run" / name
+    assert load_config(file, [f"data.root={corpus}"]).data.texts() == texts
+
+
+def test_an_imported_run_needs_its_folder_no_more(plain, tmp_path):
+    import_run(plain, RunDirectory(tmp_path / "run"))
+    shutil.rmtree(plain)
+    assert load_trained_model(RunDirectory(tmp_path / "run")).step == 0
+
+
+def test_languages_can_be_named(plain, tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    import_run(plain, run, source_language="fr", target_language="ja")
+    data = load_config(run.config_file).data
+    assert (data.source_language, data.target_language) == ("fr", "ja")
+
+
+def test_what_is_no_folder_is_named(tmp_path):
+    assert refused(tmp_path / "nothing", tmp_path / "run") == [
+        f"{tmp_path}/nothing: no such folder; name the folder of a model"
+    ]
+
+
+def test_a_foreign_folder_is_named(tmp_path):
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"")
+    assert refused(folder, tmp_path / "run") == [
+        f"{folder}: holds no model: neither config.yaml nor config.json is there; "
+        "name a folder that `tformer export --format safetensors` has written, "
+        "or a Marian model as transformers saves it"
+    ]
+
+
+def test_a_run_is_no_plain_folder(toy_run, tmp_path):
+    assert refused(toy_run, tmp_path / "run") == [
+        f"{toy_run}/model.safetensors: no such file; "
+        "name a folder that `tformer export --format safetensors` has written"
+    ]
+
+
+def test_a_run_that_is_there_is_left_alone(plain, tmp_path):
+    (tmp_path / "run").mkdir()
+    assert refused(plain, tmp_path / "run") == [
+        f"{tmp_path}/run: already exists; remove it, or name another"
+    ]
+
+
+def test_damaged_weights_leave_nothing_half_written(plain, tmp_path):
+    file = plain / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    (message,) = refused(plain, tmp_path / "run")
+    assert message.startswith(f"{file}: is damaged or cut short; got ")
+
+
+def test_a_full_disk_leaves_nothing_half_written(plain, tmp_path, small_files):
+    with small_files(2000), pytest.raises(StorageError):
+        import_run(plain, RunDirectory(tmp_path / "run"))
+    assert [path.name for path in tmp_path.iterdir()] == ["plain"]

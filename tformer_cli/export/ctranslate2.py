@@ -1,0 +1,412 @@
+"""Export to CTranslate2: the folder that it loads, and our weights where it expects them.
+
+CTranslate2 then translates alike: its vocabulary is our tokens, it adds `</s>` to the source
+itself, and its beam search is ours if it is given the same `beam_size`, `length_penalty`,
+`coverage_penalty`, `patience` and `max_decoding_length`, and `max_input_length=0`. With a coverage
+penalty it needs `max_batch_size=1` too, since it counts padding as source tokens.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tformer_cli.config.schema.model import (
+    EncoderDecoderConfig,
+    LearnedPositions,
+    LinearScaling,
+    ModelConfig,
+    NoPositions,
+    NtkScaling,
+    RotaryPositions,
+    SinusoidalPositions,
+    T5Positions,
+    YarnScaling,
+)
+from tformer_cli.errors import Problem
+from tformer_cli.export.card import (
+    TOKENIZER_PACKAGES,
+    filled,
+    token_code,
+    write_sentencepiece_models,
+)
+from tformer_cli.export.ctranslate2_engine import CTranslate2Engine
+from tformer_cli.export.format import BEAM_SIZE, Format, package
+from tformer_cli.model.blocks.attention import Attention
+from tformer_cli.model.blocks.bias import DistanceBias
+from tformer_cli.model.blocks.feedforward import FeedForward, GatedFeedForward
+from tformer_cli.model.blocks.rotary import scaled_frequencies
+from tformer_cli.model.decoder import Decoder
+from tformer_cli.model.encoder_decoder import EncoderDecoder
+from tformer_cli.model.layers import DecoderLayer, EncoderLayer
+from tformer_cli.model.stack import Stack
+from tformer_cli.storage.atomic import make_directory, storage_errors
+from tformer_cli.storage.lock import exclusive_lock
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import TrainedModel
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SPECIAL_TOKENS, UNK_ID
+
+Quantization = Literal["int8", "int8_float32", "float16", "bfloat16", "float32"]
+
+# Logit bias of suppressed tokens: probability 0, and finite in half precision.
+SUPPRESSED = -6e4
+# Version of the cached exports of a run; older ones are not read.
+FORMAT_VERSION = 2
+# CTranslate2 interleaves sinusoids otherwise, so ours become a table; it fails past the last row.
+SINUSOIDAL_ROWS = 4096
+# Of the range of int8.
+MAX_INT8_WEIGHT = 64
+# Our feed-forward activations by CTranslate2's names.
+ACTIVATIONS = {
+    "relu": "RELU",
+    "gelu": "GELU",
+    "silu": "SWISH",
+    "swiglu": "SWISH",
+    "geglu": "GELU",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CTranslate2Format(Format):
+    """A folder that CTranslate2 loads, with the sentencepiece models of its tokens."""
+
+    program: ClassVar = "CTranslate2"
+    quantization: Quantization = "float32"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no weight is rounded."""
+        return self.quantization == "float32"
+
+    def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
+        """Yield the config keys that CTranslate2 cannot compute exactly."""
+        return unsupported(trained.config.model, self.quantization)
+
+    def write(self, trained: TrainedModel, folder: Path) -> None:
+        """Write the model, its vocabularies and its sentencepiece models."""
+        model, config, tokenizers = trained.model, trained.config.model, trained.tokenizers
+        assert isinstance(config, EncoderDecoderConfig)
+        assert isinstance(model, EncoderDecoder)
+        spec = specification(model, config)
+        source, target = tokenizers.source, tokenizers.target
+        bias = torch.zeros(target.size)
+        if model.output.bias is not None:
+            bias += model.output.bias.detach().cpu()
+        bias[list(target.suppressed_ids)] = SUPPRESSED
+        spec.decoder.projection.bias = bias
+        spec.register_source_vocabulary(source.tokens(range(source.size)))
+        spec.register_target_vocabulary(target.tokens(range(target.size)))
+        spec.config.unk_token = SPECIAL_TOKENS[UNK_ID]
+        spec.config.bos_token = spec.config.decoder_start_token = SPECIAL_TOKENS[BOS_ID]
+        spec.config.eos_token = SPECIAL_TOKENS[EOS_ID]
+        spec.config.add_source_eos = True
+        is_int8 = self.quantization in ("int8", "int8_float32")
+        if is_int8:
+            quantize_weights(spec)
+        spec.validate()
+        spec.optimize(None if is_int8 else self.quantization)
+        spec.save(str(folder))
+        write_sentencepiece_models(tokenizers, folder)
+
+    def engine(self, trained: TrainedModel, folder: Path) -> CTranslate2Engine:
+        """Return CTranslate2 on the CPU."""
+        # It computes half precision in float32 anyway, and would warn of the conversion.
+        is_half = self.quantization in ("float16", "bfloat16")
+        return CTranslate2Engine(
+            folder,
+            trained.tokenizers,
+            max_length=num_positions(trained.config.model),
+            compute_type="float32" if is_half else "default",
+        )
+
+    def example(self, trained: TrainedModel, line: str) -> str:
+        """Return a beam search by CTranslate2 alone."""
+        code = token_code(
+            trained.tokenizers,
+            line,
+            modules=["ctranslate2"],
+            target_tokens="results[0].hypotheses[0]",
+        )
+        max_length = trained.config.decoding.max_length
+        return filled("ctranslate2.py.txt", **code, beam_size=BEAM_SIZE, max_length=max_length)
+
+    def packages(self, trained: TrainedModel) -> list[str]:
+        """Return CTranslate2 and what tokenizes."""
+        return ["ctranslate2", *TOKENIZER_PACKAGES[trained.tokenizers.source.kind]]
+
+    def versions(self) -> dict[str, str]:
+        """Return the version of CTranslate2."""
+        return {"ctranslate2": package("ctranslate2", "ctranslate2").__version__}
+
+
+def cached_engine(
+    run: RunDirectory, trained: TrainedModel, quantization: Quantization
+) -> CTranslate2Engine:
+    """Return CTranslate2 with the model of a run, whose export the run keeps for the next time.
+
+    Raises:
+        ConfigError: all config keys that CTranslate2 cannot compute exactly.
+        UsageError: CTranslate2 is not installed.
+        CheckpointError: the export is damaged.
+        StorageError: the export cannot be written.
+    """
+    form = CTranslate2Format(quantization)
+    name = f"ctranslate2-{FORMAT_VERSION}-{trained.fingerprint[:16]}-{quantization}"
+    folder = run.exports / name
+    if not folder.is_dir():
+        with storage_errors(run.exports):
+            make_directory(run.exports)
+        waiting = "waiting for another process that exports the same run"
+        with exclusive_lock(run.exports / ".lock", waiting):
+            # Another process may have written it meanwhile.
+            if not folder.is_dir():
+                form.save(trained, folder)
+    return form.engine(trained, folder)
+
+
+def unsupported(config: ModelConfig, quantization: Quantization = "float32") -> Iterator[Problem]:
+    """Yield the config keys that CTranslate2 cannot compute exactly."""
+
+    def problem(key: str, got: object, remedy: str) -> Problem:
+        return Problem(f"model.{key}", "has no exact counterpart in CTranslate2", f"{got}", remedy)
+
+    if not isinstance(config, EncoderDecoderConfig):
+        yield problem("kind", config.kind, "export an encoder_decoder")
+        return
+    positions, window = config.positions, config.sliding_window
+    if config.latent is not None:
+        got = f"dim {config.latent.kv_lora_rank}"
+        yield problem("latent", got, "train with model.latent: null")
+    if positions.kind == "alibi":
+        yield problem("positions.kind", "alibi", "train with rotary or relative positions")
+    if window is not None and isinstance(positions, SinusoidalPositions | LearnedPositions):
+        got = f"{window} with positions of kind {positions.kind}"
+        remedy = "train with rotary positions, or with model.sliding_window: null"
+        yield problem("sliding_window", got, remedy)
+    has_yarn = isinstance(positions, RotaryPositions) and isinstance(positions.scaling, YarnScaling)
+    if has_yarn and quantization in ("float16", "bfloat16"):
+        got = f"yarn in {quantization}, which rounds its frequencies"
+        yield problem("positions.scaling", got, 'use `quantization="int8"` or float32')
+
+
+def num_positions(config: ModelConfig) -> int | None:
+    """Return how many positions an exported model has; None for any number."""
+    positions = config.positions
+    if isinstance(positions, SinusoidalPositions):
+        return SINUSOIDAL_ROWS
+    return positions.max_length if isinstance(positions, LearnedPositions) else None
+
+
+def specification(model: EncoderDecoder, config: EncoderDecoderConfig) -> Any:
+    """Return a CTranslate2 specification with all weights but the output bias.
+
+    Raises:
+        UsageError: CTranslate2 is not installed.
+    """
+    specs = package("ctranslate2", "ctranslate2").specs
+    shape = {
+        "pre_norm": config.norm_position == "pre",
+        "activation": specs.Activation[ACTIVATIONS[config.activation]],
+        "ffn_glu": config.activation in ("swiglu", "geglu"),
+        "rms_norm": config.norm == "rms",
+        "num_heads_kv": None if config.kv_heads == config.num_heads else config.kv_heads,
+        "qk_norm": config.qk_norm,
+        "relative_attention_bias": _has_bias_table(config),
+        **_rotary(config, specs),
+    }
+    encoder = specs.TransformerEncoderSpec(config.num_encoder_layers, config.num_heads, **shape)
+    decoder = specs.TransformerDecoderSpec(
+        config.num_decoder_layers,
+        config.num_heads,
+        # Attention and coverage are means over all heads of the last layer.
+        alignment_layer=-1,
+        alignment_heads=0,
+        **shape,
+    )
+    _set_stack(encoder, encoder.embeddings[0], model.encoder, config)
+    _set_stack(decoder, decoder.embeddings, model.decoder, config)
+    decoder.projection.weight = _copied(model.output.weight)
+    spec = specs.TransformerSpec(encoder, decoder)
+    spec.config.layer_norm_epsilon = config.norm_epsilon
+    return spec
+
+
+def quantize_weights(spec: Any) -> None:
+    """Round each matrix of a specification to int8, with a scale per row.
+
+    CTranslate2 would use the whole range to 127. Processors without VNNI add two products of an
+    unsigned and a signed byte in 16 bits, which then saturate (oneDNN, "Nuances of int8
+    computations"). With weights up to 64 no pair exceeds 2 * 255 * 64 < 2**15, so all processors
+    compute the same numbers.
+    """
+    visit = package("ctranslate2", "ctranslate2").specs.model_spec.visit_spec
+
+    def quantize(layer: Any, name: str, value: Any) -> None:
+        key = name.rpartition("/")[2]
+        if isinstance(value, Tensor) and hasattr(layer, f"{key}_scale"):
+            highest = value.abs().amax(dim=1)
+            scales = MAX_INT8_WEIGHT / torch.where(highest > 0, highest, 1.0)
+            setattr(layer, key, (value * scales[:, None]).round_().to(torch.int8))
+            setattr(layer, f"{key}_scale", scales)
+
+    visit(spec, quantize)
+
+
+def _has_bias_table(config: EncoderDecoderConfig) -> bool:
+    """Return whether CTranslate2 gets a bias by distance.
+
+    A model without positions gets one of zeros, or else CTranslate2 would add sinusoids.
+    """
+    has_bias = isinstance(config.positions, T5Positions | NoPositions)
+    return config.sliding_window is not None or has_bias
+
+
+def _rotary(config: EncoderDecoderConfig, specs: Any) -> dict[str, Any]:
+    positions = config.positions
+    if not isinstance(positions, RotaryPositions):
+        return {}
+    scaling, base, kinds = positions.scaling, positions.base, specs.attention_spec.RotaryScalingType
+    options: dict[str, Any] = {"rotary_dim": 0, "rotary_interleave": False}
+    if isinstance(scaling, LinearScaling):
+        options |= {"rotary_scaling_type": kinds.Linear, "rotary_scaling_factor": scaling.factor}
+    elif isinstance(scaling, NtkScaling) and config.head_dim > 2:
+        base *= scaling.factor ** (config.head_dim / (config.head_dim - 2))
+    elif isinstance(scaling, YarnScaling):
+        options |= {"rotary_scaling_type": kinds.Su}
+    return options | {"rotary_base": base}
+
+
+def _set_stack(spec: Any, tokens: Any, stack: Stack, config: EncoderDecoderConfig) -> None:
+    """Set the embeddings, layers and final norm of a stack.
+
+    CTranslate2 has no residual weight alpha (DeepNorm), so its hidden states are alpha times ours:
+    embeddings and norm outputs are multiplied by alpha, inputs of blocks are divided by it, and
+    the output of the stack is as before.
+    """
+    alpha = stack.depth.deep_norm.alpha if config.norm_position == "deep" else 1.0
+    tokens.weight = _copied(stack.embeddings.tokens.weight)
+    spec.scale_embeddings = stack.embeddings.scale * alpha
+    _set_positions(spec, stack, config, alpha)
+    layers = stack.each_layer()
+    for part, layer in zip(spec.layer, layers, strict=True):
+        _set_layer(part, layer, alpha)
+    if config.norm_position == "pre":
+        _set_norm(spec.layer_norm, stack.norm)
+    else:
+        _set_norm(spec.layer[-1].ffn.layer_norm, layers[-1].feedforward_norm)
+
+
+def _set_positions(spec: Any, stack: Stack, config: EncoderDecoderConfig, alpha: float) -> None:
+    positions, rows = config.positions, num_positions(config)
+    if rows is not None:
+        assert stack.embeddings.positions is not None
+        table = stack.embeddings.positions(torch.arange(rows, device=_device(stack)))
+        spec.position_encodings.encodings = _copied(table * alpha)
+    elif hasattr(spec, "position_encodings"):
+        del spec.position_encodings
+    if _has_bias_table(config):
+        table, max_distance = _bias_table(stack, config)
+        for part in spec.layer:
+            part.self_attention.relative_attention_bias = table
+            part.self_attention.relative_attention_max_distance = np.int32(max_distance)
+    if isinstance(positions, RotaryPositions) and isinstance(positions.scaling, YarnScaling):
+        for part in spec.layer:
+            _set_yarn(part.self_attention, positions, config.head_dim)
+
+
+def _bias_table(stack: Stack, config: EncoderDecoderConfig) -> tuple[Tensor, int]:
+    """Return the bias of each T5 bucket (buckets, H), and the largest distance.
+
+    Buckets of the nearer half of a side hold one distance each. There are so many that all
+    distances in the farther half have one bias, so it does not matter how CTranslate2 rounds the
+    borders of those.
+    """
+    positions = config.positions
+    longest = positions.max_distance if isinstance(positions, T5Positions) else 1
+    reach = max(longest, config.sliding_window or 1)
+    lengths = torch.arange(2 * reach, device=_device(stack)).clamp(max=reach)
+    sides = [-lengths] if isinstance(stack, Decoder) else [-lengths, lengths]
+    tables = [_bias(stack.bias, side, config.num_heads) for side in sides]
+    return _copied(torch.cat(tables, dim=-1).T.contiguous()), reach + 1
+
+
+def _bias(bias: DistanceBias | None, distances: Tensor, num_heads: int) -> Tensor:
+    """Return the bias of distances (L,) by head: (H, L)."""
+    if bias is None:
+        return torch.zeros(num_heads, len(distances))
+    return bias.of_distance(distances[None, None])[:, 0].expand(num_heads, -1)
+
+
+def _set_yarn(spec: Any, positions: RotaryPositions, head_dim: int) -> None:
+    """Set YaRN's frequencies, which are no function of a base, and its attention factor."""
+    plain, _ = scaled_frequencies(head_dim, replace(positions, scaling=None))
+    scaled, sharpness = scaled_frequencies(head_dim, positions)
+    # One is for sentences up to a length, the other for longer ones.
+    spec.rotary_scaling_long_factor = spec.rotary_scaling_short_factor = plain / scaled
+    spec.queries_scale = sharpness**2 / math.sqrt(head_dim)
+
+
+def _set_layer(spec: Any, layer: EncoderLayer | DecoderLayer, alpha: float) -> None:
+    """Set a layer whose hidden states are `alpha` times ours."""
+    attention, part = layer.self_attention, spec.self_attention
+    assert isinstance(attention, Attention)
+    _set_linear(part.linear[0], attention.query, attention.key, attention.value, divisor=alpha)
+    _set_linear(part.linear[1], attention.output)
+    if hasattr(part, "q_norm"):
+        _set_norm(part.q_norm, attention.query_norm)
+        _set_norm(part.k_norm, attention.key_norm)
+    _set_norm(part.layer_norm, layer.self_attention_norm, alpha)
+    if isinstance(layer, DecoderLayer):
+        _set_cross_attention(spec.attention, layer.cross_attention, alpha)
+        _set_norm(spec.attention.layer_norm, layer.cross_attention_norm, alpha)
+    _set_feedforward(spec.ffn, layer.feedforward, alpha)
+    _set_norm(spec.ffn.layer_norm, layer.feedforward_norm, alpha)
+
+
+def _set_cross_attention(spec: Any, attention: Attention, alpha: float) -> None:
+    _set_linear(spec.linear[0], attention.query, divisor=alpha)
+    _set_linear(spec.linear[1], attention.key, attention.value)
+    _set_linear(spec.linear[2], attention.output)
+    if hasattr(spec, "q_norm"):
+        # CTranslate2 would normalize all heads together, and ours normalizes none here.
+        del spec.q_norm, spec.k_norm
+
+
+def _set_feedforward(spec: Any, feedforward: FeedForward | GatedFeedForward, alpha: float) -> None:
+    if isinstance(feedforward, GatedFeedForward):
+        _set_linear(spec.linear_0, feedforward.gate, divisor=alpha)
+        _set_linear(spec.linear_0_noact, feedforward.inner, divisor=alpha)
+    else:
+        _set_linear(spec.linear_0, feedforward.inner, divisor=alpha)
+    _set_linear(spec.linear_1, feedforward.outer)
+
+
+def _set_linear(spec: Any, *layers: nn.Linear, divisor: float = 1.0) -> None:
+    """Set layers of one input, `divisor` times ours, as one with concatenated outputs."""
+    spec.weight = _copied(torch.cat([layer.weight for layer in layers]) / divisor)
+    if layers[0].bias is not None:
+        spec.bias = _copied(torch.cat([layer.bias for layer in layers]))
+
+
+def _set_norm(spec: Any, norm: nn.Module, factor: float = 1.0) -> None:
+    """Set a norm whose output is `factor` times ours."""
+    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+    spec.gamma = _copied(norm.weight * factor)
+    if isinstance(norm, nn.LayerNorm):
+        # Without beta, CTranslate2 would compute RMSNorm.
+        bias: Tensor | None = norm.bias
+        spec.beta = _copied((torch.zeros_like(norm.weight) if bias is None else bias) * factor)
+
+
+def _device(stack: Stack) -> torch.device:
+    return stack.embeddings.tokens.weight.device
+
+
+def _copied(weight: Tensor) -> Tensor:
+    # CTranslate2 quantizes in place.
+    return weight.detach().to("cpu", torch.float32, copy=True)

@@ -1,0 +1,267 @@
+"""CTranslate2 as an engine: it translates token ids by an exported folder."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
+from tformer_cli.errors import CheckpointError, Problem, UsageError
+from tformer_cli.export.format import package
+from tformer_cli.search.engine import longest_first
+from tformer_cli.search.request import EMPTY, Hypothesis, Request
+from tformer_cli.search.scoring import Pair
+from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.vocabulary import EOS_ID
+
+# Sentences of a batch, which one thread translates; single ones take longer.
+MAX_BATCH, MIN_BATCH = 64, 4
+# Batches per thread in flight: one slow batch does not stop the other threads, and an interrupt
+# waits for few.
+BATCHES_AHEAD = 2
+# Keeps log(1 - p) finite where EOS is certain.
+TINY = 1e-12
+# Search keys that CTranslate2 implements alike.
+SHARED_KEYS = frozenset({"kind", "max_length", "beam_size", "length_penalty", "patience"})
+
+
+class CTranslate2Engine:
+    """Runs an exported model, a batch in each thread.
+
+    Attributes:
+        num_threads: as many as torch has.
+        scorer: scores given translations.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tokenizers: Tokenizers,
+        *,
+        max_length: int | None,
+        compute_type: str = "default",
+    ) -> None:
+        """Load the model.
+
+        Args:
+            folder: the export.
+            tokenizers: of its vocabularies.
+            max_length: longest sentence in tokens; None for any.
+            compute_type: number format that CTranslate2 computes in; by default the export's.
+
+        Raises:
+            UsageError: CTranslate2 is not installed.
+            CheckpointError: CTranslate2 cannot load the folder.
+        """
+        source, target = tokenizers.source, tokenizers.target
+        translator_class = package("ctranslate2", "ctranslate2").Translator
+        self.num_threads = torch.get_num_threads()
+        try:
+            self.translator = translator_class(
+                str(folder),
+                compute_type=compute_type,
+                inter_threads=self.num_threads,
+                intra_threads=1,
+                # `_in_flight` limits the queue.
+                max_queued_batches=-1,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointError(
+                str(folder),
+                "cannot be loaded by CTranslate2",
+                got=str(error),
+                remedy="remove it, and export again",
+            ) from None
+        self.source_tokens = source.tokens(range(source.size))
+        self.target_tokens = target.tokens(range(target.size))
+        self.target_ids = {token: i for i, token in enumerate(self.target_tokens)}
+        self.scorer = CTranslate2Scorer(self, set(target.suppressed_ids), max_length)
+
+    def translate(
+        self,
+        requests: Sequence[Request],
+        config: DecodingConfig,
+        *,
+        nbest: int = 1,
+        scored: bool = True,
+        on_done: Callable[[int], object] = lambda count: None,
+        on_warning: Callable[[Problem], object] = lambda problem: None,
+    ) -> list[list[Hypothesis]]:
+        """Return the best hypotheses of each request, best first.
+
+        Raises:
+            UsageError: CTranslate2 does not implement the search or a constraint.
+        """
+        _reject_other_searches(config)
+        _reject_constraints(requests)
+        self._check_positions(requests, config)
+        if isinstance(config, BeamConfig):
+            beam = config
+        else:
+            beam = BeamConfig(beam_size=1, length_penalty=0)
+        _reject_impatience(beam, nbest)
+        results = [[EMPTY] * nbest for _ in requests]
+        order = longest_first(requests)
+        on_done(len(requests) - len(order))
+
+        def submit(indices: Sequence[int]) -> list[Any]:
+            futures: list[Any] = self.translator.translate_batch(
+                [self.source(requests[index].source) for index in indices],
+                asynchronous=True,
+                beam_size=beam.beam_size,
+                num_hypotheses=nbest,
+                length_penalty=beam.length_penalty,
+                patience=beam.patience,
+                max_decoding_length=config.max_length,
+                max_input_length=0,
+                return_scores=scored,
+                return_end_token=True,
+            )
+            return futures
+
+        batches = shrinking_batches(order, self.num_threads)
+        for indices, futures in _in_flight(batches, submit, BATCHES_AHEAD * self.num_threads):
+            for index, future in zip(indices, futures, strict=True):
+                results[index] = list(self._hypotheses(future.result(), beam.length_penalty))
+            on_done(len(indices))
+        return results
+
+    def _check_positions(self, requests: Sequence[Request], config: DecodingConfig) -> None:
+        longest = self.scorer.max_length
+        if longest is None:
+            return
+        source = max((len(request.source) for request in requests), default=0)
+        for where, length, remedy in (
+            ("decoding.max_length", config.max_length, "lower it"),
+            ("a line", source, "lower `max_source_length`"),
+        ):
+            if length > longest:
+                raise UsageError(
+                    where,
+                    f"has more tokens than the exported model has positions ({longest})",
+                    got=str(length),
+                    remedy=remedy,
+                )
+
+    def source(self, ids: Sequence[int]) -> list[str]:
+        """Return source tokens without EOS, which CTranslate2 adds itself."""
+        return [self.source_tokens[i] for i in ids[:-1]]
+
+    def _hypotheses(self, result: Any, length_penalty: float) -> Iterator[Hypothesis]:
+        # Scores are empty unless requested.
+        scores = result.scores or [math.nan] * len(result.hypotheses)
+        for tokens, score in zip(result.hypotheses, scores, strict=True):
+            ids = [self.target_ids[token] for token in tokens]
+            finished = ids[-1:] == [EOS_ID]
+            log_prob = score * len(ids) ** length_penalty
+            yield Hypothesis(tuple(ids[:-1] if finished else ids), log_prob, score, finished)
+
+
+class CTranslate2Scorer:
+    """Scores given translations.
+
+    Attributes:
+        max_length: longest source or target in tokens; None for any.
+    """
+
+    def __init__(
+        self, engine: CTranslate2Engine, suppressed_ids: set[int], max_length: int | None
+    ) -> None:
+        self.engine = engine
+        self.suppressed_ids = suppressed_ids
+        self.max_length = max_length
+
+    def score(
+        self, pairs: Sequence[Pair], *, on_done: Callable[[int], object] = lambda count: None
+    ) -> list[tuple[float, ...]]:
+        """Return the log probability of each target token and EOS."""
+        results = [
+            (-math.inf,) * (len(target) + 1) if source or target else (0.0,)
+            for source, target in pairs
+        ]
+        indices = [index for index, (source, target) in enumerate(pairs) if source and target]
+        sources = [self.engine.source(pairs[index][0]) for index in indices]
+        targets = [[self.engine.target_tokens[i] for i in pairs[index][1]] for index in indices]
+        # CTranslate2's scores allow EOS as the first token, though its search does not: the first
+        # log probability is renormalized.
+        ends = self._log_probs(sources, [[] for _ in indices])
+        scores = self._log_probs(sources, targets)
+        for index, (first, *others), (end,) in zip(indices, scores, ends, strict=True):
+            log_probs = (first - math.log1p(-math.exp(min(end, -TINY))), *others)
+            results[index] = tuple(
+                -math.inf if token_id in self.suppressed_ids else log_prob
+                for token_id, log_prob in zip((*pairs[index][1], EOS_ID), log_probs, strict=True)
+            )
+        on_done(len(pairs))
+        return results
+
+    def _log_probs(self, sources: list[list[str]], targets: list[list[str]]) -> list[list[float]]:
+        translator = self.engine.translator
+        results = translator.score_batch(
+            sources, targets, max_batch_size=MAX_BATCH, max_input_length=0
+        )
+        return [result.log_probs for result in results]
+
+
+def shrinking_batches(indices: Sequence[int], num_threads: int) -> Iterator[Sequence[int]]:
+    """Yield batches that become smaller, so that threads finish at about the same time."""
+    start = 0
+    while start < len(indices):
+        share = math.ceil((len(indices) - start) / num_threads)
+        size = min(MAX_BATCH, max(MIN_BATCH, share))
+        yield indices[start : start + size]
+        start += size
+
+
+def _in_flight(
+    batches: Iterable[Sequence[int]], submit: Callable[[Sequence[int]], list[Any]], count: int
+) -> Iterator[tuple[Sequence[int], list[Any]]]:
+    """Yield each batch with its futures, in order, once `count` more are submitted."""
+    queue: deque[tuple[Sequence[int], list[Any]]] = deque()
+    for batch in batches:
+        queue.append((batch, submit(batch)))
+        if len(queue) > count:
+            yield queue.popleft()
+    yield from queue
+
+
+def _reject_other_searches(config: DecodingConfig) -> None:
+    for part in fields(config):
+        value = getattr(config, part.name)
+        is_other = part.name not in SHARED_KEYS and value != part.default
+        if is_other or value == "sample":
+            reject(f"decoding.{part.name}", str(value))
+
+
+def _reject_impatience(beam: BeamConfig, nbest: int) -> None:
+    # With too few finished hypotheses our search continues, and CTranslate2 does not start.
+    if nbest > beam.enough:
+        raise UsageError(
+            "decoding.patience",
+            f"leaves CTranslate2 fewer translations of a line than are asked for ({nbest})",
+            got=f"{beam.patience:g}",
+            remedy="raise it, or use another `engine`",
+        )
+
+
+def _reject_constraints(requests: Sequence[Request]) -> None:
+    if any(request.prefix for request in requests):
+        reject("`prefixes`")
+    if any(request.banned for request in requests):
+        reject("`banned`")
+    if any(request.required for request in requests):
+        reject("`required` and `terminology`")
+
+
+def reject(where: str, got: str | None = None) -> None:
+    """Refuse what CTranslate2 does not implement alike.
+
+    Raises:
+        UsageError: always.
+    """
+    what, remedy = "has no exact counterpart in CTranslate2", "use another `engine`"
+    raise UsageError(where, what, got=got, remedy=remedy)

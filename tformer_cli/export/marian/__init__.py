@@ -1,1 +1,0 @@
-"""A model as a folder of transformers' Marian, and such a folder as a model."""

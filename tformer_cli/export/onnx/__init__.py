@@ -1,1 +1,0 @@
-"""A model as graphs of ONNX, and onnxruntime as an engine that checks them."""

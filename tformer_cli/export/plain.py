@@ -1,0 +1,183 @@
+"""Export to a plain folder, for publishing and for whatever reads safetensors, and import of it.
+
+The folder holds model.safetensors with our weight names, shared weights once, and metadata that
+ties it to the others; config.yaml, with text files by name instead of path; and tokenizer/.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+import safetensors
+import torch
+
+from tformer_cli.config.load import data_files, dump_config, load_config
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import Text
+from tformer_cli.config.schema.model import MaskedEncoderConfig
+from tformer_cli.errors import CheckpointError, Problem
+from tformer_cli.export.card import filled
+from tformer_cli.export.format import BEAM_SIZE, Format
+from tformer_cli.export.imported_folder import (
+    check_weights,
+    fill,
+    new_model,
+    read_weights,
+    shapes,
+)
+from tformer_cli.search.engine import NativeEngine
+from tformer_cli.storage.atomic import atomic_write, write_text
+from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
+from tformer_cli.storage.tensors import metadata_of, read_notes, save_tensors
+from tformer_cli.storage.trained_model import (
+    SENTENCES_NOTE,
+    TOKENIZERS_NOTE,
+    TrainedModel,
+    check_settings,
+    check_tokenizers,
+    model_settings,
+    noted_sentences,
+)
+from tformer_cli.text.tokenizer import load_tokenizers
+from tformer_cli.translate.preprocess import special_tokens
+
+Quantization = Literal["float16", "bfloat16", "float32"]
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+_Text = TypeVar("_Text", bound=Text)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainFormat(Format):
+    """A plain folder; weights may be stored in half precision, and are computed in float32."""
+
+    program: ClassVar = "tformer"
+    quantization: Quantization = "float32"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no weight is rounded."""
+        return self.quantization == "float32"
+
+    def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
+        """Yield the first weight that overflows the number format."""
+        for name, weight in trained.model.named_parameters():
+            if (weight.isfinite() & ~weight.to(DTYPES[self.quantization]).isfinite()).any():
+                what, remedy = "has no number as large as one in the weights", "use bfloat16"
+                yield Problem("`quantization`", what, f"{self.quantization} for {name}", remedy)
+                return
+
+    def write(self, trained: TrainedModel, folder: Path) -> None:
+        """Write the weights, the config and the tokenizers."""
+        run, dtype = RunDirectory(folder), DTYPES[self.quantization]
+        # named_parameters lists a shared weight once, under its first name.
+        named = trained.model.named_parameters()
+        weights = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in named}
+        notes = {
+            TOKENIZERS_NOTE: trained.tokenizers.fingerprint,
+            **model_settings(trained.config),
+        }
+        if trained.max_source_sentences is not None:
+            notes[SENTENCES_NOTE] = str(trained.max_source_sentences)
+        with atomic_write(folder / MODEL_FILE) as temporary:
+            save_tensors(weights, temporary, metadata_of(notes))
+        write_text(run.config_file, dump_config(portable_config(trained.config)))
+        trained.tokenizers.save(run.tokenizer)
+
+    def engine(self, trained: TrainedModel, folder: Path) -> NativeEngine:
+        """Return our engine with the model read back."""
+        written = read_plain_folder(folder)
+        tokens = special_tokens(written.tokenizers.target, written.config.model)
+        return NativeEngine(written.model, tokens, device=torch.device("cpu"))
+
+    def example(self, trained: TrainedModel, line: str) -> str:
+        """Return a beam search by tformer."""
+        max_length = trained.config.decoding.max_length
+        return filled("plain.py.txt", line=repr(line), beam_size=BEAM_SIZE, max_length=max_length)
+
+    def packages(self, trained: TrainedModel) -> list[str]:
+        """Return tformer."""
+        return ["tformer"]
+
+    def versions(self) -> dict[str, str]:
+        """Return the version of safetensors."""
+        return {"safetensors": safetensors.__version__}
+
+
+def portable_config(config: Config) -> Config:
+    """Return a config without paths of this machine: text files by name, below `data.root`.
+
+    Files that share a name keep as much of their paths as tells them apart. `init_from` is dropped:
+    its weights are already in these.
+    """
+    data = config.data
+    names = _names({file for _, file in data_files(data)})
+
+    def renamed(text: _Text) -> _Text:
+        changes: dict[str, Any] = {side: names[file] for side, file in text.files.items()}
+        return replace(text, **changes)
+
+    return replace(
+        config,
+        data=replace(
+            data,
+            root=None,
+            train=tuple(renamed(text) for text in data.train),
+            valid=renamed(data.valid),
+            test={name: renamed(text) for name, text in data.test.items()},
+        ),
+        training=replace(config.training, init_from=None),
+    )
+
+
+def _names(files: set[Path]) -> dict[Path, Path]:
+    """Return the shortest ends of paths, all of one length, that are distinct."""
+    parts = {file: file.relative_to(file.anchor).parts for file in files}
+    longest = max(map(len, parts.values()))
+    ends = ({file: Path(*parts[file][-n:]) for file in files} for n in range(1, longest + 1))
+    return next(names for names in ends if len(set(names.values())) == len(files))
+
+
+def read_plain_folder(
+    folder: Path, *, source_language: str | None = None, target_language: str | None = None
+) -> TrainedModel:
+    """Return the model of a plain folder on the CPU, in float32.
+
+    Args:
+        folder: nothing in it is unpickled.
+        source_language: an ISO code; None for what the folder says.
+        target_language: an ISO code; None for what the folder says.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or does not belong to the others.
+        ConfigError: all mistakes of config.yaml.
+    """
+    run, file = RunDirectory(folder), folder / MODEL_FILE
+    for part in (run.config_file, file):
+        if not part.is_file():
+            remedy = "name a folder that `tformer export --format safetensors` has written"
+            raise CheckpointError(str(part), "no such file", remedy=remedy)
+    config = portable_config(load_config(run.config_file))
+    data = replace(
+        config.data,
+        source_language=source_language or config.data.source_language,
+        target_language=target_language or config.data.target_language,
+    )
+    config = replace(config, data=data)
+    if isinstance(config.model, MaskedEncoderConfig):
+        got = f"model.kind {config.model.kind}"
+        raise CheckpointError(str(run.config_file), "does not translate", got=got)
+    tokenizers = load_tokenizers(run.tokenizer)
+    weights, notes = read_weights(file), read_notes(file)
+    check_settings(notes, config, run.config_file)
+    check_tokenizers(notes.get(TOKENIZERS_NOTE, ""), tokenizers, run.tokenizer)
+    sizes = {"source_size": tokenizers.source.size, "target_size": tokenizers.target.size}
+    settings = run.config_file
+    expected = shapes(config.model, **sizes, num_weights=len(weights), settings=settings)
+    actual = {name: tuple(weight.shape) for name, weight in weights.items()}
+    check_weights(file, actual, expected, settings.name)
+    model = new_model(config.model, **sizes, settings=settings)
+    fill(model, weights, file)
+    known = noted_sentences(notes)
+    return TrainedModel(config, tokenizers, model, step=0, max_source_sentences=known)

@@ -1,0 +1,287 @@
+"""Export the model of a run, checked and with a model card; import a model as a run."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from tformer_cli.config.load import dump_config
+from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.decoding import BeamConfig
+from tformer_cli.corpus.reader import read_lines, read_pairs
+from tformer_cli.errors import CheckpointError, DataError, UsageError
+from tformer_cli.evaluation.metrics import build_metric
+from tformer_cli.export.card import CARD_FILE, UNKNOWN_LICENSE, Card, known_scores, model_card
+from tformer_cli.export.check import CheckText, Comparison, exported
+from tformer_cli.export.ctranslate2 import CTranslate2Format
+from tformer_cli.export.format import Format
+from tformer_cli.export.marian import MarianFormat
+from tformer_cli.export.marian_folder import SETTINGS_FILE, read_marian
+from tformer_cli.export.onnx import OnnxFormat
+from tformer_cli.export.plain import PlainFormat, read_plain_folder
+from tformer_cli.storage.atomic import check_absent, new_directory, write_text
+from tformer_cli.storage.checkpoint import save_checkpoint
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import TrainingProgress
+from tformer_cli.storage.trained_model import TrainedModel, load_trained_model, model_settings
+
+FormatName = Literal["ctranslate2", "marian", "onnx", "safetensors"]
+Quantization = Literal["int8", "int8_float32", "float16", "bfloat16", "float32"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one comparison.
+
+    Attributes:
+        search: its name.
+        num_lines: lines translated by both programs.
+        num_best_equal: lines with equal best translations.
+        num_equal: lines with equal translations in the whole beam.
+        num_ties: differing translations that both programs score alike.
+        num_differences: other differences of translations or scores.
+        bleu: of the exported model, if weights are rounded and there are references.
+        our_bleu: of the run.
+    """
+
+    search: str
+    num_lines: int
+    num_best_equal: int
+    num_equal: int
+    num_ties: int
+    num_differences: int
+    bleu: float | None
+    our_bleu: float | None
+
+    def __str__(self) -> str:
+        parts = [f"{self.search}: {self.num_best_equal} of {self.num_lines} lines translated alike"]
+        if self.num_ties:
+            parts.append(f"{self.num_ties} near-ties")
+        if self.bleu is not None:
+            parts.append(f"BLEU {self.bleu:.2f}, of the run {self.our_bleu:.2f}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A finished export.
+
+    Attributes:
+        program: that runs it.
+        card: the model card.
+        checks: one per search.
+        ties: a sentence for each tie of an exact format.
+    """
+
+    program: str
+    card: Path
+    checks: tuple[Check, ...]
+    ties: tuple[str, ...]
+
+
+def export_run(
+    run: RunDirectory,
+    folder: Path,
+    format: FormatName,
+    *,
+    quantization: Quantization = "float32",
+    checkpoint: str = "best",
+    check_file: Path | None = None,
+    check_lines: int = 200,
+    license: str = UNKNOWN_LICENSE,
+    on_done: Callable[[int], object] = lambda count: None,
+) -> Export:
+    """Write the model of a run for another program, atomically and only if both translate alike.
+
+    Args:
+        run: the run folder.
+        folder: to write; it must not exist.
+        format: for which program.
+        quantization: number format of the matrices.
+        checkpoint: `best`, `last`, a step or the name of a checkpoint.
+        check_file: text to check by; None for the run's validation text.
+        check_lines: lines to check by.
+        license: of the weights, for the model card.
+        on_done: called with numbers of lines done, by each program and search.
+
+    Raises:
+        ConfigError: all config keys that the format cannot represent.
+        UsageError: the format has no such quantization, a package is not installed, or the folder
+            exists.
+        CheckpointError: the run is damaged, or does not translate.
+        DataError: the text cannot be read.
+        ExportError: translations differ.
+    """
+    trained = load_trained_model(run, checkpoint)
+    form = build_format(format, quantization)
+    text = _check_text(trained, check_file, check_lines)
+    references = _references(trained, text) if check_file is None and not form.is_exact else None
+    scores = known_scores(run)
+    decode = trained.tokenizers.target.decode
+    with exported(trained, form, folder, text, on_done=on_done) as (temporary, comparisons):
+        checks = tuple(_check(trained, comparison, references) for comparison in comparisons)
+        card = Card(
+            name=folder.resolve().name,
+            program=form.program,
+            license=license,
+            packages=form.packages(trained),
+            example=form.example(trained, text.lines[0]),
+            translation=decode(comparisons[-1].theirs[0].token_ids),
+            checks=[str(result) for result in checks],
+            versions=form.versions(),
+        )
+        write_text(temporary / CARD_FILE, model_card(trained, card, scores))
+    ties = [tie for one in comparisons if form.is_exact for tie in _ties(trained, text, one)]
+    return Export(form.program, folder / CARD_FILE, checks, tuple(ties))
+
+
+def build_format(name: FormatName, quantization: Quantization) -> Format:
+    """Return a format with a number format.
+
+    Raises:
+        UsageError: the format has no such number format.
+    """
+    if name == "ctranslate2":
+        return CTranslate2Format(quantization)
+    if name == "safetensors":
+        if quantization == "int8" or quantization == "int8_float32":
+            what = 'must be float16, bfloat16 or float32 with `format="safetensors"`'
+            raise UsageError("`quantization`", what, got=quantization)
+        return PlainFormat(quantization)
+    if quantization != "float32":
+        what = f'has no effect on `format="{name}"`'
+        raise UsageError("`quantization`", what, got=quantization, remedy="leave it out")
+    return MarianFormat() if name == "marian" else OnnxFormat()
+
+
+def _check_text(trained: TrainedModel, file: Path | None, num_lines: int) -> CheckText:
+    source = _valid(trained).source if file is None else file
+    if file is None and not source.exists():
+        what, remedy = "is not there to check an export by", "name a text by `check_file`"
+        raise DataError(str(source), what, remedy=remedy)
+    return CheckText.of(
+        list(itertools.islice(read_lines(source), num_lines)),
+        trained.tokenizers,
+        name=str(source),
+        max_length=trained.config.data.filters.max_length,
+    )
+
+
+def _references(trained: TrainedModel, text: CheckText) -> list[str]:
+    """Return the targets of the checked lines of the validation text."""
+    valid = _valid(trained)
+    pairs = itertools.islice(read_pairs(valid.source, valid.target), text.numbers[-1])
+    targets = [target for _, target in pairs]
+    return [targets[number - 1] for number in text.numbers]
+
+
+def _valid(trained: TrainedModel) -> ParallelText:
+    valid = trained.config.data.valid
+    assert isinstance(valid, ParallelText), "a model that translates was trained on translations"
+    return valid
+
+
+def _check(
+    trained: TrainedModel, comparison: Comparison, references: Sequence[str] | None
+) -> Check:
+    search, config = comparison.search, trained.config
+    bleu = our_bleu = None
+    if references is not None:
+        metric = build_metric("bleu", config.evaluation, config.data.target_language)
+        decode = trained.tokenizers.target.decode
+        bleu, our_bleu = (
+            metric.score([decode(best.token_ids) for best in translations], references).score
+            for translations in (comparison.theirs, comparison.ours)
+        )
+    name = "greedy search"
+    if isinstance(search, BeamConfig):
+        name = f"beam search of {search.beam_size}"
+    return Check(
+        search=name,
+        num_lines=comparison.num_lines,
+        num_best_equal=comparison.num_best_equal,
+        num_equal=comparison.num_equal,
+        num_ties=len(comparison.ties),
+        num_differences=len(comparison.differences),
+        bleu=bleu,
+        our_bleu=our_bleu,
+    )
+
+
+def _ties(trained: TrainedModel, text: CheckText, comparison: Comparison) -> Iterator[str]:
+    decode = trained.tokenizers.target.decode
+    for tie in comparison.ties:
+        assert tie.ours is not None
+        assert tie.theirs is not None
+        where = f"{text.name}:{text.numbers[tie.line]}"
+        pair = f"{decode(tie.ours.token_ids)!r} and {decode(tie.theirs.token_ids)!r}"
+        yield f"{where}: equally good, rounding apart: {pair}"
+
+
+def import_run(
+    folder: Path,
+    run: RunDirectory,
+    *,
+    source_language: str | None = None,
+    target_language: str | None = None,
+) -> TrainedModel:
+    """Write a run folder, atomically, that translates as the model of a folder does.
+
+    Args:
+        folder: a Marian model as transformers saves it, or a plain folder; nothing is unpickled.
+        run: to write; it must not exist.
+        source_language: an ISO code; None for what the folder says.
+        target_language: an ISO code; None for what the folder says.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or holds something else.
+        ConfigError: all that differs from any model of ours.
+        UsageError: the run folder exists.
+        StorageError: the run folder cannot be written.
+    """
+    check_absent(run.path)
+    trained = read_model(folder, source_language=source_language, target_language=target_language)
+    with new_directory(run.path) as temporary:
+        _write_run(trained, RunDirectory(temporary))
+    return trained
+
+
+def read_model(
+    folder: Path, *, source_language: str | None = None, target_language: str | None = None
+) -> TrainedModel:
+    """Return the model of a folder; arguments and errors are those of `import_run`."""
+    if not folder.is_dir():
+        raise CheckpointError(str(folder), "no such folder", remedy="name the folder of a model")
+    config_file = RunDirectory(folder).config_file
+    if config_file.is_file():
+        read = read_plain_folder
+    elif (folder / SETTINGS_FILE).is_file():
+        read = read_marian
+    else:
+        raise CheckpointError(
+            str(folder),
+            f"holds no model: neither {config_file.name} nor {SETTINGS_FILE} is there",
+            remedy="name a folder that `tformer export --format safetensors` has written, "
+            "or a Marian model as transformers saves it",
+        )
+    return read(folder, source_language=source_language, target_language=target_language)
+
+
+def _write_run(trained: TrainedModel, run: RunDirectory) -> None:
+    write_text(run.config_file, dump_config(trained.config))
+    trained.tokenizers.save(run.tokenizer)
+    checkpoint = run.checkpoint(trained.step)
+    fingerprint = trained.tokenizers.fingerprint
+    progress = replace(
+        TrainingProgress.initial(fingerprint, {}, fingerprint),
+        max_source_sentences=trained.max_source_sentences,
+        settings=model_settings(trained.config),
+    )
+    # An optimizer before its first step has no state.
+    optimizer = torch.optim.SGD(trained.model.parameters())
+    save_checkpoint(checkpoint, trained.model, optimizer, progress)
+    run.point("best", checkpoint)
+    run.point("last", checkpoint)
