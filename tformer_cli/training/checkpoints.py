@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from tformer_cli.config.load import load_config
+from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import resolve_precision
 from tformer_cli.errors import CheckpointError, Problem
@@ -24,7 +25,7 @@ from tformer_cli.storage.checkpoint import (
 from tformer_cli.storage.run_directory import RAW_MODEL_FILE, STATE_FILE, RunDirectory, step_of
 from tformer_cli.storage.state import TrainingProgress, best_checkpoints, load_state
 from tformer_cli.storage.trained_model import load_trained_network
-from tformer_cli.training.resume import is_finished, trajectory_settings
+from tformer_cli.training.resume import accepted_changes, is_finished, trajectory_settings
 from tformer_cli.training.step import TrainState
 from tformer_cli.training.validation import (
     Validation,
@@ -158,6 +159,15 @@ def last_checkpoint(run: RunDirectory, log: Log) -> Path | None:
     if last is None and not steps:
         return None
     return _newest_intact(run, [*steps, last or run.path / "last"], log)
+
+
+def resumable_checkpoint(run: RunDirectory, config: Config, log: Log) -> Path | None:
+    """Return the last checkpoint, if there is one, for a config that may resume its training."""
+    checkpoint = last_checkpoint(run, log)
+    if checkpoint is not None:
+        for change in accepted_changes(run, load_config(run.config_file), config):
+            log(f"{run.path}: {change}")
+    return checkpoint
 
 
 def checkpoint_before(

@@ -1,5 +1,8 @@
 """The training loop: a generator that yields a report after each optimizer step.
 
+Gradient accumulation: the loss of each micro-batch is sent backward before the next one's forward
+pass, and the optimizer moves once for all of them.
+
 A step that runs out of memory is redone in smaller micro-batches. A gradient that overflows in
 float16 is redone with a lower loss scale. A loss or gradient that is not finite all the same leaves
 the weights as they are and yields a `NonFiniteStep`.

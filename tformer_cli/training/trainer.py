@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from tformer_cli.config.load import check_data_files, dump_config, load_config
+from tformer_cli.config.load import check_data_files, dump_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.pipeline import source_sentences
 from tformer_cli.device import resolve_precision
@@ -28,9 +28,9 @@ from tformer_cli.storage.state import TrainingProgress, load_state
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.training.checkpoints import (
     checkpoint_before,
-    last_checkpoint,
     restart,
     restore_checkpoint,
+    resumable_checkpoint,
     take_checkpoint,
 )
 from tformer_cli.training.logging import NullLogger, TrainingLogger
@@ -39,7 +39,6 @@ from tformer_cli.training.pretrained import PretrainedRun, check_pretrained
 from tformer_cli.training.replicas import broadcast_state, check_inputs_agree, check_replicas
 from tformer_cli.training.resume import (
     TRAIN_ELSEWHERE,
-    accepted_changes,
     check_run_folder,
     environment_changes,
     is_finished,
@@ -107,7 +106,7 @@ def train(
             stack.enter_context(locked(run))
             recover_interrupted_writes(run.checkpoints)
             if not fresh:
-                checkpoint = _resumable_checkpoint(config, run, logger)
+                checkpoint = resumable_checkpoint(run, config, logger.log)
         tokenizers = run_tokenizers(
             config,
             run,
@@ -125,15 +124,6 @@ def train(
             with GracefulShutdown(str(run.path), world) as shutdown:
                 trainer.run(shutdown)
         return trainer.state.progress
-
-
-def _resumable_checkpoint(config: Config, run: RunDirectory, logger: TrainingLogger) -> Path | None:
-    """Return the checkpoint to resume from, if there is one and the config goes with it."""
-    checkpoint = last_checkpoint(run, logger.log)
-    if checkpoint is not None:
-        for change in accepted_changes(run, load_config(run.config_file), config):
-            logger.log(f"{run.path}: {change}")
-    return checkpoint
 
 
 class Trainer:
