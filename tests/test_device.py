@@ -132,7 +132,7 @@ def test_eight_bits_are_for_processors_that_gain_by_them(monkeypatch):
 AS_LIMITED = """
 import torch
 from tformer_cli.device import has_bfloat16_matmul, has_vnni
-from tformer_cli.inference.pack import pack_where_faster
+from tformer_cli.inference.linear import pack_where_faster
 assert not has_vnni()
 assert not has_bfloat16_matmul()
 rows, linear = torch.randn(2, 512), torch.nn.Linear(512, 512)

@@ -43,8 +43,8 @@ encoder                   Encoder                            5,100
       output              Linear              12 x 12          144
     self_attention_norm   RMSNorm             12                12
     feedforward           FeedForward                          336
-      inner               Linear              14 x 12          168
-      outer               Linear              12 x 14          168
+      up                  Linear              14 x 12          168
+      down                Linear              12 x 14          168
     feedforward_norm      RMSNorm             12                12
   norm                    RMSNorm             12                12
 decoder                   Decoder                            1,152
@@ -65,8 +65,8 @@ decoder                   Decoder                            1,152
       output              Linear              12 x 12          144
     cross_attention_norm  RMSNorm             12                12
     feedforward           FeedForward                          336
-      inner               Linear              14 x 12          168
-      outer               Linear              12 x 14          168
+      up                  Linear              14 x 12          168
+      down                Linear              12 x 14          168
     feedforward_norm      RMSNorm             12                12
   norm                    RMSNorm             12                12
 output                    Linear              300 x 12      shared

@@ -11,8 +11,13 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.config.schema.model import RotaryPositions, SinusoidalPositions
 from tformer_cli.config.schema.training import AdamConfig, InverseSquareRootSchedule
-from tformer_cli.model.inspection.cost import operations
-from tformer_cli.model.inspection.summary import kept, parameters_by_part, skeleton, tree
+from tformer_cli.model.inspection.flops import count_flops
+from tformer_cli.model.inspection.summary import (
+    cache_size,
+    meta_model,
+    parameters_by_part,
+    summarize,
+)
 from tformer_cli.model.network import Network
 from tformer_cli.training.optim import build_schedule
 
@@ -25,11 +30,11 @@ def preset(name: str) -> Config:
 
 def network_of(config: Config) -> Network:
     size = config.tokenizer.vocab_size
-    return skeleton(config.model, source_size=size, target_size=size)
+    return meta_model(config.model, source_size=size, target_size=size)
 
 
 def weight_names(network: Network) -> Iterator[str]:
-    for _, part in tree(network).walk():
+    for _, part in summarize(network).walk():
         yield from part.shapes
 
 
@@ -45,8 +50,8 @@ def table_of_networks() -> dict[str, list[str]]:
 def test_the_guide_tells_the_sizes(name):
     config = preset(name)
     network = network_of(config)
-    flops = operations(config.model, config.tokenizer.vocab_size).of_target_token(32, 32)
-    cache = 4 * kept(network).target_token / 1024
+    flops = count_flops(config.model, config.tokenizer.vocab_size).of_target_token(32, 32)
+    cache = 4 * cache_size(network).target_token / 1024
     cells = [f"{network.num_parameters() / 1e6:.1f} M", f"{flops / 1e6:.1f} M", f"{cache:g} KiB"]
     assert table_of_networks()[name] == cells
 
@@ -58,7 +63,7 @@ def test_the_guide_has_every_preset():
 
 def speed(config: Config) -> float:
     """Operations of a token of the translation, in short sentences."""
-    return operations(config.model, config.tokenizer.vocab_size).of_target_token(15, 15)
+    return count_flops(config.model, config.tokenizer.vocab_size).of_target_token(15, 15)
 
 
 # Of table 3 in Vaswani et al. 2017: base and big.
@@ -142,7 +147,7 @@ def test_modern_is_what_ctranslate2_can_run():
 
 def test_modern_has_half_the_cache_and_no_biases():
     network, plain = network_of(preset("modern")), network_of(preset("multi30k"))
-    assert [2 * count for count in kept(network)] == list(kept(plain))
+    assert [2 * count for count in cache_size(network)] == list(cache_size(plain))
     assert set(weight_names(network)) == {"weight"}
 
 
@@ -150,12 +155,15 @@ def test_deep_shallow_moves_work_from_writing_to_reading():
     config, plain = preset("deep-shallow"), preset("multi30k")
     assert (config.model.num_encoder_layers, config.model.num_decoder_layers) == (12, 1)
     assert speed(config) < 0.65 * speed(plain)
-    assert 3 * kept(network_of(config)).target_token == kept(network_of(plain)).target_token
+    assert (
+        3 * cache_size(network_of(config)).target_token
+        == cache_size(network_of(plain)).target_token
+    )
 
 
 def test_t5_like_knows_distances_and_has_no_biases():
     network = network_of(preset("t5-like"))
-    parts = dict(tree(network).walk())
+    parts = dict(summarize(network).walk())
     for stack in ("encoder", "decoder"):
         assert parts[f"{stack}.bias.table"].shapes == {"weight": (32, 4)}
         assert f"{stack}.embeddings.positions" not in parts

@@ -252,7 +252,7 @@ def test_int8_weights_miss_by_half_a_step_and_no_pair_of_products_leaves_16_bits
 
 def test_rows_of_zeros_stay_zeros_in_int8():
     whole = lively(BASE)
-    torch.nn.init.zeros_(whole.model.decoder.layers[0].feedforward.inner.weight)
+    torch.nn.init.zeros_(whole.model.decoder.layers[0].feedforward.up.weight)
     spec = specification(whole.model, whole.config.model)
     quantize_weights(spec)
     zeros = spec.decoder.layer[0].ffn.linear_0

@@ -74,7 +74,7 @@ def test_export_that_passes_appears_as_a_whole(model, text, tmp_path):
     ("name", "place"),
     [
         ("encoder.layers.0.self_attention.query.weight", 3),
-        ("encoder.layers.1.feedforward.outer.bias", 3),
+        ("encoder.layers.1.feedforward.down.bias", 3),
         ("encoder.embeddings.tokens.weight", 20 * BASE.dim + 3),
         ("decoder.layers.1.cross_attention.value.weight", 3),
         ("decoder.layers.0.feedforward_norm.weight", 3),

@@ -162,7 +162,7 @@ def test_a_new_model_has_the_shapes_of_its_config_and_takes_weights():
     assert all(torch.equal(weight, weights[name]) for name, weight in model.named_parameters())
     assert found["encoder.embeddings.tokens.weight"] == (11, 6)
     assert found["decoder.embeddings.tokens.weight"] == (13, 6)
-    assert found["encoder.layers.0.feedforward.inner.weight"] == (7, 6)
+    assert found["encoder.layers.0.feedforward.up.weight"] == (7, 6)
     assert "output.weight" not in found
 
 

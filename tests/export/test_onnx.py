@@ -241,8 +241,8 @@ def stepped(model, ids, mask, target):
     seen = reading(ids, mask)
     past = [
         (
-            torch.zeros(len(ids), kept.num_heads, 0, kept.key),
-            torch.zeros(len(ids), kept.num_heads, 0, kept.value),
+            torch.zeros(len(ids), kept.num_heads, 0, kept.key_dim),
+            torch.zeros(len(ids), kept.num_heads, 0, kept.value_dim),
         )
         for kept in model.stacks()[-1].kv_shapes()
     ]

@@ -5,7 +5,7 @@ import torch
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
-from tformer_cli.model.blocks import masks
+from tformer_cli.model.blocks.attention_mask import causal_mask
 from tformer_cli.model.blocks.bias import Alibi, slopes
 
 LENGTH = 41
@@ -24,7 +24,7 @@ def test_bias_before_the_query_equals_that_of_bloom_up_to_a_constant_for_each_qu
     places = torch.arange(LENGTH)
     ours = Alibi(num_heads)(places, places)
     theirs = build_alibi_tensor(torch.ones(1, LENGTH), num_heads, torch.float32)
-    seen = masks.causal(LENGTH)
+    seen = causal_mask(LENGTH)
     difference = (ours - theirs).masked_fill(~seen, 0.0)
     # The query itself is always seen.
     constant = difference.diagonal(dim1=1, dim2=2)[..., None]

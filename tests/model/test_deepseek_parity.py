@@ -13,18 +13,19 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import (
 )
 
 from tformer_cli.config.schema.model import LatentConfig, RotaryPositions, YarnScaling
-from tformer_cli.model.blocks import masks
-from tformer_cli.model.blocks.attention import AttentionMask, KeyValue
+from tformer_cli.model.blocks.attention import KeyValue
+from tformer_cli.model.blocks.attention_mask import AttentionMask, causal_mask
 from tformer_cli.model.blocks.latent import LatentAttention
-from tformer_cli.model.blocks.rotary import RotaryEmbedding, apply_rotary_emb
+from tformer_cli.model.blocks.rotary import RotaryEmbedding, apply_rotary_emb, attention_factor
 
 B, T, D, H, R, DR = 2, 7, 12, 3, 5, 6
 DH = D // H
 # Norms, softmax and angles are computed in float32 over there, whatever the states are.
 NEAR = {"rtol": 1e-4, "atol": 1e-5}
 
+PLAIN = RotaryPositions(base=100.0)
 ROPES = {
-    "plain": ({"rope_type": "default", "rope_theta": 100.0}, RotaryPositions(base=100.0)),
+    "plain": ({"rope_type": "default", "rope_theta": 100.0}, PLAIN),
     "yarn": (
         {
             "rope_type": "yarn",
@@ -56,9 +57,11 @@ def deepseek(rope_parameters: dict[str, object]) -> DeepseekV2Config:
     )
 
 
-def latent_attention(*, bias: bool = False) -> LatentAttention:
+def latent_attention(positions: RotaryPositions = PLAIN, *, bias: bool = False) -> LatentAttention:
     latent = LatentConfig(kv_lora_rank=R, rope_head_dim=DR)
-    ours = LatentAttention(D, H, latent, 0.0, bias=bias, epsilon=1e-6)
+    ours = LatentAttention(
+        D, H, latent, 0.0, attention_factor=attention_factor(positions), bias=bias, epsilon=1e-6
+    )
     return randomized(ours).double()
 
 
@@ -84,7 +87,7 @@ def test_latent_attention_equals_that_of_deepseek_with_gradients(rope):
     rope_parameters, positions = ROPES[rope]
     config = deepseek(rope_parameters)
     theirs = randomized(DeepseekV2Attention(config, 0)).double()
-    ours, weights = latent_attention(), weights_of(theirs)
+    ours, weights = latent_attention(positions), weights_of(theirs)
     states = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
     places = torch.arange(T)
     turn = RotaryEmbedding(DR, positions)(places)
@@ -97,7 +100,7 @@ def test_latent_attention_equals_that_of_deepseek_with_gradients(rope):
         position_embeddings=DeepseekV2RotaryEmbedding(config)(states, places[None]),
     )
     assert_same(said, expected, [states, *theirs.parameters()], **NEAR)
-    alone = loaded(latent_attention(), weights)
+    alone = loaded(latent_attention(positions), weights)
     steps = step_by_step(alone, states.detach(), RotaryEmbedding(DR, positions))
     torch.testing.assert_close(steps, expected, **NEAR)
 
@@ -133,7 +136,7 @@ def by_the_paper(ours: LatentAttention, states: Tensor, rotary: RotaryEmbedding)
         key = torch.cat((latents @ ours.key.weight[own].T, shared), dim=-1)
         value = latents @ ours.value.weight[own].T
         logits = query @ key.mT / math.sqrt(DH + DR)
-        weights = logits.masked_fill(~masks.causal(T), -math.inf).softmax(dim=-1)
+        weights = logits.masked_fill(~causal_mask(T), -math.inf).softmax(dim=-1)
         found.append(weights @ value)
     return ours.output(torch.cat(found, dim=-1))
 

@@ -70,10 +70,10 @@ def test_each_dropout_is_where_the_config_says():
         "feedforward_dropout": 0.4,
     }
     layer = small_model(**changes).decoder.layers[0]
-    assert layer.dropout.share == 0.1
+    assert layer.dropout.p == 0.1
     assert layer.self_attention.dropout == layer.cross_attention.dropout == 0.3
-    assert layer.feedforward.dropout.share == 0.4
-    assert small_model(**changes).encoder.embeddings.dropout.share == 0.2
+    assert layer.feedforward.dropout.p == 0.4
+    assert small_model(**changes).encoder.embeddings.dropout.p == 0.2
     assert small_model(dropout=0.1).decoder.layers[0].self_attention.dropout == 0.1
 
 
@@ -84,7 +84,7 @@ def test_state_dict_keys_are_the_ones_people_know():
         for name in ("query", "key", "value", "output")
         for kind in ("weight", "bias")
     ]
-    norm, feedforward = ("weight", "bias"), ("inner", "outer")
+    norm, feedforward = ("weight", "bias"), ("up", "down")
     expected = {"encoder.embeddings.tokens.weight"}
     for stack, attentions in (
         ("encoder", ("self_attention",)),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tformer_cli.device import autocast
-from tformer_cli.inference.fuse import fused
+from tformer_cli.inference.prepare import prepare_for_inference
 from tformer_cli.model.build import build_model, build_network
 from tformer_cli.model.network import Network, Seq2Seq
 
@@ -79,7 +79,7 @@ def test_cached_decoding_equals_uncached_step_by_step(config, is_fused):
     model, (ids, mask) = member(config), source()
     target = torch.randint(6, V, (B, 35))  # more than the cache has columns at first
     whole = all_logits(model, ids, mask, target)
-    model = fused(model) if is_fused else model
+    model = prepare_for_inference(model, torch.device("cpu")) if is_fused else model
     cache = model.init_cache(len(ids))
     cache.insert(torch.arange(len(ids)), model.prefill(ids, mask), mask)
     for place in range(target.shape[1]):
@@ -93,7 +93,7 @@ def test_cached_decoding_in_fewer_digits_is_near_uncached(config, precision):
     """Norms stay in float32, so keys and values of one layer may come in two formats."""
     model, (ids, mask) = member(config).float(), source()
     target = torch.randint(6, V, (B, T))
-    model = fused(model, precision)
+    model = prepare_for_inference(model, torch.device("cpu"), precision)
     with autocast(torch.device("cpu"), precision):
         whole = all_logits(model, ids, mask, target)
         cache = model.init_cache(len(ids))

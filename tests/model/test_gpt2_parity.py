@@ -59,8 +59,8 @@ def layer_weights(block: nn.Module) -> dict[str, Tensor]:
     return (
         weights
         | linear("self_attention.output", block.attn.c_proj)
-        | linear("feedforward.inner", block.mlp.c_fc)
-        | linear("feedforward.outer", block.mlp.c_proj)
+        | linear("feedforward.up", block.mlp.c_fc)
+        | linear("feedforward.down", block.mlp.c_proj)
     )
 
 

@@ -16,7 +16,8 @@ from tformer_cli.config.schema.model import (
     RotaryPositions,
     T5Positions,
 )
-from tformer_cli.model.blocks.residual import alone, encoder_decoder_depths
+from tformer_cli.model.blocks.feedforward import FeedForward, GatedFeedForward
+from tformer_cli.model.blocks.residual import DeepNorm
 from tformer_cli.model.build import build_model, build_network
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Network
@@ -98,7 +99,7 @@ def test_the_normal_scheme_is_that_of_gpt2(kind, activation):
         for block in blocks:
             for name, part in block.named_modules():
                 if isinstance(part, nn.Linear):
-                    is_last = name in ("output", "outer")
+                    is_last = name in ("output", "down")
                     assert_spread(part.weight, 0.02 * (len(blocks) ** -0.5 if is_last else 1))
 
 
@@ -116,6 +117,7 @@ def test_the_scheme_of_t5_goes_by_the_width_that_comes_in():
             assert_spread(module.weight, module.in_features**-0.5)
 
 
+FEEDFORWARD = {FeedForward: ("up", "down"), GatedFeedForward: ("up", "down")}
 LATENT = LatentConfig(kv_lora_rank=30, rope_head_dim=8)
 
 
@@ -143,15 +145,18 @@ def test_with_deep_norm_what_blocks_add_begins_smaller(config):
     """Values, what follows them, and feed-forward blocks, but for what weighs these (figure 2)."""
     deep = network(config)
     if isinstance(config, EncoderDecoderConfig):
-        depths = encoder_decoder_depths(config.num_encoder_layers, config.num_decoder_layers)
+        constants = DeepNorm.for_encoder_decoder(
+            config.num_encoder_layers, config.num_decoder_layers
+        )
     else:
-        depths = (alone(config.num_layers),)
-    for stack, depth in zip(deep.stacks(), depths, strict=True):
+        constants = (DeepNorm.for_stack(config.num_layers),)
+    for stack, deep_norm in zip(deep.stacks(), constants, strict=True):
         for layer in stack.each_layer():
             for block in layer.blocks():
                 for name, part in block.named_modules():
                     if isinstance(part, nn.Linear):
-                        is_smaller = name in ("value", "output", "inner", "outer")
-                        beta = depth.deep_norm.beta if is_smaller else 1.0
+                        # Latent attention has a `down`, too.
+                        is_smaller = name in ("value", "output", *FEEDFORWARD.get(type(block), ()))
+                        beta = deep_norm.beta if is_smaller else 1.0
                         assert_spread(part.weight, beta * xavier(part))
     assert_spread(deep.output.weight, xavier(deep.output))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.inference.fuse import fused
+from tformer_cli.inference.prepare import prepare_for_inference
 from tformer_cli.model.build import build_model
 from tformer_cli.model.kv_cache import MIN_BATCHED_SLOTS
 from tformer_cli.model.network import Seq2Seq
@@ -21,7 +21,9 @@ def model(request: pytest.FixtureRequest) -> Seq2Seq:
         dim=16, num_heads=2, feedforward_dim=24, num_encoder_layers=1, num_decoder_layers=2
     )
     trained = build_model(config, source_size=V, target_size=V, seed=3).double().eval()
-    return fused(trained) if request.param == "fused" else trained
+    return (
+        prepare_for_inference(trained, torch.device("cpu")) if request.param == "fused" else trained
+    )
 
 
 def padded(sentences: list[list[int]]) -> tuple[Tensor, Tensor]:
@@ -123,7 +125,7 @@ def test_columns_that_nobody_sees_are_dropped(model):
         # All rows go on from the first one, so only its tokens are seen.
         written.cache.reorder(torch.zeros(2, 3, dtype=torch.long))
         written.rows = [[list(rows[0]) for _ in rows] for rows in written.rows]
-    assert 60 <= written.cache.used < 60 * 3
+    assert 60 <= written.cache.length < 60 * 3
 
 
 @torch.inference_mode()
@@ -135,8 +137,8 @@ def test_what_many_sentences_look_at_lies_without_gaps(model):
     for number in range(40):
         written.step()
         layer = written.cache.layers[0]
-        assert layer.width == layer.keys.shape[2]
-        own.add(layer.width)
+        assert layer.read_length == layer.keys.shape[2]
+        own.add(layer.read_length)
         assert layer.source.keys.mT.is_contiguous()
         assert layer.source.values.is_contiguous()
         sources.add(layer.source.keys.shape[2])

@@ -15,9 +15,8 @@ from tformer_cli.config.schema.model import (
     MaskedEncoderConfig,
     NoPositions,
 )
-from tformer_cli.model.blocks import masks
-from tformer_cli.model.blocks.attention import AttentionMask
-from tformer_cli.model.blocks.residual import alone
+from tformer_cli.model.blocks.attention_mask import AttentionMask, causal_mask, padding_mask
+from tformer_cli.model.blocks.residual import DeepNorm
 from tformer_cli.model.build import build_model, build_network
 from tformer_cli.model.layers import DecoderLayer, EncoderLayer
 
@@ -61,7 +60,7 @@ def attention(name: str, theirs: nn.MultiheadAttention) -> dict[str, Tensor]:
 def weights_of(theirs: nn.Module) -> dict[str, Tensor]:
     """Return the weights of our layer that is the same."""
     weights = attention("self_attention", theirs.self_attn)
-    names = {"feedforward.inner": "linear1", "feedforward.outer": "linear2"}
+    names = {"feedforward.up": "linear1", "feedforward.down": "linear2"}
     norms = ["self_attention_norm", "feedforward_norm"]
     if isinstance(theirs, nn.TransformerDecoderLayer):
         weights |= attention("cross_attention", theirs.multihead_attn)
@@ -96,9 +95,9 @@ def states_of(length: int) -> Tensor:
 def test_encoder_layer_equals_torch(norm_position, activation, bias):
     chosen = norm_position, activation, bias
     theirs = randomized(torch_layer(nn.TransformerEncoderLayer, *chosen))
-    ours = EncoderLayer(config(*chosen), alone(1)).double()
+    ours = EncoderLayer(config(*chosen), DeepNorm.for_stack(1)).double()
     real, states = real_tokens(), states_of(S)
-    said = called(ours, weights_of(theirs), states, AttentionMask(mask=masks.padding(real)), None)
+    said = called(ours, weights_of(theirs), states, AttentionMask(mask=padding_mask(real)), None)
     expected = theirs(states, src_key_padding_mask=~real)
     assert_same(said, expected, [states, *theirs.parameters()])
 
@@ -107,7 +106,7 @@ def test_encoder_layer_equals_torch(norm_position, activation, bias):
 def test_decoder_layer_equals_torch(norm_position, activation, bias):
     chosen = norm_position, activation, bias
     theirs = randomized(torch_layer(nn.TransformerDecoderLayer, *chosen))
-    ours = DecoderLayer(config(*chosen), alone(1)).double()
+    ours = DecoderLayer(config(*chosen), DeepNorm.for_stack(1)).double()
     real, states, memory = real_tokens(), states_of(T), states_of(S)
     weights = weights_of(theirs)
     across = {
@@ -116,11 +115,11 @@ def test_decoder_layer_equals_torch(norm_position, activation, bias):
         if name.startswith("cross_attention.")
     }
     key_value = called(ours.cross_attention, across, memory, method="project_kv")
-    source_view = AttentionMask(mask=masks.padding(real))
+    source_view = AttentionMask(mask=padding_mask(real))
     said = called(
         ours, weights, states, AttentionMask(is_causal=True), key_value, source_view, None
     )
-    expected = theirs(states, memory, tgt_mask=~masks.causal(T), memory_key_padding_mask=~real)
+    expected = theirs(states, memory, tgt_mask=~causal_mask(T), memory_key_padding_mask=~real)
     assert_same(said, expected, [states, memory, *theirs.parameters()])
 
 
@@ -165,7 +164,7 @@ def test_stacks_equal_those_of_torch(norm_position, activation, bias):
     expected = theirs(
         tables["encoder"](source),
         tables["decoder"](target),
-        tgt_mask=~masks.causal(T),
+        tgt_mask=~causal_mask(T),
         src_key_padding_mask=~real,
         memory_key_padding_mask=~real,
     )

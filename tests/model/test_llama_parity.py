@@ -19,9 +19,8 @@ from tformer_cli.config.schema.model import (
     RotaryPositions,
     YarnScaling,
 )
-from tformer_cli.model.blocks import masks
-from tformer_cli.model.blocks.attention import AttentionMask
-from tformer_cli.model.blocks.residual import alone
+from tformer_cli.model.blocks.attention_mask import AttentionMask, causal_mask
+from tformer_cli.model.blocks.residual import DeepNorm
 from tformer_cli.model.blocks.rotary import RotaryEmbedding
 from tformer_cli.model.build import build_model
 from tformer_cli.model.layers import EncoderLayer, build_self_attention
@@ -72,8 +71,8 @@ def assert_turns_alike(width: int, ours: RotaryPositions, places: int = 90, **th
     reference = LlamaRotaryEmbedding(llama(head_dim=width, **theirs))
     cosines, sines = reference(torch.ones(1), torch.arange(places)[None])
     turn = RotaryEmbedding(width, ours)(torch.arange(places))
-    torch.testing.assert_close(turn.cosines, cosines[0], rtol=0, atol=1e-4)
-    torch.testing.assert_close(turn.sines, sines[0], rtol=0, atol=1e-4)
+    torch.testing.assert_close(turn[0], cosines[0], rtol=0, atol=1e-4)
+    torch.testing.assert_close(turn[1], sines[0], rtol=0, atol=1e-4)
 
 
 @given(widths, bases)
@@ -138,15 +137,15 @@ def weights_of(layer: nn.Module) -> dict[str, Tensor]:
         "self_attention.output": "self_attn.o_proj",
         "self_attention_norm": "input_layernorm",
         "feedforward.gate": "mlp.gate_proj",
-        "feedforward.inner": "mlp.up_proj",
-        "feedforward.outer": "mlp.down_proj",
+        "feedforward.up": "mlp.up_proj",
+        "feedforward.down": "mlp.down_proj",
         "feedforward_norm": "post_attention_layernorm",
     }
     return renamed(layer, names)
 
 
 def causal_bias() -> Tensor:
-    return torch.zeros(T, T).masked_fill(~masks.causal(T), HIDDEN)[None, None]
+    return torch.zeros(T, T).masked_fill(~causal_mask(T), HIDDEN)[None, None]
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -161,7 +160,7 @@ def test_layer_equals_that_of_llama_with_gradients(num_kv_heads, rope, bias):
         mlp_bias=bias,
     )
     theirs = randomized(LlamaDecoderLayer(config, 0)).double()
-    ours = EncoderLayer(ours_of(num_kv_heads, positions, bias=bias), alone(1)).double()
+    ours = EncoderLayer(ours_of(num_kv_heads, positions, bias=bias), DeepNorm.for_stack(1)).double()
     states = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
     places = torch.arange(T)
     turn = RotaryEmbedding(D // H, positions)(places)

@@ -58,8 +58,8 @@ def attention(mine: str, other: str) -> dict[str, str]:
 
 SHARED = attention("self_attention", "self_attn") | {
     "self_attention_norm": "self_attn_layer_norm",
-    "feedforward.inner": "fc1",
-    "feedforward.outer": "fc2",
+    "feedforward.up": "fc1",
+    "feedforward.down": "fc2",
     "feedforward_norm": "final_layer_norm",
 }
 ACROSS = attention("cross_attention", "encoder_attn") | {

@@ -70,8 +70,8 @@ def attention(theirs: nn.Module) -> dict[str, Tensor]:
 
 def feedforward(theirs: nn.Module) -> dict[str, Tensor]:
     is_gated = hasattr(theirs, "wi_0")
-    names = {"gate": "wi_0", "inner": "wi_1"} if is_gated else {"inner": "wi"}
-    return renamed(theirs, names | {"outer": "wo"})
+    names = {"gate": "wi_0", "up": "wi_1"} if is_gated else {"up": "wi"}
+    return renamed(theirs, names | {"down": "wo"})
 
 
 def weights_of(theirs: T5ForConditionalGeneration) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from toy import write_toy
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.model.blocks.attention_mask import AttentionMask
 from tformer_cli.model.build import build_model
 
 ROOT = Path(__file__).parents[2]
@@ -318,9 +319,7 @@ def test_attention_is_timed_by_each_kernel_that_can_do_it():
 def test_an_error_that_is_not_of_the_kernel_is_raised():
     inputs = [torch.randn(1, 1, 2, width) for width in (4, 6, 4)]
     with pytest.raises(RuntimeError):
-        attention.forced(
-            attention.KERNELS["math"], inputs, attention.AttentionMask(), torch.device("cpu"), 1
-        )
+        attention.forced(attention.KERNELS["math"], inputs, AttentionMask(), torch.device("cpu"), 1)
 
 
 # --------------------------------------------------------------------- demo and tests

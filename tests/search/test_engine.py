@@ -191,7 +191,7 @@ def test_a_large_vocabulary_lets_fewer_sentences_work_together(monkeypatch):
 
 @pytest.mark.parametrize("search", SEARCHES, ids=["greedy", "beam"])
 def test_with_eight_bits_the_size_of_batches_changes_nothing_either(search, monkeypatch):
-    monkeypatch.setattr("tformer_cli.inference.int8.SMALLEST", 1)
+    monkeypatch.setattr("tformer_cli.inference.linear.MIN_INT8_WEIGHTS", 1)
     model, inputs = small_model(), requests(20)
     engine = NativeEngine(model, SPECIAL_TOKENS, device=torch.device("cpu"), precision=torch.int8)
     assert engine.models[0].output.weight.dtype == torch.int8

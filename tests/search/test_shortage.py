@@ -125,7 +125,7 @@ def test_what_an_attempt_held_is_gone_before_the_next():
         gc.disable()
         assert all(cache() is None for cache in caches)
         cache = start(*arguments)
-        caches.append(weakref.ref(cache.seen))
+        caches.append(weakref.ref(cache.positions))
         return cache
 
     def failing(ids, cache):

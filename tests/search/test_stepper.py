@@ -65,12 +65,12 @@ def test_a_batch_is_as_large_as_it_may_be(lengths):
     assert more == batch or len(more) * max(map(len, more)) > MOST
 
 
-def test_the_screen_changes_no_translation():
+def test_two_stage_argmax_changes_no_translation():
     model, asked = small_model(), [one for one in requests(90) if one.source]
     found = []
-    for screen in (None, TwoStageArgmax(model.output)):
+    for two_stage in (None, TwoStageArgmax(model.output)):
         search = build_search(SEARCHES[0], MODEL_TOKENS, CPU, asked, nbest=1, scored=False)
-        stepper = ModelStepper([model], MODEL_TOKENS, CPU, torch.float32, screen)
+        stepper = ModelStepper([model], MODEL_TOKENS, CPU, torch.float32, two_stage)
         with torch.inference_mode():
             results = decode_all(stepper, search, asked, lambda longest: 40)
             found.append({number: best[0].token_ids for number, best in results})

@@ -66,6 +66,30 @@ def test_what_is_saved_comes_back_to_the_bit(tmp_path, tie):
             assert torch.equal(moment, other_optimizer.state[two][key])
 
 
+def test_checkpoints_with_the_weight_names_of_older_versions_load(tmp_path):
+    network = model(1)
+    optimizer = stepped_optimizer(network)
+    folder = tmp_path / "step-000007"
+    save_checkpoint(folder, network, optimizer, STATE)
+    for name in (MODEL_FILE, OPTIMIZER_FILE):
+        former = {
+            key.replace("feedforward.up", "feedforward.inner").replace(
+                "feedforward.down", "feedforward.outer"
+            ): tensor
+            for key, tensor in stored(folder / name).items()
+        }
+        assert former.keys() != stored(folder / name).keys()
+        save_file(former, folder / name)
+    other = model(2)
+    other_optimizer = build_optimizer(AdamWConfig(), other)
+    load_weights(folder, other)
+    load_optimizer(folder, other, other_optimizer)
+    for one, two in zip(network.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+        for key, moment in optimizer.state[one].items():
+            assert torch.equal(moment, other_optimizer.state[two][key])
+
+
 @pytest.mark.parametrize("room", [0, 100, 1000, 20_000], ids="{} bytes".format)
 def test_a_checkpoint_is_there_as_a_whole_or_not_at_all(tmp_path, small_files, room):
     network = model(1)
@@ -101,10 +125,10 @@ def test_a_full_disk_leaves_the_older_checkpoint_whole(saved, monkeypatch):
 def test_weights_of_another_shape_are_refused(saved):
     assert message(load_weights, saved, model(1, num_encoder_layers=2)) == (
         f"{saved / MODEL_FILE}: holds another model than config.yaml describes "
-        "(16 weights differ); got encoder.layers.1.feedforward.inner.bias; "
+        "(16 weights differ); got encoder.layers.1.feedforward.down.bias; "
         "restore the config.yaml that the run was trained with"
     )
-    # Four decoder layers and one of the encoder, each with an inner and an outer weight and a bias.
+    # Four decoder layers and one of the encoder, each with an up and a down weight and a bias.
     assert "(15 weights differ)" in message(load_weights, saved, model(1, feedforward_dim=17))
 
 

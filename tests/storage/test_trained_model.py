@@ -206,7 +206,7 @@ def test_the_fingerprint_is_of_all_that_translates_and_of_nothing_else(toy_run):
     for language in ("source_language", "target_language"):
         japanese = replace(config, data=replace(config.data, **{language: "ja"}))
         assert replace(trained, config=japanese).fingerprint != trained.fingerprint
-    weight = again.model.decoder.layers[0].feedforward.inner.weight
+    weight = again.model.decoder.layers[0].feedforward.up.weight
     with torch.no_grad():
         weight[0, 0] = torch.nextafter(weight[0, 0], weight[0, 0] + 1)
     assert again.fingerprint != trained.fingerprint

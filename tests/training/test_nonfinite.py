@@ -91,7 +91,7 @@ def test_every_course_ends_and_keeps_its_books(outcomes):
     ("weight", "module"),
     [
         ("encoder.layers.0.self_attention.value.weight", "encoder.layers.0.self_attention.value"),
-        ("decoder.layers.0.feedforward.outer.bias", "decoder.layers.0.feedforward.outer"),
+        ("decoder.layers.0.feedforward.down.bias", "decoder.layers.0.feedforward.down"),
         # The output is tied to the embeddings, where it shows first.
         ("output.weight", "encoder.embeddings.tokens"),
     ],

@@ -244,7 +244,7 @@ def network():
 
 def test_the_average_is_the_weighted_sum_of_all_weights_so_far(network):
     average = MovingAverage(network, decay=0.5)
-    weight = network.encoder.layers[0].feedforward.inner.weight
+    weight = network.encoder.layers[0].feedforward.up.weight
     history = [weight.detach().double().clone()]
     for step in range(1, 6):
         with torch.no_grad():
@@ -255,7 +255,7 @@ def test_the_average_is_the_weighted_sum_of_all_weights_so_far(network):
     for step, value in enumerate(history[1:], start=1):
         decay = min(0.5, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * value
-    actual = average.model.encoder.layers[0].feedforward.inner.weight
+    actual = average.model.encoder.layers[0].feedforward.up.weight
     torch.testing.assert_close(actual.double(), expected, rtol=1e-6, atol=1e-6)
 
 

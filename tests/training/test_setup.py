@@ -13,7 +13,6 @@ from tformer_cli.config.schema.model import (
     RotaryPositions,
     TransformerConfig,
 )
-from tformer_cli.model.recompute import kept, recomputed
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.training.dry_run import sampled_trainer
 from tformer_cli.training.setup import slow_attention
@@ -26,11 +25,11 @@ RECOMPUTING = "training.gradient_checkpointing=true"
 
 def test_layers_are_recomputed_where_the_config_says_so(tmp_path):
     file = write_toy(tmp_path / "data")
-    for overrides, call in (((), kept), ((RECOMPUTING,), recomputed)):
+    for overrides, expected in (((), False), ((RECOMPUTING,), True)):
         config = load_config(file, overrides)
         with sampled_trainer(config, RunDirectory(tmp_path / "run"), device=CPU) as (trainer, _):
-            assert trainer.state.model.encoder.call is call
-            assert trainer.state.model.decoder.call is call
+            assert trainer.state.model.encoder.gradient_checkpointing is expected
+            assert trainer.state.model.decoder.gradient_checkpointing is expected
 
 
 def test_a_training_may_go_on_recomputing_without_changing_a_bit(tmp_path, capsys):

@@ -27,8 +27,8 @@ def test_reported_loss_is_the_mean_over_target_tokens():
     targets = one.target_out[one.target_mask]
     expected = torch.nn.functional.cross_entropy(logits, targets)
     for module in subject.model.modules():
-        if hasattr(module, "share"):
-            module.share = 0.0
+        if hasattr(module, "p"):
+            module.p = 0.0
         if hasattr(module, "dropout") and isinstance(module.dropout, float):
             module.dropout = 0.0
     (report,) = islice(train_steps(subject, step_batches(one)), 1)

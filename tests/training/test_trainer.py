@@ -743,7 +743,7 @@ def test_a_training_that_keeps_diverging_ends_and_says_where_it_begins(toy, tmp_
     def ruining(*arguments: Any, **options: Any):
         for taken in train_steps(*arguments, **options):
             if taken.step == 9:
-                models[0].get_parameter("decoder.layers.0.feedforward.outer.weight").data.fill_(
+                models[0].get_parameter("decoder.layers.0.feedforward.down.weight").data.fill_(
                     math.nan
                 )
             yield taken
@@ -753,7 +753,7 @@ def test_a_training_that_keeps_diverging_ends_and_says_where_it_begins(toy, tmp_
         trained(toy, tmp_path / "run")
     assert str(caught.value) == (
         "step 10: the training diverged again after 3 rollbacks; "
-        "got loss nan, gradient norm nan, first in decoder.layers.0.feedforward.outer; "
+        "got loss nan, gradient norm nan, first in decoder.layers.0.feedforward.down; "
         "lower training.optimizer.learning_rate or lengthen the warm-up"
     )
     rollbacks = kinds(RunDirectory(tmp_path / "run"), "rollback")
@@ -897,7 +897,7 @@ def test_the_average_of_a_run_is_the_weighted_sum_of_its_weights_after_each_step
     history: list[torch.Tensor] = []
 
     def watched(train_state: TrainState, *arguments: Any, **options: Any):
-        weight = train_state.model.get_parameter("decoder.layers.0.feedforward.inner.weight")
+        weight = train_state.model.get_parameter("decoder.layers.0.feedforward.up.weight")
         history.append(weight.detach().double())
         for taken in train_steps(train_state, *arguments, **options):
             history.append(weight.detach().double())
@@ -913,7 +913,7 @@ def test_the_average_of_a_run_is_the_weighted_sum_of_its_weights_after_each_step
         expected = decay * expected + (1 - decay) * value
     average = load_file(run.pointed("last") / "model.safetensors")
     torch.testing.assert_close(
-        average["decoder.layers.0.feedforward.inner.weight"].double(),
+        average["decoder.layers.0.feedforward.up.weight"].double(),
         expected,
         rtol=1e-5,
         atol=1e-6,

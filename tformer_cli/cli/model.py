@@ -24,8 +24,8 @@ from tformer_cli.config.schema.tokenizer import (
 )
 
 if TYPE_CHECKING:
-    from tformer_cli.model.inspection.cost import Operations
-    from tformer_cli.model.inspection.summary import Part
+    from tformer_cli.model.inspection.flops import Flops
+    from tformer_cli.model.inspection.summary import ModuleSummary
 
 # Bytes per number.
 FORMATS = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -72,14 +72,19 @@ def model(
     labels = _sentence(parsed.model, source_length, target_length)
 
     # torch takes a second to import.
-    from tformer_cli.model.inspection.cost import operations
-    from tformer_cli.model.inspection.summary import kept, parameters_by_part, skeleton, tree
+    from tformer_cli.model.inspection.flops import count_flops
+    from tformer_cli.model.inspection.summary import (
+        cache_size,
+        meta_model,
+        parameters_by_part,
+        summarize,
+    )
     from tformer_cli.model.network import Seq2Seq
 
-    network = skeleton(parsed.model, source_size=vocabulary, target_size=vocabulary)
-    modules, parameters = tree(network), parameters_by_part(network)
-    flops = _flops(operations(parsed.model, vocabulary), source_length, target_length)
-    cache = kept(network)._asdict() if isinstance(network, Seq2Seq) else {}
+    network = meta_model(parsed.model, source_size=vocabulary, target_size=vocabulary)
+    modules, parameters = summarize(network), parameters_by_part(network)
+    flops = _flops(count_flops(parsed.model, vocabulary), source_length, target_length)
+    cache = cache_size(network)._asdict() if isinstance(network, Seq2Seq) else {}
     if as_json:
         content = {
             "config": str(config),
@@ -88,7 +93,7 @@ def model(
             "parameters": parameters | {"all": network.num_parameters()},
             "flops": {"source_length": source_length, "target_length": target_length, **flops},
             "cache_bytes": {name: _bytes(count) for name, count in cache.items()},
-            "modules": [_plain(part) for part in modules.parts],
+            "modules": [_plain(part) for part in modules.children],
         }
         typer.echo(json.dumps(content, indent=2))
         return
@@ -201,9 +206,9 @@ def _attention(config: ModelConfig) -> Iterator[str]:
         yield f"sliding window of {config.sliding_window}"
 
 
-def _tree_rows(module: "Part", indent: str = "") -> Iterator[Row]:
+def _tree_rows(module: "ModuleSummary", indent: str = "") -> Iterator[Row]:
     """Yield a row for each module; identical ones share a row."""
-    for part in module.parts:
+    for part in module.children:
         times = f"{part.count} x " if part.count > 1 else ""
         number = f"{times}{part.num_parameters:,}" if part.num_parameters else ""
         yield (
@@ -223,7 +228,7 @@ def _parameter_rows(parameters: dict[str, int]) -> Iterator[Row]:
     yield "  all", f"{total:,}", ""
 
 
-def _shared(modules: "Part") -> Iterator[str]:
+def _shared(modules: "ModuleSummary") -> Iterator[str]:
     """Yield a line for each shared matrix."""
     sharers: dict[str, list[str]] = {}
     for name, part in modules.walk():
@@ -233,9 +238,9 @@ def _shared(modules: "Part") -> Iterator[str]:
         yield f"  counted once: {' = '.join(names)}"
 
 
-def _flops(needed: "Operations", source: int, target: int) -> dict[str, dict[str, float]]:
+def _flops(needed: "Flops", source: int, target: int) -> dict[str, dict[str, float]]:
     """Return the FLOPs of a forward pass and of a training step."""
-    from tformer_cli.model.inspection.cost import TRAINING
+    from tformer_cli.model.inspection.flops import TRAINING_FACTOR
 
     forward: dict[str, float] = {
         "source_token": needed.of_source_token(source, target),
@@ -244,7 +249,7 @@ def _flops(needed: "Operations", source: int, target: int) -> dict[str, dict[str
     }
     return {
         "forward": forward,
-        "training": {name: TRAINING * count for name, count in forward.items()},
+        "training": {name: TRAINING_FACTOR * count for name, count in forward.items()},
     }
 
 
@@ -278,7 +283,7 @@ def _short(number: float, step: int) -> str:
     return f"{number:.4g} {units[0]}".rstrip()
 
 
-def _plain(part: "Part") -> dict[str, Any]:
+def _plain(part: "ModuleSummary") -> dict[str, Any]:
     """Return a module and its parts for JSON."""
     return {
         "name": part.name,
@@ -287,5 +292,5 @@ def _plain(part: "Part") -> dict[str, Any]:
         "weights": part.shapes,
         "shared_with": part.shared_with,
         "parameters": part.num_parameters,
-        "modules": [_plain(inner) for inner in part.parts],
+        "modules": [_plain(inner) for inner in part.children],
     }

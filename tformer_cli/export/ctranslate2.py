@@ -41,10 +41,8 @@ from tformer_cli.model.blocks.attention import Attention
 from tformer_cli.model.blocks.bias import DistanceBias
 from tformer_cli.model.blocks.feedforward import FeedForward, GatedFeedForward
 from tformer_cli.model.blocks.rotary import scaled_frequencies
-from tformer_cli.model.decoder import Decoder
-from tformer_cli.model.encoder_decoder import EncoderDecoder
-from tformer_cli.model.layers import DecoderLayer, EncoderLayer
-from tformer_cli.model.stack import Stack
+from tformer_cli.model.encoder_decoder import Decoder, EncoderDecoder
+from tformer_cli.model.layers import DecoderLayer, EncoderLayer, Stack
 from tformer_cli.storage.atomic import make_directory, storage_errors
 from tformer_cli.storage.lock import exclusive_lock
 from tformer_cli.storage.run_directory import RunDirectory
@@ -288,7 +286,7 @@ def _set_stack(spec: Any, tokens: Any, stack: Stack, config: EncoderDecoderConfi
     embeddings and norm outputs are multiplied by alpha, inputs of blocks are divided by it, and
     the output of the stack is as before.
     """
-    alpha = stack.depth.deep_norm.alpha if config.norm_position == "deep" else 1.0
+    alpha = stack.deep_norm.alpha if config.norm_position == "deep" else 1.0
     tokens.weight = _copied(stack.embeddings.tokens.weight)
     spec.scale_embeddings = stack.embeddings.scale * alpha
     _set_positions(spec, stack, config, alpha)
@@ -380,10 +378,10 @@ def _set_cross_attention(spec: Any, attention: Attention, alpha: float) -> None:
 def _set_feedforward(spec: Any, feedforward: FeedForward | GatedFeedForward, alpha: float) -> None:
     if isinstance(feedforward, GatedFeedForward):
         _set_linear(spec.linear_0, feedforward.gate, divisor=alpha)
-        _set_linear(spec.linear_0_noact, feedforward.inner, divisor=alpha)
+        _set_linear(spec.linear_0_noact, feedforward.up, divisor=alpha)
     else:
-        _set_linear(spec.linear_0, feedforward.inner, divisor=alpha)
-    _set_linear(spec.linear_1, feedforward.outer)
+        _set_linear(spec.linear_0, feedforward.up, divisor=alpha)
+    _set_linear(spec.linear_1, feedforward.down)
 
 
 def _set_linear(spec: Any, *layers: nn.Linear, divisor: float = 1.0) -> None:

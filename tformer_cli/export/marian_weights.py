@@ -30,13 +30,13 @@ READING = {
     "self_attention.query": "self_attn.q_proj",
     "self_attention.key": "self_attn.k_proj",
     "self_attention.value": "self_attn.v_proj",
-    "feedforward.inner": "fc1",
+    "feedforward.up": "fc1",
 }
 # Modules whose weight rows and biases are components of hidden states.
 WRITING = {
     "self_attention.output": "self_attn.out_proj",
     "self_attention_norm": "self_attn_layer_norm",
-    "feedforward.outer": "fc2",
+    "feedforward.down": "fc2",
     "feedforward_norm": "final_layer_norm",
 }
 CROSS_READING = {

@@ -4,6 +4,7 @@ The caller runs the loop: it picks the tokens and passes keys and values from st
 """
 
 import contextlib
+import copy
 import json
 import logging
 import warnings
@@ -25,14 +26,13 @@ from tformer_cli.export.card import (
 )
 from tformer_cli.export.format import Format, package
 from tformer_cli.export.onnx_engine import SOURCE_FILE, STEP_FILE, OnnxEngine
-from tformer_cli.inference.fuse import twin_of
 from tformer_cli.model.blocks.attention import (
-    AttentionMask,
     KeyValue,
     attention_logits,
     grouped_matmul,
 )
-from tformer_cli.model.kv_cache import unseen
+from tformer_cli.model.blocks.attention_mask import AttentionMask, additive_mask
+from tformer_cli.model.kv_cache import concatenate
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.logits_processors import suppress_tokens
 from tformer_cli.search.request import SpecialTokens
@@ -159,7 +159,7 @@ class StepGraph(nn.Module):
         ]
         cache = EqualLengthCache(layers, source_mask)
         logits = self.model.decode_step(token, cache)  # (B, 1, V)
-        suppress_tokens(logits, self.suppressed, self.eos, cache.places[:, 0])
+        suppress_tokens(logits, self.suppressed, self.eos, cache.newest[:, 0])
         return logits[:, 0].log_softmax(dim=-1), [layer.own for layer in layers]
 
 
@@ -177,18 +177,12 @@ class LayerPast:
 
     def append(self, new: KeyValue) -> KeyValue:
         """Append the newest tokens, and return all target tokens."""
-        self.own = concatenated(self.own, new)
+        self.own = concatenate(self.own, new)
         return self.own
 
     def append_to_source(self, new: KeyValue) -> KeyValue:
         """Append the newest tokens, and return source and target tokens."""
-        return concatenated(self.source, self.append(new))
-
-
-def concatenated(first: KeyValue, second: KeyValue) -> KeyValue:
-    """Concatenate keys and values along the sequence."""
-    keys = torch.cat((first.keys, second.keys), dim=2)
-    return KeyValue(keys, torch.cat((first.values, second.values), dim=2))
+        return concatenate(self.source, self.append(new))
 
 
 class EqualLengthCache:
@@ -197,46 +191,48 @@ class EqualLengthCache:
     Attributes:
         layers: one per layer.
         source_lengths: (B,) tokens of each source.
-        source_seen: (B, 1, 1, S) minus infinity for padding.
-        longest_source: S.
-        places: (B, 1) position of the newest token.
+        source_mask: (B, 1, 1, S) minus infinity for padding.
+        source_length: S.
+        newest: (B, 1) position of the newest token.
     """
 
     def __init__(self, layers: Sequence[LayerPast], source_mask: Tensor) -> None:
         keys = layers[0].own.keys
         self.layers = layers
         self.source_lengths = source_mask.sum(dim=1)
-        self.source_seen = unseen(source_mask, keys.dtype)[:, None, None]
-        self.longest_source = source_mask.shape[1]
-        self._columns = torch.arange(keys.shape[2] + 1, device=keys.device)
-        self.places = self._columns[-1:].expand(source_mask.shape[0], -1)
+        self.source_mask: Tensor | None = additive_mask(source_mask, keys.dtype)[:, None, None]
+        self.source_length = source_mask.shape[1]
+        self._positions = torch.arange(keys.shape[2] + 1, device=keys.device)
+        self.newest = self._positions[-1:].expand(source_mask.shape[0], -1)
 
     def advance(self) -> Tensor:
         """Return the positions of the newest tokens."""
-        return self.places
+        return self.newest
 
-    def column_places(self) -> Tensor:
+    def key_positions(self) -> Tensor:
         """Return the positions of all target tokens, (B, P + 1)."""
-        return self._columns.expand(self.places.shape[0], -1)
+        return self._positions.expand(self.newest.shape[0], -1)
 
-    def visible(self) -> None:
+    def mask(self) -> None:
         """Mask no target token."""
         return
 
-    def visible_stream(self) -> Tensor:
+    def joint_mask(self) -> Tensor:
         """Mask the padding of sources."""
-        own = torch.zeros_like(self.column_places(), dtype=self.source_seen.dtype)
-        return torch.cat((self.source_seen, own[:, None, None]), dim=3)
+        assert self.source_mask is not None
+        own = torch.zeros_like(self.key_positions(), dtype=self.source_mask.dtype)
+        return torch.cat((self.source_mask, own[:, None, None]), dim=3)
 
 
 def traceable(model: Seq2Seq) -> Seq2Seq:
     """Return a copy of shared weights whose attention is one formula for all sizes."""
-    copy = twin_of(model)
-    for stack in copy.stacks():
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    copied: Seq2Seq = copy.deepcopy(model, shared)
+    for stack in copied.stacks():
         for layer in stack.each_layer():
             for attention in layer.attentions():
                 attention.attend = _attend_by_formula
-    return copy.eval()
+    return copied.eval()
 
 
 def _attend_by_formula(
@@ -256,7 +252,8 @@ def _write_graphs(trained: TrainedModel, folder: Path) -> None:
     widths = model.stacks()[-1].kv_shapes()
     past = [
         tuple(
-            torch.zeros(BATCH, layer.num_heads, PAST, width) for width in (layer.key, layer.value)
+            torch.zeros(BATCH, layer.num_heads, PAST, width)
+            for width in (layer.key_dim, layer.value_dim)
         )
         for layer in widths
     ]

@@ -1,13 +1,13 @@
-"""The network: tensors in, tensors out; no text, no files, no token has a meaning here.
+"""Networks: tensors in, tensors out. They know no text and no files.
 
-One legend of shape letters for the whole package:
+Letters of tensor shapes in the whole package:
 
-    B   sentences in a batch          H    attention heads
-    S   source length                 Dh   width of a head
-    T   target length                 D    width of the model
-    K   rows of a sentence in search  C    columns of the cache
-    N   any number of rows            F    inner width of the feed-forward block
+    B   sentences in a batch          H    attention heads; Hkv heads of keys and values
+    S   source length                 Dh   head width
+    T   target length                 D    model width
+    K   beams of a sentence           C    slots of the KV cache
+    N   any number of rows            F    width of the feed-forward block
     V   vocabulary size
 
-Batch comes first everywhere. A mask is bool and says True where attention may look.
+Batch comes first. A bool mask is True where a query may attend.
 """

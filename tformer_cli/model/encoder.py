@@ -1,23 +1,22 @@
-"""The stack that reads the source."""
+"""The encoder, and the encoder-only network of masked language modeling."""
 
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tformer_cli.config.schema.model import TransformerConfig
-from tformer_cli.model.blocks import masks
-from tformer_cli.model.blocks.attention import AttentionMask
-from tformer_cli.model.blocks.residual import Depth
-from tformer_cli.model.layers import EncoderLayer
-from tformer_cli.model.stack import Stack
+from tformer_cli.config.schema.model import MaskedEncoderConfig, TransformerConfig
+from tformer_cli.model.blocks.attention_mask import AttentionMask, padding_mask
+from tformer_cli.model.blocks.residual import DeepNorm
+from tformer_cli.model.layers import EncoderLayer, Stack
+from tformer_cli.model.network import Network
 
 
 class Memory(NamedTuple):
-    """What the encoder hands over, once a sentence.
+    """Output of the encoder.
 
     Attributes:
-        states: (B, S, D).
+        states: (B, S, D) hidden states.
         mask: (B, S) bool, real tokens.
     """
 
@@ -26,17 +25,53 @@ class Memory(NamedTuple):
 
 
 class Encoder(Stack):
-    """A stack of which each token sees all others."""
+    """A stack with bidirectional self-attention."""
 
-    def __init__(self, config: TransformerConfig, vocab_size: int, depth: Depth) -> None:
-        super().__init__(config, vocab_size, EncoderLayer, depth, is_causal=False)
+    def __init__(
+        self, config: TransformerConfig, vocab_size: int, num_layers: int, deep_norm: DeepNorm
+    ) -> None:
+        super().__init__(config, vocab_size, EncoderLayer, num_layers, deep_norm, is_causal=False)
 
     def forward(self, source: Tensor, source_mask: Tensor) -> Memory:
-        """Read source ids (B, S), of which source_mask (B, S) are real."""
+        """Encode source ids (B, S) with a mask (B, S) of real tokens."""
         positions = torch.arange(source.shape[1], device=source.device)
-        turn, bias = self.places(positions, positions)
-        view = AttentionMask(mask=masks.padding(source_mask), bias=bias)
+        rotary, bias = self.encode_positions(positions, positions)
+        attention_mask = AttentionMask(mask=padding_mask(source_mask), bias=bias)
         states = self.embeddings(source, positions)
         for layer in self.layers:
-            states = self.call(layer, states, view, turn)
+            states = self.apply_layer(layer, states, attention_mask, rotary)
         return Memory(self.norm(states), source_mask)
+
+
+class MaskedEncoder(Network):
+    """An encoder trained as a masked language model (Devlin et al. 2019, section 3.1)."""
+
+    def __init__(self, config: MaskedEncoderConfig, *, vocab_size: int) -> None:
+        super().__init__()
+        self.max_length = config.max_length
+        constants = DeepNorm.for_stack(config.num_layers)
+        self.encoder = Encoder(config, vocab_size, config.num_layers, constants)
+        self.output = nn.Linear(config.dim, vocab_size, bias=False)
+
+    def hidden_states(
+        self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
+    ) -> Tensor:
+        """Return the hidden states (N, D) of the positions to predict, batch row after batch row.
+
+        Args:
+            source: (B, S) token ids, some of them masked.
+            source_mask: (B, S) real tokens.
+            target: is ignored; source and target have the same positions.
+            target_mask: (B, S) positions to predict.
+        """
+        states: Tensor = self.encoder(source, source_mask).states
+        return states[target_mask]
+
+    def tie_weights(self, tie: str) -> None:
+        """Tie the output projection to the embeddings, if `tie` is `output`."""
+        if tie == "output":
+            self.output.weight = self.encoder.embeddings.tokens.weight
+
+    def stacks(self) -> list[Stack]:
+        """Return the encoder."""
+        return [self.encoder]

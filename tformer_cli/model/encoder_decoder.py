@@ -1,39 +1,83 @@
-"""The encoder-decoder Transformer (Vaswani et al. 2017)."""
+"""The decoder, and the encoder-decoder Transformer (Vaswani et al. 2017)."""
 
+import torch
 from torch import Tensor, nn
 
-from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig, TransformerConfig
 from tformer_cli.model.blocks.attention import KeyValue
-from tformer_cli.model.blocks.residual import encoder_decoder_depths
-from tformer_cli.model.decoder import Decoder
+from tformer_cli.model.blocks.attention_mask import AttentionMask, padding_mask
+from tformer_cli.model.blocks.residual import DeepNorm
 from tformer_cli.model.encoder import Encoder, Memory
-from tformer_cli.model.init import initialize
-from tformer_cli.model.kv_cache import Cache
+from tformer_cli.model.kv_cache import DecoderCache
+from tformer_cli.model.layers import DecoderLayer, Stack
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.model.stack import Stack
+
+
+class Decoder(Stack):
+    """A stack with causal self-attention, and cross-attention to the source."""
+
+    def __init__(
+        self, config: TransformerConfig, vocab_size: int, num_layers: int, deep_norm: DeepNorm
+    ) -> None:
+        super().__init__(config, vocab_size, DecoderLayer, num_layers, deep_norm, is_causal=True)
+
+    def forward(self, target: Tensor, memory: Memory) -> Tensor:
+        """Return hidden states (B, T, D) of whole targets (B, T), padded on the right.
+
+        Target padding needs no mask: no real position attends to a later one.
+        """
+        positions = torch.arange(target.shape[1], device=target.device)
+        rotary, bias = self.encode_positions(positions, positions)
+        mask = AttentionMask(bias=bias, is_causal=True)
+        source_mask = AttentionMask(mask=padding_mask(memory.mask))
+        states = self.embeddings(target, positions)
+        for layer, source in zip(self.layers, self.project_source(memory), strict=True):
+            states = self.apply_layer(layer, states, mask, source, source_mask, rotary)
+        normed: Tensor = self.norm(states)
+        return normed
+
+    def step(self, target: Tensor, cache: DecoderCache) -> Tensor:
+        """Return hidden states (B, K, D) of the next token (B, K) of each beam."""
+        positions = cache.advance()  # (B, K)
+        mask = cache.mask()
+        rotary, bias = self.encode_positions(positions, cache.key_positions())
+        if bias is not None:
+            mask = bias if mask is None else mask + bias
+        self_mask, source_mask = AttentionMask(bias=mask), AttentionMask(bias=cache.source_mask)
+        states = self.embeddings(target, positions)
+        for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
+            states = layer(
+                states, self_mask, layer_cache.source, source_mask, rotary, layer_cache.append
+            )
+        normed: Tensor = self.norm(states)
+        return normed
+
+    def project_source(self, memory: Memory) -> list[KeyValue]:
+        """Return the key-values of each layer's cross-attention."""
+        key_values: list[KeyValue] = []
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            key_values.append(layer.cross_attention.project_kv(memory.states))
+        return key_values
 
 
 class EncoderDecoder(Seq2Seq):
-    """One stack reads the source, and another, which looks at it, writes the target."""
+    """An encoder, and a decoder with cross-attention to it."""
 
     def __init__(self, config: EncoderDecoderConfig, *, source_size: int, target_size: int) -> None:
-        """Build the network with freshly drawn weights.
-
-        Args:
-            config: its shape.
-            source_size: size of the source vocabulary.
-            target_size: size of the target vocabulary.
-        """
         super().__init__()
         self.max_length = config.max_length
-        depths = encoder_decoder_depths(config.num_encoder_layers, config.num_decoder_layers)
-        self.encoder = Encoder(config, source_size, depths[0])
-        self.decoder = Decoder(config, target_size, depths[1])
+        depths = config.num_encoder_layers, config.num_decoder_layers
+        constants = DeepNorm.for_encoder_decoder(*depths)
+        self.encoder = Encoder(config, source_size, depths[0], constants[0])
+        self.decoder = Decoder(config, target_size, depths[1], constants[1])
         self.output = nn.Linear(config.dim, target_size, bias=config.output_bias)
-        initialize(self, config)
-        if config.tie_embeddings in ("output", "all"):
+
+    def tie_weights(self, tie: str) -> None:
+        """Tie the output (`output`, `all`) and the source embeddings (`all`) to the target's."""
+        if tie in ("output", "all"):
             self.output.weight = self.decoder.embeddings.tokens.weight
-        if config.tie_embeddings == "all":
+        if tie == "all":
             self.encoder.embeddings.tokens.weight = self.decoder.embeddings.tokens.weight
 
     def stacks(self) -> list[Stack]:
@@ -41,19 +85,19 @@ class EncoderDecoder(Seq2Seq):
         return [self.encoder, self.decoder]
 
     def encode(self, source: Tensor, source_mask: Tensor) -> Memory:
-        """Read source ids (B, S), of which source_mask (B, S) are real."""
+        """Encode source ids (B, S) with a mask (B, S) of real tokens."""
         memory: Memory = self.encoder(source, source_mask)
         return memory
 
     def target_hidden_states(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
-        """Return states (B, T, D) of whole targets, as `Seq2Seq` says."""
+        """Return hidden states (B, T, D) of whole targets (teacher forcing)."""
         states: Tensor = self.decoder(target, self.encode(source, source_mask))
         return states
 
     def prefill(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:
-        """Return what cross-attention looks at, made once a sentence."""
-        return self.decoder.sources(self.encode(source, source_mask))
+        """Encode sources; return the key-values of cross-attention."""
+        return self.decoder.project_source(self.encode(source, source_mask))
 
-    def decode_step_hidden(self, target: Tensor, cache: Cache) -> Tensor:
-        """Return the states (B, K, D) of the next token (B, K) of each row."""
+    def decode_step_hidden(self, target: Tensor, cache: DecoderCache) -> Tensor:
+        """Return hidden states (B, K, D) of the next token (B, K) of each beam."""
         return self.decoder.step(target, cache)

@@ -1,14 +1,11 @@
-"""What a decoder remembers of the rows it is writing: a value it receives, never owns.
+"""KV cache: keys and values of earlier tokens, an argument of every decoding step.
 
-The rows of a sentence share one row of columns, each with the key and the value of one token, and
-a row sees the columns of its own tokens. So a row that goes on from another one's tokens copies
-nothing but what it sees, a place whose sentence has ended takes another at once, and columns that
-nobody sees any more are dropped from time to time.
+The beams of a sentence share its slots in the cache. A mask says which slots each beam sees, so a
+reordering of beams copies the mask and no keys or values. See `KVCache`.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -16,106 +13,114 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tformer_cli.model.blocks.attention import KeyValue, KVShape
+from tformer_cli.model.blocks.attention_mask import additive_mask
 
-FIRST_COLUMNS = 32
-# So many sentences are read from memory. There a CPU takes three to five times as long for small
-# matrices with gaps between them as for those that lie one after the other, and torch as long for
-# products of fewer than 400 multiplications. So there is room for a few columns at a time, and all
-# are read, those too that nobody sees.
+INITIAL_CAPACITY = 32
+# From so many sentences on, a CPU reads the cache from memory: small matrices with gaps between
+# them take three to five times as long there as contiguous ones, and so do products of fewer than
+# 400 multiplications. So capacity grows by a few slots at a time, and all of it is read.
 MIN_BATCHED_SLOTS = 16
-COLUMNS_AT_A_TIME = 8
-FEWEST_COLUMNS = 16
+CAPACITY_STEP = 8
+MIN_CAPACITY = 16
 
 
-class Past(Protocol):
-    """What a layer needs to know of the tokens before the newest ones."""
+class LayerCache(Protocol):
+    """What a layer reads of a cache, and appends to it."""
 
-    @property
-    def source(self) -> KeyValue:
-        """Keys and values of the sources, (B, H, S, Dh)."""
-        ...
-
-    def append(self, new: KeyValue) -> KeyValue:
-        """Take keys and values (B, H, K, Dh) of new tokens; return those of all target tokens."""
-        ...
-
-    def append_to_source(self, new: KeyValue) -> KeyValue:
-        """Do the same; return those of the source and of all target tokens."""
-        ...
-
-
-class Cache(Protocol):
-    """What a step needs to know of B sentences, with K rows each, that go on in columns."""
-
-    @property
-    def layers(self) -> Sequence[Past]:
-        """One for each layer."""
-        ...
-
-    @property
-    def source_lengths(self) -> Tensor:
-        """Tokens of each source, (B,)."""
-        ...
-
-    @property
-    def source_seen(self) -> Tensor | None:
-        """What is added to the logits over source tokens, (B, 1, 1, S); None is nothing."""
-        ...
-
-    @property
-    def longest_source(self) -> int:
-        """S."""
-        ...
-
-    def advance(self) -> Tensor:
-        """Make a new column for each row; return the places of its token, (B, K)."""
-        ...
-
-    def column_places(self) -> Tensor:
-        """Return the place, in its row, of the token of each column that is read, (B, C)."""
-        ...
-
-    def visible(self) -> Tensor | None:
-        """Return what is added to the logits over the columns read, (B, 1, K, C) or None."""
-        ...
-
-    def visible_stream(self) -> Tensor | None:
-        """Return the same over source and columns, (B, 1, K, S + C) or None."""
-        ...
-
-
-@dataclass(slots=True)
-class LayerKVCache:
-    """Keys and values of one decoder layer.
-
-    Attributes:
-        keys: (B, Hkv, C, Dh) of target tokens, the columns in use first.
-        values: likewise; latent attention has others than keys.
-        used: columns in use.
-        width: columns that are read, `used` or a few more.
-        source_keys: (B, Hkv, Dh, S), made once a sentence, and laid out as a product with queries
-            reads them: a component after the other.
-        source_values: (B, Hkv, S, Dh).
-        source: what queries look at of both, (B, Hkv, S', Dh), no wider than the longest source.
-    """
-
-    keys: Tensor
-    values: Tensor
-    used: int
-    width: int
-    source_keys: Tensor
-    source_values: Tensor
     source: KeyValue
 
-    def look_at_source(self, length: int) -> None:
-        """Let queries look at so many tokens of the sources."""
-        keys = self.source_keys[..., :length].transpose(2, 3)
-        # torch's kernels, which a GPU and a single sentence go by, read a token after the other.
-        keys = keys.contiguous() if len(keys) == 1 or keys.device.type == "cuda" else keys
-        self.source = KeyValue(keys, self.source_values[:, :, :length])
+    def append(self, new: KeyValue) -> KeyValue:
+        """Append key-values (B, H, K, Dh) of new tokens; return those of all target tokens."""
 
-    def fit_source(self, length: int) -> None:
-        """Have room for so many tokens of the sources, and no more."""
+    def append_to_source(self, new: KeyValue) -> KeyValue:
+        """Append key-values; return those of the source and of all target tokens."""
+
+
+class DecoderCache(Protocol):
+    """What a decoding step reads of a cache; `KVCache` says what the members are."""
+
+    source_lengths: Tensor
+    source_mask: Tensor | None
+
+    @property
+    def layers(self) -> Sequence[LayerCache]: ...
+    @property
+    def source_length(self) -> int: ...
+    def advance(self) -> Tensor: ...
+    def key_positions(self) -> Tensor: ...
+    def mask(self) -> Tensor | None: ...
+    def joint_mask(self) -> Tensor | None: ...
+
+
+class LayerKVCache:
+    """Keys and values of one layer.
+
+    Attributes:
+        keys: (B, Hkv, C, Dh) of target tokens.
+        values: (B, Hkv, C, Dh'); latent attention has two widths.
+        length: slots in use.
+        read_length: slots that attention reads, `length` or more.
+        source_keys: (B, Hkv, Dh, S), transposed as the product with queries reads them.
+        source_values: (B, Hkv, S, Dh').
+        source: view of both up to the longest source, (B, Hkv, S', Dh).
+    """
+
+    def __init__(self, shape: KVShape, source: KeyValue, num_slots: int, capacity: int) -> None:
+        """Allocate zeros.
+
+        Args:
+            shape: of the key-values of a target token.
+            source: key-values of some sources, (B', Hkv, S, Dh), for shapes and number format.
+            num_slots: B.
+            capacity: C.
+        """
+        _, num_heads, length, key_dim = source.keys.shape
+        zeros = min(source, key=Tensor.element_size).new_zeros
+        self.keys = zeros((num_slots, shape.num_heads, capacity, shape.key_dim))
+        self.values = zeros((num_slots, shape.num_heads, capacity, shape.value_dim))
+        self.length = 0
+        self.read_length = 0
+        self.source_keys = zeros((num_slots, num_heads, key_dim, length))
+        self.source_values = zeros((num_slots, num_heads, length, source.values.shape[3]))
+        self.source = source
+
+    def append(self, new: KeyValue) -> KeyValue:
+        """Write key-values (B, H, K, Dh) into the newest K slots; return all that are read."""
+        count = new.keys.shape[2]
+        self.keys.narrow(2, self.length - count, count).copy_(new.keys)
+        self.values.narrow(2, self.length - count, count).copy_(new.values)
+        length = self.read_length
+        return KeyValue(self.keys.narrow(2, 0, length), self.values.narrow(2, 0, length))
+
+    def append_to_source(self, new: KeyValue) -> KeyValue:
+        """Append key-values; return those of the source and of all slots read."""
+        return concatenate(self.source, self.append(new))
+
+    def insert(self, slots: Tensor, source: KeyValue) -> None:
+        """Write key-values of sources (B', H, S', Dh) into these slots of the batch."""
+        length = source.keys.shape[2]
+        if length > self.source_keys.shape[3]:
+            self.resize_source(length)
+        # In lower precision, norms return float32, while projections do not.
+        keys, values = source.keys.to(self.source_keys), source.values.to(self.source_values)
+        self.source_keys[slots, :, :, :length] = keys.transpose(2, 3)
+        self.source_values[slots, :, :length] = values
+
+    def select(self, slots: Tensor, moved: Tensor) -> None:
+        """Select sentences (B'), where `moved` are the new indices that change."""
+        self.keys, self.values = (
+            _select(self.keys, slots, moved),
+            _select(self.values, slots, moved),
+        )
+        self.source_keys = _select(self.source_keys, slots, moved)
+        self.source_values = _select(self.source_values, slots, moved)
+
+    def compact(self, order: Tensor) -> None:
+        """Gather target slots (B, C')."""
+        self.keys, self.values = _gather(self.keys, order), _gather(self.values, order)
+
+    def resize_source(self, length: int) -> None:
+        """Set the capacity for source tokens."""
         more = length - self.source_keys.shape[3]
         if more > 0:
             self.source_keys = pad(self.source_keys, (0, more))
@@ -124,281 +129,234 @@ class LayerKVCache:
             self.source_keys = self.source_keys[..., :length].contiguous()
             self.source_values = self.source_values[:, :, :length].contiguous()
 
-    def append(self, new: KeyValue) -> KeyValue:
-        """Write keys and values (B, H, K, Dh) into the newest columns; return all that are read."""
-        count = new.keys.shape[2]
-        self.keys.narrow(2, self.used - count, count).copy_(new.keys)
-        self.values.narrow(2, self.used - count, count).copy_(new.values)
-        return KeyValue(self.keys.narrow(2, 0, self.width), self.values.narrow(2, 0, self.width))
-
-    def append_to_source(self, new: KeyValue) -> KeyValue:
-        """Write keys and values (B, H, K, Dh); return those of the source and all columns read."""
-        source, own = self.source, self.append(new)
-        keys = torch.cat((source.keys, own.keys), dim=2)
-        return KeyValue(keys, torch.cat((source.values, own.values), dim=2))
-
-    def lay_out(self, columns: Tensor) -> None:
-        """Have these columns (B, C'), in this order."""
-        self.keys, self.values = _laid_out(self.keys, columns), _laid_out(self.values, columns)
-
-    def insert(self, places: Tensor, source: KeyValue) -> None:
-        """Put keys and values of sources (B', H, S', Dh) in these places."""
-        length = source.keys.shape[2]
-        if length > self.source_keys.shape[3]:
-            self.fit_source(length)
-        # In fewer digits than float32, what has gone through a norm has more than what has not.
-        keys, values = source.keys.to(self.source_keys), source.values.to(self.source_values)
-        self.source_keys[places, :, :, :length] = keys.transpose(2, 3)
-        self.source_values[places, :, :length] = values
-
-    def select(self, places: Tensor, moved: Tensor) -> None:
-        """Keep these sentences (B',), in this order.
-
-        Args:
-            places: where they are.
-            moved: where those go that have another place from now on.
-        """
-        self.keys = _kept(self.keys, places, moved)
-        self.values = _kept(self.values, places, moved)
-        self.source_keys = _kept(self.source_keys, places, moved)
-        self.source_values = _kept(self.source_values, places, moved)
+    def set_source_length(self, length: int) -> None:
+        """Set the number of source tokens that attention reads."""
+        keys = self.source_keys[..., :length].transpose(2, 3)
+        # torch's kernels, which a GPU and a single sentence use, read token by token.
+        keys = keys.contiguous() if len(keys) == 1 or keys.device.type == "cuda" else keys
+        self.source = KeyValue(keys, self.source_values[:, :, :length])
 
 
-@dataclass(slots=True)
 class KVCache:
-    """What the decoder remembers of B sentences, with K rows each.
+    """KV cache of B sentences with K beams each.
+
+    Each step writes K new slots for a sentence, one for each beam. Two beams, three steps, then
+    `reorder` to [0, 0] since both go on from beam 0, then another step:
+
+        slot              0   1   2   3   4   5   6   7        length 8, capacity C
+        token             a0  a1  b0  b1  c0  c1  d0  d1
+        position          0   0   1   1   2   2   3   3
+        mask of beam 0    x   .   x   .   x   .   x   .
+        mask of beam 1    x   .   x   .   x   .   .   x        a0 b0 c0 are shared, not copied
+
+    `compact` drops slots that no beam sees (a1, b1, c1). `insert` begins a new sentence in place of
+    a finished one: it masks the slots of the old sentence. `select` drops sentences.
 
     Attributes:
-        widths: of what each layer remembers of a target token.
-        layers: one cache for each decoder layer; there is none before the first sentence.
-        seen: (B, K, C) what is added to the attention logits of each row: zero where it sees a
-            column, minus infinity elsewhere.
-        positions: (B, C) place, in its row, of the token of each column.
-        lengths: (B,) target tokens that each row of a sentence has so far.
-        source_lengths: (B,) tokens of each source.
-        source_seen: (B, 1, 1, S) likewise for source tokens: minus infinity for padding; None where
-            nothing is padded.
-        own: (K, K) what rows see of each other's newest columns: their own one.
-        used: columns in use.
-        width: columns that are read, `used` or a few more, which nobody sees.
-        is_plain: every row sees every column in use; `seen` is kept up where more are read.
+        layers: a cache for each layer; none before the first sentence.
+        positions: (B, C) position in its target of the token in each slot.
+        lengths: (B,) target tokens of each beam.
+        source_lengths: (B,) source tokens.
+        source_mask: (B, 1, 1, S) additive mask of source padding; None without padding.
+        length: slots in use.
+        read_length: slots that attention reads, `length` or more; the mask hides the rest.
     """
 
-    widths: Sequence[KVShape]
-    layers: list[LayerKVCache]
-    seen: Tensor
-    positions: Tensor
-    lengths: Tensor
-    source_lengths: Tensor
-    source_seen: Tensor | None
-    own: Tensor
-    used: int
-    width: int
-    is_plain: bool
+    def __init__(
+        self, shapes: Sequence[KVShape], num_slots: int, num_beams: int, device: torch.device
+    ) -> None:
+        """Create an empty cache.
+
+        Args:
+            shapes: of each layer's key-values of a target token.
+            num_slots: B, sentences at a time.
+            num_beams: K.
+            device: of the decoder.
+        """
+        self.shapes = shapes
+        self.layers: list[LayerKVCache] = []
+        self.lengths = torch.zeros(num_slots, dtype=torch.long, device=device)
+        self.source_lengths = torch.zeros_like(self.lengths)
+        self.source_mask: Tensor | None = None
+        self.length = 0
+        self.read_length = 0
+        reads_capacity = num_beams == 1 and is_batched_on_cpu(self.lengths)
+        capacity = MIN_CAPACITY if reads_capacity else max(INITIAL_CAPACITY, 4 * num_beams)
+        self.positions = torch.zeros((num_slots, capacity), dtype=torch.long, device=device)
+        # (B, K, C): 0 where a beam sees a slot, -inf elsewhere. It is not kept up while every beam
+        # sees all slots in use and no others are read.
+        self._mask = torch.full((num_slots, num_beams, capacity), -math.inf, device=device)
+        self._sees_all = num_beams == 1
+        # (K, K): each beam sees its own one of the newest K slots.
+        self._own = torch.full((num_beams, num_beams), -math.inf, device=device)
+        self._own.fill_diagonal_(0.0)
 
     @property
-    def longest_source(self) -> int:
+    def capacity(self) -> int:
+        """Slots that are allocated."""
+        return self._mask.shape[2]
+
+    @property
+    def source_length(self) -> int:
         """Tokens of the longest source."""
         return self.layers[0].source.keys.shape[2]
 
     def advance(self) -> Tensor:
-        """Make a new column for each row; return the places of its token, (B, K)."""
-        num_rows = len(self.own)
-        if self.used + num_rows > self.seen.shape[2]:
-            self._tidy()
-        first, self.used = self.used, self.used + num_rows
-        reads_all = self._reads_all()
-        self.width = self.seen.shape[2] if reads_all else self.used
+        """Allocate the next slot of each beam; return the positions (B, K) of its tokens."""
+        num_beams = len(self._own)
+        if self.length + num_beams > self.capacity:
+            self.compact()
+        first, self.length = self.length, self.length + num_beams
+        reads_capacity = self._reads_capacity()
+        self.read_length = self.capacity if reads_capacity else self.length
         for layer in self.layers:
-            layer.used, layer.width = self.used, self.width
-        if not self.is_plain or reads_all:
-            self.seen[:, :, first : self.used] = self.own
-        places = self.lengths[:, None].expand(-1, num_rows)
-        self.positions[:, first : self.used] = places
+            layer.length, layer.read_length = self.length, self.read_length
+        if not self._sees_all or reads_capacity:
+            self._mask[:, :, first : self.length] = self._own
+        positions = self.lengths[:, None].expand(-1, num_beams)
+        self.positions[:, first : self.length] = positions
         self.lengths = self.lengths + 1
-        return places
+        return positions
 
-    def column_places(self) -> Tensor:
-        """Return the place, in its row, of the token of each column read, (B, width)."""
-        return self.positions[:, : self.width]
+    def key_positions(self) -> Tensor:
+        """Return the positions of the tokens in the slots read, (B, C')."""
+        return self.positions[:, : self.read_length]
 
-    def visible(self) -> Tensor | None:
-        """Return what is added to the logits over the columns read, (B, 1, K, width) or None."""
-        if self.is_plain and self.width == self.used:
+    def mask(self) -> Tensor | None:
+        """Return the additive mask of the slots read, (B, 1, K, C'); None hides nothing."""
+        if self._sees_all and self.read_length == self.length:
             return None
-        return self.seen[:, None, :, : self.width]
+        return self._mask[:, None, :, : self.read_length]
 
-    def visible_stream(self) -> Tensor | None:
-        """Return the same over source and columns, (B, 1, K, S + width) or None."""
-        source, own = self.source_seen, self.visible()
-        if source is None and own is None:
+    def joint_mask(self) -> Tensor | None:
+        """Return the additive mask of source and slots read, (B, 1, K, S + C') or None."""
+        source, target = self.source_mask, self.mask()
+        if source is None and target is None:
             return None
-        shape = (len(self.lengths), 1, len(self.own))
+        shape = (len(self.lengths), 1, len(self._own))
         if source is None:
-            source = self.seen.new_zeros((*shape, self.longest_source))
-        if own is None:
-            own = self.seen.new_zeros((*shape, self.width))
-        return torch.cat((source.expand(*shape, -1), own), dim=3)
+            source = self._mask.new_zeros((*shape, self.source_length))
+        if target is None:
+            target = self._mask.new_zeros((*shape, self.read_length))
+        return torch.cat((source.expand(*shape, -1), target), dim=3)
 
-    def reorder(self, origins: Tensor) -> None:
-        """Let row k of a sentence go on from the tokens of row origins[b, k]; (B, K)."""
-        rows = origins[:, :, None].expand(-1, -1, self.used)
-        self.seen[:, :, : self.used] = self.seen[:, :, : self.used].gather(1, rows)
+    def reorder(self, beam_indices: Tensor) -> None:
+        """Let beam k of sentence b go on from beam beam_indices[b, k]; (B, K)."""
+        indices = beam_indices[:, :, None].expand(-1, -1, self.length)
+        self._mask[:, :, : self.length] = self._mask[:, :, : self.length].gather(1, indices)
 
-    def select(self, places: Tensor) -> None:
-        """Keep these sentences (B',), in this order; one that comes twice is there twice."""
-        stays = torch.arange(len(places), device=places.device)
-        moved = (places != stays).nonzero()[:, 0]
+    def select(self, slots: Tensor) -> None:
+        """Select sentences by their slots (B'), in this order; a slot may occur twice."""
+        unmoved = torch.arange(len(slots), device=slots.device)
+        moved = (slots != unmoved).nonzero()[:, 0]
         for layer in self.layers:
-            layer.select(places, moved)
-        self.seen, self.positions = self.seen[places], self.positions[places]
-        self.lengths = self.lengths[places]
-        self._set_sources(self.source_lengths[places])
+            layer.select(slots, moved)
+        self._mask, self.positions = self._mask[slots], self.positions[slots]
+        self.lengths = self.lengths[slots]
+        self._set_sources(self.source_lengths[slots])
 
-    def insert(self, places: Tensor, sources: Sequence[KeyValue], source_mask: Tensor) -> None:
-        """Begin sentences in these places (B').
+    def insert(self, slots: Tensor, sources: Sequence[KeyValue], source_mask: Tensor) -> None:
+        """Begin sentences in these slots (B') of the batch, and drop the sentences there.
 
         Args:
-            places: whose sentences, if there are any, are forgotten.
-            sources: for each layer, keys and values of the new sources, (B', H, S', Dh).
+            slots: (B').
+            sources: each layer's key-values of the sources, (B', H, S', Dh), from `prefill`.
             source_mask: (B', S') real source tokens.
         """
         if not self.layers:
+            num_slots, _, capacity = self._mask.shape
             self.layers = [
-                self._new_layer(widths, source)
-                for widths, source in zip(self.widths, sources, strict=True)
+                LayerKVCache(shape, source, num_slots, capacity)
+                for shape, source in zip(self.shapes, sources, strict=True)
             ]
-            self.seen, self.own = self.seen.to(sources[0].keys), self.own.to(sources[0].keys)
+            self._mask, self._own = self._mask.to(sources[0].keys), self._own.to(sources[0].keys)
         for layer, source in zip(self.layers, sources, strict=True):
-            layer.insert(places, source)
-        if self.is_plain and self.used:
-            self.seen[:, :, : self.used] = 0.0
-            self.is_plain = False
-        self.seen[places] = -math.inf
-        self.lengths[places] = 0
+            layer.insert(slots, source)
+        if self._sees_all and self.length:
+            self._mask[:, :, : self.length] = 0.0
+            self._sees_all = False
+        self._mask[slots] = -math.inf
+        self.lengths[slots] = 0
         lengths = self.source_lengths.clone()
-        lengths[places] = source_mask.sum(dim=1)
+        lengths[slots] = source_mask.sum(dim=1)
         self._set_sources(lengths)
 
-    def _new_layer(self, widths: KVShape, source: KeyValue) -> LayerKVCache:
-        num_places, _, num_columns = self.seen.shape
-        _, num_heads, length, key_dim = source.keys.shape
-        new = min(source, key=Tensor.element_size).new_zeros
-        return LayerKVCache(
-            keys=new((num_places, widths.num_heads, num_columns, widths.key)),
-            values=new((num_places, widths.num_heads, num_columns, widths.value)),
-            used=0,
-            width=0,
-            source_keys=new((num_places, num_heads, key_dim, length)),
-            source_values=new((num_places, num_heads, length, source.values.shape[3])),
-            source=source,
-        )
+    def compact(self) -> None:
+        """Drop the slots that no beam sees, and allocate new ones."""
+        num_beams, length = len(self._own), self.length
+        order = torch.arange(length, device=self.lengths.device).expand(len(self.lengths), -1)
+        if not self._sees_all:
+            is_seen = (self._mask[:, :, :length] == 0.0).any(dim=1)  # (B, length)
+            length = int(is_seen.sum(dim=1).max())
+            order = is_seen.int().argsort(dim=1, descending=True, stable=True)[:, :length]
+        if self._reads_capacity():
+            capacity = round_up(length + 1)
+        else:
+            # Every step reads all slots in use, and a move costs as much as three reads: room for
+            # sqrt(6 n / K) steps minimizes the sum.
+            steps = math.ceil(math.sqrt(6 * length / num_beams))
+            capacity = length + num_beams * max(1, steps)
+        # The content of new slots does not matter, as long as it is finite.
+        padded = pad(order, (0, capacity - length))
+        for layer in self.layers:
+            layer.compact(padded)
+        mask, positions = self._mask, self.positions
+        self._mask = mask.new_full((*mask.shape[:2], capacity), -math.inf)
+        seen = order[:, None, :].expand(-1, mask.shape[1], -1)
+        self._mask[:, :, :length] = mask.gather(2, seen)
+        self.positions = positions.new_zeros((len(positions), capacity))
+        self.positions[:, :length] = positions.gather(1, order)
+        self.length = length
 
     def _set_sources(self, lengths: Tensor) -> None:
-        """Let the layers read no more of the sources than is needed."""
+        """Set the source lengths (B,); layers read up to the longest."""
         self.source_lengths = lengths
         longest = int(lengths.max())
         if is_batched_on_cpu(lengths):
-            longest = rounded_up(longest)
+            longest = round_up(longest)
             for layer in self.layers:
-                layer.fit_source(longest)
+                layer.resize_source(longest)
         for layer in self.layers:
-            layer.look_at_source(longest)
+            layer.set_source_length(longest)
         mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
         is_padded = not bool(mask.all())
-        self.source_seen = unseen(mask, self.seen.dtype)[:, None, None] if is_padded else None
+        self.source_mask = (
+            additive_mask(mask, self._mask.dtype)[:, None, None] if is_padded else None
+        )
 
-    def _reads_all(self) -> bool:
-        """Return whether all columns are read that there is room for."""
-        return len(self.own) == 1 and is_batched_on_cpu(self.lengths)
-
-    def _tidy(self) -> None:
-        """Drop the columns that no row sees, and make room."""
-        num_rows, num_columns = len(self.own), self.used
-        order = torch.arange(num_columns, device=self.lengths.device).expand(len(self.lengths), -1)
-        if not self.is_plain:
-            is_seen = (self.seen[:, :, :num_columns] == 0.0).any(dim=1)  # (B, used)
-            num_columns = int(is_seen.sum(dim=1).max())
-            order = is_seen.int().argsort(dim=1, descending=True, stable=True)[:, :num_columns]
-        if self._reads_all():
-            capacity = rounded_up(num_columns + 1)
-        else:
-            # Every step reads all columns in use, and to move one is as much work as to read it
-            # three times: so the least work is done with room for sqrt(6 n / K) steps.
-            steps = math.ceil(math.sqrt(6 * num_columns / num_rows))
-            capacity = num_columns + num_rows * max(1, steps)
-        # What is in the room behind does not matter, so long as it is a number.
-        columns = pad(order, (0, capacity - num_columns))
-        for layer in self.layers:
-            layer.lay_out(columns)
-        seen, positions = self.seen, self.positions
-        self.seen = seen.new_full((*seen.shape[:2], capacity), -math.inf)
-        columns = order[:, None, :].expand(-1, seen.shape[1], -1)
-        self.seen[:, :, :num_columns] = seen.gather(2, columns)
-        self.positions = positions.new_zeros((len(positions), capacity))
-        self.positions[:, :num_columns] = positions.gather(1, order)
-        self.used = num_columns
+    def _reads_capacity(self) -> bool:
+        return len(self._own) == 1 and is_batched_on_cpu(self.lengths)
 
 
-def _kept(content: Tensor, places: Tensor, moved: Tensor) -> Tensor:
-    """Return these sentences (B',) of (B, ...); where there is room, those alone move that must."""
-    if len(places) > len(content):
-        return content[places]
-    content[moved] = content[places[moved]]
-    return content[: len(places)]
+def concatenate(first: KeyValue, second: KeyValue) -> KeyValue:
+    """Return the key-values of two sequences (N, H, S, Dh) as one sequence."""
+    keys = torch.cat((first.keys, second.keys), dim=2)
+    return KeyValue(keys, torch.cat((first.values, second.values), dim=2))
 
 
-def _laid_out(content: Tensor, columns: Tensor) -> Tensor:
-    """Return these columns (B, C') of keys or values (B, H, C, Dh), in this order."""
-    batch, num_heads, num_columns, head_dim = content.shape
-    # As rows of a matrix they are copied whole; an index over two dimensions goes by numbers.
+def _select(content: Tensor, slots: Tensor, moved: Tensor) -> Tensor:
+    """Select slots (B') of (B, ...), in place if there is room: only `moved` ones are copied."""
+    if len(slots) > len(content):
+        return content[slots]
+    content[moved] = content[slots[moved]]
+    return content[: len(slots)]
+
+
+def _gather(content: Tensor, slots: Tensor) -> Tensor:
+    """Gather slots (B, C') of keys or values (B, H, C, Dh)."""
+    batch, num_heads, capacity, head_dim = content.shape
+    # As rows of a matrix they are copied whole; an index of two dimensions copies single numbers.
     heads = torch.arange(batch * num_heads, device=content.device).view(batch, num_heads, 1)
-    rows = heads * num_columns + columns[:, None]
-    moved = content.flatten(0, 2).index_select(0, rows.flatten())
-    return moved.view(batch, num_heads, -1, head_dim)
+    rows = heads * capacity + slots[:, None]
+    gathered = content.flatten(0, 2).index_select(0, rows.flatten())
+    return gathered.view(batch, num_heads, -1, head_dim)
 
 
 def is_batched_on_cpu(lengths: Tensor) -> bool:
-    """Return whether a CPU reads sentences of these lengths (B,) from memory."""
+    """Return whether a CPU reads the cache of so many sentences (B,) from memory."""
     return len(lengths) >= MIN_BATCHED_SLOTS and lengths.device.type == "cpu"
 
 
-def rounded_up(columns: int) -> int:
-    """Return how many columns there is room for where so many are needed."""
-    return max(FEWEST_COLUMNS, math.ceil(columns / COLUMNS_AT_A_TIME) * COLUMNS_AT_A_TIME)
-
-
-def unseen(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return zero where a mask is True, and minus infinity elsewhere."""
-    hidden = torch.full((), -math.inf, dtype=dtype, device=mask.device)
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, hidden)
-
-
-def new_cache(
-    widths: Sequence[KVShape], num_places: int, num_rows: int, device: torch.device
-) -> KVCache:
-    """Return a cache without sentences.
-
-    Args:
-        widths: of what each layer remembers of a target token.
-        num_places: B, sentences that it is for.
-        num_rows: K, the rows of each sentence.
-        device: of the decoder.
-    """
-    lengths = torch.zeros(num_places, dtype=torch.long, device=device)
-    reads_all = num_rows == 1 and is_batched_on_cpu(lengths)
-    num_columns = FEWEST_COLUMNS if reads_all else max(FIRST_COLUMNS, 4 * num_rows)
-    own = torch.full((num_rows, num_rows), -math.inf, device=device)
-    return KVCache(
-        widths=widths,
-        layers=[],
-        seen=torch.full((num_places, num_rows, num_columns), -math.inf, device=device),
-        positions=torch.zeros((num_places, num_columns), dtype=torch.long, device=device),
-        lengths=lengths,
-        source_lengths=torch.zeros(num_places, dtype=torch.long, device=device),
-        source_seen=None,
-        own=own.fill_diagonal_(0.0),
-        used=0,
-        width=0,
-        is_plain=num_rows == 1,
-    )
+def round_up(length: int) -> int:
+    """Return the capacity for so many tokens."""
+    return max(MIN_CAPACITY, math.ceil(length / CAPACITY_STEP) * CAPACITY_STEP)

@@ -1,42 +1,47 @@
-"""One layer of a stack that sees itself alone, and one that looks at a source as well."""
+"""Encoder and decoder layers, and the stacks that they form."""
 
 from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from tformer_cli.config.schema.model import TransformerConfig
-from tformer_cli.model.blocks.attention import Attention, AttentionMask, KeyValue
+from tformer_cli.config.schema.model import RotaryPositions, TransformerConfig
+from tformer_cli.model.blocks.attention import Attention, KeyValue, KVShape
+from tformer_cli.model.blocks.attention_mask import AttentionMask
 from tformer_cli.model.blocks.dropout import Dropout
+from tformer_cli.model.blocks.embeddings import Embeddings, build_positions
 from tformer_cli.model.blocks.feedforward import FeedForward, GatedFeedForward, build_feedforward
 from tformer_cli.model.blocks.latent import LatentAttention
-from tformer_cli.model.blocks.norms import RMSNorm, build_norm
-from tformer_cli.model.blocks.residual import Depth, build_residual
-from tformer_cli.model.blocks.rotary import Turn
+from tformer_cli.model.blocks.residual import DeepNorm, RMSNorm, build_norm, build_residual
+from tformer_cli.model.blocks.rotary import CosSin, attention_factor
 
 SelfAttention = Attention | LatentAttention
 
 Block = SelfAttention | FeedForward | GatedFeedForward
-"""What a layer adds to the states."""
+"""A block of a layer, inside a residual connection."""
 
-Remember = Callable[[KeyValue], KeyValue]
-"""Takes the keys and values of new tokens, and returns all that these tokens look at."""
+UpdateCache = Callable[[KeyValue], KeyValue]
+"""Appends the key-values of new tokens to a KV cache; returns all that the tokens attend to."""
 
 
-def forget(key_value: KeyValue) -> KeyValue:
-    """Let tokens look at each other only."""
+def no_cache(key_value: KeyValue) -> KeyValue:
+    """Return the key-values of the new tokens alone."""
     return key_value
 
 
 def build_self_attention(config: TransformerConfig) -> SelfAttention:
-    """Return the attention of a stack to itself."""
+    """Return the self-attention of a layer."""
     dropout = config.own_dropout(config.attention_dropout)
     if config.latent is not None:
+        positions = config.positions
+        factor = attention_factor(positions) if isinstance(positions, RotaryPositions) else 1.0
         return LatentAttention(
             config.dim,
             config.num_heads,
             config.latent,
             dropout,
+            attention_factor=factor,
             bias=config.bias,
             epsilon=config.norm_epsilon,
         )
@@ -47,61 +52,67 @@ def build_self_attention(config: TransformerConfig) -> SelfAttention:
 
 
 def build_cross_attention(config: TransformerConfig) -> Attention:
-    """Return the attention of a decoder to its source, which knows no positions."""
+    """Return the cross-attention of a decoder layer, which has no positions."""
     dropout = config.own_dropout(config.attention_dropout)
     return Attention(config.dim, config.num_heads, config.kv_heads, dropout, bias=config.bias)
 
 
 def model_norm(config: TransformerConfig) -> nn.Module:
-    """Return a norm over the width of the model."""
+    """Return a norm of hidden states."""
     return build_norm(config.norm, config.dim, config.norm_epsilon, bias=config.bias)
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention, then feed-forward; a stack that is all of a model has such layers too."""
+    """Self-attention and feed-forward, for encoders and decoder-only networks."""
 
-    def __init__(self, config: TransformerConfig, depth: Depth) -> None:
+    def __init__(self, config: TransformerConfig, deep_norm: DeepNorm) -> None:
         super().__init__()
         self.self_attention = build_self_attention(config)
         self.self_attention_norm = model_norm(config)
         self.feedforward = build_feedforward(config)
         self.feedforward_norm = model_norm(config)
         self.dropout = Dropout(config.dropout)
-        self.residual = build_residual(config, depth)
+        self.residual = build_residual(config, deep_norm)
 
     def forward(
-        self, states: Tensor, view: AttentionMask, turn: Turn | None, remember: Remember = forget
+        self,
+        hidden_states: Tensor,
+        attention_mask: AttentionMask,
+        rotary: CosSin | None,
+        update_cache: UpdateCache = no_cache,
     ) -> Tensor:
         """Return (N, T, D).
 
         Args:
-            states: (N, T, D).
-            view: which tokens each one sees, remembered ones included.
-            turn: of the place of each token, where positions are rotary.
-            remember: gives what tokens before these have left.
+            hidden_states: (N, T, D).
+            attention_mask: over the tokens and those of the cache.
+            rotary: cos and sin of the positions of the tokens, if these are rotary.
+            update_cache: of key-values.
         """
 
-        def look_around(states: Tensor) -> Tensor:
-            queries, key_value = self.self_attention.project_qkv(states, turn)
-            around: Tensor = self.self_attention(queries, remember(key_value), view)
-            return around
+        def self_attention(hidden_states: Tensor) -> Tensor:
+            queries, key_value = self.self_attention.project_qkv(hidden_states, rotary)
+            attended: Tensor = self.self_attention(queries, update_cache(key_value), attention_mask)
+            return attended
 
-        states = self.residual(states, self.self_attention_norm, look_around, self.dropout)
+        states = self.residual(
+            hidden_states, self.self_attention_norm, self_attention, self.dropout
+        )
         return self.residual(states, self.feedforward_norm, self.feedforward, self.dropout)
 
     def attentions(self) -> list[SelfAttention]:
-        """Return the attention to its own stack."""
+        """Return the attention blocks."""
         return [self.self_attention]
 
     def blocks(self) -> list[Block]:
-        """Return what is added to the states, in order."""
+        """Return all blocks in order."""
         return [*self.attentions(), self.feedforward]
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention over the target so far, cross-attention to the source, feed-forward."""
+    """Self-attention, cross-attention to the source, and feed-forward."""
 
-    def __init__(self, config: TransformerConfig, depth: Depth) -> None:
+    def __init__(self, config: TransformerConfig, deep_norm: DeepNorm) -> None:
         super().__init__()
         self.self_attention = build_self_attention(config)
         self.self_attention_norm = model_norm(config)
@@ -110,46 +121,110 @@ class DecoderLayer(nn.Module):
         self.feedforward = build_feedforward(config)
         self.feedforward_norm = model_norm(config)
         self.dropout = Dropout(config.dropout)
-        self.residual = build_residual(config, depth)
+        self.residual = build_residual(config, deep_norm)
 
     def forward(
         self,
-        states: Tensor,
-        self_view: AttentionMask,
+        hidden_states: Tensor,
+        attention_mask: AttentionMask,
         source: KeyValue,
-        source_view: AttentionMask,
-        turn: Turn | None,
-        remember: Remember = forget,
+        source_attention_mask: AttentionMask,
+        rotary: CosSin | None,
+        update_cache: UpdateCache = no_cache,
     ) -> Tensor:
         """Return (B, T, D).
 
         Args:
-            states: (B, T, D): the tokens of whole targets, or the next token of each of T rows.
-            self_view: which target tokens each query sees, remembered ones included.
-            source: keys and values of the source, (B, Hkv, S, Dh).
-            source_view: which source tokens may be seen.
-            turn: of the place of each token, where positions are rotary.
-            remember: gives what tokens before these have left.
+            hidden_states: (B, T, D) of whole targets, or of the next token of each of T beams.
+            attention_mask: over the target tokens and those of the cache.
+            source: key-values of the source, (B, Hkv, S, Dh).
+            source_attention_mask: over source tokens.
+            rotary: cos and sin of the positions of the tokens, if these are rotary.
+            update_cache: of key-values.
         """
 
-        def look_back(states: Tensor) -> Tensor:
-            queries, key_value = self.self_attention.project_qkv(states, turn)
-            back: Tensor = self.self_attention(queries, remember(key_value), self_view)
-            return back
+        def self_attention(hidden_states: Tensor) -> Tensor:
+            queries, key_value = self.self_attention.project_qkv(hidden_states, rotary)
+            attended: Tensor = self.self_attention(queries, update_cache(key_value), attention_mask)
+            return attended
 
-        def look_across(states: Tensor) -> Tensor:
-            queries = self.cross_attention.project_q(states)
-            across: Tensor = self.cross_attention(queries, source, source_view)
-            return across
+        def cross_attention(hidden_states: Tensor) -> Tensor:
+            queries = self.cross_attention.project_q(hidden_states)
+            attended: Tensor = self.cross_attention(queries, source, source_attention_mask)
+            return attended
 
-        states = self.residual(states, self.self_attention_norm, look_back, self.dropout)
-        states = self.residual(states, self.cross_attention_norm, look_across, self.dropout)
+        states = self.residual(
+            hidden_states, self.self_attention_norm, self_attention, self.dropout
+        )
+        states = self.residual(states, self.cross_attention_norm, cross_attention, self.dropout)
         return self.residual(states, self.feedforward_norm, self.feedforward, self.dropout)
 
     def attentions(self) -> list[SelfAttention]:
-        """Return the attention to its own stack, and that to the source."""
+        """Return the attention blocks."""
         return [self.self_attention, self.cross_attention]
 
     def blocks(self) -> list[Block]:
-        """Return what is added to the states, in order."""
+        """Return all blocks in order."""
         return [*self.attentions(), self.feedforward]
+
+
+class Stack(nn.Module):
+    """Embeddings and layers; with pre-norm, a final norm.
+
+    Attributes:
+        deep_norm: its constants.
+        is_causal: no token attends to a later one.
+        gradient_checkpointing: in training, activations inside a layer are computed again in the
+            backward pass (Chen et al. 2016, section 4.1), with the same random numbers.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        vocab_size: int,
+        layer: type[EncoderLayer] | type[DecoderLayer],
+        num_layers: int,
+        deep_norm: DeepNorm,
+        *,
+        is_causal: bool,
+    ) -> None:
+        super().__init__()
+        positions = build_positions(config, is_causal=is_causal)
+        dropout = config.own_dropout(config.embedding_dropout)
+        self.embeddings = Embeddings(vocab_size, config.dim, positions.absolute, dropout)
+        self.layers = nn.ModuleList(layer(config, deep_norm) for _ in range(num_layers))
+        self.norm = model_norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.rotary, self.bias = positions.rotary, positions.bias
+        self.deep_norm = deep_norm
+        self.is_causal = is_causal
+        self.gradient_checkpointing = False
+
+    def encode_positions(
+        self, queries: Tensor, keys: Tensor
+    ) -> tuple[CosSin | None, Tensor | None]:
+        """Return rotary cos and sin of queries, and the bias of attention logits.
+
+        Args:
+            queries: (T,) or (N, T) positions.
+            keys: (L,) or (N, L) positions.
+        """
+        rotary = None if self.rotary is None else self.rotary(queries)
+        return rotary, None if self.bias is None else self.bias(queries, keys)
+
+    def apply_layer(self, layer: nn.Module, *inputs: object) -> Tensor:
+        """Apply a layer to whole sequences."""
+        if self.gradient_checkpointing and layer.training:
+            states: Tensor = checkpoint(
+                layer, *inputs, use_reentrant=False, preserve_rng_state=True
+            )
+        else:
+            states = layer(*inputs)
+        return states
+
+    def kv_shapes(self) -> list[KVShape]:
+        """Return the shape of each layer's KV cache."""
+        return [layer.self_attention.kv_shape for layer in self.each_layer()]
+
+    def each_layer(self) -> list[EncoderLayer | DecoderLayer]:
+        """Return the layers with their types."""
+        return [layer for layer in self.layers if isinstance(layer, EncoderLayer | DecoderLayer)]

@@ -1,21 +1,25 @@
-"""What the rest of the program asks of a network, whatever it is built like."""
+"""The interface of all networks."""
 
+import copy
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TypeVar
 
 from torch import Tensor, nn
 
 from tformer_cli.model.blocks.attention import KeyValue
-from tformer_cli.model.kv_cache import Cache, KVCache, new_cache
-from tformer_cli.model.recompute import recomputed
-from tformer_cli.model.stack import Stack
+from tformer_cli.model.kv_cache import DecoderCache, KVCache
+from tformer_cli.model.layers import Stack
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class Network(nn.Module, ABC):
-    """Reads sentences, and says what stands in some places.
+    """A Transformer that predicts tokens.
 
     Attributes:
-        max_length: longest sentence in tokens, or None where any length will do.
-        output: from states to logits.
+        max_length: maximum sentence length in tokens, or None without limit.
+        output: the output projection, from hidden states to logits.
     """
 
     max_length: int | None
@@ -24,7 +28,7 @@ class Network(nn.Module, ABC):
     def forward(
         self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
     ) -> Tensor:
-        """Return logits (N, V) of the places that `hidden_states` says."""
+        """Return the logits (N, V) of the real target positions; see `hidden_states`."""
         logits: Tensor = self.output(self.hidden_states(source, source_mask, target, target_mask))
         return logits
 
@@ -32,10 +36,10 @@ class Network(nn.Module, ABC):
     def hidden_states(
         self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
     ) -> Tensor:
-        """Return what `output` makes logits of, (N, D): a state for each real target position.
+        """Return hidden states (N, D) of the real target positions, before the output projection.
 
-        They come row after row. Padding is left out before the projection, the widest product of
-        all.
+        They are flattened over the batch without padding, so the output projection, the largest
+        matrix product, skips padding.
 
         Args:
             source: (B, S) token ids.
@@ -46,30 +50,36 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def stacks(self) -> list[Stack]:
-        """Return the stacks, in the order of the data."""
+        """Return the stacks in the order of the data."""
+
+    @abstractmethod
+    def tie_weights(self, tie: str) -> None:
+        """Tie matrices of tokens to each other, by the config's `tie_embeddings`."""
 
     def enable_gradient_checkpointing(self) -> None:
-        """From now on let the backward pass compute again what is inside the layers."""
+        """Recompute the activations of layers in the backward pass."""
         for stack in self.stacks():
-            stack.call = recomputed
+            stack.gradient_checkpointing = True
 
     def num_parameters(self) -> int:
-        """Count the weights; a shared one counts once."""
+        """Return the number of parameters; tied ones count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 
 class Seq2Seq(Network):
-    """Reads a source, and says for each target prefix what comes next."""
+    """A network that predicts a target from a source, token by token."""
 
     def hidden_states(
         self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
     ) -> Tensor:
-        """Return the state behind each real target token, as `Network` says."""
+        """Return hidden states (N, D) of the real target positions."""
         return self.target_hidden_states(source, source_mask, target)[target_mask]
 
     @abstractmethod
     def target_hidden_states(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
-        """Return states (B, T, D) of whole targets; position t knows the source and 0..t.
+        """Return hidden states (B, T, D) of whole targets (teacher forcing).
+
+        Position t depends on the source and on target positions 0..t.
 
         Args:
             source: (B, S) token ids.
@@ -77,25 +87,42 @@ class Seq2Seq(Network):
             target: (B, T) token ids, beginning with the start token, padded on the right.
         """
 
-    def init_cache(self, num_slots: int, num_rows: int = 1) -> KVCache:
-        """Return a cache for so many sentences, with `num_rows` rows of each."""
+    def init_cache(self, num_slots: int, num_beams: int = 1) -> KVCache:
+        """Return an empty KV cache for so many sentences at a time, with their beams."""
         device = next(self.parameters()).device
-        return new_cache(self.stacks()[-1].kv_shapes(), num_slots, num_rows, device)
+        return KVCache(self.stacks()[-1].kv_shapes(), num_slots, num_beams, device)
 
     @abstractmethod
     def prefill(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:
-        """Return what each layer's target tokens look at of sources, (B, Hkv, S, Dh).
+        """Return each layer's key-values of sources, (B, Hkv, S, Dh), for `KVCache.insert`.
 
         Args:
             source: (B, S) token ids.
             source_mask: (B, S) real source tokens.
         """
 
-    def decode_step(self, target: Tensor, cache: Cache) -> Tensor:
-        """Return the logits (B, K, V) that follow the next token (B, K) of each row."""
+    def decode_step(self, target: Tensor, cache: DecoderCache) -> Tensor:
+        """Append a token (B, K) to each beam; return the logits (B, K, V) of the next one."""
         logits: Tensor = self.output(self.decode_step_hidden(target, cache))
         return logits
 
     @abstractmethod
-    def decode_step_hidden(self, target: Tensor, cache: Cache) -> Tensor:
-        """Return the states (B, K, D) of the next token (B, K) of each row, as `step` reads it."""
+    def decode_step_hidden(self, target: Tensor, cache: DecoderCache) -> Tensor:
+        """Return the hidden states (B, K, D) of `decode_step`."""
+
+
+def replace_modules(module: Module, replacements: Mapping[nn.Module, nn.Module]) -> Module:
+    """Return a module with other submodules, which shares everything else with the original."""
+    changed: dict[str, nn.Module] = {}
+    for name, child in module.named_children():
+        new = replacements[child] if child in replacements else replace_modules(child, replacements)
+        if new is not child:
+            changed[name] = new
+    if not changed:
+        return module
+    copied = copy.copy(module)
+    # `copy.copy` shares the dict of submodules.
+    copied._modules = dict(module._modules)
+    for name, new in changed.items():
+        setattr(copied, name, new)
+    return copied

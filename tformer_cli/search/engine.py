@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tformer_cli.config.schema.decoding import (
     BeamConfig,
@@ -18,14 +18,13 @@ from tformer_cli.config.schema.decoding import (
 from tformer_cli.device import (
     batch_size_factor,
     empty_cache,
-    has_bfloat16_matmul,
     is_out_of_memory,
     memory_errors,
 )
 from tformer_cli.errors import DeviceError, Problem
-from tformer_cli.inference.fuse import fused
-from tformer_cli.inference.two_stage_argmax import TwoStageArgmax
-from tformer_cli.model.kv_cache import rounded_up
+from tformer_cli.inference.prepare import prepare_for_inference
+from tformer_cli.inference.two_stage_argmax import two_stage_argmax
+from tformer_cli.model.kv_cache import round_up
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.alignment import Aligner
 from tformer_cli.search.beam import BeamSearch
@@ -107,13 +106,16 @@ class NativeEngine:
             DeviceError: memory does not suffice for the models.
         """
         with memory_errors(device):
-            self.models = [fused(part.to(device), precision) for part in (model, *others)]
+            self.models = [
+                prepare_for_inference(part, device, precision) for part in (model, *others)
+            ]
         self.special_tokens = special_tokens
         self.device = device
         self.precision = precision
         self.scorer = ModelScorer(self.models, special_tokens, device=device, precision=precision)
         self.aligner = Aligner(self.models, special_tokens, device=device, precision=precision)
-        self._two_stage = self._two_stage_argmax(model.output)
+        # An ensemble needs all logits.
+        self._two_stage = None if others else two_stage_argmax(model.output, device, precision)
         # Sentences decoded together; halved whenever memory runs out.
         self.max_slots = batch_size_factor(device) * MAX_SLOTS
         self._has_warned = False
@@ -167,7 +169,7 @@ class NativeEngine:
         """Return the number of slots for a longest source of so many tokens."""
         factor = batch_size_factor(self.device)
         by_logits = factor * MAX_LOGITS // (num_beams * self.models[0].output.out_features)
-        by_tokens = int(factor * MAX_TOKENS / (rounded_up(longest) * (1 + math.sqrt(num_beams))))
+        by_tokens = int(factor * MAX_TOKENS / (round_up(longest) * (1 + math.sqrt(num_beams))))
         return max(1, min(self.max_slots, by_logits, by_tokens))
 
     def _halve_slots(self, slots: int, on_warning: Callable[[Problem], object]) -> None:
@@ -184,11 +186,6 @@ class NativeEngine:
             self._has_warned = True
             got = f"{slots:,} sentences at a time"
             on_warning(Problem(where, "memory ran out", got, "going on with fewer"))
-
-    def _two_stage_argmax(self, output: nn.Linear) -> TwoStageArgmax | None:
-        is_single = len(self.models) == 1 and self.precision == torch.float32
-        is_fast = self.device.type == "cpu" and has_bfloat16_matmul()
-        return TwoStageArgmax(output) if is_single and is_fast else None
 
     def _reranked(
         self,

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tformer_cli.errors import CheckpointError
+from tformer_cli.model.blocks.feedforward import current_weight_name
 from tformer_cli.storage.atomic import parse_json
 
 # safetensors writes metadata entries in any order, so one entry holds all notes.
@@ -67,7 +68,7 @@ def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
     """
     with _reading(file), safe_open(file, framework="pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118 - not a mapping
-            yield name, tensors.get_tensor(name)
+            yield current_weight_name(name), tensors.get_tensor(name)
 
 
 def check_dtypes(file: Path, weights: Mapping[str, Tensor], remedy: str) -> None:

@@ -15,8 +15,8 @@ from tformer_cli.config.schema.model import (
 from tformer_cli.corpus.pipeline import training_pairs
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
 from tformer_cli.model.build import build_network
+from tformer_cli.model.encoder import MaskedEncoder
 from tformer_cli.model.encoder_decoder import EncoderDecoder
-from tformer_cli.model.masked_encoder import MaskedEncoder
 from tformer_cli.model.network import Network
 from tformer_cli.storage.checkpoint import load_weights
 from tformer_cli.storage.run_directory import MODEL_FILE, RAW_MODEL_FILE, RunDirectory

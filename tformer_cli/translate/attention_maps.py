@@ -9,8 +9,7 @@ from torch import Tensor
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.pipeline import too_long_error
 from tformer_cli.errors import UsageError
-from tformer_cli.model.inspection.position_tables import position_tables
-from tformer_cli.model.inspection.record import LayerMaps, attention_maps
+from tformer_cli.model.inspection.attention_maps import LayerMaps, attention_maps, position_tables
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.plotting.attention_maps import AttentionMaps, Part, PartMaps, PositionTable
 from tformer_cli.search.engine import NativeEngine

@@ -307,10 +307,14 @@ class Uncached(InBatches):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        from tformer_cli.inference.fuse import fused
+        import torch
+
+        from tformer_cli.inference.prepare import prepare_for_inference
         from tformer_cli.storage.trained_model import load_trained_model
 
-        self.model = fused(load_trained_model(RunDirectory(Path(task.run))).model)
+        self.model = prepare_for_inference(
+            load_trained_model(RunDirectory(Path(task.run))).model, torch.device("cpu")
+        )
 
     def searched(self, sentences: list[list[int]]) -> list[list[int]]:
         import torch

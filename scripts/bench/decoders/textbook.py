@@ -132,8 +132,8 @@ def _allowed(logits: Tensor, suppressed_ids: Sequence[int], length: int) -> Tens
 
 def _copy_layer(theirs: nn.Module, mine: EncoderLayer | DecoderLayer) -> None:
     _copy_attention(theirs.self_attn, mine.self_attention)
-    theirs.linear1.load_state_dict(mine.feedforward.inner.state_dict())
-    theirs.linear2.load_state_dict(mine.feedforward.outer.state_dict())
+    theirs.linear1.load_state_dict(mine.feedforward.up.state_dict())
+    theirs.linear2.load_state_dict(mine.feedforward.down.state_dict())
     norms = [mine.self_attention_norm, mine.feedforward_norm]
     if isinstance(mine, DecoderLayer):
         _copy_attention(theirs.multihead_attn, mine.cross_attention)

@@ -9,8 +9,8 @@ from gpu_parts.figures import wait_for
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tformer_cli.device import resolve_device, resolve_precision
-from tformer_cli.model.blocks import masks
-from tformer_cli.model.blocks.attention import AttentionMask, kernel_attend
+from tformer_cli.model.blocks.attention import kernel_attend
+from tformer_cli.model.blocks.attention_mask import AttentionMask, padding_mask
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -63,7 +63,7 @@ def attention(
         real = torch.arange(length, device=place) < ends
         for name, view in {
             "causal": AttentionMask(is_causal=True),
-            "padding": AttentionMask(mask=masks.padding(real)),
+            "padding": AttentionMask(mask=padding_mask(real)),
         }.items():
             found[f"{length} {name}"] = {
                 "chosen": timed(inputs, view, place, repeats),

@@ -12,7 +12,7 @@ import torch
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.device import hardware_name
-from tformer_cli.model.inspection.cost import operations
+from tformer_cli.model.inspection.flops import count_flops
 
 # Dense bfloat16 operations a second by the makers' data sheets, of SXM modules where there are any.
 DATA_SHEETS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12}
@@ -119,7 +119,7 @@ def training_flops(
         source_lengths: (n,) tokens of each source, `</s>` included.
         target_lengths: (n,) likewise.
     """
-    whole = operations(model, vocab_size)
+    whole = count_flops(model, vocab_size)
     needed = replace(whole, target_to_target=whole.target_to_target / 2)
     source, target = source_lengths.astype(np.float64), target_lengths.astype(np.float64)
     return float(np.sum(needed.training(source, target)))

@@ -15,8 +15,9 @@ from torch import Tensor
 from trainers.contestants import Ours, Task
 
 from tformer_cli.config.schema.training import CosineSchedule
-from tformer_cli.model.blocks.attention import AttentionMask, kernel_attend, naive_attend
-from tformer_cli.model.blocks.norms import build_norm
+from tformer_cli.model.blocks.attention import kernel_attend, naive_attend
+from tformer_cli.model.blocks.attention_mask import AttentionMask
+from tformer_cli.model.blocks.residual import build_norm
 from tformer_cli.process import ENVIRONMENT
 from tformer_cli.training.optim import build_schedule
 

@@ -46,8 +46,8 @@ THEIR_NAMES = {
     "value": "v_proj",
     "output": "out_proj",
     "feedforward_norm": "final_layer_norm",
-    "feedforward.inner": "fc1",
-    "feedforward.outer": "fc2",
+    "feedforward.up": "fc1",
+    "feedforward.down": "fc2",
 }
 
 

@@ -32,7 +32,7 @@ from tformer_cli.corpus.pipeline import (
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import derive_seed
 from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS, reference_likelihood
-from tformer_cli.model.blocks.positions import SinusoidalEncoding
+from tformer_cli.model.blocks.embeddings import SinusoidalEncoding
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.text.tokenizer import Tokenizers

@@ -13,7 +13,7 @@ from trainers.contestants import CONTESTANTS
 from trainers.worker import Measurement
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.model.inspection.cost import operations
+from tformer_cli.model.inspection.flops import count_flops
 
 # What the machine's rate of matrix products is taken with.
 GEMM_SIZE = 2048
@@ -102,7 +102,7 @@ def flops_per_target_token(
     """
     # Stores keep lengths in small integers, whose products would not fit.
     source, target = source_lengths.astype(np.int64), target_lengths.astype(np.int64)
-    needed = operations(model, vocab_size).training(source, target)
+    needed = count_flops(model, vocab_size).training(source, target)
     return float(np.sum(needed) / np.sum(target))
 
 

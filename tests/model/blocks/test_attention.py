@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from model.twins import assert_same, called, randomized, renamed
 from torch import nn
 
-from tformer_cli.model.blocks import attention, masks
+from tformer_cli.model.blocks import attention
 from tformer_cli.model.blocks.attention import (
     MAX_NAIVE_WEIGHTS,
     MAX_TINY_WEIGHTS,
     Attention,
-    AttentionMask,
     attend,
     attention_weights,
     kernel_attend,
     naive_attend,
     softmax,
 )
+from tformer_cli.model.blocks.attention_mask import AttentionMask, causal_mask, padding_mask
 
 B, H, S, T, DH = 2, 6, 5, 7, 11
 
@@ -34,17 +34,17 @@ def views(length: int, keys: int) -> dict[str, AttentionMask]:
     bias = torch.randn(H, length, keys, dtype=torch.float64)
     everywhere = {
         "everywhere": AttentionMask(),
-        "padding": AttentionMask(mask=masks.padding(real)),
+        "padding": AttentionMask(mask=padding_mask(real)),
         "bias": AttentionMask(bias=bias),
-        "padding and bias": AttentionMask(mask=masks.padding(real), bias=bias),
+        "padding and bias": AttentionMask(mask=padding_mask(real), bias=bias),
     }
     if length != keys:
         return everywhere
     return everywhere | {
         "causal": AttentionMask(is_causal=True),
-        "causal and padding": AttentionMask(mask=masks.padding(real), is_causal=True),
+        "causal and padding": AttentionMask(mask=padding_mask(real), is_causal=True),
         "causal and bias": AttentionMask(bias=bias, is_causal=True),
-        "all": AttentionMask(mask=masks.padding(real), bias=bias, is_causal=True),
+        "all": AttentionMask(mask=padding_mask(real), bias=bias, is_causal=True),
     }
 
 
@@ -152,10 +152,12 @@ def test_softmax_is_that_of_torch_with_its_gradient(length):
 def test_attention_weights_are_distributions_over_what_may_be_seen():
     real = torch.arange(S) < torch.tensor([[5], [3]])
     weights = attention_weights(
-        heads(S), heads(S), AttentionMask(mask=masks.padding(real), is_causal=True)
+        heads(S), heads(S), AttentionMask(mask=padding_mask(real), is_causal=True)
     )
     torch.testing.assert_close(weights.sum(-1), torch.ones(B, H, S, dtype=torch.float64))
-    assert (weights[~masks.combined(real).expand_as(weights)] == 0).all()
+    assert (
+        weights[~(padding_mask(real) & causal_mask(real.shape[1])).expand_as(weights)] == 0
+    ).all()
 
 
 @given(st.integers(0, 1000), st.integers(0, T - 1))
@@ -196,6 +198,6 @@ def test_attention_equals_torch_multihead_attention_with_gradients(bias):
     memory = torch.randn(B, S, dim, dtype=torch.float64, requires_grad=True)
     queries = called(ours, weights, states, method="project_q")
     key_value = called(ours, weights, memory, method="project_kv")
-    said = called(ours, weights, queries, key_value, AttentionMask(mask=masks.padding(real)))
+    said = called(ours, weights, queries, key_value, AttentionMask(mask=padding_mask(real)))
     expected, _ = theirs(states, memory, memory, key_padding_mask=~real)
     assert_same(said, expected, [states, memory, *theirs.parameters()])

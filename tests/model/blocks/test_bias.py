@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.model.blocks.attention import AttentionMask, attention_weights
-from tformer_cli.model.blocks.bias import Alibi, RelativeBias, SumOfBiases, Window, slopes
+from tformer_cli.model.blocks.attention import attention_weights
+from tformer_cli.model.blocks.attention_mask import AttentionMask
+from tformer_cli.model.blocks.bias import Alibi, RelativeBias, SlidingWindow, SumOfBiases, slopes
 
 H, T, L, DH = 3, 5, 9, 7
 
@@ -24,8 +25,8 @@ def biases() -> dict[str, torch.nn.Module]:
         "alibi": Alibi(H),
         "relative": relative(is_causal=False),
         "relative and causal": relative(is_causal=True),
-        "window": Window(3),
-        "several": SumOfBiases([Alibi(H), Window(4)]),
+        "window": SlidingWindow(3),
+        "several": SumOfBiases([Alibi(H), SlidingWindow(4)]),
     }
 
 
@@ -79,7 +80,7 @@ def test_rows_may_have_places_of_their_own(name):
 @given(st.integers(1, 12), st.integers(1, 14), st.integers(1, 14), st.integers(0, 9))
 def test_a_window_hides_exactly_what_is_beyond(width, num_queries, num_keys, first):
     queries, keys = torch.arange(first, first + num_queries), torch.arange(num_keys)
-    hidden = Window(width)(queries, keys)[0] != 0
+    hidden = SlidingWindow(width)(queries, keys)[0] != 0
     for query in range(num_queries):
         for key in range(num_keys):
             assert hidden[query, key] == (abs(first + query - key) >= width)
@@ -88,7 +89,7 @@ def test_a_window_hides_exactly_what_is_beyond(width, num_queries, num_keys, fir
 def test_what_a_window_hides_has_no_weight_at_all():
     heads = 30 * torch.randn(1, H, L, DH), 30 * torch.randn(1, H, L, DH)
     places = torch.arange(L)
-    weights = attention_weights(*heads, AttentionMask(bias=Window(3)(places, places)))
+    weights = attention_weights(*heads, AttentionMask(bias=SlidingWindow(3)(places, places)))
     is_far = (places[:, None] - places).abs() >= 3
     assert (weights[:, :, is_far] == 0).all()
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, H, L))
@@ -96,7 +97,7 @@ def test_what_a_window_hides_has_no_weight_at_all():
 
 def test_several_biases_are_added():
     queries, keys = torch.arange(T), torch.arange(L)
-    parts = [Alibi(H), relative(is_causal=False), Window(3)]
+    parts = [Alibi(H), relative(is_causal=False), SlidingWindow(3)]
     expected = sum(part(queries, keys) for part in parts)
     torch.testing.assert_close(SumOfBiases(parts)(queries, keys), expected)
 

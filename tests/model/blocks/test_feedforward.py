@@ -8,7 +8,7 @@ from model.twins import assert_same
 from torch import Tensor
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.model.blocks.feedforward import build_feedforward
+from tformer_cli.model.blocks.feedforward import build_feedforward, current_weight_name
 
 D, F = 5, 7
 
@@ -19,11 +19,11 @@ def normal_share(numbers: Tensor) -> Tensor:
 
 
 FORMULAS = {
-    "relu": lambda gate, inner: inner * (inner > 0),
-    "gelu": lambda gate, inner: inner * normal_share(inner),
-    "silu": lambda gate, inner: inner / (1 + torch.exp(-inner)),
-    "swiglu": lambda gate, inner: gate / (1 + torch.exp(-gate)) * inner,
-    "geglu": lambda gate, inner: gate * normal_share(gate) * inner,
+    "relu": lambda gate, up: up * (up > 0),
+    "gelu": lambda gate, up: up * normal_share(up),
+    "silu": lambda gate, up: up / (1 + torch.exp(-up)),
+    "swiglu": lambda gate, up: gate / (1 + torch.exp(-gate)) * up,
+    "geglu": lambda gate, up: gate * normal_share(gate) * up,
 }
 
 
@@ -44,7 +44,7 @@ def test_feedforward_follows_its_formula_with_gradients(activation, bias):
 
     states = torch.randn(3, D, dtype=torch.float64, requires_grad=True)
     gate = mapped("gate", states) if activation.endswith("glu") else None
-    expected = mapped("outer", FORMULAS[activation](gate, mapped("inner", states)))
+    expected = mapped("down", FORMULAS[activation](gate, mapped("up", states)))
     assert_same(block(states), expected, [states, *weights.values()])
 
 
@@ -55,7 +55,7 @@ def test_dropout_stands_before_the_last_map(activation):
     )
     block = build_feedforward(config)
     seen: list[Tensor] = []
-    block.outer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    block.down.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     states = torch.randn(50, D)
     block(states)
     block.eval()(states)
@@ -63,3 +63,29 @@ def test_dropout_stands_before_the_last_map(activation):
     is_kept = dropped != 0
     torch.testing.assert_close(dropped[is_kept], 2 * whole[is_kept])
     assert abs(is_kept[whole != 0].double().mean() - 0.5) < 0.03
+
+
+@pytest.mark.parametrize("activation", ["relu", "swiglu"])
+def test_state_dicts_of_older_versions_load(activation):
+    config = EncoderDecoderConfig(dim=D, feedforward_dim=F, activation=activation)
+    block, other = build_feedforward(config), build_feedforward(config)
+    former = {
+        name.replace("up.", "inner.").replace("down.", "outer."): weight
+        for name, weight in block.state_dict().items()
+    }
+    assert {"inner.weight", "outer.bias"} < former.keys()
+    other.load_state_dict(former)
+    for name, weight in block.state_dict().items():
+        assert torch.equal(other.state_dict()[name], weight)
+
+
+def test_only_weights_of_feedforward_blocks_are_renamed():
+    layer = "decoder.layers.3"
+    assert current_weight_name(f"{layer}.feedforward.inner.weight") == (
+        f"{layer}.feedforward.up.weight"
+    )
+    assert current_weight_name(f"{layer}.feedforward.outer.bias/exp_avg") == (
+        f"{layer}.feedforward.down.bias/exp_avg"
+    )
+    for name in (f"{layer}.feedforward.gate.weight", "theirs.feedforward_inner.weight", "inner.x"):
+        assert current_weight_name(name) == name

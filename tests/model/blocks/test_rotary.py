@@ -18,7 +18,6 @@ from tformer_cli.model.blocks.rotary import (
     RotaryEmbedding,
     apply_rotary_emb,
     scaled_frequencies,
-    sharpened,
 )
 
 N, H, T, DH = 2, 3, 7, 10
@@ -75,7 +74,6 @@ def test_rows_may_have_places_of_their_own(scaling):
 def test_without_a_turn_heads_stay_as_they_are():
     states = heads()
     assert apply_rotary_emb(states, None) is states
-    assert sharpened(states, None) is states
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -136,5 +134,3 @@ def test_yarn_sharpens_all_logits_alike(factor):
     torch.testing.assert_close(
         apply_rotary_emb(queries, turn) @ apply_rotary_emb(keys, turn).mT, expected
     )
-    without = queries @ keys.mT * (0.1 * math.log(factor) + 1) ** 2
-    torch.testing.assert_close(sharpened(queries, turn) @ keys.mT, without)

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from tformer_cli.config.schema.model import DecoderOnlyConfig, EncoderDecoderConfig
 from tformer_cli.model.build import build_model, build_network
-from tformer_cli.model.inspection.summary import Part, kept, parameters_by_part, skeleton, tree
+from tformer_cli.model.inspection.summary import (
+    ModuleSummary,
+    cache_size,
+    meta_model,
+    parameters_by_part,
+    summarize,
+)
 
 V = 23
 members = st.one_of(encoder_decoders, decoder_onlys, masked_encoders)
@@ -20,7 +26,7 @@ TINY = EncoderDecoderConfig(
 
 
 def sketch(config):
-    return skeleton(config, source_size=V, target_size=V)
+    return meta_model(config, source_size=V, target_size=V)
 
 
 def unfolded(name: str) -> list[str]:
@@ -34,7 +40,7 @@ def unfolded(name: str) -> list[str]:
     return [".".join(steps) for steps in product(*choices)]
 
 
-def shapes(root: Part) -> dict[str, tuple[int, ...]]:
+def shapes(root: ModuleSummary) -> dict[str, tuple[int, ...]]:
     return {
         f"{full}.{weight}": shape
         for name, part in root.walk()
@@ -47,15 +53,15 @@ def shapes(root: Part) -> dict[str, tuple[int, ...]]:
 def test_tree_has_every_weight_of_the_network(config):
     network = build_network(config, source_size=V, target_size=V, seed=1)
     weights = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
-    assert shapes(tree(network)) == weights
-    assert shapes(tree(sketch(config))) == weights
+    assert shapes(summarize(network)) == weights
+    assert shapes(summarize(sketch(config))) == weights
 
 
 @given(members)
 def test_parameters_add_up(config):
     network = sketch(config)
     total = build_network(config, source_size=V, target_size=V, seed=1).num_parameters()
-    assert tree(network).num_parameters == total
+    assert summarize(network).num_parameters == total
     assert sum(parameters_by_part(network).values()) == total
 
 
@@ -64,25 +70,25 @@ def test_skeleton_takes_no_memory():
 
 
 def test_layers_that_are_alike_are_one_part():
-    encoder, decoder, output = tree(sketch(TINY)).parts
-    assert [(part.name, part.kind, part.count) for part in encoder.parts] == [
+    encoder, decoder, output = summarize(sketch(TINY)).children
+    assert [(part.name, part.kind, part.count) for part in encoder.children] == [
         ("embeddings", "Embeddings", 1),
         ("layers.0-2", "EncoderLayer", 3),
         ("norm", "LayerNorm", 1),
     ]
-    assert (decoder.parts[1].name, decoder.parts[1].count) == ("layers.0", 1)
+    assert (decoder.children[1].name, decoder.children[1].count) == ("layers.0", 1)
     assert (output.kind, output.shapes) == ("Linear", {"weight": (V, 12)})
 
 
 def test_layers_that_differ_stand_apart():
     network = sketch(TINY)
-    network.encoder.layers[1].feedforward.inner = torch.nn.Linear(12, 14, bias=False)
-    names = [part.name for part in tree(network).parts[0].parts]
+    network.encoder.layers[1].feedforward.up = torch.nn.Linear(12, 14, bias=False)
+    names = [part.name for part in summarize(network).children[0].children]
     assert names == ["embeddings", "layers.0", "layers.1", "layers.2", "norm"]
 
 
 def test_shared_weights_name_where_they_come_first():
-    parts = dict(tree(sketch(TINY)).walk())
+    parts = dict(summarize(sketch(TINY)).walk())
     first = "encoder.embeddings.tokens"
     shared = {name for name, part in parts.items() if part.shared_with == first}
     assert shared == {"decoder.embeddings.tokens", "output"}
@@ -107,8 +113,8 @@ def test_kept_numbers_are_those_of_a_cache(config):
     cache.insert(torch.arange(2), model.prefill(source, real), real)
     for _ in range(3):
         model.decode_step(torch.randint(6, V, (2, 1)), cache)
-    found = kept(sketch(config))
-    assert cache.used == 3
+    found = cache_size(sketch(config))
+    assert cache.length == 3
     assert found.target_token == sum(
         layer.keys[0, :, 0].numel() + layer.values[0, :, 0].numel() for layer in cache.layers
     )

@@ -1,1 +1,1 @@
-"""What a layer is made of, each block under one thought."""
+"""Building blocks of a layer, one concept a file."""

@@ -1,4 +1,4 @@
-"""What is added to the logits of self-attention for the distance between two tokens."""
+"""Biases added to the logits of self-attention by the distance between two tokens."""
 
 import functools
 import math
@@ -8,33 +8,31 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-# Next to any other logit this has a weight of exactly zero, and a token that sees nothing else
-# (padding far from all real tokens) still has weights that are numbers.
-FAR = -3e4
+# Gives a weight of exactly zero beside any other logit, but stays finite: a token whose window
+# holds no other token (padding far from all real tokens) still has finite weights.
+MASK_VALUE = -3e4
 
 
 class DistanceBias(nn.Module, ABC):
-    """Adds a function of distance to the logits of self-attention."""
+    """A function of distance, added to the logits of self-attention."""
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return what is added, which broadcasts to (N, H, T, L).
+        """Return the bias for positions (T,) or (N, T) of queries and (L,) or (N, L) of keys.
 
-        Args:
-            queries: (T,) or (N, T) places of the queries.
-            keys: (L,) or (N, L) places of the keys.
+        It broadcasts to (N, H, T, L).
         """
-        # (1, T, L) or (N, 1, T, L): how far the key is behind the query.
+        # (1, T, L) or (N, 1, T, L): position of the key minus position of the query.
         return self.of_distance((keys[..., None, :] - queries[..., :, None])[..., None, :, :])
 
     @abstractmethod
     def of_distance(self, distances: Tensor) -> Tensor:
-        """Return what is added for distances (..., 1, T, L), negative before the query."""
+        """Return the bias for distances (..., 1, T, L), negative before the query."""
 
 
 class Alibi(DistanceBias):
-    """-m |distance|, with a rate m for each head (Press et al. 2022, section 3).
+    """ALiBi: -m |distance| with a slope m for each head (Press et al. 2022, section 3).
 
-    In a decoder only keys before the query are seen; in an encoder both sides fall alike.
+    In an encoder both directions are penalized alike.
     """
 
     slopes: Tensor  # (H, 1, 1)
@@ -49,62 +47,62 @@ class Alibi(DistanceBias):
 
 
 def slopes(num_heads: int) -> Tensor:
-    """Return the rate of each head, (H,): 2^(-8/H), 2^(-16/H), ...
+    """Return the slope of each head, (H,): 2^(-8/H), 2^(-16/H), ...
 
-    Where H is no power of two, the rates are those of the next smaller power, and then every other
-    one of the next larger (Press et al. 2022, the authors' code).
+    Where H is no power of two: the slopes of the next smaller power, then every other slope of
+    the next larger power (code of Press et al. 2022).
     """
     power = 1 << (num_heads.bit_length() - 1)
-    rates = [2.0 ** (-8 * head / power) for head in range(1, power + 1)]
+    regular = [2.0 ** (-8 * head / power) for head in range(1, power + 1)]
     between = [2.0 ** (-4 * head / power) for head in range(1, 2 * power, 2)]
-    return torch.tensor((rates + between)[:num_heads])
+    return torch.tensor((regular + between)[:num_heads])
 
 
 class RelativeBias(DistanceBias):
-    """A trained number for each head and class of distances (Raffel et al. 2020, section 2.1)."""
+    """T5 relative position bias, learned for each bucket and head (Raffel et al. 2020, 2.1)."""
 
     def __init__(
         self, num_buckets: int, max_distance: int, num_heads: int, *, is_causal: bool
     ) -> None:
-        """Begin with a number for each class.
+        """Create the table.
 
         Args:
-            num_buckets: classes of distances.
-            max_distance: from which on all are in one class.
+            num_buckets: of distances.
+            max_distance: from which on all distances share a bucket.
             num_heads: H.
-            is_causal: no key behind the query is seen, so all classes are for those before it;
-                otherwise either side has half of them.
+            is_causal: all buckets are for keys before the query; otherwise each direction has
+                half of the buckets.
         """
         super().__init__()
         self.table = nn.Embedding(num_buckets, num_heads)
-        self.num_sides = 1 if is_causal else 2
+        self.num_directions = 1 if is_causal else 2
         self.max_distance = max_distance
 
     def of_distance(self, distances: Tensor) -> Tensor:
         """Return (..., H, T, L)."""
-        found: Tensor = self.table(self.buckets(distances.squeeze(-3)))  # (..., T, L, H)
-        return found.movedim(-1, -3)
+        bias: Tensor = self.table(self.buckets(distances.squeeze(-3)))  # (..., T, L, H)
+        return bias.movedim(-1, -3)
 
     def buckets(self, distances: Tensor) -> Tensor:
-        """Return the class of each distance, in any shape.
+        """Return the bucket of each distance, in any shape.
 
-        The nearer half of a side has a class for each distance, the farther one for each of equal
-        ratios up to the largest.
+        In each direction the first half of the buckets holds one distance each, the second half
+        logarithmic ranges up to the maximum distance.
         """
-        own = self.table.num_embeddings // self.num_sides
-        behind = distances.clamp(min=0) if self.num_sides == 2 else torch.zeros_like(distances)
-        lengths = torch.maximum(-distances, behind).clamp(min=0)
-        exact = own // 2
+        num_buckets = self.table.num_embeddings // self.num_directions
+        after = distances.clamp(min=0) if self.num_directions == 2 else torch.zeros_like(distances)
+        lengths = torch.maximum(-distances, after).clamp(min=0)
+        exact = num_buckets // 2
         ratios = torch.log(lengths.clamp(min=1).float() / exact)
-        steps = (ratios / math.log(self.max_distance / exact) * (own - exact)).long()
-        classes = torch.where(lengths < exact, lengths, (exact + steps).clamp(max=own - 1))
-        return classes + (behind > 0) * own
+        steps = (ratios / math.log(self.max_distance / exact) * (num_buckets - exact)).long()
+        buckets = torch.where(lengths < exact, lengths, (exact + steps).clamp(max=num_buckets - 1))
+        return buckets + (after > 0) * num_buckets
 
 
-class Window(DistanceBias):
-    """Hides what is farther away than a number of tokens, the query's own among them.
+class SlidingWindow(DistanceBias):
+    """Masks tokens that are `width` or more tokens away, in each direction.
 
-    Beltagy et al. 2020, section 3.1, with that number on either side.
+    Beltagy et al. 2020, section 3.1; `width` counts the token itself.
     """
 
     def __init__(self, width: int) -> None:
@@ -113,21 +111,17 @@ class Window(DistanceBias):
 
     def of_distance(self, distances: Tensor) -> Tensor:
         """Return (..., 1, T, L)."""
-        return torch.where(distances.abs() < self.width, 0.0, FAR)
+        return torch.where(distances.abs() < self.width, 0.0, MASK_VALUE)
 
 
 class SumOfBiases(DistanceBias):
-    """Several at once."""
+    """The sum of several biases."""
 
     def __init__(self, parts: Iterable[DistanceBias]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
 
-    @property
-    def _biases(self) -> list[DistanceBias]:
-        return [part for part in self.parts if isinstance(part, DistanceBias)]
-
     def of_distance(self, distances: Tensor) -> Tensor:
         """Return what broadcasts to (..., H, T, L)."""
-        found: list[Tensor] = [part.of_distance(distances) for part in self._biases]
-        return functools.reduce(torch.add, found)
+        parts = (part for part in self.parts if isinstance(part, DistanceBias))
+        return functools.reduce(torch.add, [part.of_distance(distances) for part in parts])

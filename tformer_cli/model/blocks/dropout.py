@@ -6,50 +6,51 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# torch draws one random number for each element on a CPU, which costs as much as the matrix
-# products around it. A 64-bit number holds four decisions of 16 bits.
+# On a CPU torch draws one random number for each element, which costs as much as the matrix
+# products around it. One 64-bit number serves four elements, with 16 bits each.
 LEVELS = 1 << 16
 
 
 class Dropout(nn.Module):
-    """Sets a share of the elements to zero and scales the others up, in training only."""
+    """Dropout with probability `p`, in training only."""
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, p: float) -> None:
         super().__init__()
-        self.share = share
+        self.p = p
 
-    def forward(self, states: Tensor) -> Tensor:
-        """Return the states, dropped out while the module is in training."""
-        return dropout(states, self.share) if self.training else states
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Return the hidden states, with dropout in training."""
+        return dropout(hidden_states, self.p) if self.training else hidden_states
 
     def extra_repr(self) -> str:
-        return str(self.share)
+        return str(self.p)
 
 
-def dropout(states: Tensor, share: float) -> Tensor:
-    """Return the states with a share of them set to zero and the others divided by 1 - share.
+def dropout(hidden_states: Tensor, p: float) -> Tensor:
+    """Set elements to zero with probability `p`, and divide the others by 1 - p.
 
-    On a CPU the share is rounded to a multiple of 1/65536, and so is the divisor, so the expected
-    value is exact.
+    On a CPU, `p` is rounded to a multiple of 1/65536 in both places, so the expected value is
+    exact.
     """
-    if share == 0:
-        return states
-    if states.device.type != "cpu":
-        return functional.dropout(states, share)
-    dropped: Tensor = _CpuDropout.apply(states, share)  # type: ignore[no-untyped-call]
+    if p == 0:
+        return hidden_states
+    if hidden_states.device.type != "cpu":
+        return functional.dropout(hidden_states, p)
+    dropped: Tensor = _CpuDropout.apply(hidden_states, p)  # type: ignore[no-untyped-call]
     return dropped
 
 
 class _CpuDropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: Tensor, share: float) -> Tensor:
-        threshold = round(share * LEVELS)
-        numbers = torch.empty((states.numel() + 3) // 4, dtype=torch.int64)
-        levels = numbers.random_(-(2**63), None).view(torch.int16)[: states.numel()]
+    def forward(ctx: Any, hidden_states: Tensor, p: float) -> Tensor:
+        threshold = round(p * LEVELS)
+        numbers = torch.empty((hidden_states.numel() + 3) // 4, dtype=torch.int64)
+        levels = numbers.random_(-(2**63), None).view(torch.int16)[: hidden_states.numel()]
         kept = levels >= threshold - LEVELS // 2
-        scales = kept.to(states.dtype).mul_(LEVELS / (LEVELS - threshold)).view(states.shape)
+        scales = kept.to(hidden_states.dtype).mul_(LEVELS / (LEVELS - threshold))
+        scales = scales.view(hidden_states.shape)
         ctx.save_for_backward(scales)
-        return states * scales
+        return hidden_states * scales
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:

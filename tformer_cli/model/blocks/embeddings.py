@@ -1,26 +1,36 @@
-"""From token ids to the vectors that enter a stack."""
+"""Token embeddings, and how a stack encodes positions."""
 
 import math
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
+from tformer_cli.config.schema.model import (
+    AlibiPositions,
+    LearnedPositions,
+    RotaryPositions,
+    SinusoidalPositions,
+    T5Positions,
+    TransformerConfig,
+)
+from tformer_cli.model.blocks.bias import (
+    Alibi,
+    DistanceBias,
+    RelativeBias,
+    SlidingWindow,
+    SumOfBiases,
+)
 from tformer_cli.model.blocks.dropout import Dropout
+from tformer_cli.model.blocks.rotary import RotaryEmbedding
 
 
 class Embeddings(nn.Module):
-    """Token vectors times sqrt(D), plus positions (Vaswani et al. 2017, section 3.4)."""
+    """Token embeddings times sqrt(D), plus positions (Vaswani et al. 2017, section 3.4)."""
 
     def __init__(
         self, vocab_size: int, dim: int, positions: nn.Module | None, dropout: float
     ) -> None:
-        """Build the table.
-
-        Args:
-            vocab_size: V.
-            dim: D.
-            positions: gives the vector of each place, where it has one.
-            dropout: share of the elements set to zero in training.
-        """
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, dim)
         self.positions = positions
@@ -28,14 +38,71 @@ class Embeddings(nn.Module):
         self.scale = math.sqrt(dim)
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Return (N, T, D).
-
-        Args:
-            ids: (N, T) token ids.
-            positions: (T,) or (N, T) place of each token in its row.
-        """
+        """Return (N, T, D) for token ids (N, T) and positions (T,) or (N, T)."""
         embedded = self.tokens(ids) * self.scale
         if self.positions is not None:
             embedded = embedded + self.positions(positions)
         dropped: Tensor = self.dropout(embedded)
         return dropped
+
+
+class SinusoidalEncoding(nn.Module):
+    """Sine on even and cosine on odd components (Vaswani et al. 2017, section 3.5).
+
+    PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(p / 10000^(2i/D)). They are computed for
+    the given positions, so there is no maximum length.
+    """
+
+    frequencies: Tensor
+    phases: Tensor
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        frequencies = torch.exp(torch.arange(0, dim, 2) * (-math.log(10000.0) / dim))
+        # cos(x) = sin(x + pi / 2), so one function serves all components.
+        phases = torch.tensor([0.0, math.pi / 2]).repeat(dim // 2)
+        self.register_buffer("frequencies", frequencies.repeat_interleave(2), persistent=False)
+        self.register_buffer("phases", phases, persistent=False)
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Return (..., D) for integer positions (...)."""
+        return torch.sin(positions[..., None] * self.frequencies + self.phases)
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """How a stack encodes positions; a stack calls the members that are set.
+
+    Attributes:
+        absolute: added to the embeddings, by position.
+        rotary: rotates queries and keys of self-attention.
+        bias: added to the logits of self-attention.
+    """
+
+    absolute: nn.Module | None = None
+    rotary: RotaryEmbedding | None = None
+    bias: DistanceBias | None = None
+
+
+def build_positions(config: TransformerConfig, *, is_causal: bool) -> Positions:
+    """Return the positions of one stack."""
+    kind = config.positions
+    absolute: nn.Module | None = None
+    rotary = None
+    biases: list[DistanceBias] = []
+    if isinstance(kind, SinusoidalPositions):
+        absolute = SinusoidalEncoding(config.dim)
+    elif isinstance(kind, LearnedPositions):
+        absolute = nn.Embedding(kind.max_length, config.dim)
+    elif isinstance(kind, RotaryPositions):
+        width = config.head_dim if config.latent is None else config.latent.rope_head_dim
+        rotary = RotaryEmbedding(width, kind)
+    elif isinstance(kind, AlibiPositions):
+        biases.append(Alibi(config.num_heads))
+    elif isinstance(kind, T5Positions):
+        sizes = kind.num_buckets, kind.max_distance, config.num_heads
+        biases.append(RelativeBias(*sizes, is_causal=is_causal))
+    if config.sliding_window is not None:
+        biases.append(SlidingWindow(config.sliding_window))
+    bias = SumOfBiases(biases) if len(biases) > 1 else next(iter(biases), None)
+    return Positions(absolute, rotary, bias)

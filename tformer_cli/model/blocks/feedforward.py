@@ -1,6 +1,8 @@
-"""The block that treats each position by itself (Vaswani et al. 2017, section 3.3)."""
+"""Position-wise feed-forward network (Vaswani et al. 2017, section 3.3)."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,103 +10,87 @@ from torch.nn import functional
 
 from tformer_cli.config.schema.model import TransformerConfig
 from tformer_cli.model.blocks.dropout import Dropout
-from tformer_cli.model.blocks.linear import concatenate_linears
 
 Activation = Callable[[Tensor], Tensor]
 
+# Checkpoints and exports of older versions have these weights.
+FORMER_NAMES = {"inner": "up", "outer": "down"}
+_FORMER_NAME = re.compile(r"(?<=\bfeedforward\.)(inner|outer)(?=\.)")
+
+
+def current_weight_name(name: str) -> str:
+    """Return the name of a weight, which an older version may have written."""
+    return _FORMER_NAME.sub(lambda match: FORMER_NAMES[match[1]], name)
+
 
 class FeedForward(nn.Module):
-    """outer(activation(inner(x))), with dropout between the two."""
+    """down(activation(up(x))), with dropout before `down`."""
 
     def __init__(
-        self, dim: int, inner_dim: int, activation: Activation, dropout: float, *, bias: bool
+        self, dim: int, feedforward_dim: int, activation: Activation, dropout: float, *, bias: bool
     ) -> None:
         super().__init__()
-        self.inner = nn.Linear(dim, inner_dim, bias=bias)
-        self.outer = nn.Linear(inner_dim, dim, bias=bias)
+        self.up = nn.Linear(dim, feedforward_dim, bias=bias)
+        self.down = nn.Linear(feedforward_dim, dim, bias=bias)
         self.activation = activation
         self.dropout = Dropout(dropout)
+        self.register_load_state_dict_pre_hook(_rename_former)  # type: ignore[no-untyped-call]
 
-    def forward(self, states: Tensor) -> Tensor:
-        """Return (..., D) for states (..., D)."""
-        outer: Tensor = self.outer(self.dropout(self.activation(self.inner(states))))
-        return outer
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Return (..., D) for hidden states (..., D)."""
+        down: Tensor = self.down(self.dropout(self.activation(self.up(hidden_states))))
+        return down
 
     def output_projections(self) -> tuple[nn.Linear, ...]:
-        """Return the maps that what the block adds goes through, the last one at the end."""
-        return self.inner, self.outer
-
-    def fused(self) -> "FeedForward":
-        """Return the same for weights that no longer change.
-
-        Nothing else needs what comes out of `inner`, so that ReLU may change it in place. With
-        gradients that would take longer, for it is a view.
-        """
-        if self.activation is torch.relu:
-            self.activation = torch.relu_
-        return self
+        """Return the linear layers that scale the block's output, the last one last."""
+        return self.up, self.down
 
 
 class GatedFeedForward(nn.Module):
-    """outer(activation(gate(x)) * inner(x)) (Shazeer 2020), with dropout before `outer`."""
+    """down(activation(gate(x)) * up(x)) (Shazeer 2020), with dropout before `down`."""
 
     def __init__(
-        self, dim: int, inner_dim: int, activation: Activation, dropout: float, *, bias: bool
+        self, dim: int, feedforward_dim: int, activation: Activation, dropout: float, *, bias: bool
     ) -> None:
         super().__init__()
-        self.gate = nn.Linear(dim, inner_dim, bias=bias)
-        self.inner = nn.Linear(dim, inner_dim, bias=bias)
-        self.outer = nn.Linear(inner_dim, dim, bias=bias)
+        self.gate = nn.Linear(dim, feedforward_dim, bias=bias)
+        self.up = nn.Linear(dim, feedforward_dim, bias=bias)
+        self.down = nn.Linear(feedforward_dim, dim, bias=bias)
         self.activation = activation
         self.dropout = Dropout(dropout)
+        self.register_load_state_dict_pre_hook(_rename_former)  # type: ignore[no-untyped-call]
 
-    def forward(self, states: Tensor) -> Tensor:
-        """Return (..., D) for states (..., D)."""
-        gated = self.activation(self.gate(states)) * self.inner(states)
-        outer: Tensor = self.outer(self.dropout(gated))
-        return outer
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Return (..., D) for hidden states (..., D)."""
+        gated = self.activation(self.gate(hidden_states)) * self.up(hidden_states)
+        down: Tensor = self.down(self.dropout(gated))
+        return down
 
     def output_projections(self) -> tuple[nn.Linear, ...]:
-        """Return the maps that what the block adds goes through, the last one at the end.
+        """Return the linear layers that scale the block's output, the last one last.
 
-        The gate weighs it only: the authors of DeepNorm let its weights begin as all others.
+        The gate is not among them: the authors of DeepNorm do not scale its weights.
         """
-        return self.inner, self.outer
-
-    def fused(self) -> "GatedFeedForward":
-        """Return the same for weights that no longer change, with less to do."""
-        return FusedGatedFeedForward(self)
+        return self.up, self.down
 
 
-class FusedGatedFeedForward(GatedFeedForward):
-    """The same with one product for what is gated and its gate.
-
-    For weights that no longer change.
-    """
-
-    def __init__(self, parts: GatedFeedForward) -> None:
-        """Take over the weights of `parts`."""
-        nn.Module.__init__(self)
-        self.projection = concatenate_linears(parts.gate, parts.inner)
-        self.outer, self.activation = parts.outer, parts.activation
-
-    def forward(self, states: Tensor) -> Tensor:
-        """Return (..., D) for states (..., D)."""
-        gate, inner = self.projection(states).chunk(2, dim=-1)
-        outer: Tensor = self.outer(self.activation(gate) * inner)
-        return outer
+def _rename_former(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
+    for former, current in FORMER_NAMES.items():
+        for kind in ("weight", "bias"):
+            if (name := f"{prefix}{former}.{kind}") in state_dict:
+                state_dict[f"{prefix}{current}.{kind}"] = state_dict.pop(name)
 
 
-PLAIN: dict[str, Activation] = {
+PLAIN: Mapping[str, Activation] = {
     "relu": torch.relu,
     "gelu": functional.gelu,
     "silu": functional.silu,
 }
-GATED: dict[str, Activation] = {"swiglu": functional.silu, "geglu": functional.gelu}
+GATED: Mapping[str, Activation] = {"swiglu": functional.silu, "geglu": functional.gelu}
 
 
 def build_feedforward(config: TransformerConfig) -> FeedForward | GatedFeedForward:
-    """Return the block that a config names."""
+    """Return the feed-forward block of a layer."""
     dropout = config.own_dropout(config.feedforward_dropout)
     sizes = config.dim, config.feedforward_dim
     if config.activation in GATED:

@@ -1,9 +1,8 @@
-"""How a block is added to what it reads: where the norm stands, and what the residual weighs."""
+"""Norms, and residual connections around blocks: pre-norm, post-norm and DeepNorm."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -13,67 +12,72 @@ Block = Callable[[Tensor], Tensor]
 Residual = Callable[[Tensor, nn.Module, Block, nn.Module], Tensor]
 
 
-def pre_norm(states: Tensor, norm: nn.Module, block: Block, dropout: nn.Module) -> Tensor:
+class RMSNorm(nn.RMSNorm):
+    """x / sqrt(mean(x^2) + epsilon), times a learned scale (Zhang and Sennrich 2019, section 4)."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Return normalized hidden states in the number format of the scale.
+
+        So the output of matrix products in lower precision is normalized in full precision.
+        """
+        return super().forward(hidden_states.to(self.weight.dtype))
+
+
+def build_norm(kind: Literal["layer", "rms"], dim: int, epsilon: float, *, bias: bool) -> nn.Module:
+    """Return LayerNorm (Ba et al. 2016), with or without bias, or RMSNorm."""
+    if kind == "layer":
+        return nn.LayerNorm(dim, eps=epsilon, bias=bias)
+    return RMSNorm(dim, eps=epsilon)
+
+
+def pre_norm(hidden_states: Tensor, norm: nn.Module, block: Block, dropout: nn.Module) -> Tensor:
     """Return x + dropout(block(norm(x))) (Xiong et al. 2020)."""
-    residual: Tensor = states + dropout(block(norm(states)))
+    residual: Tensor = hidden_states + dropout(block(norm(hidden_states)))
     return residual
 
 
-def post_norm(states: Tensor, norm: nn.Module, block: Block, dropout: nn.Module) -> Tensor:
+def post_norm(hidden_states: Tensor, norm: nn.Module, block: Block, dropout: nn.Module) -> Tensor:
     """Return norm(x + dropout(block(x))) (Vaswani et al. 2017, section 3.1)."""
-    residual: Tensor = norm(states + dropout(block(states)))
+    residual: Tensor = norm(hidden_states + dropout(block(hidden_states)))
     return residual
 
 
 def deep_norm(
-    states: Tensor, norm: nn.Module, block: Block, dropout: nn.Module, *, alpha: float
+    hidden_states: Tensor, norm: nn.Module, block: Block, dropout: nn.Module, *, alpha: float
 ) -> Tensor:
     """Return norm(alpha x + dropout(block(x))) (Wang et al. 2022, section 4.1)."""
-    residual: Tensor = norm(states * alpha + dropout(block(states)))
+    residual: Tensor = norm(hidden_states * alpha + dropout(block(hidden_states)))
     return residual
 
 
 class DeepNorm(NamedTuple):
-    """The two constants of a stack (Wang et al. 2022, figure 2).
+    """The constants of a stack (Wang et al. 2022, figure 2).
 
     Attributes:
-        alpha: what the residual weighs.
-        beta: what the first weights of what a block adds are multiplied by.
+        alpha: factor of the residual.
+        beta: factor of the initial weights of values, outputs and feed-forward blocks.
     """
 
     alpha: float
     beta: float
 
+    @classmethod
+    def for_stack(cls, num_layers: int) -> "DeepNorm":
+        """Return the constants of an encoder-only or decoder-only model."""
+        return cls((2 * num_layers) ** 0.25, (8 * num_layers) ** -0.25)
 
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """How deep a stack is, and what that asks of its residuals.
-
-    Attributes:
-        num_layers: of the stack.
-        deep_norm: its constants.
-    """
-
-    num_layers: int
-    deep_norm: DeepNorm
-
-
-def alone(num_layers: int) -> Depth:
-    """Return the depth of a stack that stands alone."""
-    constants = DeepNorm((2 * num_layers) ** 0.25, (8 * num_layers) ** -0.25)
-    return Depth(num_layers, constants)
+    @classmethod
+    def for_encoder_decoder(
+        cls, num_encoder_layers: int, num_decoder_layers: int
+    ) -> "tuple[DeepNorm, DeepNorm]":
+        """Return the constants of an encoder and of its decoder."""
+        root = (num_encoder_layers**4 * num_decoder_layers) ** (1 / 16)
+        decoder = cls((3 * num_decoder_layers) ** 0.25, (12 * num_decoder_layers) ** -0.25)
+        return cls(0.81 * root, 0.87 / root), decoder
 
 
-def encoder_decoder_depths(num_encoder_layers: int, num_decoder_layers: int) -> tuple[Depth, Depth]:
-    """Return the depths of two stacks of which one looks at the other."""
-    together = (num_encoder_layers**4 * num_decoder_layers) ** (1 / 16)
-    encoder = DeepNorm(0.81 * together, 0.87 / together)
-    decoder = DeepNorm((3 * num_decoder_layers) ** 0.25, (12 * num_decoder_layers) ** -0.25)
-    return Depth(num_encoder_layers, encoder), Depth(num_decoder_layers, decoder)
-
-
-def build_residual(config: TransformerConfig, depth: Depth) -> Residual:
-    """Return what the layers of a stack add their blocks by."""
+def build_residual(config: TransformerConfig, constants: DeepNorm) -> Residual:
+    """Return the residual connection of all layers of a stack."""
     if config.norm_position == "deep":
-        return partial(deep_norm, alpha=depth.deep_norm.alpha)
+        return partial(deep_norm, alpha=constants.alpha)
     return pre_norm if config.norm_position == "pre" else post_norm

@@ -1,1 +1,1 @@
-"""What can be seen of a network: its size, its cost, where it looks."""
+"""Size, cost and attention maps of a network."""

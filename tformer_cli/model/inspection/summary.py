@@ -1,4 +1,4 @@
-"""What a network consists of: its modules, its parameters, and what it keeps of a token."""
+"""Summary of a network: modules, parameters, and KV cache size."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,17 +16,17 @@ from tformer_cli.model.network import Network, Seq2Seq
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A module, or several in a row that are alike.
+class ModuleSummary:
+    """A module, or several consecutive modules that are equal.
 
     Attributes:
-        name: in the module that it belongs to; `layers.0-5` are six.
-        kind: name of its class.
-        count: how many there are.
-        shapes: of the weights of its own, by name.
-        shared_with: full name of the module that has the same weights and comes first, if any.
-        num_parameters: of one, with those of its parts; shared ones count where they come first.
-        parts: of one.
+        name: in its parent; `layers.0-5` are six modules.
+        kind: class name.
+        count: number of modules.
+        shapes: of the module's own weights, by name.
+        shared_with: full name of the first module with the same weights, if the weights are tied.
+        num_parameters: of one module, with its children; tied ones count at the first module.
+        children: of one module.
     """
 
     name: str
@@ -35,87 +35,73 @@ class Part:
     shapes: dict[str, tuple[int, ...]]
     shared_with: str | None
     num_parameters: int
-    parts: tuple["Part", ...]
+    children: tuple["ModuleSummary", ...]
 
-    def walk(self, prefix: str = "") -> Iterator[tuple[str, "Part"]]:
-        """Yield all parts of this one with their full names, top down."""
-        for part in self.parts:
-            yield f"{prefix}{part.name}", part
-            yield from part.walk(f"{prefix}{part.name}.")
+    def walk(self, prefix: str = "") -> Iterator[tuple[str, "ModuleSummary"]]:
+        """Yield all descendants with their full names, top down."""
+        for child in self.children:
+            yield f"{prefix}{child.name}", child
+            yield from child.walk(f"{prefix}{child.name}.")
 
 
-class Kept(NamedTuple):
-    """Numbers that the cache of a network keeps, over all layers.
-
-    Attributes:
-        source_token: of each source token, once a sentence.
-        target_token: of each target token.
-    """
+class CacheSize(NamedTuple):
+    """Numbers in the KV cache over all layers, for a source token and for a target token."""
 
     source_token: int
     target_token: int
 
 
-def skeleton(config: ModelConfig, *, source_size: int, target_size: int) -> Network:
-    """Return a network whose weights have shapes and no numbers, and so take no memory.
-
-    Args:
-        config: its shape.
-        source_size: size of the source vocabulary.
-        target_size: size of the target vocabulary.
-    """
+def meta_model(config: ModelConfig, *, source_size: int, target_size: int) -> Network:
+    """Return a network on torch's meta device: its weights have shapes and take no memory."""
     with torch.device("meta"):
         return build_network(config, source_size=source_size, target_size=target_size, seed=0)
 
 
-def tree(network: Network) -> Part:
-    """Return the modules of a network, without those that have no weights and change no width."""
+def summarize(network: Network) -> ModuleSummary:
+    """Return the modules of a network, without identities and dropout."""
     owners = {weight: name for name, weight in network.named_parameters()}
-    return _part("", "", network, owners)
+    return _summary("", "", network, owners)
 
 
-def _part(name: str, path: str, module: nn.Module, owners: Mapping[nn.Parameter, str]) -> Part:
-    """Return a module with all that is inside.
-
-    Args:
-        name: in the module that it belongs to.
-        path: what the names of its weights begin with.
-        module: itself.
-        owners: full name of each weight, where it comes first.
-    """
+def _summary(
+    name: str, prefix: str, module: nn.Module, owners: Mapping[nn.Parameter, str]
+) -> ModuleSummary:
+    """Summarize a module; owners have the full name of each weight where it occurs first."""
     weights = dict(module.named_parameters(recurse=False))
-    own = [weight for key, weight in weights.items() if owners[weight] == path + key]
-    shared = {owners[weight] for key, weight in weights.items() if owners[weight] != path + key}
-    parts = tuple(_parts(path, module, owners))
-    return Part(
+    own = [weight for key, weight in weights.items() if owners[weight] == prefix + key]
+    tied = {owners[weight] for key, weight in weights.items() if owners[weight] != prefix + key}
+    children = tuple(_children(prefix, module, owners))
+    return ModuleSummary(
         name=name,
         kind=type(module).__name__,
         count=1,
         shapes={key: tuple(weight.shape) for key, weight in weights.items()},
-        shared_with=min(shared).rpartition(".")[0] if shared else None,
+        shared_with=min(tied).rpartition(".")[0] if tied else None,
         num_parameters=sum(weight.numel() for weight in own)
-        + sum(part.count * part.num_parameters for part in parts),
-        parts=parts,
+        + sum(child.count * child.num_parameters for child in children),
+        children=children,
     )
 
 
-def _parts(path: str, module: nn.Module, owners: Mapping[nn.Parameter, str]) -> Iterator[Part]:
+def _children(
+    prefix: str, module: nn.Module, owners: Mapping[nn.Parameter, str]
+) -> Iterator[ModuleSummary]:
     for name, child in module.named_children():
         if isinstance(child, nn.ModuleList):
             items = [
-                _part("", f"{path}{name}.{index}.", item, owners)
+                _summary("", f"{prefix}{name}.{index}.", item, owners)
                 for index, item in enumerate(child)
             ]
             yield from _folded(name, items)
         elif not isinstance(child, nn.Identity | Dropout):
-            yield _part(name, f"{path}{name}.", child, owners)
+            yield _summary(name, f"{prefix}{name}.", child, owners)
 
 
-def _folded(name: str, items: list[Part]) -> Iterator[Part]:
-    """Yield the items of a list, those in a row that are alike as one."""
+def _folded(name: str, items: list[ModuleSummary]) -> Iterator[ModuleSummary]:
+    """Yield the items of a list, consecutive equal ones as one."""
     first = 0
-    for item, alike in groupby(items):
-        count = len(list(alike))
+    for item, equal in groupby(items):
+        count = len(list(equal))
         numbers = f"{first}-{first + count - 1}" if count > 1 else f"{first}"
         yield replace(item, name=f"{name}.{numbers}", count=count)
         first += count
@@ -124,7 +110,7 @@ def _folded(name: str, items: list[Part]) -> Iterator[Part]:
 def parameters_by_part(network: Network) -> dict[str, int]:
     """Count the parameters of embeddings, of each stack without them, and of the output.
 
-    Shared ones count where they come first: an output that is an embedding has none of its own.
+    Tied ones count where they occur first: an output tied to embeddings has none of its own.
     """
     counts = {"embeddings": 0, **{name: 0 for name, _ in network.named_children()}}
     for name, weight in network.named_parameters():
@@ -133,11 +119,11 @@ def parameters_by_part(network: Network) -> dict[str, int]:
     return counts
 
 
-def kept(network: Seq2Seq) -> Kept:
-    """Return what the cache of a network keeps of a token."""
-    writing = network.stacks()[-1]
-    target = sum(widths.size for widths in writing.kv_shapes())
-    listening = [layer for layer in writing.each_layer() if isinstance(layer, DecoderLayer)]
-    source = sum(layer.cross_attention.kv_shape.size for layer in listening)
-    # Where nothing listens to a source, it stands in the same stream as its target.
-    return Kept(source_token=source if listening else target, target_token=target)
+def cache_size(network: Seq2Seq) -> CacheSize:
+    """Return the KV cache size of a network."""
+    decoder = network.stacks()[-1]
+    target = sum(shape.size for shape in decoder.kv_shapes())
+    layers = [layer for layer in decoder.each_layer() if isinstance(layer, DecoderLayer)]
+    source = sum(layer.cross_attention.kv_shape.size for layer in layers)
+    # A decoder-only network caches source tokens as it caches target tokens.
+    return CacheSize(source_token=source if layers else target, target_token=target)

@@ -8,7 +8,7 @@ from model.test_encoder_decoder import small_model
 from model.test_family import all_logits, member, source
 
 from tformer_cli.device import autocast
-from tformer_cli.inference.fuse import fused
+from tformer_cli.inference.prepare import prepare_for_inference
 
 V = 23
 CPU = torch.device("cpu")
@@ -20,7 +20,9 @@ def test_a_fused_model_gives_the_same_logits(config):
     model, (ids, mask) = member(config), source()
     target = torch.randint(6, V, (len(ids), 7))
     expected = all_logits(model, ids, mask, target)
-    torch.testing.assert_close(all_logits(fused(model), ids, mask, target), expected)
+    torch.testing.assert_close(
+        all_logits(prepare_for_inference(model, torch.device("cpu")), ids, mask, target), expected
+    )
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
@@ -30,12 +32,14 @@ def test_weights_are_rounded_once_as_autocast_rounds_them_in_each_call(precision
     model, (ids, mask) = member(config).float(), source()
     target = torch.randint(6, V, (len(ids), 7))
     with autocast(CPU, precision):
-        expected = all_logits(fused(model), ids, mask, target)
-        rounded = all_logits(fused(model, precision), ids, mask, target)
+        expected = all_logits(prepare_for_inference(model, torch.device("cpu")), ids, mask, target)
+        rounded = all_logits(
+            prepare_for_inference(model, torch.device("cpu"), precision), ids, mask, target
+        )
     # Weights that lie otherwise are summed in another order.
     torch.testing.assert_close(rounded, expected, rtol=0.02, atol=0.02)
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-    twin = fused(model, precision)
+    twin = prepare_for_inference(model, torch.device("cpu"), precision)
     with autocast(CPU, precision):
         assert twin.output(torch.zeros(2, config.dim)).dtype == precision
     assert twin.stacks()[0].embeddings.tokens.weight.dtype == torch.float32
@@ -44,10 +48,10 @@ def test_weights_are_rounded_once_as_autocast_rounds_them_in_each_call(precision
 @pytest.mark.parametrize("tie", ["none", "all"])
 def test_weights_that_are_not_fused_are_shared(tie):
     model = small_model(tie_embeddings=tie).train()
-    twin = fused(model)
+    twin = prepare_for_inference(model, torch.device("cpu"))
     assert twin.encoder.embeddings.tokens.weight is model.encoder.embeddings.tokens.weight
     ours, theirs = twin.decoder.layers[0], model.decoder.layers[0]
-    assert ours.feedforward.outer.weight is theirs.feedforward.outer.weight
+    assert ours.feedforward.down.weight is theirs.feedforward.down.weight
     assert not any(module.training for module in twin.modules())
     assert all(module.training for module in model.modules())
     assert set(dict(model.named_parameters())) == set(
@@ -57,7 +61,7 @@ def test_weights_that_are_not_fused_are_shared(tie):
 
 def test_weights_of_wide_outputs_lie_in_long_rows():
     model = small_model()
-    twin = fused(model)
+    twin = prepare_for_inference(model, torch.device("cpu"))
     layer = twin.decoder.layers[0]
     for wide in (twin.output, layer.self_attention.projection):
         assert wide.weight.t().is_contiguous()
@@ -68,6 +72,9 @@ def test_weights_of_wide_outputs_lie_in_long_rows():
 
 def test_fused_modules_of_a_kind_have_one_class():
     """torch.compile compiles code again for each class that it has not seen."""
-    first, second = (fused(small_model()).decoder.layers[0] for _ in range(2))
+    first, second = (
+        prepare_for_inference(small_model(), torch.device("cpu")).decoder.layers[0]
+        for _ in range(2)
+    )
     for name, module in first.named_modules():
         assert type(module) is type(dict(second.named_modules())[name])

@@ -19,7 +19,7 @@ from tformer_cli.config.schema.model import (
     T5Positions,
     YarnScaling,
 )
-from tformer_cli.model.blocks.positions import SinusoidalEncoding, build_positions
+from tformer_cli.model.blocks.embeddings import SinusoidalEncoding, build_positions
 from tformer_cli.model.build import build_model
 
 V = 23
@@ -71,8 +71,8 @@ def test_rotary_positions_turn_a_head_or_of_latent_attention_the_shared_key():
     config = EncoderDecoderConfig(dim=24, num_heads=4, positions=RotaryPositions())
     latent = dataclasses.replace(config, latent=LatentConfig(kv_lora_rank=7, rope_head_dim=10))
     for chosen, width in ((config, 6), (latent, 10)):
-        turn = build_positions(chosen, is_causal=True).rotary(torch.arange(3))
-        assert turn.cosines.shape == (3, width)
+        cos, _ = build_positions(chosen, is_causal=True).rotary(torch.arange(3))
+        assert cos.shape == (3, width)
 
 
 @pytest.mark.parametrize("kind", [EncoderDecoderConfig, DecoderOnlyConfig])

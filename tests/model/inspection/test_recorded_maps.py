@@ -1,23 +1,38 @@
-"""Recorded attention against torch's own layer and the fast path, and networks untouched by it."""
+"""Attention maps and position tables against torch and the stacks; networks are unchanged."""
+
+import math
 
 import pytest
 import torch
-from family import encoder_decoders, masked_encoders, translating
+from family import LONGEST, encoder_decoders, masked_encoders, translating
 from hypothesis import given
 from hypothesis import strategies as st
 from model.test_family import LENGTHS, B, S, T, V, lively, source
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.inference.fuse import fused
+from tformer_cli.config.schema.model import (
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    LearnedPositions,
+    T5Positions,
+)
+from tformer_cli.inference.prepare import prepare_for_inference
 from tformer_cli.model.blocks import attention as attention_room
 from tformer_cli.model.blocks.attention import Attention, grouped_matmul
+from tformer_cli.model.blocks.bias import MASK_VALUE
 from tformer_cli.model.blocks.latent import LatentAttention
 from tformer_cli.model.build import build_model, build_network
 from tformer_cli.model.encoder_decoder import EncoderDecoder
-from tformer_cli.model.inspection.record import LayerMaps, attention_maps, source_attention
+from tformer_cli.model.inspection.attention_maps import (
+    LayerMaps,
+    attention_maps,
+    position_tables,
+    source_attention,
+)
+from tformer_cli.model.layers import Stack
 from tformer_cli.model.network import Network, Seq2Seq
+from tformer_cli.plotting.attention_maps import PositionTable
 
 D, H, LAYERS = 12, 3, 2
 
@@ -90,7 +105,7 @@ def found_by(attention, weights: Tensor, values: Tensor) -> Tensor:
     """What an attention returns, by its recorded weights alone."""
     heads = grouped_matmul(weights, values)
     if isinstance(attention, LatentAttention):
-        heads = heads @ attention.value.maps().mT
+        heads = heads @ attention.value.matrices().mT
     return attention.output(heads.transpose(1, 2).flatten(2))
 
 
@@ -168,7 +183,7 @@ def test_a_fused_network_looks_at_the_same_tokens_and_recording_changes_neither(
     ids, mask, target = inputs(network)
     logits = network(ids, mask, target, torch.ones_like(target, dtype=torch.bool))
     expected = attention_maps(network, ids, mask, target)
-    for one in (network, fused(network)):
+    for one in (network, prepare_for_inference(network, torch.device("cpu"))):
         modules = list(one.modules())
         before = [(dict(vars(module)), dict(module._modules)) for module in modules]
         found = attention_maps(one, ids, mask, target)
@@ -216,3 +231,96 @@ def compare(padded: Tensor, small: Tensor, length: int) -> None:
         kept = [place for place in range(size) if place < length or place >= size - wanted + length]
         padded = padded.index_select(dim, torch.tensor(kept[:wanted]))
     torch.testing.assert_close(padded, small)
+
+
+PLACES = 7
+
+
+def stacks(config, *, is_fused: bool = False) -> list[Stack]:
+    network = lively(build_network(config, source_size=V, target_size=V, seed=7))
+    return (prepare_for_inference(network, torch.device("cpu")) if is_fused else network).stacks()
+
+
+def table(stack: Stack, kind: str) -> PositionTable | None:
+    return next((one for one in position_tables(stack, PLACES) if one.kind == kind), None)
+
+
+@torch.no_grad()
+@given(st.one_of(translating, masked_encoders))
+def test_vectors_are_what_embeddings_add(config):
+    for stack in stacks(config):
+        found = table(stack, "vectors")
+        ids = torch.zeros(1, PLACES, dtype=torch.long)
+        added = stack.embeddings(ids, torch.arange(PLACES))[0] - stack.embeddings.tokens(
+            ids[0]
+        ) * math.sqrt(config.dim)
+        if found is None:
+            torch.testing.assert_close(added, torch.zeros_like(added))
+        else:
+            assert (found.rows, found.columns) == (tuple(range(PLACES)), tuple(range(config.dim)))
+            torch.testing.assert_close(torch.from_numpy(found.values), added)
+
+
+@torch.no_grad()
+@given(st.one_of(translating, masked_encoders))
+def test_turns_are_cosines_of_place_times_frequency(config):
+    for stack in stacks(config):
+        found = table(stack, "turns")
+        assert (found is None) == (config.positions.kind != "rotary")
+        if found is not None:
+            angles = torch.outer(torch.arange(PLACES), torch.tensor(found.columns))
+            expected = angles.double().cos() * stack.rotary.attention_factor
+            values = torch.from_numpy(found.values).double()
+            torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+@given(st.one_of(translating, masked_encoders))
+def test_a_bias_depends_on_distance_as_the_table_says(config):
+    places = torch.arange(PLACES)
+    distances = (places - places[:, None]).tolist()
+    for stack in stacks(config):
+        found, added = table(stack, "bias"), stack.encode_positions(places, places)[1]
+        if found is None:
+            assert added is None
+            continue
+        assert len(found.rows) in (0, config.num_heads)
+        for head, row in enumerate(added.expand(1, len(found.values), PLACES, PLACES)[0]):
+            values = dict(zip(found.columns, found.values[head].tolist(), strict=True))
+            for query in range(PLACES):
+                for key, distance in enumerate(distances[query]):
+                    if distance in values:
+                        expected = float(row[query, key])
+                        expected = -math.inf if expected <= MASK_VALUE / 2 else expected
+                        assert values[distance] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("is_fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize(
+    ("config", "last"),
+    [
+        (EncoderDecoderConfig(dim=12, num_heads=3, positions=T5Positions()), [6, 0]),
+        (DecoderOnlyConfig(dim=12, num_heads=3, positions=T5Positions()), [0]),
+        (
+            DecoderOnlyConfig(
+                dim=12,
+                num_heads=3,
+                positions=T5Positions(),
+                source_attention="bidirectional",
+            ),
+            [6],
+        ),
+    ],
+    ids=["encoder_decoder", "causal", "bidirectional"],
+)
+def test_distances_end_where_nothing_is_seen(config, last, is_fused):
+    found = [table(stack, "bias").columns for stack in stacks(config, is_fused=is_fused)]
+    assert [(columns[0], columns[-1]) for columns in found] == [(-6, end) for end in last]
+
+
+def test_learned_vectors_end_with_what_was_learnt():
+    config = EncoderDecoderConfig(
+        dim=12, num_heads=3, positions=LearnedPositions(max_length=LONGEST)
+    )
+    (found,) = position_tables(stacks(config)[0], 1000)
+    assert found.values.shape == (LONGEST, 12)
