@@ -1,4 +1,4 @@
-"""`tformer config`: what it prints, and which errors it lets through."""
+"""`tformer config` and `tformer init`: what they print and write, and their errors."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from killing import killed
+from test_wheel import files
 from typer.testing import CliRunner
 
 from tformer_cli.cli.config import app
@@ -330,3 +331,25 @@ def test_new_lets_errors_of_the_texts_through(folder: Path) -> None:
 @pytest.mark.parametrize("command", ["check", "show", "new"])
 def test_help_has_an_example(command: str) -> None:
     assert f"Example: tformer config {command} " in " ".join(printed(command, "--help").split())
+
+
+def test_init_copies_configs_and_demo_text_and_may_be_repeated(tformer, tmp_path):
+    folder = tmp_path / "new"
+    for _ in range(2):
+        result = tformer("init", folder)
+        assert result.exit_code == 0
+        assert result.stdout.splitlines()[-1] == f"next: tformer train {folder}/configs/demo.yaml"
+        assert files(folder) == files(ROOT)
+    assert tformer("config", "check", folder / "configs" / "demo.yaml").exit_code == 0
+
+
+def test_init_replaces_no_file_and_then_writes_none(tformer, tmp_path):
+    own = tmp_path / "data" / "demo" / "valid.en"
+    own.parent.mkdir(parents=True)
+    own.write_text("mine\n", encoding="utf-8")
+    result = tformer("init", tmp_path)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"{own}: already exists with other content; name another folder\n",
+    )
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == [own]
