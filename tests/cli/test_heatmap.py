@@ -147,7 +147,7 @@ def test_what_no_font_has_is_said_once(toy_run, tformer, folder, monkeypatch):
             ["--output", "a.pdf", "ab"],
             "--output: must end in .png, .svg or .html; got a.pdf",
         ),
-        ([""], "SENTENCE: has no token in it; got ''"),
+        ([""], "SENTENCE: has no token; got ''"),
         (["--layer", 2, "ab"], "--layer: must be at most the layers (1); got 2"),
         (["--head", 3, "ab"], "--head: must be at most the heads (2); got 3"),
         (

@@ -300,7 +300,7 @@ def test_each_translation_begins_with_its_prefix(toy_run, tformer, source, tmp_p
 
 def test_prefixes_without_a_file_of_lines_are_refused(toy_run, tformer, source):
     result = tformer("translate", toy_run, "--prefixes", source, stdin="ab\n")
-    assert result.stderr == "--prefixes: needs --input, line for line; name that file\n"
+    assert result.stderr == "--prefixes: needs --input, line by line; name that file\n"
 
 
 def test_fewer_prefixes_than_lines_are_refused(toy_run, tformer, source, tmp_path):
@@ -643,7 +643,7 @@ def test_a_line_that_is_no_term_is_refused_before_any_is_translated(toy_run, tfo
 
 def test_phrases_without_a_file_of_lines_are_refused(toy_run, tformer, source):
     result = tformer("translate", toy_run, "--constraints", source, stdin="ab\n")
-    assert result.stderr == "--constraints: needs --input, line for line; name that file\n"
+    assert result.stderr == "--constraints: needs --input, line by line; name that file\n"
 
 
 def test_a_pipe_beside_both_prefixes_and_phrases_is_refused(toy_run, tformer, source, tmp_path):

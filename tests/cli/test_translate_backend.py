@@ -90,7 +90,7 @@ def test_damaged_export_is_one_line(run, tformer):
         ),
         (
             ("--workers", "2"),
-            "--workers: has no effect on --backend ctranslate2, which has threads; got 2; "
+            "--workers: has no effect on --backend ctranslate2, which uses threads; got 2; "
             "leave it out",
         ),
         (
@@ -155,5 +155,5 @@ def test_torchrun_is_not_for_the_backend(run, tformer, monkeypatch, tmp_path):
     result = tformer("translate", run, *BACKEND, "--input", tmp_path / "text")
     assert result.exit_code == 2
     assert result.stderr == (
-        "--backend ctranslate2: is for one process, which has threads; drop torchrun\n"
+        "--backend ctranslate2: is for one process with threads; drop torchrun\n"
     )

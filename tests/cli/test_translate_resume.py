@@ -246,10 +246,10 @@ def test_memory_that_runs_out_is_one_line_and_changes_nothing(translate, target,
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "--input: is needed by torchrun, for stdin cannot be shared; name a file\n"),
+        ((), "--input: is required under torchrun: stdin cannot be shared; name a file\n"),
         (
             ("-i", "x", "--workers", 3),
-            "--workers: must be 1 under torchrun, which has begun the processes itself; got 3; "
+            "--workers: must be 1 under torchrun, which starts the processes; got 3; "
             "leave it out\n",
         ),
     ],

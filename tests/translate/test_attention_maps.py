@@ -135,7 +135,7 @@ def test_what_both_stacks_know_of_places_comes_once(tokenizers):
 @pytest.mark.parametrize(
     ("text", "target", "message"),
     [
-        ("", None, "`sentence`: has no token in it; got ''"),
+        ("", None, "`sentence`: has no token; got ''"),
         ("a\udcff", None, "`sentence`: is not UTF-8; got 'a\\udcff'"),
         ("a", "\udcff", "`target`: is not UTF-8; got '\\udcff'"),
     ],

@@ -154,6 +154,6 @@ def test_prefix_and_phrases_together_stay_within_what_the_model_can_write(marian
     with pytest.raises(DataError) as caught:
         encoded(marian, InputLine("a", "dog", ["cat", "sat sat"]), **options)
     assert str(caught.value).startswith(
-        f"x.en:1: demands a translation beyond the positions that the model has learnt ({needed}); "
+        f"x.en:1: requires more tokens than the model has learned positions ({needed}); "
     )
     assert str(caught.value).endswith(" tokens; shorten its prefix or its required phrases")

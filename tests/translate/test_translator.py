@@ -177,7 +177,7 @@ def test_alignments_nbest_and_prefixes_of_sentences_are_those_of_pieces(of_singl
     with pytest.raises(DataError) as caught:
         required(translator, ["ab. cd"], required=[["a"]])
     assert str(caught.value) == (
-        "line 1: has required phrases and is cut into pieces; got 2 pieces; "
+        "line 1: has required phrases but is split into pieces; got 2 pieces; "
         "split it and them, or raise `max_source_sentences`"
     )
 
@@ -323,7 +323,7 @@ def test_no_limit_goes_beyond_learnt_positions(tokenizers):
     with pytest.raises(UsageError) as caught:
         Translator.from_model(model, tokenizers, config, CPU, max_source_length=10)
     assert str(caught.value) == (
-        "`max_source_length`: must be below the positions that the model has learnt (10); got 10; "
+        "`max_source_length`: must be below the number of learned positions (10); got 10; "
         "leave it out, or train with model.positions: {kind: sinusoidal}"
     )
 
@@ -349,7 +349,7 @@ def test_a_prefix_may_use_all_learnt_positions_and_no_more(tokenizers):
     with pytest.raises(DataError) as caught:
         list(translator.nbest(["ab", "c"], 1, prefixes=["a", f"{prefix}c"], name="x.en"))
     assert str(caught.value) == (
-        "x.en:2: demands a translation beyond the positions that the model has learnt (10); "
+        "x.en:2: requires more tokens than the model has learned positions (10); "
         "got 11 tokens; shorten its prefix or its required phrases"
     )
 
@@ -608,7 +608,10 @@ def test_a_phrase_has_no_space_before_it_in_a_language_without_whitespace():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"required": [["aéb"]]}, "has a token that no translation has; got <unk> in 'aéb'"),
+        (
+            {"required": [["aéb"]]},
+            "has a token that no translation can contain; got <unk> in 'aéb'",
+        ),
         ({"required": [["ga"]], "banned": ["a"]}, "contains a banned word; got 'ga'"),
         ({"required": [[""]]}, "has no token; got ''"),
     ],
@@ -623,7 +626,7 @@ def test_phrases_of_a_line_in_pieces_are_refused(translator):
     with pytest.raises(DataError) as caught:
         required(translator, ["ab", "abc. de. fg"], required=[[], ["a"]])
     assert str(caught.value) == (
-        "line 2: has required phrases and is cut into pieces; got 2 pieces; "
+        "line 2: has required phrases but is split into pieces; got 2 pieces; "
         "split it and them, or raise `max_source_length`"
     )
 

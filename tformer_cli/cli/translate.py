@@ -282,7 +282,7 @@ def _check_usage(
         *(
             Rule(
                 option,
-                "needs --input, line for line",
+                "needs --input, line by line",
                 file and input_file is None,
                 remedy="name that file",
             )
@@ -302,13 +302,13 @@ def _check_usage(
         ),
         Rule(
             "--input",
-            "is needed by torchrun, for stdin cannot be shared",
+            "is required under torchrun: stdin cannot be shared",
             is_parallel and input_file is None,
             remedy="name a file",
         ),
         Rule(
             "--workers",
-            "must be 1 under torchrun, which has begun the processes itself",
+            "must be 1 under torchrun, which starts the processes",
             is_parallel and workers not in (None, 1),
             str(workers),
             "leave it out",

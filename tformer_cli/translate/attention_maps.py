@@ -44,11 +44,11 @@ def sentence_maps(
     Raises:
         UsageError: the sentence is empty or not UTF-8, or there is a target for a network that does
             not translate.
-        DataError: the sentence or the translation is longer than the learnt positions.
+        DataError: the sentence or the translation is longer than the learned positions.
     """
     source_ids = [*_encode(tokenizers.source, "`sentence`", sentence), EOS_ID]
     if len(source_ids) == 1:
-        raise UsageError("`sentence`", "has no token in it", got=repr(sentence))
+        raise UsageError("`sentence`", "has no token", got=repr(sentence))
     _check_length(network, "`sentence`", len(source_ids))
     if not isinstance(network, Seq2Seq):
         if target is not None:

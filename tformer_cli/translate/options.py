@@ -84,7 +84,7 @@ def check_search(
 
     Args:
         decoding: the search.
-        max_positions: positions that the model has learnt; None for any number.
+        max_positions: number of learned positions; None for no limit.
         requiring: argument that requires phrases, if there is one.
 
     Raises:
@@ -138,7 +138,7 @@ def check_backend(
     check_usage(
         Rule(
             ctranslate2,
-            "is for one process, which has threads",
+            "is for one process with threads",
             num_processes() > 1,
             remedy="drop torchrun",
         ),
@@ -146,7 +146,7 @@ def check_backend(
         Rule("`precision`", no_effect, precision != "float32", precision, "use `quantization`"),
         Rule(
             "`workers`",
-            f"has no effect on {ctranslate2}, which has threads",
+            f"has no effect on {ctranslate2}, which uses threads",
             workers not in (None, 1),
             str(workers),
             "leave it out",

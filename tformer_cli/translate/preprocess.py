@@ -84,7 +84,7 @@ class Preprocessor:
         tokenizers: of the model.
         max_source_length: maximum number of source tokens, EOS excluded.
         max_source_sentences: maximum number of sentences in a piece; None for no limit.
-        max_positions: positions that the model has learnt, one of them for EOS; None for any.
+        max_positions: number of learned positions, one of them for EOS; None for no limit.
         long_lines: what to do with a line above `max_source_length`.
         uses_whitespace: whether whitespace separates the words of the target language.
     """
@@ -101,7 +101,7 @@ class Preprocessor:
         """Check the limits.
 
         Raises:
-            UsageError: a limit is below 1 or above the learnt positions; or an unknown choice.
+            UsageError: a limit is below 1 or above the learned positions; or an unknown choice.
         """
         check_positive("`max_source_length`", self.max_source_length)
         if self.max_source_sentences is not None:
@@ -110,7 +110,7 @@ class Preprocessor:
         if self.max_positions is not None and self.max_source_length >= self.max_positions:
             raise UsageError(
                 "`max_source_length`",
-                f"must be below the positions that the model has learnt ({self.max_positions})",
+                f"must be below the number of learned positions ({self.max_positions})",
                 got=str(self.max_source_length),
                 remedy="leave it out, or train with model.positions: {kind: sinusoidal}",
             )
@@ -149,7 +149,7 @@ class Preprocessor:
             argument = "max_source_length" if is_long else "max_source_sentences"
             raise DataError(
                 where,
-                "has required phrases and is cut into pieces",
+                "has required phrases but is split into pieces",
                 got=f"{len(pieces)} pieces",
                 remedy=f"split it and them, or raise `{argument}`",
             )
@@ -189,8 +189,7 @@ class Preprocessor:
         if self.max_positions is not None and needed > self.max_positions:
             raise DataError(
                 where,
-                "demands a translation beyond the positions that the model has learnt "
-                f"({self.max_positions})",
+                f"requires more tokens than the model has learned positions ({self.max_positions})",
                 got=f"{needed:,} tokens",
                 remedy="shorten its prefix or its required phrases",
             )
@@ -275,7 +274,7 @@ class Preprocessor:
         if suppressed := set(ids) & set(target.suppressed_ids):
             token = target.tokens([min(suppressed)])[0]
             raise DataError(
-                where, "has a token that no translation has", got=f"{token} in {text!r}"
+                where, "has a token that no translation can contain", got=f"{token} in {text!r}"
             )
         return tuple(ids)
 

@@ -63,7 +63,7 @@ def score_pairs(
         on_warning: called for each pair with a side of more than `MAX_TOKENS`, which has no score.
 
     Raises:
-        DataError: a line is longer than the positions that the model has learnt.
+        DataError: a line is longer than the learned positions.
     """
     number = 1
     for window in chunks(pairs, WINDOW_PAIRS):
