@@ -17,7 +17,7 @@ from tformer_cli.storage.atomic import read_json
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.subword import MarianTokenizer
-from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 
 CARD_FILE = "README.md"
 UNKNOWN_LICENSE = "unknown"
@@ -58,80 +58,62 @@ def write_sentencepiece_models(tokenizers: Tokenizers, folder: Path) -> None:
 def token_code(
     tokenizers: Tokenizers, line: str, *, modules: Sequence[str], target_tokens: str
 ) -> dict[str, str]:
-    """Return Python code that tokenizes a line and detokenizes its translation, for templates.
+    """Return the Python code that a template needs to tokenize and detokenize.
 
-    Args:
-        tokenizers: of the model.
-        line: source text.
-        modules: further modules to import.
-        target_tokens: expression of the tokens to detokenize.
-
-    Returns:
-        `modules` to import, `models` to load (statements), `tokens` and `text` (expressions).
+    These are modules to import, statements that load models, and expressions for the tokens of a
+    line and for the text of `target_tokens`.
     """
-    source, target = tokenizers.source, tokenizers.target
-    models = list(sentencepiece_models(tokenizers))
+    source, models = tokenizers.source, list(sentencepiece_models(tokenizers))
     imports = [*modules, *(["sentencepiece"] if models else [])]
+    if source.normalizer.nfkc:
+        imports.append("unicodedata")
     loads = [
-        f'{name} = sentencepiece.SentencePieceProcessor(model_file="{name}.model")'
+        f'{name} = sentencepiece.SentencePieceProcessor(model_file="{name}.model")\n'
         for name in models
     ]
     if source.kind == "word":
-        loads = ["from torchtext.data.utils import get_tokenizer"]
+        loads = ["from torchtext.data.utils import get_tokenizer\n"]
+    match tokenizers.target.kind:
+        case "char":
+            text = f'"".join({target_tokens})'
+        case "word":
+            text = f'" ".join({target_tokens})'
+        case _:
+            text = f"{models[-1]}.decode({target_tokens})"
+    tokens = _source_tokens_code(source, line, models)
+    return {"modules": ", ".join(imports), "models": "".join(loads), "tokens": tokens, "text": text}
+
+
+def _source_tokens_code(source: Tokenizer, line: str, models: Sequence[str]) -> str:
     # Marian's target language code is one token, which sentencepiece does not know.
     code = re.match(">>.*?<<", line) if source.kind == "marian" else None
     text = repr(line[code.end() :] if code else line)
     if source.normalizer.nfkc:
-        imports.append("unicodedata")
         text = f'unicodedata.normalize("NFKC", {text})'
     if source.normalizer.lowercase:
         text = f"{text}.lower()"
     match source.kind:
         case "char":
-            tokens = f"list({text})"
+            return f"list({text})"
         case "word":
-            tokens = f'get_tokenizer("basic_english")({text})'
+            return f'get_tokenizer("basic_english")({text})'
         case _:
             pieces = f"{models[0]}.encode({text}, out_type=str)"
-            tokens = f"[{code[0]!r}, *{pieces}]" if code else pieces
-    match target.kind:
-        case "char":
-            decoded = f'"".join({target_tokens})'
-        case "word":
-            decoded = f'" ".join({target_tokens})'
-        case _:
-            decoded = f"{models[-1]}.decode({target_tokens})"
-    return {
-        "modules": ", ".join(imports),
-        "models": "".join(f"{load}\n" for load in loads),
-        "tokens": tokens,
-        "text": decoded,
-    }
+            return f"[{code[0]!r}, *{pieces}]" if code else pieces
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a card says beyond the model itself.
-
-    Attributes:
-        name: of the model.
-        program: that runs it.
-        license: of the weights, an SPDX identifier.
-        packages: that the example needs.
-        example: Python code that translates a line.
-        translation: what it prints.
-        checks: results of the comparisons with tformer.
-        versions: of packages that wrote the files, besides tformer and torch.
-    """
+    """What a card says beyond the model itself."""
 
     name: str
     program: str
-    license: str
-    packages: Sequence[str]
-    example: str
-    translation: str
+    license: str  # SPDX identifier
+    packages: Sequence[str]  # that the example needs
+    example: str  # Python code
+    translation: str  # that the example prints
     checks: Sequence[str]
-    versions: Mapping[str, str]
+    versions: Mapping[str, str]  # of packages that wrote the files
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,23 +139,13 @@ def known_scores(run: RunDirectory) -> list[SetScore]:
             evaluation = read_json(file)
             if evaluation.get("num_models", 1) > 1:
                 continue
-            scores += [
-                SetScore(
-                    file.stem,
-                    str(score["name"]),
-                    float(score["score"]),
-                    str(score["signature"]),
-                    int(score["num_sentences"]),
-                )
-                for score in evaluation["scores"]
-            ]
+            for score in evaluation["scores"]:
+                name, signature = str(score["name"]), str(score["signature"])
+                number, count = float(score["score"]), int(score["num_sentences"])
+                scores.append(SetScore(file.stem, name, number, signature, count))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(
-                str(file),
-                "is no evaluation",
-                got=repr(error),
-                remedy="remove it, or run `tformer eval` again",
-            ) from None
+            got, remedy = repr(error), "remove it, or run `tformer eval` again"
+            raise CheckpointError(str(file), "is no evaluation", got=got, remedy=remedy) from None
     return scores
 
 

@@ -25,41 +25,24 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two translations of a line that differ.
+    """Two hypotheses of a line that differ; None where an engine has fewer."""
 
-    Attributes:
-        line: index of the line.
-        rank: index among the line's hypotheses, best first.
-        ours: hypothesis of our engine, None if it has fewer.
-        theirs: hypothesis of the other engine, None if it has fewer.
-    """
-
-    line: int
-    rank: int
+    line: int  # index
+    rank: int  # index among the hypotheses, best first
     ours: Hypothesis | None
     theirs: Hypothesis | None
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The outcome of one search by two engines.
-
-    Attributes:
-        search: the search.
-        num_lines: lines translated.
-        num_equal: lines whose hypotheses all have equal tokens.
-        ties: differing hypotheses that both engines score alike.
-        differences: all others, and equal tokens with different scores.
-        ours: best hypothesis of each line by our engine.
-        theirs: best hypothesis of each line by the other engine.
-    """
+    """The outcome of one search by two engines."""
 
     search: DecodingConfig
     num_lines: int
-    num_equal: int
-    ties: tuple[Difference, ...]
-    differences: tuple[Difference, ...]
-    ours: tuple[Hypothesis, ...]
+    num_equal: int  # lines whose hypotheses all have equal tokens
+    ties: tuple[Difference, ...]  # different tokens that both engines score alike
+    differences: tuple[Difference, ...]  # other tokens, or equal tokens with other scores
+    ours: tuple[Hypothesis, ...]  # best of each line
     theirs: tuple[Hypothesis, ...]
 
     @property
@@ -70,19 +53,12 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class CheckText:
-    """Real lines to check an export by.
+    """Real lines to check an export by."""
 
-    Attributes:
-        name: of their file, for messages.
-        lines: the text.
-        numbers: line numbers in that file, from 1.
-        sources: token ids of each line, EOS included.
-    """
-
-    name: str
+    name: str  # of their file
     lines: tuple[str, ...]
-    numbers: tuple[int, ...]
-    sources: tuple[tuple[int, ...], ...] = field(repr=False)
+    numbers: tuple[int, ...]  # of the lines in the file, from 1
+    sources: tuple[tuple[int, ...], ...] = field(repr=False)  # token ids with EOS
 
     @classmethod
     def of(
@@ -118,14 +94,7 @@ def exported(
     *,
     on_done: Callable[[int], object] = lambda count: None,
 ) -> Iterator[tuple[Path, list[Comparison]]]:
-    """Write a new folder atomically, and yield it with its comparisons once it passed its check.
-
-    Raises:
-        ConfigError: all config keys that the format cannot represent.
-        UsageError: a package is not installed, or the folder exists.
-        ExportError: translations differ although the format is exact.
-        StorageError: the folder cannot be written.
-    """
+    """Write a new folder atomically, and yield it with its comparisons once it passed its check."""
     with form.written(trained, folder) as temporary:
         yield temporary, check(trained, form, temporary, text, on_done=on_done)
 
@@ -139,13 +108,6 @@ def check(
     on_done: Callable[[int], object] = lambda count: None,
 ) -> list[Comparison]:
     """Compare the translations of a written folder with the model's own, by each search.
-
-    Args:
-        trained: the model.
-        form: format of the folder.
-        folder: the written files.
-        text: what both translate.
-        on_done: called with numbers of lines done, by each engine and search.
 
     Raises:
         ExportError: they differ although the format is exact.
@@ -171,15 +133,7 @@ def compare(
     *,
     on_done: Callable[[int], object] = lambda count: None,
 ) -> Comparison:
-    """Compare two engines by one search; of a beam search, all hypotheses of the beam.
-
-    Args:
-        ours: the reference.
-        theirs: the engine to check.
-        requests: none of them empty.
-        search: greedy or beam search.
-        on_done: called with numbers of requests done.
-    """
+    """Compare two engines by greedy search, or by all hypotheses of a beam search."""
     nbest = search.beam_size if isinstance(search, BeamConfig) else 1
     our_results, their_results = (
         engine.translate(requests, search, nbest=nbest, on_done=on_done)

@@ -76,17 +76,10 @@ class CTranslate2Format(Format):
     program: ClassVar = "CTranslate2"
     quantization: Quantization = "float32"
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether no weight is rounded."""
-        return self.quantization == "float32"
-
     def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
-        """Yield the config keys that CTranslate2 cannot compute exactly."""
         return unsupported(trained.config.model, self.quantization)
 
     def write(self, trained: TrainedModel, folder: Path) -> None:
-        """Write the model, its vocabularies and its sentencepiece models."""
         model, config, tokenizers = trained.model, trained.config.model, trained.tokenizers
         assert isinstance(config, EncoderDecoderConfig)
         assert isinstance(model, EncoderDecoder)
@@ -112,7 +105,6 @@ class CTranslate2Format(Format):
         write_sentencepiece_models(tokenizers, folder)
 
     def engine(self, trained: TrainedModel, folder: Path) -> CTranslate2Engine:
-        """Return CTranslate2 on the CPU."""
         # It computes half precision in float32 anyway, and would warn of the conversion.
         is_half = self.quantization in ("float16", "bfloat16")
         return CTranslate2Engine(
@@ -123,7 +115,6 @@ class CTranslate2Format(Format):
         )
 
     def example(self, trained: TrainedModel, line: str) -> str:
-        """Return a beam search by CTranslate2 alone."""
         code = token_code(
             trained.tokenizers,
             line,
@@ -134,25 +125,16 @@ class CTranslate2Format(Format):
         return filled("ctranslate2.py.txt", **code, beam_size=BEAM_SIZE, max_length=max_length)
 
     def packages(self, trained: TrainedModel) -> list[str]:
-        """Return CTranslate2 and what tokenizes."""
         return ["ctranslate2", *TOKENIZER_PACKAGES[trained.tokenizers.source.kind]]
 
     def versions(self) -> dict[str, str]:
-        """Return the version of CTranslate2."""
         return {"ctranslate2": package("ctranslate2", "ctranslate2").__version__}
 
 
 def cached_engine(
     run: RunDirectory, trained: TrainedModel, quantization: Quantization
 ) -> CTranslate2Engine:
-    """Return CTranslate2 with the model of a run, whose export the run keeps for the next time.
-
-    Raises:
-        ConfigError: all config keys that CTranslate2 cannot compute exactly.
-        UsageError: CTranslate2 is not installed.
-        CheckpointError: the export is damaged.
-        StorageError: the export cannot be written.
-    """
+    """Return CTranslate2 with the model of a run, whose export the run keeps for the next time."""
     form = CTranslate2Format(quantization)
     name = f"ctranslate2-{FORMAT_VERSION}-{trained.fingerprint[:16]}-{quantization}"
     folder = run.exports / name
@@ -201,11 +183,7 @@ def num_positions(config: ModelConfig) -> int | None:
 
 
 def specification(model: EncoderDecoder, config: EncoderDecoderConfig) -> Any:
-    """Return a CTranslate2 specification with all weights but the output bias.
-
-    Raises:
-        UsageError: CTranslate2 is not installed.
-    """
+    """Return a CTranslate2 specification with all weights but the output bias."""
     specs = package("ctranslate2", "ctranslate2").specs
     shape = {
         "pre_norm": config.norm_position == "pre",

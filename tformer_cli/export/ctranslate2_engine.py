@@ -178,7 +178,6 @@ class CTranslate2Scorer:
     def score(
         self, pairs: Sequence[Pair], *, on_done: Callable[[int], object] = lambda count: None
     ) -> list[tuple[float, ...]]:
-        """Return the log probability of each target token and EOS."""
         results = [
             (-math.inf,) * (len(target) + 1) if source or target else (0.0,)
             for source, target in pairs

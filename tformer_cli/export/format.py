@@ -23,30 +23,23 @@ EXTRAS = {
 
 
 class Format(ABC):
-    """A format that another program runs.
-
-    Attributes:
-        program: name of that program.
-    """
+    """A format that another program runs."""
 
     program: ClassVar[str]
+    quantization: str = "float32"
 
     @property
-    @abstractmethod
     def is_exact(self) -> bool:
         """Whether no weight is rounded; translations of rounded weights may differ."""
+        return self.quantization == "float32"
 
-    @abstractmethod
     def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
         """Yield the config keys that the format cannot represent exactly."""
+        yield from ()
 
     @abstractmethod
     def write(self, trained: TrainedModel, folder: Path) -> None:
-        """Write all files into an empty folder.
-
-        Raises:
-            UsageError: a package is not installed.
-        """
+        """Write all files into an empty folder."""
 
     @abstractmethod
     def engine(self, trained: TrainedModel, folder: Path) -> Engine:
@@ -64,9 +57,9 @@ class Format(ABC):
     def packages(self, trained: TrainedModel) -> list[str]:
         """Return the packages that the example needs, as arguments of pip."""
 
-    @abstractmethod
     def versions(self) -> dict[str, str]:
-        """Return the versions of the packages that wrote the folder."""
+        """Return the versions of the packages that wrote the folder, besides torch."""
+        return {}
 
     @contextlib.contextmanager
     def written(self, trained: TrainedModel, folder: Path) -> Iterator[Path]:

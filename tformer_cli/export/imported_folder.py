@@ -31,23 +31,16 @@ def weights_file(folder: Path) -> Path:
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """Return the weights of a safetensors file, or of the shards of an index, in float32.
-
-    Raises:
-        CheckpointError: a file is missing or damaged, or a shard contradicts the index.
-    """
+    """Return the weights of a safetensors file, or of the shards of an index, in float32."""
     if file.name != INDEX_FILE:
         return _read(file)
     weights: dict[str, Tensor] = {}
     for shard, names in _shards(file).items():
         part = _read(file.parent / shard)
         if differing := part.keys() ^ names:
-            raise CheckpointError(
-                str(file.parent / shard),
-                f"holds other weights than {INDEX_FILE} says ({len(differing)} differ)",
-                got=min(differing),
-                remedy=RESTORE,
-            )
+            what = f"holds other weights than {INDEX_FILE} says ({len(differing)} differ)"
+            path = str(file.parent / shard)
+            raise CheckpointError(path, what, got=min(differing), remedy=RESTORE)
         weights |= part
     return weights
 
@@ -58,50 +51,24 @@ def check_weights(
     expected: Mapping[str, tuple[int, ...]],
     settings: str,
 ) -> None:
-    """Check the names and shapes of the weights in a file.
-
-    Args:
-        file: for messages.
-        actual: shapes in the file.
-        expected: shapes of the model.
-        settings: name of the file that describes the model.
-
-    Raises:
-        CheckpointError: they differ.
-    """
+    """Check the names and shapes of the weights in a file that `settings` describes."""
     if differing := {name for name, _ in expected.items() ^ actual.items()}:
-        raise CheckpointError(
-            str(file),
-            f"holds another model than {settings} describes ({len(differing)} weights differ)",
-            got=min(differing),
-            remedy=RESTORE,
-        )
+        what = f"holds another model than {settings} describes ({len(differing)} weights differ)"
+        raise CheckpointError(str(file), what, got=min(differing), remedy=RESTORE)
 
 
 def shapes(
     config: ModelConfig, *, source_size: int, target_size: int, num_weights: int, settings: Path
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight of a model, before it is built.
+    """Return the shape of each weight of a model without allocating it.
 
-    Args:
-        config: of the model.
-        source_size: size of the source vocabulary.
-        target_size: size of the target vocabulary.
-        num_weights: in the folder. Every layer has some, so a config of millions of layers fails
-            before they are built.
-        settings: the file of the config, for messages.
-
-    Raises:
-        CheckpointError: there are more layers than weights, or more numbers than torch counts.
+    Every layer has weights, so a config of more layers than `num_weights` fails before they are
+    built. `settings` is the file of the config, for messages.
     """
     num_layers = sum(getattr(config, f"num_{x}layers", 0) for x in ("", "encoder_", "decoder_"))
     if num_layers > num_weights:
-        raise CheckpointError(
-            str(settings),
-            f"describes more layers than the folder has weights ({num_weights})",
-            got=str(num_layers),
-            remedy=RESTORE,
-        )
+        what = f"describes more layers than the folder has weights ({num_weights})"
+        raise CheckpointError(str(settings), what, got=str(num_layers), remedy=RESTORE)
     with torch.device("meta"):
         model = new_model(
             config, source_size=source_size, target_size=target_size, settings=settings
@@ -112,26 +79,17 @@ def shapes(
 def new_model(
     config: ModelConfig, *, source_size: int, target_size: int, settings: Path
 ) -> Seq2Seq:
-    """Return a model to fill with weights; arguments are those of `shapes`.
-
-    Raises:
-        CheckpointError: it does not fit into memory.
-    """
+    """Return a model to fill with weights."""
     try:
         return build_model(config, source_size=source_size, target_size=target_size, seed=0)
     except (RuntimeError, OverflowError, TypeError, MemoryError):
         # torch raises any of them, by how far the size exceeds its numbers.
-        raise CheckpointError(
-            str(settings), "describes a model that this machine cannot hold", remedy=RESTORE
-        ) from None
+        what = "describes a model that this machine cannot hold"
+        raise CheckpointError(str(settings), what, remedy=RESTORE) from None
 
 
 def fill(model: Seq2Seq, weights: Mapping[str, Tensor], file: Path) -> None:
-    """Copy weights into a model, and set it to evaluation mode.
-
-    Raises:
-        CheckpointError: some are not finite.
-    """
+    """Copy finite weights into a model, and set it to evaluation mode."""
     check_finite(file, weights, RESTORE)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -140,11 +98,7 @@ def fill(model: Seq2Seq, weights: Mapping[str, Tensor], file: Path) -> None:
 
 
 def json_object(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file.
-
-    Raises:
-        CheckpointError: it holds something else.
-    """
+    """Return the JSON object in a file."""
     try:
         content = read_json(file)
     except (OSError, ValueError) as error:
@@ -159,15 +113,13 @@ def _shards(index: Path) -> dict[str, set[str]]:
     """Return the weight names of each shard."""
     weight_map = json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(x, str) for x in weight_map.values()):
-        raise CheckpointError(
-            str(index), "has no weight_map that names the file of each weight", remedy=RESTORE
-        )
+        what = "has no weight_map that names the file of each weight"
+        raise CheckpointError(str(index), what, remedy=RESTORE)
     shards: dict[str, set[str]] = {}
     for name, shard in weight_map.items():
         if not SHARD.fullmatch(shard):
-            raise CheckpointError(
-                str(index), "names no safetensors file of its folder", got=shard, remedy=RESTORE
-            )
+            what = "names no safetensors file of its folder"
+            raise CheckpointError(str(index), what, got=shard, remedy=RESTORE)
         shards.setdefault(shard, set()).add(name)
     return shards
 

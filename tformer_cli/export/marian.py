@@ -65,17 +65,14 @@ class MarianFormat(Format):
     """
 
     program: ClassVar = "transformers"
-    is_exact: ClassVar = True
 
     def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
-        """Yield the config keys that Marian does not have."""
         rules = _model_rules(trained.config) + _tokenizer_rules(trained.config)
         for key, required, got, is_met in rules:
             if not is_met:
                 yield Problem(key, f"must be {required} in a Marian model", got)
 
     def write(self, trained: TrainedModel, folder: Path) -> None:
-        """Write the model, its settings and its tokenizers."""
         config, tokenizers = trained.config, trained.tokenizers
         vocabularies = [_vocabulary(side) for side in (tokenizers.source, tokenizers.target)]
         # Files of safetensors are private to their owner; those of `atomic_write` are not.
@@ -92,26 +89,18 @@ class MarianFormat(Format):
             (folder / name).write_bytes(content)
 
     def engine(self, trained: TrainedModel, folder: Path) -> NativeEngine:
-        """Return our engine with the model read back; its pieces have the same ids again."""
         written = read_marian(folder)
         tokens = special_tokens(written.tokenizers.target, written.config.model)
         return NativeEngine(written.model, tokens, device=torch.device("cpu"))
 
     def searches(self, max_length: int) -> list[DecodingConfig]:
-        """Return greedy search."""
         return [GreedyConfig(max_length=max_length)]
 
     def example(self, trained: TrainedModel, line: str) -> str:
-        """Return a greedy search by transformers."""
         return filled("marian.py.txt", line=repr(line))
 
     def packages(self, trained: TrainedModel) -> list[str]:
-        """Return transformers, and what its Marian needs."""
         return ["transformers", "sentencepiece", "torch"]
-
-    def versions(self) -> dict[str, str]:
-        """Return nothing: no other package writes the folder."""
-        return {}
 
 
 # Key, required value, actual value, and whether it is met.

@@ -78,26 +78,16 @@ def read_marian(
 ) -> TrainedModel:
     """Return the model of a folder, with the search of its generation_config.json.
 
-    Args:
-        folder: with safetensors; nothing in it is unpickled.
-        source_language: an ISO code; None for what the folder says.
-        target_language: an ISO code; None for what the folder says.
-
-    Raises:
-        CheckpointError: a file is missing or damaged, or holds something else.
-        ConfigError: all that differs from any model of ours.
+    Nothing is unpickled. Arguments and errors are those of `import_run`.
     """
     _check_files(folder)
     shape = read_shape(folder / SETTINGS_FILE)
     decoding = read_search(folder / SEARCH_FILE)
     languages = read_languages(folder / "tokenizer_config.json")
     if languages.are_separate and shape.model.tie_embeddings == "all":
-        raise CheckpointError(
-            str(folder / "tokenizer_config.json"),
-            "has two vocabularies where config.json has one table of embeddings",
-            got="separate_vocabs true",
-            remedy=RESTORE,
-        )
+        file, got = folder / "tokenizer_config.json", "separate_vocabs true"
+        what = "has two vocabularies where config.json has one table of embeddings"
+        raise CheckpointError(str(file), what, got=got, remedy=RESTORE)
     source = _side(folder, "source.spm", "vocab.json", shape.source_size)
     target_file = "target_vocab.json" if languages.are_separate else "vocab.json"
     target = _side(folder, "target.spm", target_file, shape.target_size)

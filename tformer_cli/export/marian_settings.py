@@ -29,33 +29,18 @@ Kind = TypeVar("Kind", int, float, bool, str)
 
 
 class Shape(NamedTuple):
-    """The content of config.json.
+    """The content of config.json."""
 
-    Attributes:
-        model: our config.
-        source_size: rows of the source embeddings.
-        target_size: rows of the target embeddings.
-        end_id: Marian's id of `</s>`.
-        start_id: Marian's id of the decoder start token, its pad.
-        is_scaled: whether embeddings are multiplied by sqrt(D), as ours are.
-    """
-
-    model: EncoderDecoderConfig
-    source_size: int
+    model: EncoderDecoderConfig  # ours
+    source_size: int  # vocabulary
     target_size: int
-    end_id: int
-    start_id: int
-    is_scaled: bool
+    end_id: int  # Marian's id of `</s>`
+    start_id: int  # Marian's id of the decoder start token, its pad
+    is_scaled: bool  # whether embeddings are multiplied by sqrt(D), as ours are
 
 
 class Languages(NamedTuple):
-    """The content of tokenizer_config.json.
-
-    Attributes:
-        source: source language.
-        target: target language.
-        are_separate: whether each has its own vocabulary.
-    """
+    """The content of tokenizer_config.json: languages, and whether each has its vocabulary."""
 
     source: str
     target: str
@@ -72,11 +57,7 @@ class Settings:
 
     @classmethod
     def read(cls, file: Path) -> "Settings":
-        """Read a file.
-
-        Raises:
-            CheckpointError: it holds no JSON object.
-        """
+        """Read a file."""
         return cls(file, json_object(file))
 
     def take(self, key: str, kind: type[Kind]) -> Kind:
@@ -102,30 +83,18 @@ class Settings:
             self.note(Problem(conflict.key, conflict.what, conflict.got, remedy))
 
     def check(self) -> None:
-        """Raise all problems.
-
-        Raises:
-            ConfigError: there are some.
-        """
+        """Raise ConfigError with all problems, if there are some."""
         if self.problems:
             raise ConfigError(self.problems)
 
 
 def read_shape(file: Path) -> Shape:
-    """Read config.json.
-
-    Raises:
-        CheckpointError: the file is damaged, or of another kind of model.
-        ConfigError: all that differs from any model of ours.
-    """
+    """Read config.json."""
     settings = Settings.read(file)
     kind = settings.values.get("model_type")
     if kind != "marian":
-        raise CheckpointError(
-            str(file),
-            "is of another kind of model than Marian",
-            got=f"model_type {json.dumps(kind)}",
-        )
+        what, got = "is of another kind of model than Marian", f"model_type {json.dumps(kind)}"
+        raise CheckpointError(str(file), what, got=got)
     is_shared = settings.take("share_encoder_decoder_embeddings", bool)
     model = _model(settings, is_shared=is_shared)
     source_size = target_size = settings.take("vocab_size", int)
@@ -148,12 +117,7 @@ def read_shape(file: Path) -> Shape:
 
 
 def _model(settings: Settings, *, is_shared: bool) -> EncoderDecoderConfig:
-    """Return our config; problems are noted.
-
-    Args:
-        settings: of config.json.
-        is_shared: whether source and target share one embedding table.
-    """
+    """Return our config; problems are noted."""
     num_heads = settings.take("encoder_attention_heads", int)
     feedforward_dim = settings.take("encoder_ffn_dim", int)
     if (got := settings.take("decoder_attention_heads", int)) != num_heads:
@@ -187,12 +151,7 @@ def _model(settings: Settings, *, is_shared: bool) -> EncoderDecoderConfig:
 
 
 def read_languages(file: Path) -> Languages:
-    """Read tokenizer_config.json.
-
-    Raises:
-        CheckpointError: the file is damaged.
-        ConfigError: mistyped values.
-    """
+    """Read tokenizer_config.json."""
     settings = Settings.read(file)
     for side in ("source", "target"):
         # transformers writes null for an unknown language.
@@ -213,10 +172,6 @@ def read_search(file: Path) -> DecodingConfig:
     Missing keys have our defaults, not transformers' (greedy search and 20 tokens), which nobody
     chose for the model. Marian's beam search ends by another rule, and it forces EOS on a
     translation that is too long (`forced_eos_token_id`), where ours is cut off.
-
-    Raises:
-        CheckpointError: the file is damaged.
-        ConfigError: all that no search of ours does.
     """
     if not file.is_file():
         return BeamConfig()

@@ -58,13 +58,7 @@ ABSENT = -100.0
 
 
 class WeightMapping(NamedTuple):
-    """A weight inside the layers.
-
-    Attributes:
-        ours: our name.
-        theirs: Marian's name.
-        axis: of the components of hidden states; None if it has none.
-    """
+    """Both names of a weight inside the layers, and its axis of hidden-state components, if any."""
 
     ours: str
     theirs: str
@@ -81,14 +75,7 @@ class EmbeddingTables(NamedTuple):
 
 
 class VocabularyMapping(NamedTuple):
-    """Ids of the same tokens in two vocabularies: item n of one is item n of the other.
-
-    Attributes:
-        ours: (n,) our ids.
-        theirs: (n,) Marian's ids.
-        our_size: size of our vocabulary.
-        their_size: size of Marian's vocabulary.
-    """
+    """Ids (n,) of the same n tokens in our vocabulary and in Marian's, and the sizes of both."""
 
     ours: Tensor
     theirs: Tensor
@@ -152,14 +139,7 @@ def to_theirs(
     target: VocabularyMapping,
     config: EncoderDecoderConfig,
 ) -> tuple[Weights, EmbeddingTables]:
-    """Return Marian's weights inside the layers, and its tables.
-
-    Args:
-        ours: our weights, shared ones under each of their names.
-        source: ids of the source vocabulary.
-        target: ids of the target vocabulary.
-        config: of the model.
-    """
+    """Return Marian's weights inside the layers and its tables, from ours under all their names."""
     weights = {
         theirs: ours[name] if axis is None else deinterleave(ours[name], axis)
         for name, theirs, axis in weight_mappings(config)

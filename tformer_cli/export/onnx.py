@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.errors import Problem, UsageError
+from tformer_cli.errors import UsageError
 from tformer_cli.export.card import (
     TOKENIZER_PACKAGES,
     filled,
@@ -54,14 +54,8 @@ class OnnxFormat(Format):
     """Two graphs, both vocabularies, and the sentencepiece models of their tokens."""
 
     program: ClassVar = "onnxruntime"
-    is_exact: ClassVar = True
-
-    def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
-        """Yield nothing: a graph is whatever the model computes."""
-        yield from ()
 
     def write(self, trained: TrainedModel, folder: Path) -> None:
-        """Write the graphs, the vocabularies and the special token ids."""
         for name in PACKAGES:
             package(name, "onnx")
         _write_graphs(trained, folder)
@@ -79,16 +73,13 @@ class OnnxFormat(Format):
         )
 
     def engine(self, trained: TrainedModel, folder: Path) -> OnnxEngine:
-        """Return our searches over onnxruntime."""
         tokens = special_tokens(trained.tokenizers.target, trained.config.model)
         return OnnxEngine(folder, tokens, max_length=trained.model.max_length)
 
     def searches(self, max_length: int) -> list[DecodingConfig]:
-        """Return beam search and greedy search, which the example is."""
         return super().searches(max_length)[::-1]
 
     def example(self, trained: TrainedModel, line: str) -> str:
-        """Return a greedy search by onnxruntime alone."""
         tokenizers = trained.tokenizers
         modules = ["json", "pathlib", "numpy", "onnxruntime"]
         code = token_code(tokenizers, line, modules=modules, target_tokens="tokens")
@@ -97,11 +88,9 @@ class OnnxFormat(Format):
         return filled("onnx.py.txt", **code, files=files)
 
     def packages(self, trained: TrainedModel) -> list[str]:
-        """Return onnxruntime and what tokenizes."""
         return ["numpy", "onnxruntime", *TOKENIZER_PACKAGES[trained.tokenizers.source.kind]]
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of what wrote the graphs and ran them."""
         return {name: package(name, "onnx").__version__ for name in PACKAGES}
 
 

@@ -62,7 +62,6 @@ class OnnxEngine:
         on_done: Callable[[int], object] = lambda count: None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> list[list[Hypothesis]]:
-        """Return the best hypotheses of each request, best first."""
         results = [[EMPTY] * nbest for _ in requests]
         order = longest_first(requests)
         on_done(len(requests) - len(order))
@@ -150,7 +149,6 @@ class OnnxScorer:
     def score(
         self, pairs: Sequence[Pair], *, on_done: Callable[[int], object] = lambda count: None
     ) -> list[tuple[float, ...]]:
-        """Return the log probability of each target token and EOS."""
         scores = []
         for source, target in pairs:
             scores.append(self._score(source, target) if source else empty_source_log_probs(target))

@@ -55,13 +55,7 @@ class PlainFormat(Format):
     program: ClassVar = "tformer"
     quantization: Quantization = "float32"
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether no weight is rounded."""
-        return self.quantization == "float32"
-
     def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
-        """Yield the first weight that overflows the number format."""
         for name, weight in trained.model.named_parameters():
             if (weight.isfinite() & ~weight.to(DTYPES[self.quantization]).isfinite()).any():
                 what, remedy = "has no number as large as one in the weights", "use bfloat16"
@@ -69,7 +63,6 @@ class PlainFormat(Format):
                 return
 
     def write(self, trained: TrainedModel, folder: Path) -> None:
-        """Write the weights, the config and the tokenizers."""
         run, dtype = RunDirectory(folder), DTYPES[self.quantization]
         # named_parameters lists a shared weight once, under its first name.
         named = trained.model.named_parameters()
@@ -86,22 +79,18 @@ class PlainFormat(Format):
         trained.tokenizers.save(run.tokenizer)
 
     def engine(self, trained: TrainedModel, folder: Path) -> NativeEngine:
-        """Return our engine with the model read back."""
         written = read_plain_folder(folder)
         tokens = special_tokens(written.tokenizers.target, written.config.model)
         return NativeEngine(written.model, tokens, device=torch.device("cpu"))
 
     def example(self, trained: TrainedModel, line: str) -> str:
-        """Return a beam search by tformer."""
         max_length = trained.config.decoding.max_length
         return filled("plain.py.txt", line=repr(line), beam_size=BEAM_SIZE, max_length=max_length)
 
     def packages(self, trained: TrainedModel) -> list[str]:
-        """Return tformer."""
         return ["tformer"]
 
     def versions(self) -> dict[str, str]:
-        """Return the version of safetensors."""
         return {"safetensors": safetensors.__version__}
 
 
@@ -144,14 +133,7 @@ def read_plain_folder(
 ) -> TrainedModel:
     """Return the model of a plain folder on the CPU, in float32.
 
-    Args:
-        folder: nothing in it is unpickled.
-        source_language: an ISO code; None for what the folder says.
-        target_language: an ISO code; None for what the folder says.
-
-    Raises:
-        CheckpointError: a file is missing or damaged, or does not belong to the others.
-        ConfigError: all mistakes of config.yaml.
+    Nothing is unpickled. Arguments and errors are those of `import_run`.
     """
     run, file = RunDirectory(folder), folder / MODEL_FILE
     for part in (run.config_file, file):

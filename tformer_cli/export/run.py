@@ -34,26 +34,15 @@ Quantization = Literal["int8", "int8_float32", "float16", "bfloat16", "float32"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one comparison.
-
-    Attributes:
-        search: its name.
-        num_lines: lines translated by both programs.
-        num_best_equal: lines with equal best translations.
-        num_equal: lines with equal translations in the whole beam.
-        num_ties: differing translations that both programs score alike.
-        num_differences: other differences of translations or scores.
-        bleu: of the exported model, if weights are rounded and there are references.
-        our_bleu: of the run.
-    """
+    """The result of one search by both programs."""
 
     search: str
     num_lines: int
-    num_best_equal: int
-    num_equal: int
+    num_best_equal: int  # lines with equal best translations
+    num_equal: int  # lines with equal translations in the whole beam
     num_ties: int
     num_differences: int
-    bleu: float | None
+    bleu: float | None  # of the exported model, if weights are rounded and there are references
     our_bleu: float | None
 
     def __str__(self) -> str:
@@ -67,14 +56,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A finished export.
-
-    Attributes:
-        program: that runs it.
-        card: the model card.
-        checks: one per search.
-        ties: a sentence for each tie of an exact format.
-    """
+    """A finished export: its program, model card, a check per search, and ties in words."""
 
     program: str
     card: Path

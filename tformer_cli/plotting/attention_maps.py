@@ -15,23 +15,14 @@ TableKind = Literal["vectors", "turns", "bias"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartMaps:
-    """Attention weights of one kind of attention.
-
-    Attributes:
-        part: `encoder` or `decoder` self-attention, or `cross`-attention.
-        rows: query tokens: those read in self-attention, those written in cross-attention.
-        columns: key tokens.
-        layers: layer numbers, from 1.
-        heads: head numbers, from 1.
-        weights: (layers, heads, rows, columns); rows sum to 1, masked keys have exactly 0.
-    """
+    """Attention weights of one kind of attention, for each layer and head."""
 
     part: Part
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    layers: tuple[int, ...]
-    heads: tuple[int, ...]
-    weights: "np.ndarray[Any, Any]"
+    rows: tuple[str, ...]  # query tokens: those read, in cross-attention those written
+    columns: tuple[str, ...]  # key tokens
+    layers: tuple[int, ...]  # numbers from 1
+    heads: tuple[int, ...]  # numbers from 1
+    weights: "np.ndarray[Any, Any]"  # (layers, heads, rows, columns); exactly 0 where masked
 
     def of_layer(self, number: int) -> "PartMaps":
         """Return the maps of one layer."""
@@ -46,24 +37,17 @@ class PartMaps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PositionTable:
-    """What positions contribute to a stack.
+    """What positions contribute to stacks.
 
-    Attributes:
-        kind: `vectors` added to embeddings; `turns`, the cosines of rotary embeddings; or `bias`,
-            added to attention logits by distance.
-        stacks: names of the stacks that have this table: encoder, decoder or both.
-        rows: positions; of a bias the head numbers, empty if all heads share one bias.
-        columns: vector components; rotary frequencies in radians per token; or distances from
-            query to key in tokens.
-        values: (rows, columns), or (1, columns) if all heads share one bias; minus infinity hides
-            a key.
+    `vectors` are added to embeddings, `turns` are the cosines of rotary embeddings, and a `bias` is
+    added to attention logits by distance.
     """
 
     kind: TableKind
-    stacks: tuple[str, ...]
-    rows: tuple[int, ...]
-    columns: tuple[float, ...]
-    values: "np.ndarray[Any, Any]"
+    stacks: tuple[str, ...]  # encoder, decoder or both
+    rows: tuple[int, ...]  # positions; heads of a bias, none if all share it
+    columns: tuple[float, ...]  # components; radians per token; tokens from query to key
+    values: "np.ndarray[Any, Any]"  # (rows, columns), of a shared bias one row; -inf hides a key
 
     def equals(self, other: "PositionTable") -> bool:
         """Return whether another table has the same numbers, whatever its stacks."""
@@ -73,29 +57,17 @@ class PositionTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionMaps:
-    """All attention maps and position tables of a network over one sentence.
-
-    Attributes:
-        source: the sentence.
-        target: its translation; None if the network does not translate.
-        maps: one per kind of attention.
-        positions: position tables.
-    """
+    """All attention maps and position tables of a network over one sentence."""
 
     source: str
-    target: str | None
+    target: str | None  # None if the network does not translate
     maps: tuple[PartMaps, ...]
     positions: tuple[PositionTable, ...]
 
     def select(
         self, part: str = "all", layer: int | None = None, head: int | None = None
     ) -> "AttentionMaps":
-        """Return the maps of one part, layer or head; numbers count from 1.
-
-        Args:
-            part: a part of `maps`, `positions` for the tables alone, or `all`.
-            layer: None for all.
-            head: None for all.
+        """Return the maps of a part (`positions` for the tables alone), layer and head.
 
         Raises:
             UsageError: the network has no such part, layer or head.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tformer_cli.errors import CheckpointError, UsageError
 from tformer_cli.storage.atomic import atomic_write, parse_json
@@ -20,15 +20,8 @@ Axis = Literal["step", "tokens", "hours"]
 Point = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """A pair of axes.
-
-    Attributes:
-        label: name and unit of y.
-        names: its curves, as `History` names them.
-        height: relative to the lowest panel.
-    """
+class Panel(NamedTuple):
+    """A pair of axes: its y label, the curves on it, and its relative height."""
 
     label: str
     names: tuple[str, ...]
@@ -85,13 +78,9 @@ STYLE = {
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The curves of one run.
+    """The curves of a run by name, as points (x, y) in file order.
 
-    Attributes:
-        run: the run folder.
-        curves: points (x, y) in file order, by name: train_loss and valid_loss (nats per target
-            token, without label smoothing), valid_bleu, learning_rate, grad_norm,
-            tokens_per_second. Quantities that were never logged are absent.
+    Losses are in nats per target token without label smoothing. What was never logged is absent.
     """
 
     run: Path
@@ -99,11 +88,7 @@ class History:
 
 
 def read_history(run: RunDirectory, by: Axis) -> History:
-    """Read metrics.jsonl.
-
-    Args:
-        run: the run folder.
-        by: unit of x; tokens and hours are summed over the optimizer steps so far.
+    """Read metrics.jsonl; tokens and hours are summed over the optimizer steps so far.
 
     Raises:
         CheckpointError: no such run, no metrics, or a damaged line.
@@ -126,11 +111,11 @@ def read_history(run: RunDirectory, by: Axis) -> History:
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(run.metrics_file, line) from error
     if not curves:
-        raise CheckpointError(
-            str(run.metrics_file),
+        what, remedy = (
             "holds no report of a training",
-            remedy="wait for the first one, or name another run",
+            "wait for the first one, or name another run",
         )
+        raise CheckpointError(str(run.metrics_file), what, remedy=remedy)
     return History(run.path, curves)
 
 
@@ -175,11 +160,7 @@ def _damaged(file: Path, line: int) -> CheckpointError:
 
 
 def draw(histories: Sequence[History], by: Axis) -> "Figure":
-    """Return the curves of runs, one color per run.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
+    """Return the curves of runs, one color per run."""
     with _curves_style():
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
@@ -206,11 +187,7 @@ def draw(histories: Sequence[History], by: Axis) -> "Figure":
 
 
 def save(figure: "Figure", file: Path) -> None:
-    """Write a figure in the format of the file name, one of `FORMATS`.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Write a figure in the format of the file name, one of `FORMATS`."""
     with _curves_style(), saved(figure, file, FORMATS):
         pass
 

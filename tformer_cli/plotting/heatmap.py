@@ -8,7 +8,6 @@ import sys
 import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from string import Template
@@ -47,8 +46,7 @@ LINES = "#dddddd"
 SPACE = "␣"
 MAX_LABEL_LENGTH = 24
 
-# File formats; without the metadata listed, equal pictures are equal files.
-FORMATS: dict[str, dict[str, None]] = {".png": {}, ".svg": {"Date": None}}
+FORMATS = {suffix: curves.FORMATS[suffix] for suffix in (".png", ".svg")}
 # Sizes in inches.
 MAP_SIZE = 4.4
 MIN_CELL, MAX_CELL = 0.11, 0.2
@@ -62,21 +60,14 @@ POINTS_PER_INCH, DOTS_PER_INCH = 72, 150
 MAX_DOTS = 120_000_000
 MAX_MISSING = 24
 MAX_LEGEND_ROWS = 16
-STYLE = {
-    "axes.edgecolor": GREY,
-    "axes.labelsize": 8,
+STYLE = curves.STYLE | {
+    "axes.grid": False,
     "axes.linewidth": 0.5,
-    "font.size": 8,
+    "axes.spines.right": True,
+    "axes.spines.top": True,
     "legend.fontsize": 7,
-    "legend.frameon": False,
-    "savefig.dpi": DOTS_PER_INCH,
     "svg.fonttype": "none",
-    "svg.hashsalt": "tformer",
-    "xtick.color": GREY,
-    "xtick.labelcolor": "black",
     "xtick.labelsize": 7,
-    "ytick.color": GREY,
-    "ytick.labelcolor": "black",
     "ytick.labelsize": 7,
 }
 # In SVG, tokens keep their own writing direction and their spaces.
@@ -113,11 +104,7 @@ def _template(name: str) -> str:
 
 
 def save_page(maps: AttentionMaps, file: Path) -> None:
-    """Write the page.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Write the page."""
     write_text(file, page(maps))
 
 
@@ -191,23 +178,13 @@ def _characters(file: str) -> frozenset[str]:
         return frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    """Layout of the maps of one kind of attention, a line of heads for each layer or more.
-
-    Attributes:
-        maps: what to draw.
-        num_beside: maps in a line.
-        num_lines: lines for each layer.
-        points: font size of the labels.
-        width: of all, in inches.
-        height: of all, in inches.
-    """
+class _Grid(NamedTuple):
+    """Layout of a part: one line of maps per layer, or more if a line would be too wide."""
 
     maps: PartMaps
     num_beside: int
-    num_lines: int
-    points: float
+    num_lines: int  # per layer
+    points: float  # font size of the labels
     width: float
     height: float
 
@@ -215,8 +192,7 @@ class _Grid:
     def of(cls, maps: PartMaps) -> "_Grid":
         num_rows, num_columns = len(maps.rows), len(maps.columns)
         cell = min(max(MAP_SIZE / max(num_rows, num_columns), MIN_CELL), MAX_CELL)
-        points = 0.75 * cell * POINTS_PER_INCH
-        points = min(points, 8.0)
+        points = min(0.75 * cell * POINTS_PER_INCH, 8.0)
         left, below = (
             max(map(_num_widths, tokens)) * points / POINTS_PER_INCH
             for tokens in (maps.rows, maps.columns)
@@ -399,11 +375,7 @@ def _gradient(stops: Sequence[str]) -> "LinearSegmentedColormap":
 
 
 def save(figure: "Figure", file: Path) -> None:
-    """Write a picture in the format of the file name, one of `FORMATS`.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Write a picture in the format of the file name, one of `FORMATS`."""
     with _style(), curves.saved(figure, file, FORMATS) as temporary:
         if file.suffix.lower() == ".svg":
             picture = temporary.read_text(encoding="utf-8")
