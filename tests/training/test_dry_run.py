@@ -417,7 +417,7 @@ def test_a_batch_that_has_to_be_cut_or_cannot_be_does_not_fit(toy, monkeypatch, 
         assert all(weight.grad is None for weight in trainer.state.model.parameters())
 
 
-def test_memory_that_runs_out_in_the_optimiser_is_no_less_of_it(toy, monkeypatch):
+def test_memory_that_runs_out_in_the_optimizer_is_no_less_of_it(toy, monkeypatch):
     def failing() -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 

@@ -360,7 +360,7 @@ def test_scores_of_other_validations_do_not_compare(again, capsys, setting):
         "validation data or metric changed: best-checkpoint tracking restarts"
         in capsys.readouterr().err
     )
-    # What it ends with is judged once more, and nothing else is by that judgement.
+    # What it ends with is judged once more, and nothing else is.
     last = again.checkpoint(24)
     assert best_checkpoints(again.step_checkpoints()) == [last]
     assert again.pointed("best") == last
