@@ -10,7 +10,7 @@ from torch import Tensor
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.search.beam import BeamSearch
 from tformer_cli.search.continuous_batching import decode_all
-from tformer_cli.search.engine import build_search
+from tformer_cli.search.engine import Job, build_search
 from tformer_cli.search.greedy import GreedySearch
 from tformer_cli.search.request import Request
 
@@ -129,7 +129,7 @@ def test_translations_of_short_sources_are_no_stragglers_before_twice_sixteen_to
     tables[::7, :, END] = -torch.inf
     asked = [Request((number, END)) for number in range(len(tables))]
     config = search(max_length=2 * 16)
-    subject = build_search(config, SPECIAL_TOKENS, CPU, [], nbest=1, scored=True)
+    subject = build_search(Job([], config, 1, True), SPECIAL_TOKENS, CPU)
     stepper = Counting(tables)
     found = dict(decode_all(stepper, subject, asked, lambda _: 8))
     assert {len(found[number][0].token_ids) for number in range(0, 60, 7)} == {32}

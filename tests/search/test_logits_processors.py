@@ -21,7 +21,7 @@ from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsPr
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.config.schema.fields import check
 from tformer_cli.search.beam import BeamSearch
-from tformer_cli.search.engine import build_search
+from tformer_cli.search.engine import Job, build_search
 from tformer_cli.search.greedy import GreedySearch
 from tformer_cli.search.logits_processors import (
     LogitsProcessor,
@@ -297,7 +297,7 @@ def test_searches_work_at_the_limits_of_their_numbers(kind, repetition_penalty):
     )
     assert not list(check(config))
     table = random_tables(5, sentences=1, vocab_size=V)
-    search = build_search(config, SPECIAL_TOKENS, CPU, [], nbest=1, scored=True)
+    search = build_search(Job([], config, 1, True), SPECIAL_TOKENS, CPU)
     ((found,),) = search_requests(table, search, asked([([2], (), ())]))
     assert len(found.token_ids) >= 39
     assert math.isfinite(found.score)

@@ -25,7 +25,7 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.beam import BeamSearch
 from tformer_cli.search.continuous_batching import decode_all
 from tformer_cli.search.diverse import DiverseBeamSearch
-from tformer_cli.search.engine import NativeEngine, build_search, longest_first
+from tformer_cli.search.engine import Job, NativeEngine, build_search, longest_first
 from tformer_cli.search.greedy import GreedySearch
 from tformer_cli.search.request import Request
 from tformer_cli.search.sample import SampleSearch
@@ -46,7 +46,7 @@ def test_each_sentence_is_encoded_once_and_no_more_together_than_there_are_slots
     model.prefill = counted
     asked = requests(100)
     asked = [asked[number] for number in longest_first(asked)]
-    search = build_search(SEARCHES[0], MODEL_TOKENS, CPU, asked, nbest=1, scored=True)
+    search = build_search(Job(asked, SEARCHES[0], 1, True), MODEL_TOKENS, CPU)
     stepper = ModelStepper([model], MODEL_TOKENS, CPU, torch.float32)
     with torch.inference_mode():
         found = dict(decode_all(stepper, search, asked, lambda longest: few))
@@ -69,7 +69,7 @@ def test_two_stage_argmax_changes_no_translation():
     model, asked = small_model(), [one for one in requests(90) if one.source]
     found = []
     for two_stage in (None, TwoStageArgmax(model.output)):
-        search = build_search(SEARCHES[0], MODEL_TOKENS, CPU, asked, nbest=1, scored=False)
+        search = build_search(Job(asked, SEARCHES[0], 1, False), MODEL_TOKENS, CPU)
         stepper = ModelStepper([model], MODEL_TOKENS, CPU, torch.float32, two_stage)
         with torch.inference_mode():
             results = decode_all(stepper, search, asked, lambda longest: 40)

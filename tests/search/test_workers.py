@@ -55,10 +55,12 @@ def test_processes_translate_an_empty_sentence_as_often_as_one_does():
 class Broken:
     """An engine that does something worse than translating."""
 
+    scorer = None
+
     def __init__(self, deed):
         self.deed = deed
 
-    def translate(self, sentences, config, **_) -> list[list[Hypothesis]]:
+    def decode(self, job, on_done, on_warning) -> list[list[Hypothesis]]:
         self.deed()
         return []
 
@@ -94,11 +96,13 @@ class BrokenHere:
 
     def __init__(self):
         self.engine = native_engine()
+        self.scorer = self.engine.scorer
+        self.translate = self.engine.translate
 
-    def translate(self, sentences, config, **options) -> list[list[Hypothesis]]:
-        if sentences[0].source == WRONG:
+    def decode(self, job, on_done, on_warning) -> list[list[Hypothesis]]:
+        if job.requests[0].source == WRONG:
             raise IndexError
-        return self.engine.translate(sentences, config, **options)
+        return self.engine.decode(job, on_done, on_warning)
 
 
 WRONG = [7] * 9
@@ -135,9 +139,11 @@ def test_what_is_left_of_a_call_that_was_broken_off_answers_no_other(error):
 class Slow:
     """An engine that says each source again, after a while."""
 
-    def translate(self, sentences, config, **_) -> list[list[Hypothesis]]:
+    scorer = None
+
+    def decode(self, job, on_done, on_warning) -> list[list[Hypothesis]]:
         time.sleep(0.02)
-        return [[Hypothesis(tuple(one.source), 0.0, 0.0, True)] for one in sentences]
+        return [[Hypothesis(tuple(one.source), 0.0, 0.0, True)] for one in job.requests]
 
 
 def test_each_of_several_threads_has_its_own_answers():
@@ -152,7 +158,9 @@ def test_each_of_several_threads_has_its_own_answers():
 class CutShort:
     """An engine whose process ends within a message."""
 
-    def translate(self, sentences, config, *, on_warning, **_) -> list[list[Hypothesis]]:
+    scorer = None
+
+    def decode(self, job, on_done, on_warning) -> list[list[Hypothesis]]:
         connection = on_warning.__self__.connection
         os.write(connection.fileno(), struct.pack("!i", 100) + b"no hundred bytes")
         os._exit(1)

@@ -25,6 +25,7 @@ from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.errors import ConfigError, DataError, Problem, UsageError
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
+from tformer_cli.search.engine import Job, OnDone, OnWarning
 from tformer_cli.search.request import EMPTY, Hypothesis, Request
 from tformer_cli.text.segments import Terminology
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
@@ -61,6 +62,9 @@ class Backwards:
         for _ in requests:
             on_done(1)
         return [[hypothesis(one.source, rank) for rank in range(nbest)] for one in requests]
+
+    def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
+        return self.translate(job.requests, job.config, nbest=job.nbest, on_done=on_done)
 
 
 def hypothesis(ids: Sequence[int], rank: int) -> Hypothesis:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
-from tformer_cli.errors import CheckpointError, Problem, UsageError
+from tformer_cli.errors import CheckpointError, UsageError
 from tformer_cli.export.format import package
-from tformer_cli.search.engine import longest_first
-from tformer_cli.search.request import EMPTY, Hypothesis, Request
+from tformer_cli.search.engine import Engine, Job, OnDone, OnWarning
+from tformer_cli.search.request import Hypothesis, Request
 from tformer_cli.search.scoring import Pair
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import EOS_ID
@@ -29,7 +29,7 @@ TINY = 1e-12
 SHARED_KEYS = frozenset({"kind", "max_length", "beam_size", "length_penalty", "patience"})
 
 
-class CTranslate2Engine:
+class CTranslate2Engine(Engine):
     """Runs an exported model, a batch in each thread.
 
     Attributes:
@@ -81,49 +81,33 @@ class CTranslate2Engine:
         self.target_ids = {token: i for i, token in enumerate(self.target_tokens)}
         self.scorer = CTranslate2Scorer(self, set(target.suppressed_ids), max_length)
 
-    def translate(
-        self,
-        requests: Sequence[Request],
-        config: DecodingConfig,
-        *,
-        nbest: int = 1,
-        scored: bool = True,
-        on_done: Callable[[int], object] = lambda count: None,
-        on_warning: Callable[[Problem], object] = lambda problem: None,
-    ) -> list[list[Hypothesis]]:
-        """Return the best hypotheses of each request, best first.
-
-        Raises:
-            UsageError: CTranslate2 does not implement the search or a constraint.
-        """
+    def check(self, requests: Sequence[Request], config: DecodingConfig, nbest: int) -> None:
+        """Refuse searches and constraints that CTranslate2 does not implement."""
         _reject_other_searches(config)
         _reject_constraints(requests)
         self._check_positions(requests, config)
-        if isinstance(config, BeamConfig):
-            beam = config
-        else:
-            beam = BeamConfig(beam_size=1, length_penalty=0)
-        _reject_impatience(beam, nbest)
-        results = [[EMPTY] * nbest for _ in requests]
-        order = longest_first(requests)
-        on_done(len(requests) - len(order))
+        _reject_impatience(_beam_of(config), nbest)
+
+    def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
+        requests, beam = job.requests, _beam_of(job.config)
+        results: list[list[Hypothesis]] = [[] for _ in requests]
 
         def submit(indices: Sequence[int]) -> list[Any]:
             futures: list[Any] = self.translator.translate_batch(
                 [self.source(requests[index].source) for index in indices],
                 asynchronous=True,
                 beam_size=beam.beam_size,
-                num_hypotheses=nbest,
+                num_hypotheses=job.nbest,
                 length_penalty=beam.length_penalty,
                 patience=beam.patience,
-                max_decoding_length=config.max_length,
+                max_decoding_length=job.config.max_length,
                 max_input_length=0,
-                return_scores=scored,
+                return_scores=job.scored,
                 return_end_token=True,
             )
             return futures
 
-        batches = shrinking_batches(order, self.num_threads)
+        batches = shrinking_batches(range(len(requests)), self.num_threads)
         for indices, futures in _in_flight(batches, submit, BATCHES_AHEAD * self.num_threads):
             for index, future in zip(indices, futures, strict=True):
                 results[index] = list(self._hypotheses(future.result(), beam.length_penalty))
@@ -204,6 +188,11 @@ class CTranslate2Scorer:
             sources, targets, max_batch_size=MAX_BATCH, max_input_length=0
         )
         return [result.log_probs for result in results]
+
+
+def _beam_of(config: DecodingConfig) -> BeamConfig:
+    """Return the beam search that CTranslate2 runs; greedy search is a beam of 1."""
+    return config if isinstance(config, BeamConfig) else BeamConfig(beam_size=1, length_penalty=0)
 
 
 def shrinking_batches(indices: Sequence[int], num_threads: int) -> Iterator[Sequence[int]]:

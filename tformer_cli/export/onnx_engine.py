@@ -9,13 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.errors import Problem
 from tformer_cli.export.format import package
 from tformer_cli.padding import pad_rows
 from tformer_cli.search.continuous_batching import decode_all
-from tformer_cli.search.engine import build_search, longest_first
-from tformer_cli.search.request import EMPTY, Hypothesis, Request, SpecialTokens
+from tformer_cli.search.engine import Engine, Job, OnDone, OnWarning, build_search
+from tformer_cli.search.request import Hypothesis, SpecialTokens
 from tformer_cli.search.scoring import Pair, empty_source_log_probs
 from tformer_cli.search.stepper import Sentence, Stepper
 
@@ -24,12 +22,8 @@ CPU = torch.device("cpu")
 BATCH_SIZE = 32
 
 
-class OnnxEngine:
-    """Runs the graphs of a folder.
-
-    Attributes:
-        scorer: scores given translations.
-    """
+class OnnxEngine(Engine):
+    """Runs the graphs of a folder."""
 
     def __init__(self, folder: Path, tokens: SpecialTokens, *, max_length: int | None) -> None:
         """Load the graphs.
@@ -52,31 +46,18 @@ class OnnxEngine:
         self.special_tokens = tokens
         self.scorer = OnnxScorer(self, max_length)
 
-    def translate(
-        self,
-        requests: Sequence[Request],
-        config: DecodingConfig,
-        *,
-        nbest: int = 1,
-        scored: bool = True,
-        on_done: Callable[[int], object] = lambda count: None,
-        on_warning: Callable[[Problem], object] = lambda problem: None,
-    ) -> list[list[Hypothesis]]:
-        results = [[EMPTY] * nbest for _ in requests]
-        order = longest_first(requests)
-        on_done(len(requests) - len(order))
-        for start in range(0, len(order), BATCH_SIZE):
-            indices = order[start : start + BATCH_SIZE]
-            batch = [requests[index] for index in indices]
-            tokens = self.special_tokens
-            search = build_search(config, tokens, CPU, batch, nbest=nbest, scored=scored)
+    def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
+        results: dict[int, list[Hypothesis]] = {}
+        for start in range(0, len(job.requests), BATCH_SIZE):
+            batch = job._replace(requests=job.requests[start : start + BATCH_SIZE])
+            search = build_search(batch, self.special_tokens, CPU)
             # A slot for each sentence, so none is inserted later: sequences of a graph have one
             # length.
-            decoded = decode_all(self.stepper(), search, batch, lambda _: BATCH_SIZE)
-            for slot, hypotheses in decoded:
-                results[indices[slot]] = hypotheses
+            decoded = decode_all(self.stepper(), search, batch.requests, lambda _: BATCH_SIZE)
+            for index, hypotheses in decoded:
+                results[start + index] = hypotheses
                 on_done(1)
-        return results
+        return [results[index] for index in range(len(job.requests))]
 
     def stepper(self) -> "OnnxStepper":
         """Return a stepper over the graphs."""

@@ -2,9 +2,10 @@
 
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,12 +49,23 @@ MAX_TOKENS = 3 << 12
 MAX_LOGITS = 3 << 20
 
 
-class Engine(Protocol):
+OnDone = Callable[[int], object]
+OnWarning = Callable[[Problem], object]
+
+
+class Job(NamedTuple):
+    """Requests that have a source, longest first, and how to translate them."""
+
+    requests: Sequence[Request]
+    config: DecodingConfig
+    nbest: int
+    scored: bool
+
+
+class Engine(ABC):
     """Translates token ids."""
 
-    @property
-    def scorer(self) -> Scorer:
-        """Scores given translations."""
+    scorer: Scorer
 
     def translate(
         self,
@@ -62,8 +74,8 @@ class Engine(Protocol):
         *,
         nbest: int = 1,
         scored: bool = True,
-        on_done: Callable[[int], object] = lambda count: None,
-        on_warning: Callable[[Problem], object] = lambda problem: None,
+        on_done: OnDone = lambda count: None,
+        on_warning: OnWarning = lambda problem: None,
     ) -> list[list[Hypothesis]]:
         """Return the best hypotheses of each request, best first.
 
@@ -77,11 +89,27 @@ class Engine(Protocol):
             on_warning: called once, when memory has run out and the batch becomes smaller.
 
         Raises:
-            DeviceError: memory does not suffice for a single request.
+            DeviceError: memory does not suffice for a single request, or a worker was killed.
         """
+        self.check(requests, config, nbest)
+        order = longest_first(requests)
+        on_done(len(requests) - len(order))
+        is_diverse = isinstance(config, BeamConfig) and config.num_beam_groups > 1
+        results = [[EMPTY] * (1 if is_diverse else nbest) for _ in requests]
+        job = Job([requests[index] for index in order], config, nbest, scored)
+        for index, hypotheses in zip(order, self.decode(job, on_done, on_warning), strict=True):
+            results[index] = hypotheses
+        return results
+
+    def check(self, requests: Sequence[Request], config: DecodingConfig, nbest: int) -> None:  # noqa: B027
+        """Refuse what the engine cannot do."""
+
+    @abstractmethod
+    def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
+        """Return the best hypotheses of each request of a job."""
 
 
-class NativeEngine:
+class NativeEngine(Engine):
     """Runs a model, or several models of one vocabulary as an ensemble."""
 
     def __init__(
@@ -121,30 +149,18 @@ class NativeEngine:
         self._has_warned = False
 
     @torch.inference_mode()
-    def translate(
-        self,
-        requests: Sequence[Request],
-        config: DecodingConfig,
-        *,
-        nbest: int = 1,
-        scored: bool = True,
-        on_done: Callable[[int], object] = lambda count: None,
-        on_warning: Callable[[Problem], object] = lambda problem: None,
-    ) -> list[list[Hypothesis]]:
+    def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
         results: dict[int, list[Hypothesis]] = {}
-        waiting = longest_first(requests)
-        on_done(len(requests) - len(waiting))
+        waiting = list(range(len(job.requests)))
         while waiting:
-            ordered = [requests[index] for index in waiting]
-            search = build_search(
-                config, self.special_tokens, self.device, ordered, nbest=nbest, scored=scored
-            )
+            requests = [job.requests[index] for index in waiting]
+            search = build_search(job._replace(requests=requests), self.special_tokens, self.device)
             max_slots = functools.partial(self._max_slots, search.num_beams)
             stepper = ModelStepper(
                 self.models, self.special_tokens, self.device, self.precision, self._two_stage
             )
             try:
-                for turn, hypotheses in decode_all(stepper, search, ordered, max_slots):
+                for turn, hypotheses in decode_all(stepper, search, requests, max_slots):
                     results[waiting[turn]] = hypotheses
                     on_done(1)
             except (RuntimeError, MemoryError) as error:
@@ -153,17 +169,16 @@ class NativeEngine:
             # Outside of `except`, the traceback no longer keeps tensors alive.
             waiting = [index for index in waiting if index not in results]
             if waiting:
-                longest = len(requests[waiting[0]].source)
+                longest = len(job.requests[waiting[0]].source)
                 self._halve_slots(min(max_slots(longest), len(waiting)), on_warning)
                 empty_cache(self.device)
-        if len(requests) > MAX_SLOTS:
+        if len(job.requests) > MAX_SLOTS:
             # Freed blocks of long calls would add up.
             empty_cache(self.device)
-        empty = empty_translations(config, nbest)
-        hypotheses_of_all = [results.get(index, empty) for index in range(len(requests))]
-        if not isinstance(config, BeamConfig) or config.coverage_penalty == 0:
-            return hypotheses_of_all
-        return self._reranked(requests, hypotheses_of_all, config.coverage_penalty, nbest)
+        ordered = [results[index] for index in range(len(job.requests))]
+        if isinstance(job.config, BeamConfig) and job.config.coverage_penalty != 0:
+            return self._reranked(job, ordered, job.config.coverage_penalty)
+        return ordered
 
     def _max_slots(self, num_beams: int, longest: int) -> int:
         """Return the number of slots for a longest source of so many tokens."""
@@ -172,7 +187,7 @@ class NativeEngine:
         by_tokens = int(factor * MAX_TOKENS / (round_up(longest) * (1 + math.sqrt(num_beams))))
         return max(1, min(self.max_slots, by_logits, by_tokens))
 
-    def _halve_slots(self, slots: int, on_warning: Callable[[Problem], object]) -> None:
+    def _halve_slots(self, slots: int, on_warning: OnWarning) -> None:
         where = str(self.device)
         if slots == 1:
             raise DeviceError(
@@ -188,54 +203,38 @@ class NativeEngine:
             on_warning(Problem(where, "memory ran out", got, "going on with fewer"))
 
     def _reranked(
-        self,
-        requests: Sequence[Request],
-        hypotheses: Sequence[list[Hypothesis]],
-        penalty: float,
-        nbest: int,
+        self, job: Job, hypotheses: Sequence[list[Hypothesis]], penalty: float
     ) -> list[list[Hypothesis]]:
         """Return the n best stored hypotheses of each request by score + penalty * log coverage."""
         eos = self.special_tokens.eos
-        best = [candidates[:nbest] for candidates in hypotheses]
+        best = [candidates[: job.nbest] for candidates in hypotheses]
         rows = [
             [(*part.token_ids, eos) if part.finished else part.token_ids for part in candidates]
             for candidates in hypotheses
         ]
-        sources = (request.source for request in requests)
+        sources = (request.source for request in job.requests)
         for index, maps in self.aligner.attention(list(zip(sources, rows, strict=True))):
             pairs = zip(hypotheses[index], maps, strict=True)
             best[index] = by_score(
                 replace(hypothesis, score=hypothesis.score + penalty * log_coverage(attention))
                 for hypothesis, attention in pairs
-            )[:nbest]
+            )[: job.nbest]
         return best
 
 
-def build_search(
-    config: DecodingConfig,
-    special_tokens: SpecialTokens,
-    device: torch.device,
-    requests: Sequence[Request],
-    *,
-    nbest: int,
-    scored: bool,
-) -> Search[Any, Any]:
-    """Return the search of a config for these requests; it takes the options of an engine."""
+def build_search(job: Job, special_tokens: SpecialTokens, device: torch.device) -> Search[Any, Any]:
+    """Return the search of a job, for logits on a device."""
+    config = job.config
+    kind: type[Search[Any, Any]] = BeamSearch
     if isinstance(config, GreedyConfig):
-        return GreedySearch(config, special_tokens, device, scored=scored)
-    if isinstance(config, SampleConfig):
-        return SampleSearch(config, special_tokens, device, nbest=nbest)
-    if config.num_beam_groups > 1:
-        return DiverseBeamSearch(config, special_tokens, device, nbest=nbest)
-    if any(request.required for request in requests):
-        return ConstrainedBeamSearch(config, special_tokens, device, nbest=nbest)
-    return BeamSearch(config, special_tokens, device, nbest=nbest)
-
-
-def empty_translations(config: DecodingConfig, nbest: int) -> list[Hypothesis]:
-    """Return the hypotheses of an empty source: a single one where groups of a beam must differ."""
-    is_diverse = isinstance(config, BeamConfig) and config.num_beam_groups > 1
-    return [EMPTY] * (1 if is_diverse else nbest)
+        kind = GreedySearch
+    elif isinstance(config, SampleConfig):
+        kind = SampleSearch
+    elif config.num_beam_groups > 1:
+        kind = DiverseBeamSearch
+    elif any(request.required for request in job.requests):
+        kind = ConstrainedBeamSearch
+    return kind(config, special_tokens, device, nbest=job.nbest, scored=job.scored)
 
 
 def longest_first(requests: Sequence[Request]) -> list[int]:

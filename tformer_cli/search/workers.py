@@ -9,19 +9,17 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, Literal, NamedTuple
 
 import torch
 
-from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.errors import DeviceError, Problem, UsageError
 from tformer_cli.process import begin_child, num_cores
-from tformer_cli.search.engine import Engine, empty_translations, longest_first
-from tformer_cli.search.request import Hypothesis, Request
-from tformer_cli.search.scoring import Scorer
+from tformer_cli.search.engine import Engine, Job, OnDone, OnWarning
+from tformer_cli.search.request import Hypothesis
 
 # Least time between two progress messages, which cost the workers time.
 PROGRESS_SECONDS = 0.1
@@ -36,7 +34,7 @@ class Message(NamedTuple):
     content: Any  # a count, a Problem, that of a DeviceError, a traceback, all hypotheses
 
 
-class WorkersEngine:
+class WorkersEngine(Engine):
     """Distributes requests over processes, each with one thread, which share the weights.
 
     Processes start when there are requests for them, and end with this object. An error or Ctrl-C
@@ -58,6 +56,7 @@ class WorkersEngine:
                 remedy="use one for each core, or fewer",
             )
         self.engine = engine
+        self.scorer = engine.scorer
         self._num_workers = num_workers
         self._lock = threading.Lock()
         self._has_warned = False
@@ -74,21 +73,7 @@ class WorkersEngine:
         """The workers that have started."""
         return self._pool.processes
 
-    @property
-    def scorer(self) -> Scorer:
-        """Scores given translations in this process."""
-        return self.engine.scorer
-
-    def translate(
-        self,
-        requests: Sequence[Request],
-        config: DecodingConfig,
-        *,
-        nbest: int = 1,
-        scored: bool = True,
-        on_done: Callable[[int], object] = lambda count: None,
-        on_warning: Callable[[Problem], object] = lambda problem: None,
-    ) -> list[list[Hypothesis]]:
+    def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
         def on_first_warning(problem: Problem) -> None:
             # What one worker lacks, the others lack too.
             if not self._has_warned:
@@ -98,24 +83,17 @@ class WorkersEngine:
         with self._lock:
             if self._pool.owner != os.getpid():
                 self._pool = self._new_pool()
-            order = longest_first(requests)
-            self._pool.grow(min(self._num_workers, len(order)))
-            on_done(len(requests) - len(order))
-            results = [empty_translations(config, nbest) for _ in requests]
-            connections = self._pool.connections[: len(order)]
-            # Round-robin, so that all workers have as many long requests.
-            shares = {
-                connection: order[index :: len(connections)]
-                for index, connection in enumerate(connections)
-            }
+            self._pool.grow(min(self._num_workers, len(job.requests)))
+            connections = self._pool.connections[: len(job.requests)]
+            results: list[list[Hypothesis]] = [[] for _ in job.requests]
             try:
-                for connection, share in shares.items():
+                for index, connection in enumerate(connections):
                     with _worker_alive():
-                        own = [requests[index] for index in share]
-                        connection.send((own, config, nbest, scored))
-                for connection, part in _gather(shares, on_done, on_first_warning):
-                    for index, hypotheses in zip(shares[connection], part, strict=True):
-                        results[index] = hypotheses
+                        # Round-robin, so that all workers have as many long requests.
+                        own = job.requests[index :: len(connections)]
+                        connection.send(job._replace(requests=own))
+                for connection, part in _gather(connections, on_done, on_first_warning):
+                    results[connections.index(connection) :: len(connections)] = part
             except BaseException:
                 self._pool.clear()
                 raise
@@ -174,8 +152,8 @@ class _Pool:
 
 def _gather(
     connections: Iterable[Connection],
-    on_done: Callable[[int], object],
-    on_warning: Callable[[Problem], object],
+    on_done: OnDone,
+    on_warning: OnWarning,
 ) -> Iterator[tuple[Connection, list[list[Hypothesis]]]]:
     """Yield each connection with its results; pass on progress and warnings, and raise errors."""
     waiting = list(connections)
@@ -236,19 +214,12 @@ def _serve(engine: Engine, connection: Connection) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            requests, config, nbest, scored = connection.recv()
+            job: Job = connection.recv()
         except EOFError:
             return
         reporter = _Reporter(connection)
         try:
-            results = engine.translate(
-                requests,
-                config,
-                nbest=nbest,
-                scored=scored,
-                on_done=reporter.on_done,
-                on_warning=reporter.on_warning,
-            )
+            results = engine.decode(job, reporter.on_done, reporter.on_warning)
         except DeviceError as error:
             (problem,) = error.problems
             connection.send(Message("failure", problem))
