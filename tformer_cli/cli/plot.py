@@ -9,7 +9,7 @@ import typer
 from tformer_cli.cli.options import chosen_run
 from tformer_cli.errors import UsageError
 from tformer_cli.plotting import curves
-from tformer_cli.plotting.curves import Axis, read_history
+from tformer_cli.plotting.curves import Axis
 from tformer_cli.storage.run_directory import RunDirectory
 
 DEFAULT_OUTPUT = Path("curves.png")
@@ -56,12 +56,10 @@ def plot(
     if output is not None and output.suffix.lower() not in curves.FORMATS:
         raise UsageError("--output", "must end in .png, .svg or .pdf", got=str(output))
     folders = [RunDirectory(run) for run in runs] if runs else [chosen_run(None, "last")]
-    histories = [read_history(folder, by) for folder in folders]
-    if output is not None or not as_json:
-        picture = output or DEFAULT_OUTPUT
-        curves.save(curves.draw(histories, by), picture)
-        if not as_json:
-            typer.echo(f"{picture}: written")
+    picture = output if as_json else output or DEFAULT_OUTPUT
+    histories = curves.plot(folders, by, picture)
     if as_json:
-        found = [{"run": str(history.run), "curves": history.curves} for history in histories]
-        typer.echo(json.dumps({"by": by, "runs": found}))
+        content = [{"run": str(history.run), "curves": history.curves} for history in histories]
+        typer.echo(json.dumps({"by": by, "runs": content}))
+    else:
+        typer.echo(f"{picture}: written")

@@ -159,6 +159,14 @@ def _damaged(file: Path, line: int) -> CheckpointError:
     return CheckpointError(f"{file}:{line}", what, remedy=remedy)
 
 
+def plot(runs: Sequence[RunDirectory], by: Axis, file: Path | None) -> list[History]:
+    """Return the histories of runs, and draw them into a file if there is one."""
+    histories = [read_history(run, by) for run in runs]
+    if file is not None:
+        save(draw(histories, by), file)
+    return histories
+
+
 def draw(histories: Sequence[History], by: Axis) -> "Figure":
     """Return the curves of runs, one color per run."""
     with _curves_style():

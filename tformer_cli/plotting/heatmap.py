@@ -129,15 +129,11 @@ def table_title(table: PositionTable) -> str:
     return f"{TABLE_TEXTS[table.kind][0]} of the {' and the '.join(table.stacks)}"
 
 
-class Fonts(NamedTuple):
-    """Font families for some texts, tried in order, and the characters that no font has."""
+def pick_fonts(texts: Iterable[str]) -> tuple[list[str], str]:
+    """Return font families to try in order, and the characters that no font has.
 
-    families: list[str]
-    missing: str
-
-
-def pick_fonts(texts: Iterable[str]) -> Fonts:
-    """Return the bundled font and as few installed ones as cover all characters, such as CJK."""
+    These are the bundled font, and as few installed ones as cover the rest, such as CJK.
+    """
     characters = dict.fromkeys(character for text in texts for character in text)
     missing = {one for one in characters if unicodedata.category(one) not in UNDRAWN}
     files = _font_files()
@@ -149,7 +145,7 @@ def pick_fonts(texts: Iterable[str]) -> Fonts:
             break
         families.append(best)
         missing -= _characters(files[best])
-    return Fonts(families, "".join(one for one in characters if one in missing))
+    return families, "".join(one for one in characters if one in missing)
 
 
 def _font_files() -> dict[str, str]:
@@ -226,17 +222,15 @@ def draw(maps: AttentionMaps) -> "Figure":
         heights += [TABLE_HEIGHT] * len(maps.positions)
         width, height = max([TABLE_WIDTH, *(grid.width for grid in grids)]), sum(heights)
         if width * height * DOTS_PER_INCH**2 > MAX_DOTS:
-            raise UsageError(
-                "the picture",
-                f"would have more than {MAX_DOTS // 10**6} million dots",
-                got=f"{round(width * DOTS_PER_INCH):,} x {round(height * DOTS_PER_INCH):,}",
-                remedy="choose a part, a layer or a head, or write .html",
-            )
+            what = f"would have more than {MAX_DOTS // 10**6} million dots"
+            got = f"{round(width * DOTS_PER_INCH):,} x {round(height * DOTS_PER_INCH):,}"
+            remedy = "choose a part, a layer or a head, or write .html"
+            raise UsageError("the picture", what, got=got, remedy=remedy)
         figure = Figure(
             figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=MARGIN, h_pad=MARGIN)
         )
         sections = iter(figure.subfigures(len(heights), height_ratios=heights, squeeze=False)[:, 0])
-        families = [*pick_fonts(labels(maps)).families, "sans-serif"]
+        families = [*pick_fonts(labels(maps))[0], "sans-serif"]
         if grids:
             draw_scale(_left(next(sections), SCALE_WIDTH, width).subplots())
         for grid in grids:
@@ -385,7 +379,7 @@ def save(figure: "Figure", file: Path) -> None:
 
 def missing_glyphs(maps: AttentionMaps, file: Path) -> Problem | None:
     """Return the problem of characters that a PNG shows as boxes; an SVG holds text."""
-    missing = pick_fonts(labels(maps)).missing
+    _, missing = pick_fonts(labels(maps))
     if file.suffix.lower() != ".png" or not missing:
         return None
     return Problem(
