@@ -26,14 +26,14 @@ def export(
     runs: LeadingRunArgument = None,
     *,
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The folder to write; there must be none yet.")
+        Path, typer.Argument(metavar="DIR", help="Folder to write; it must not exist.")
     ],
     format_name: Annotated[
         FormatName,
         typer.Option(
             "--format",
-            help="The program that is to run the model; safetensors is a plain folder, which "
-            "`tformer import` takes.",
+            help="Program that will run the model; safetensors is a plain folder, which "
+            "`tformer import` reads.",
             show_default=False,
         ),
     ],
@@ -41,24 +41,24 @@ def export(
         QuantizationName, typer.Option(help="Number format of the matrices.")
     ] = "float32",
     check_lines: Annotated[
-        int, typer.Option(min=1, help="Lines that both programs translate before it is done.")
+        int, typer.Option(min=1, help="Number of lines to check the export by.")
     ] = 200,
     check_file: Annotated[
         Path | None,
-        typer.Option(help="Where those lines are from. Default: the run's validation text."),
+        typer.Option(help="Text of these lines. Default: the run's validation text."),
     ] = None,
     license_name: Annotated[
-        str, typer.Option("--license", help="Of the weights, for the model card.")
+        str, typer.Option("--license", help="License of the weights, for the model card.")
     ] = "unknown",
     checkpoint: CheckpointOption = "best",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write a trained model for another program, and prove that it translates alike.
+    """Write a trained model for another program, and check that both translate alike.
 
-    Both programs translate real lines, by greedy search and, where both know ours, by beam search.
-    If a translation or a score differs, nothing is written; only numbers that are rounded, as in
-    int8, may differ. The folder holds what makes tokens of text, too, and a README.md with scores
-    and a use in Python.
+    Both programs translate real lines by greedy search and, if both implement ours, beam search. If
+    a translation or a score differs, nothing is written; only rounded weights, as in int8, may
+    differ. The folder also holds the tokenizers, and a model card (README.md) with scores and an
+    example in Python.
 
     Example: tformer export runs/demo demo-ct2 --format ctranslate2
 

@@ -15,25 +15,25 @@ def import_(
         Path,
         typer.Argument(
             metavar="DIR",
-            help="A Marian (OPUS-MT) model as transformers saves it, with safetensors, or what "
-            "`tformer export --format safetensors` has written.",
+            help="A Marian (OPUS-MT) model that transformers saved with safetensors, or a folder "
+            "that `tformer export --format safetensors` wrote.",
             show_default=False,
         ),
     ],
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The run folder to write.", show_default=False)
+        Path, typer.Argument(metavar="RUN", help="Run folder to write.", show_default=False)
     ],
     source_language: Annotated[
-        str | None, typer.Option(help="ISO code, such as en. Default: what the folder says.")
+        str | None, typer.Option(help="ISO code, such as en. Default: from the folder.")
     ] = None,
     target_language: Annotated[
-        str | None, typer.Option(help="ISO code, such as de. Default: what the folder says.")
+        str | None, typer.Option(help="ISO code, such as de. Default: from the folder.")
     ] = None,
 ) -> None:
-    """Make a run folder of a model, to translate, evaluate, export and train on.
+    """Make a run folder of a model, to translate, evaluate, export and fine-tune.
 
-    Its translations and their probabilities are the model's own. So a line of several sentences is
-    translated as it is; `tformer translate --max-source-sentences 1` cuts it at sentence ends.
+    Translations and probabilities are those of the model. Lines of several sentences are translated
+    as they are; `tformer translate --max-source-sentences 1` splits them at sentence ends.
 
     Example: tformer import opus-mt-en-de runs/opus
 

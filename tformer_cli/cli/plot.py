@@ -28,15 +28,13 @@ def plot(
         typer.Option(
             "--output",
             "-o",
-            help=f"The picture: .png, .svg or .pdf. Default: {DEFAULT_OUTPUT}.",
+            help=f"Picture: .png, .svg or .pdf. Default: {DEFAULT_OUTPUT}.",
             show_default=False,
         ),
     ] = None,
     by: Annotated[
         Axis,
-        typer.Option(
-            help="What x is; hours are those of optimiser steps and of waiting for batches."
-        ),
+        typer.Option(help="Unit of x; hours count optimizer steps and waiting for batches."),
     ] = "step",
     as_json: Annotated[
         bool,
@@ -45,9 +43,9 @@ def plot(
         ),
     ] = False,
 ) -> None:
-    """Draw the loss, validation BLEU, learning rate, gradient norm and speed of runs.
+    """Draw the loss, validation BLEU, learning rate, gradient norm and throughput of runs.
 
-    Both losses are without label smoothing, so that they compare.
+    Training and validation losses are without label smoothing, so they are comparable.
 
     Example: tformer plot runs/demo
 
