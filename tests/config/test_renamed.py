@@ -16,8 +16,10 @@ from tformer_cli.config.renamed import (
     _formers,
     current_path,
     current_settings,
+    former_repr,
 )
 from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.config.schema.fields import annotations, leaves
 from tformer_cli.errors import ConfigError
 
@@ -154,6 +156,14 @@ def test_stored_settings_of_former_names_are_those_of_current_ones(tmp_path):
     }
     now = {key: str(value) for key, value in leaves(load_config(write(tmp_path, NEW)))}
     assert current_settings(now) == now
+
+
+def test_stored_hashes_have_former_names():
+    assert former_repr(BeamConfig(beam_size=3, no_repeat_ngram_size=2)) == (
+        "BeamConfig(max_length=256, max_length_ratio=None, min_length=1, min_length_ratio=0.0, "
+        "repetition_penalty=1.0, frequency_penalty=0.0, no_repeat_ngram=2, kind='beam', size=3, "
+        "length_penalty=1.0, patience=1.0, coverage_penalty=0.0, groups=1, diversity=0.5)"
+    )
 
 
 def sections(hints: list[Any]) -> Iterator[type]:

@@ -1,6 +1,7 @@
 """Former names of configuration keys: files, overrides and stored settings may still use them."""
 
 import dataclasses
+import re
 import typing
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +34,16 @@ def current_settings(settings: Mapping[str, str]) -> dict[str, str]:
         path, hints = _enter_path(old_path)
         current[path] = _current_value(value, hints)
     return current
+
+
+def former_repr(section: Any) -> str:
+    """Return the repr of a section under the former names of its keys, as stored hashes have it."""
+    text = repr(section)
+    for name, hint in annotations(typing.cast(type, type(section))).items():
+        for former in _formers(hint):
+            if former.key is not None:
+                text = re.sub(rf"\b{name}=", f"{former.key}=", text)
+    return text
 
 
 def with_current_names(root: yaml.Node, name: str) -> yaml.Node:

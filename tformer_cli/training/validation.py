@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tformer_cli.config.renamed import former_repr
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.model import MaskedEncoderConfig
@@ -134,12 +135,14 @@ def selection_score(validation: Validation, config: Config) -> float:
 
 def validation_fingerprint(config: Config) -> str:
     """Return a hash of what `selection_score` depends on besides the model."""
-    decisive: tuple[object, ...] = (config.training.selection_metric,)
-    if config.training.selection_metric == "bleu":
+    metric = config.training.selection_metric
+    decisive = f"({metric!r},)"
+    if metric == "bleu":
         # The options include the tokenizer of the target language.
         bleu = build_metric("bleu", config.evaluation, config.data.target_language)
-        decisive += (bleu.options, config.training.validation_decoding)
-    digest = hashlib.sha256(repr(decisive).encode())
+        decoding = former_repr(config.training.validation_decoding)
+        decisive = f"({metric!r}, {bleu.options!r}, {decoding})"
+    digest = hashlib.sha256(decisive.encode())
     for row in read_rows(config.data.valid):
         digest.update(repr(row).encode())
     return digest.hexdigest()
