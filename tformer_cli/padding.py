@@ -1,4 +1,4 @@
-"""Rows of ids of unequal length side by side."""
+"""Padding of token ids to one length."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# The id of `<pad>`, whatever the vocabulary.
+# The id of `<pad>` in every vocabulary.
 PAD_ID = 0
 
 
@@ -18,10 +18,7 @@ def pad_rows(
 ) -> tuple[Tensor, Tensor]:
     """Return rows of ids as one (B, L) tensor padded on the right, and its bool mask.
 
-    Args:
-        rows: the ids.
-        first: an id before each row, or None.
-        last: an id behind each row, or None.
+    The ids `first` and `last` are added at the ends of each row.
     """
     starts = 0 if first is None else 1
     stops = starts + np.array([len(row) for row in rows])

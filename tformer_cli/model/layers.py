@@ -13,7 +13,13 @@ from tformer_cli.model.blocks.dropout import Dropout
 from tformer_cli.model.blocks.embeddings import Embeddings, build_positions
 from tformer_cli.model.blocks.feedforward import FeedForward, GatedFeedForward, build_feedforward
 from tformer_cli.model.blocks.latent import LatentAttention
-from tformer_cli.model.blocks.residual import DeepNorm, RMSNorm, build_norm, build_residual
+from tformer_cli.model.blocks.residual import (
+    DeepNorm,
+    Residual,
+    RMSNorm,
+    build_norm,
+    build_residual,
+)
 from tformer_cli.model.blocks.rotary import CosSin, attention_factor
 
 SelfAttention = Attention | LatentAttention
@@ -62,7 +68,43 @@ def model_norm(config: TransformerConfig) -> nn.Module:
     return build_norm(config.norm, config.dim, config.norm_epsilon, bias=config.bias)
 
 
-class EncoderLayer(nn.Module):
+class Layer(nn.Module):
+    """What all layers share. Subclasses create the modules, in the order of the data."""
+
+    self_attention: SelfAttention
+    self_attention_norm: nn.Module
+    feedforward: FeedForward | GatedFeedForward
+    feedforward_norm: nn.Module
+    dropout: Dropout
+    residual: Residual
+
+    def attend_to_self(
+        self,
+        hidden_states: Tensor,
+        attention_mask: AttentionMask,
+        rotary: CosSin | None,
+        update_cache: UpdateCache,
+    ) -> Tensor:
+        """Return hidden states (N, T, D) after self-attention and its residual connection."""
+
+        def self_attention(hidden_states: Tensor) -> Tensor:
+            queries, key_value = self.self_attention.project_qkv(hidden_states, rotary)
+            attended: Tensor = self.self_attention(queries, update_cache(key_value), attention_mask)
+            return attended
+
+        norm = self.self_attention_norm
+        return self.residual(hidden_states, norm, self_attention, self.dropout)
+
+    def attentions(self) -> list[SelfAttention]:
+        """Return the attention blocks."""
+        return [self.self_attention]
+
+    def blocks(self) -> list[Block]:
+        """Return all blocks in order."""
+        return [*self.attentions(), self.feedforward]
+
+
+class EncoderLayer(Layer):
     """Self-attention and feed-forward, for encoders and decoder-only networks."""
 
     def __init__(self, config: TransformerConfig, deep_norm: DeepNorm) -> None:
@@ -89,27 +131,11 @@ class EncoderLayer(nn.Module):
             rotary: cos and sin of the positions of the tokens, if these are rotary.
             update_cache: of key-values.
         """
-
-        def self_attention(hidden_states: Tensor) -> Tensor:
-            queries, key_value = self.self_attention.project_qkv(hidden_states, rotary)
-            attended: Tensor = self.self_attention(queries, update_cache(key_value), attention_mask)
-            return attended
-
-        states = self.residual(
-            hidden_states, self.self_attention_norm, self_attention, self.dropout
-        )
+        states = self.attend_to_self(hidden_states, attention_mask, rotary, update_cache)
         return self.residual(states, self.feedforward_norm, self.feedforward, self.dropout)
 
-    def attentions(self) -> list[SelfAttention]:
-        """Return the attention blocks."""
-        return [self.self_attention]
 
-    def blocks(self) -> list[Block]:
-        """Return all blocks in order."""
-        return [*self.attentions(), self.feedforward]
-
-
-class DecoderLayer(nn.Module):
+class DecoderLayer(Layer):
     """Self-attention, cross-attention to the source, and feed-forward."""
 
     def __init__(self, config: TransformerConfig, deep_norm: DeepNorm) -> None:
@@ -132,40 +158,23 @@ class DecoderLayer(nn.Module):
         rotary: CosSin | None,
         update_cache: UpdateCache = no_cache,
     ) -> Tensor:
-        """Return (B, T, D).
+        """Return (B, T, D) for whole targets, or for the next token of each of T beams.
 
-        Args:
-            hidden_states: (B, T, D) of whole targets, or of the next token of each of T beams.
-            attention_mask: over the target tokens and those of the cache.
-            source: key-values of the source, (B, Hkv, S, Dh).
-            source_attention_mask: over source tokens.
-            rotary: cos and sin of the positions of the tokens, if these are rotary.
-            update_cache: of key-values.
+        Arguments as for an encoder layer, with key-values of the source, (B, Hkv, S, Dh).
         """
-
-        def self_attention(hidden_states: Tensor) -> Tensor:
-            queries, key_value = self.self_attention.project_qkv(hidden_states, rotary)
-            attended: Tensor = self.self_attention(queries, update_cache(key_value), attention_mask)
-            return attended
 
         def cross_attention(hidden_states: Tensor) -> Tensor:
             queries = self.cross_attention.project_q(hidden_states)
             attended: Tensor = self.cross_attention(queries, source, source_attention_mask)
             return attended
 
-        states = self.residual(
-            hidden_states, self.self_attention_norm, self_attention, self.dropout
-        )
+        states = self.attend_to_self(hidden_states, attention_mask, rotary, update_cache)
         states = self.residual(states, self.cross_attention_norm, cross_attention, self.dropout)
         return self.residual(states, self.feedforward_norm, self.feedforward, self.dropout)
 
     def attentions(self) -> list[SelfAttention]:
         """Return the attention blocks."""
         return [self.self_attention, self.cross_attention]
-
-    def blocks(self) -> list[Block]:
-        """Return all blocks in order."""
-        return [*self.attentions(), self.feedforward]
 
 
 class Stack(nn.Module):
@@ -182,7 +191,7 @@ class Stack(nn.Module):
         self,
         config: TransformerConfig,
         vocab_size: int,
-        layer: type[EncoderLayer] | type[DecoderLayer],
+        layer: type[EncoderLayer | DecoderLayer],
         num_layers: int,
         deep_norm: DeepNorm,
         *,
