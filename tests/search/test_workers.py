@@ -12,6 +12,7 @@ from search.test_engine import SEARCHES, asked, native_engine, requests
 
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.errors import DeviceError, UsageError
+from tformer_cli.search.engine import Engine
 from tformer_cli.search.request import EMPTY, Hypothesis
 from tformer_cli.search.workers import WorkersEngine
 
@@ -52,7 +53,7 @@ def test_processes_translate_an_empty_sentence_as_often_as_one_does():
         assert found == expected == [EMPTY] * (3 if groups == 1 else 1)
 
 
-class Broken:
+class Broken(Engine):
     """An engine that does something worse than translating."""
 
     scorer = None
@@ -91,13 +92,12 @@ def test_a_fault_in_a_process_is_shown_here():
         workers.translate(asked([7, 3]), SEARCHES[0])
 
 
-class BrokenHere:
+class BrokenHere(Engine):
     """An engine that fails where a certain source comes first."""
 
     def __init__(self):
         self.engine = native_engine()
         self.scorer = self.engine.scorer
-        self.translate = self.engine.translate
 
     def decode(self, job, on_done, on_warning) -> list[list[Hypothesis]]:
         if job.requests[0].source == WRONG:
@@ -136,7 +136,7 @@ def test_what_is_left_of_a_call_that_was_broken_off_answers_no_other(error):
     assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
 
 
-class Slow:
+class Slow(Engine):
     """An engine that says each source again, after a while."""
 
     scorer = None
@@ -155,7 +155,7 @@ def test_each_of_several_threads_has_its_own_answers():
     assert found == calls
 
 
-class CutShort:
+class CutShort(Engine):
     """An engine whose process ends within a message."""
 
     scorer = None

@@ -25,7 +25,7 @@ from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.errors import ConfigError, DataError, Problem, UsageError
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.search.engine import Job, OnDone, OnWarning
+from tformer_cli.search.engine import Engine, Job, OnDone, OnWarning
 from tformer_cli.search.request import EMPTY, Hypothesis, Request
 from tformer_cli.text.segments import Terminology
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
@@ -40,7 +40,7 @@ BEAM = BeamConfig(beam_size=3)
 CPU = torch.device("cpu")
 
 
-class Backwards:
+class Backwards(Engine):
     """Says each sentence backwards; its second best leaves a token out, its third two."""
 
     scorer = SimpleNamespace(max_length=None)

@@ -54,7 +54,7 @@ OnWarning = Callable[[Problem], object]
 
 
 class Job(NamedTuple):
-    """Requests that have a source, longest first, and how to translate them."""
+    """Requests and how to translate them; to decode, they have a source, longest first."""
 
     requests: Sequence[Request]
     config: DecodingConfig
@@ -99,14 +99,18 @@ class Engine(ABC):
         job = Job([requests[index] for index in order], config, nbest, scored)
         for index, hypotheses in zip(order, self.decode(job, on_done, on_warning), strict=True):
             results[index] = hypotheses
-        return results
+        return self.rerank(job._replace(requests=requests), results)
 
     def check(self, requests: Sequence[Request], config: DecodingConfig, nbest: int) -> None:  # noqa: B027
         """Refuse what the engine cannot do."""
 
     @abstractmethod
     def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
-        """Return the best hypotheses of each request of a job."""
+        """Return the hypotheses of each request of a job."""
+
+    def rerank(self, job: Job, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        """Return the best hypotheses of each request, by what no search knows."""
+        return hypotheses
 
 
 class NativeEngine(Engine):
@@ -175,10 +179,7 @@ class NativeEngine(Engine):
         if len(job.requests) > MAX_SLOTS:
             # Freed blocks of long calls would add up.
             empty_cache(self.device)
-        ordered = [results[index] for index in range(len(job.requests))]
-        if isinstance(job.config, BeamConfig) and job.config.coverage_penalty != 0:
-            return self._reranked(job, ordered, job.config.coverage_penalty)
-        return ordered
+        return [results[index] for index in range(len(job.requests))]
 
     def _max_slots(self, num_beams: int, longest: int) -> int:
         """Return the number of slots for a longest source of so many tokens."""
@@ -202,11 +203,11 @@ class NativeEngine(Engine):
             got = f"{slots:,} sentences at a time"
             on_warning(Problem(where, "memory ran out", got, "going on with fewer"))
 
-    def _reranked(
-        self, job: Job, hypotheses: Sequence[list[Hypothesis]], penalty: float
-    ) -> list[list[Hypothesis]]:
+    def rerank(self, job: Job, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
         """Return the n best stored hypotheses of each request by score + penalty * log coverage."""
-        eos = self.special_tokens.eos
+        if not isinstance(job.config, BeamConfig) or job.config.coverage_penalty == 0:
+            return hypotheses
+        penalty, eos = job.config.coverage_penalty, self.special_tokens.eos
         best = [candidates[: job.nbest] for candidates in hypotheses]
         rows = [
             [(*part.token_ids, eos) if part.finished else part.token_ids for part in candidates]

@@ -220,6 +220,7 @@ def _serve(engine: Engine, connection: Connection) -> None:
         reporter = _Reporter(connection)
         try:
             results = engine.decode(job, reporter.on_done, reporter.on_warning)
+            results = engine.rerank(job, results)
         except DeviceError as error:
             (problem,) = error.problems
             connection.send(Message("failure", problem))
