@@ -30,12 +30,7 @@ SHARED_KEYS = frozenset({"kind", "max_length", "beam_size", "length_penalty", "p
 
 
 class CTranslate2Engine(Engine):
-    """Runs an exported model, a batch in each thread.
-
-    Attributes:
-        num_threads: as many as torch has.
-        scorer: scores given translations.
-    """
+    """Runs an exported model, a batch in each of as many threads as torch has."""
 
     def __init__(
         self,
@@ -45,18 +40,7 @@ class CTranslate2Engine(Engine):
         max_length: int | None,
         compute_type: str = "default",
     ) -> None:
-        """Load the model.
-
-        Args:
-            folder: the export.
-            tokenizers: of its vocabularies.
-            max_length: longest sentence in tokens; None for any.
-            compute_type: number format that CTranslate2 computes in; by default the export's.
-
-        Raises:
-            UsageError: CTranslate2 is not installed.
-            CheckpointError: CTranslate2 cannot load the folder.
-        """
+        """Load the model of a folder, for sentences of up to `max_length` tokens (None for any)."""
         source, target = tokenizers.source, tokenizers.target
         translator_class = package("ctranslate2", "ctranslate2").Translator
         self.num_threads = torch.get_num_threads()
@@ -70,12 +54,8 @@ class CTranslate2Engine(Engine):
                 max_queued_batches=-1,
             )
         except (RuntimeError, ValueError) as error:
-            raise CheckpointError(
-                str(folder),
-                "cannot be loaded by CTranslate2",
-                got=str(error),
-                remedy="remove it, and export again",
-            ) from None
+            what, remedy = "cannot be loaded by CTranslate2", "remove it, and export again"
+            raise CheckpointError(str(folder), what, got=str(error), remedy=remedy) from None
         self.source_tokens = source.tokens(range(source.size))
         self.target_tokens = target.tokens(range(target.size))
         self.target_ids = {token: i for i, token in enumerate(self.target_tokens)}
@@ -124,12 +104,8 @@ class CTranslate2Engine(Engine):
             ("a line", source, "lower `max_source_length`"),
         ):
             if length > longest:
-                raise UsageError(
-                    where,
-                    f"has more tokens than the exported model has positions ({longest})",
-                    got=str(length),
-                    remedy=remedy,
-                )
+                what = f"has more tokens than the exported model has positions ({longest})"
+                raise UsageError(where, what, got=str(length), remedy=remedy)
 
     def source(self, ids: Sequence[int]) -> list[str]:
         """Return source tokens without EOS, which CTranslate2 adds itself."""
@@ -146,11 +122,7 @@ class CTranslate2Engine(Engine):
 
 
 class CTranslate2Scorer:
-    """Scores given translations.
-
-    Attributes:
-        max_length: longest source or target in tokens; None for any.
-    """
+    """Scores given translations."""
 
     def __init__(
         self, engine: CTranslate2Engine, suppressed_ids: set[int], max_length: int | None
@@ -228,12 +200,9 @@ def _reject_other_searches(config: DecodingConfig) -> None:
 def _reject_impatience(beam: BeamConfig, nbest: int) -> None:
     # With too few finished hypotheses our search continues, and CTranslate2 does not start.
     if nbest > beam.enough:
-        raise UsageError(
-            "decoding.patience",
-            f"leaves CTranslate2 fewer translations of a line than are asked for ({nbest})",
-            got=f"{beam.patience:g}",
-            remedy="raise it, or use another `engine`",
-        )
+        what = f"leaves CTranslate2 fewer translations of a line than are asked for ({nbest})"
+        remedy = "raise it, or use another `engine`"
+        raise UsageError("decoding.patience", what, got=f"{beam.patience:g}", remedy=remedy)
 
 
 def _reject_constraints(requests: Sequence[Request]) -> None:
@@ -246,10 +215,6 @@ def _reject_constraints(requests: Sequence[Request]) -> None:
 
 
 def reject(where: str, got: str | None = None) -> None:
-    """Refuse what CTranslate2 does not implement alike.
-
-    Raises:
-        UsageError: always.
-    """
+    """Raise UsageError for what CTranslate2 does not implement alike."""
     what, remedy = "has no exact counterpart in CTranslate2", "use another `engine`"
     raise UsageError(where, what, got=got, remedy=remedy)

@@ -47,7 +47,8 @@ class Format(ABC):
 
     def searches(self, max_length: int) -> list[DecodingConfig]:
         """Return the searches to compare engines by; the last one is that of the code example."""
-        return [GreedyConfig(max_length=max_length), beam_search(max_length)]
+        beam = BeamConfig(beam_size=BEAM_SIZE, max_length=max_length)
+        return [GreedyConfig(max_length=max_length), beam]
 
     @abstractmethod
     def example(self, trained: TrainedModel, line: str) -> str:
@@ -67,8 +68,6 @@ class Format(ABC):
 
         Raises:
             ConfigError: all config keys that the format cannot represent.
-            UsageError: a package is not installed, or the folder exists.
-            StorageError: the folder cannot be written.
         """
         if problems := list(self.unsupported(trained)):
             raise ConfigError(problems)
@@ -80,11 +79,6 @@ class Format(ABC):
         """Write a new folder atomically; errors are those of `written`."""
         with self.written(trained, folder):
             pass
-
-
-def beam_search(max_length: int) -> BeamConfig:
-    """Return the beam search that engines are compared by."""
-    return BeamConfig(beam_size=BEAM_SIZE, max_length=max_length)
 
 
 def package(name: str, extra: str) -> Any:

@@ -154,15 +154,10 @@ class StepGraph(nn.Module):
 
 @dataclass(slots=True)
 class LayerPast:
-    """KV cache of a layer for sequences of equal length.
+    """KV cache of a layer for sequences of equal length."""
 
-    Attributes:
-        source: keys and values of the sources, (B, Hkv, S, Dh).
-        own: keys and values of the target tokens so far, (B, Hkv, P, Dh).
-    """
-
-    source: KeyValue
-    own: KeyValue
+    source: KeyValue  # (B, Hkv, S, Dh)
+    own: KeyValue  # of the target tokens so far, (B, Hkv, P, Dh)
 
     def append(self, new: KeyValue) -> KeyValue:
         """Append the newest tokens, and return all target tokens."""

@@ -26,16 +26,7 @@ class OnnxEngine(Engine):
     """Runs the graphs of a folder."""
 
     def __init__(self, folder: Path, tokens: SpecialTokens, *, max_length: int | None) -> None:
-        """Load the graphs.
-
-        Args:
-            folder: with the graphs.
-            tokens: of the target vocabulary.
-            max_length: longest sentence in tokens; None for any.
-
-        Raises:
-            UsageError: onnxruntime is not installed.
-        """
+        """Load the graphs, for sentences of up to `max_length` tokens (None for any)."""
         onnxruntime = package("onnxruntime", "onnx")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
@@ -117,11 +108,7 @@ class OnnxStepper(Stepper):
 
 
 class OnnxScorer:
-    """Scores given translations, one pair at a time.
-
-    Attributes:
-        max_length: longest source or target in tokens; None for any.
-    """
+    """Scores given translations, one pair at a time."""
 
     def __init__(self, engine: OnnxEngine, max_length: int | None) -> None:
         self.engine = engine

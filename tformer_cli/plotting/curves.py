@@ -51,13 +51,13 @@ FORMATS: dict[str, dict[str, None]] = {
 # After the last one they repeat dashed, then dotted.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":")
-GREY = "#777777"
+GRAY = "#777777"
 # In characters: the width of the legend, and of a line sample with its margins.
 LEGEND_WIDTH = 96
 HANDLE_WIDTH = 8
 STYLE = {
     "axes.axisbelow": True,
-    "axes.edgecolor": GREY,
+    "axes.edgecolor": GRAY,
     "axes.grid": True,
     "axes.labelsize": 8,
     "axes.spines.right": False,
@@ -69,9 +69,9 @@ STYLE = {
     "legend.frameon": False,
     "savefig.dpi": 150,
     "svg.hashsalt": "tformer",
-    "xtick.color": GREY,
+    "xtick.color": GRAY,
     "xtick.labelcolor": "black",
-    "ytick.color": GREY,
+    "ytick.color": GRAY,
     "ytick.labelcolor": "black",
 }
 
@@ -228,7 +228,7 @@ def _draw_legend(figure: "Figure", histories: Sequence[History]) -> None:
     labels = _labels([history.run for history in histories])
     for name, label in (("train_loss", "training"), ("valid_loss", "validation")):
         if any(name in history.curves for history in histories):
-            handles.append(Line2D([], [], **_line(0, name) | {"color": GREY}))
+            handles.append(Line2D([], [], **_line(0, name) | {"color": GRAY}))
             labels.append(label)
     ncols = max(1, LEGEND_WIDTH // (max(map(len, labels)) + HANDLE_WIDTH))
     legend = figure.legend(handles, labels, loc="outside upper left", ncols=ncols)

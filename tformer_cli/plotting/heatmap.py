@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tformer_cli.errors import Problem, UsageError
 from tformer_cli.plotting import curves
 from tformer_cli.plotting.attention_maps import AttentionMaps, PartMaps, PositionTable
-from tformer_cli.plotting.curves import COLORS, DASHES, GREY
+from tformer_cli.plotting.curves import COLORS, DASHES, GRAY
 from tformer_cli.storage.atomic import write_text
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def _left(section: "SubFigure", width: float, full_width: float) -> "SubFigure":
 def _write_heading(section: "SubFigure", title: str, note: str) -> None:
     x = MARGIN * section.get_figure(root=True).dpi / section.bbox.width
     section.suptitle(title, x=x, ha="left", fontsize=11, fontweight="bold")
-    section.supxlabel(note, x=x, ha="left", fontsize=8, color=GREY)
+    section.supxlabel(note, x=x, ha="left", fontsize=8, color=GRAY)
 
 
 def draw_scale(axes: "Axes") -> None:
@@ -260,7 +260,7 @@ def draw_scale(axes: "Axes") -> None:
 
     colors = ScalarMappable(cmap=_gradient(WEIGHTS))
     axes.figure.colorbar(colors, cax=axes, orientation="horizontal")
-    axes.set_title("attention weight: rows sum to 1; grey is masked", fontsize=8, loc="left")
+    axes.set_title("attention weight: rows sum to 1; gray is masked", fontsize=8, loc="left")
 
 
 def _draw_maps(section: "SubFigure", grid: _Grid, families: Sequence[str]) -> None:

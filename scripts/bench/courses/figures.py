@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tformer_cli.errors import UsageError
-from tformer_cli.plotting.curves import COLORS, DASHES, GREY, STYLE
+from tformer_cli.plotting.curves import COLORS, DASHES, GRAY, STYLE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -152,7 +152,7 @@ def draw(courses: Sequence[Course], test_set: str) -> "Figure":
                 zorder=3,
             )
         for bleu in THRESHOLDS:
-            axes.axhline(bleu, color=GREY, linewidth=0.8, linestyle=(0, (1, 3)), zorder=2)
+            axes.axhline(bleu, color=GRAY, linewidth=0.8, linestyle=(0, (1, 3)), zorder=2)
         axes.set_yticks(sorted({0, 10, 20, *THRESHOLDS}))
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
