@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import yaml
-from storage.saving import forget_origin
+from storage.saving import remove_settings
 
 from tformer_cli.config.load import load_config
 from tformer_cli.storage.run_directory import RunDirectory
@@ -134,7 +134,7 @@ def test_another_translation_is_one_line_and_leaves_nothing(
 
 
 def test_keys_that_are_not_exact_are_refused_all_at_once(run, tmp_path, tformer):
-    forget_origin(RunDirectory(run))
+    remove_settings(RunDirectory(run))
     file = run / "config.yaml"
     text = file.read_text().replace("sliding_window: null", "sliding_window: 3")
     file.write_text(text)

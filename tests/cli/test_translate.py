@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from forked import PIPES, forked_tformer
 from sacrebleu.metrics.chrf import CHRF
-from storage.saving import forget_origin
+from storage.saving import remove_settings
 
 from tformer_cli import Translator
 from tformer_cli.cli.translate import _json_line, _text_lines
@@ -563,7 +563,7 @@ def test_python_and_command_line_ensembles_translate_alike(toy_run, other_run, t
 
 
 def test_runs_of_two_vocabularies_are_refused_by_name(toy_run, other_run, tformer):
-    forget_origin(RunDirectory(other_run))
+    remove_settings(RunDirectory(other_run))
     file = other_run / "tokenizer" / "tokenizer.json"
     header = json.loads(file.read_text())
     header["source"]["lowercase"] = not header["source"]["lowercase"]

@@ -53,8 +53,8 @@ def message(action, *arguments) -> str:
     return str(caught.value)
 
 
-def forget_origin(run: RunDirectory) -> None:
-    """Let a run be as an older program left it, which said nothing of its model's settings."""
+def remove_settings(run: RunDirectory) -> None:
+    """Remove from the checkpoints of a run what older versions did not write: its settings."""
     for checkpoint in run.step_checkpoints():
         state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
         del state["settings"], state["tokenizer_fingerprint"]

@@ -123,8 +123,8 @@ def test_a_new_folder_never_replaces_what_has_its_name(tmp_path, monkeypatch, ki
     assert str(caught.value) == f"{path}: already exists; remove it, or name another"
     (tmp_path / "expected").mkdir()
     appear(tmp_path / "expected" / "out", kind)
-    found = tree(tmp_path)
-    assert {k: v for k, v in found.items() if not k.startswith("expected")} == tree(
+    content = tree(tmp_path)
+    assert {k: v for k, v in content.items() if not k.startswith("expected")} == tree(
         tmp_path / "expected"
     )
 

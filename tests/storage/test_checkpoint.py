@@ -232,19 +232,19 @@ def test_checksums_are_those_of_sha256sum(saved):
 
 
 @pytest.mark.parametrize("name", [MODEL_FILE, RAW_MODEL_FILE, OPTIMIZER_FILE, STATE_FILE])
-@pytest.mark.parametrize("place", [0, 0.5, 1])
-def test_a_bit_that_flips_is_found(tmp_path, name, place):
+@pytest.mark.parametrize("share", [0, 0.5, 1])
+def test_a_bit_that_flips_is_found(tmp_path, name, share):
     network = model(1)
     folder = tmp_path / "step-000007"
     save_checkpoint(folder, network, stepped_optimizer(network), STATE, average=model(2))
     assert verify_checksums(folder) is None
     content = bytearray((folder / name).read_bytes())
-    content[int(place * (len(content) - 1))] ^= 4
+    content[int(share * (len(content) - 1))] ^= 4
     (folder / name).write_bytes(content)
     assert (
         str(verify_checksums(folder)) == f"{folder}: is damaged: {name} does not match its checksum"
     )
-    # A translation needs no optimiser.
+    # A translation needs no optimizer.
     is_needed = name in (MODEL_FILE, STATE_FILE)
     assert (verify_checksums(folder, (MODEL_FILE, STATE_FILE)) is not None) == is_needed
 

@@ -13,9 +13,9 @@ from tformer_cli.storage.state import TrainingProgress, load_state
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"step": 3}'])
 def test_a_damaged_state_is_refused(saved, content):
     (saved / STATE_FILE).write_text(content)
-    found = message(load_state, saved)
-    assert found.startswith(f"{saved / STATE_FILE}: is damaged; got ")
-    assert found.endswith("; use an earlier checkpoint")
+    text = message(load_state, saved)
+    assert text.startswith(f"{saved / STATE_FILE}: is damaged; got ")
+    assert text.endswith("; use an earlier checkpoint")
 
 
 ODD = ["x", "1", -3, 1.5, True, [], {}, ["x"], {"x": 1}, [[0, -1]], math.nan, math.inf, 10**400]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from saving import forget_origin, message
+from saving import message, remove_settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tformer_cli.config.load import load_config
@@ -189,7 +189,7 @@ def test_other_tokenizers_are_refused(run, name):
 
 
 def test_a_run_of_an_older_program_is_loaded_as_before(run):
-    forget_origin(run)
+    remove_settings(run)
     edit(run.config_file, "activation: relu", "activation: gelu")
     edit(run.tokenizer / "tokenizer.json", '"lowercase": false', '"lowercase": true')
     assert load_trained_network(run).config.model.activation == "gelu"
