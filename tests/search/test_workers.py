@@ -146,6 +146,20 @@ class Slow(Engine):
         return [[Hypothesis(tuple(one.source), 0.0, 0.0, True)] for one in job.requests]
 
 
+class Picky(Slow):
+    """An engine that refuses every request."""
+
+    def check(self, requests, config, nbest) -> None:
+        raise UsageError("`requests`", "must be others")
+
+
+def test_what_the_engine_refuses_is_refused_before_a_process_begins():
+    workers = WorkersEngine(Picky(), 2)
+    with pytest.raises(UsageError, match="must be others"):
+        workers.translate(asked([7, 3]), SEARCHES[0])
+    assert not workers.processes
+
+
 def test_each_of_several_threads_has_its_own_answers():
     workers = WorkersEngine(Slow(), 2)
     calls = [[[number, n, 3] for n in range(5)] for number in range(12)]

@@ -9,17 +9,18 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, Literal, NamedTuple
 
 import torch
 
+from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.errors import DeviceError, Problem, UsageError
 from tformer_cli.process import begin_child, num_cores
 from tformer_cli.search.engine import Engine, Job, OnDone, OnWarning
-from tformer_cli.search.request import Hypothesis
+from tformer_cli.search.request import Hypothesis, Request
 
 # Least time between two progress messages, which cost the workers time.
 PROGRESS_SECONDS = 0.1
@@ -72,6 +73,9 @@ class WorkersEngine(Engine):
     def processes(self) -> list[ForkProcess]:
         """The workers that have started."""
         return self._pool.processes
+
+    def check(self, requests: Sequence[Request], config: DecodingConfig, nbest: int) -> None:
+        self.engine.check(requests, config, nbest)
 
     def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
         def on_first_warning(problem: Problem) -> None:
