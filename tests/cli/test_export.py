@@ -202,7 +202,7 @@ def test_validation_text_that_has_gone_can_be_replaced(toy_run, run, tmp_path, t
     file, gone = run / "config.yaml", tmp_path / "gone"
     file.write_text(file.read_text().replace(f"source: {source}", f"source: {gone}"))
     assert refused(tformer, tmp_path, run, tmp_path / "out") == (
-        f"{gone}: is not there to check an export by; name a text by --check-file\n"
+        f"{gone}: does not exist, so the export cannot be checked; name a text by --check-file\n"
     )
     words = ("--check-file", source)
     assert tformer("export", run, tmp_path / "out", *FORMAT, *words).exit_code == 0

@@ -212,7 +212,7 @@ def test_more_translations_than_patience_leaves_are_refused(theirs, requests, pa
     with pytest.raises(UsageError) as raised:
         theirs.translate(requests, search, nbest=most + 1)
     assert str(raised.value) == (
-        "decoding.patience: leaves CTranslate2 fewer translations of a line than are asked for "
+        "decoding.patience: leaves CTranslate2 fewer translations of a line than requested "
         f"({most + 1}); got {patience}; raise it, or use another `engine`"
     )
 

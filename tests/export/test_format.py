@@ -51,7 +51,7 @@ def test_text_without_a_line_to_check_by_is_refused(model):
     with pytest.raises(DataError) as raised:
         CheckText.of(["", "abcdef"], model.tokenizers, name="valid.en", max_length=3)
     assert str(raised.value) == (
-        "valid.en: has no line of 1 to 3 tokens to check an export by; give another text"
+        "valid.en: has no line of 1 to 3 tokens to check the export by; give another text"
     )
 
 
@@ -100,7 +100,7 @@ def test_failed_check_says_which_line_and_leaves_nothing(model, text, tmp_path, 
     assert " in place of '" in rest
     assert "the best of the line; " in rest
     assert rest.endswith(
-        " differ in all; nothing was written: export another checkpoint, and tell us of this one"
+        " differ in all; nothing was written: export another checkpoint, and report this one"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -370,9 +370,7 @@ def test_a_size_that_no_machine_has_is_refused_at_once(opus):
 
 def test_other_models_than_marian_are_refused(opus):
     change_json(opus / "config.json", model_type="t5")
-    assert refused(opus) == [
-        f'{opus}/config.json: is of another kind of model than Marian; got model_type "t5"'
-    ]
+    assert refused(opus) == [f'{opus}/config.json: is not of a Marian model; got model_type "t5"']
 
 
 def test_all_settings_that_are_no_model_of_ours_come_at_once(opus):
@@ -425,7 +423,7 @@ def test_special_tokens_elsewhere_are_refused(opus):
         ("[]", "must be a JSON object; got list; "),
         ('{"a": "b"}', "is not a vocabulary; got an id that is no whole number; "),
         ('{"\\ud800": 0}', "is not a vocabulary; got half a character of Unicode"),
-        ('{"a": 0, "b": 0}', "must name each of the 59 rows of the embeddings once; got 2 pieces"),
+        ('{"a": 0, "b": 0}', "must name each of the 59 embedding rows once; got 2 pieces"),
     ],
 )
 def test_a_vocabulary_that_is_none_is_named(opus, content, message):
@@ -439,8 +437,8 @@ def test_a_vocabulary_that_is_none_is_named(opus, content, message):
 def test_two_vocabularies_with_one_table_are_refused(opus):
     change_json(opus / "tokenizer_config.json", separate_vocabs=True)
     assert refused(opus) == [
-        f"{opus}/tokenizer_config.json: has two vocabularies where config.json has one table of "
-        "embeddings; got separate_vocabs true; fetch the folder again"
+        f"{opus}/tokenizer_config.json: has two vocabularies, but config.json has one "
+        "embedding table; got separate_vocabs true; fetch the folder again"
     ]
 
 

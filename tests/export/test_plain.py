@@ -178,7 +178,7 @@ def test_a_weight_beyond_half_precision_is_refused(model):
     with torch.no_grad():
         model.model.encoder.norm.weight[2] = 70_000
     assert [str(problem) for problem in PlainFormat("float16").unsupported(model)] == [
-        "`quantization`: has no number as large as one in the weights; "
+        "`quantization`: overflows for a weight of the model; "
         "got float16 for encoder.norm.weight; use bfloat16"
     ]
     for precision in ("bfloat16", "float32"):

@@ -74,7 +74,7 @@ class CheckText:
         if not indices:
             raise DataError(
                 name,
-                f"has no line of 1 to {max_length:,} tokens to check an export by",
+                f"has no line of 1 to {max_length:,} tokens to check the export by",
                 remedy="give another text",
             )
         return cls(
@@ -216,5 +216,5 @@ def _export_error(
         f"{program} has another translation, or another score for it",
         got=f"{described(first.theirs)} in place of {described(first.ours)}, {rank} of the line; "
         f"{len(differences)} differ in all",
-        remedy="nothing was written: export another checkpoint, and tell us of this one",
+        remedy="nothing was written: export another checkpoint, and report this one",
     )

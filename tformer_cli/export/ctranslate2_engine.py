@@ -200,7 +200,7 @@ def _reject_other_searches(config: DecodingConfig) -> None:
 def _reject_impatience(beam: BeamConfig, nbest: int) -> None:
     # With too few finished hypotheses our search continues, and CTranslate2 does not start.
     if nbest > beam.enough:
-        what = f"leaves CTranslate2 fewer translations of a line than are asked for ({nbest})"
+        what = f"leaves CTranslate2 fewer translations of a line than requested ({nbest})"
         remedy = "raise it, or use another `engine`"
         raise UsageError("decoding.patience", what, got=f"{beam.patience:g}", remedy=remedy)
 

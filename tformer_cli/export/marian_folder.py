@@ -86,7 +86,7 @@ def read_marian(
     languages = read_languages(folder / "tokenizer_config.json")
     if languages.are_separate and shape.model.tie_embeddings == "all":
         file, got = folder / "tokenizer_config.json", "separate_vocabs true"
-        what = "has two vocabularies where config.json has one table of embeddings"
+        what = "has two vocabularies, but config.json has one embedding table"
         raise CheckpointError(str(file), what, got=got, remedy=RESTORE)
     source = _side(folder, "source.spm", "vocab.json", shape.source_size)
     target_file = "target_vocab.json" if languages.are_separate else "vocab.json"
@@ -130,7 +130,7 @@ def _side(folder: Path, model_name: str, vocabulary_name: str, size: int) -> Sid
         got = "half a character of Unicode"
         raise CheckpointError(str(file), "is not a vocabulary", got=got, remedy=RESTORE)
     if len(ids) != size or sorted(ids.values()) != list(range(size)):
-        what = f"must name each of the {size} rows of the embeddings once"
+        what = f"must name each of the {size} embedding rows once"
         raise CheckpointError(str(file), what, got=f"{len(ids)} pieces", remedy=RESTORE)
     for token in OUR_IDS:
         if token not in ids:

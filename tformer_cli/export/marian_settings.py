@@ -93,7 +93,7 @@ def read_shape(file: Path) -> Shape:
     settings = Settings.read(file)
     kind = settings.values.get("model_type")
     if kind != "marian":
-        what, got = "is of another kind of model than Marian", f"model_type {json.dumps(kind)}"
+        what, got = "is not of a Marian model", f"model_type {json.dumps(kind)}"
         raise CheckpointError(str(file), what, got=got)
     is_shared = settings.take("share_encoder_decoder_embeddings", bool)
     model = _model(settings, is_shared=is_shared)

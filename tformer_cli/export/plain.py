@@ -58,7 +58,7 @@ class PlainFormat(Format):
     def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
         for name, weight in trained.model.named_parameters():
             if (weight.isfinite() & ~weight.to(DTYPES[self.quantization]).isfinite()).any():
-                what, remedy = "has no number as large as one in the weights", "use bfloat16"
+                what, remedy = "overflows for a weight of the model", "use bfloat16"
                 yield Problem("`quantization`", what, f"{self.quantization} for {name}", remedy)
                 return
 

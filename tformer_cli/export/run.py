@@ -142,7 +142,10 @@ def build_format(name: FormatName, quantization: Quantization) -> Format:
 def _check_text(trained: TrainedModel, file: Path | None, num_lines: int) -> CheckText:
     source = _valid(trained).source if file is None else file
     if file is None and not source.exists():
-        what, remedy = "is not there to check an export by", "name a text by `check_file`"
+        what, remedy = (
+            "does not exist, so the export cannot be checked",
+            "name a text by `check_file`",
+        )
         raise DataError(str(source), what, remedy=remedy)
     return CheckText.of(
         list(itertools.islice(read_lines(source), num_lines)),
