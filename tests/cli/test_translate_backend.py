@@ -99,8 +99,8 @@ def test_damaged_export_is_one_line(run, tformer):
         ),
         (
             ("--beam", "5", "--mbr", "chrf", "--set", "decoding.patience=0.5"),
-            "decoding.patience: leaves CTranslate2 fewer translations of a line than are asked "
-            "for (5); got 0.5; raise it, or use another --backend",
+            "decoding.patience: leaves CTranslate2 fewer translations of a line than requested "
+            "(5); got 0.5; raise it, or use another --backend",
         ),
         (
             ("--set", "decoding={kind: sample}"),
