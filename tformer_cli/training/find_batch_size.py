@@ -181,9 +181,9 @@ def _trial_of_run(folder: Path, batch_tokens: int, limit: int, num_threads: int)
     torch.set_num_threads(num_threads)
     tune_allocator()
     run = RunDirectory(folder)
-    config = load_config(run.config_file)
-    tokenizers, logger = load_tokenizers(run.tokenizer), NullLogger(run, config.training)
     try:
+        config = load_config(run.config_file)
+        tokenizers, logger = load_tokenizers(run.tokenizer), NullLogger(run, config.training)
         trainer = Trainer.setup(config, run, tokenizers, device=torch.device("cpu"), logger=logger)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
