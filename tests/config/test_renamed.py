@@ -75,7 +75,7 @@ def test_a_file_of_former_names_is_that_of_current_ones_with_one_warning(tmp_pat
         f"{file}: uses renamed keys; write model.tie_embeddings for tie, "
         "model.sliding_window for window, "
     )
-    assert said.count(" for ") == 15
+    assert (said.count(" for "), said[-13:]) == (3, ", and 12 more")
 
 
 def test_a_former_kind_counts(tmp_path):

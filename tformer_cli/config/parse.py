@@ -2,9 +2,9 @@
 
 So `1e-4` is a number if a float is expected, `no` is the Norwegian language, `12:30` is never 750,
 and a key written twice is an error: YAML's implicit types are not used. A union without a written
-`kind` is the schema's default; one whose members have no `kind` is told apart by required keys. If
-an override sets the `kind`, the file's keys of another kind are dropped. All errors are collected
-and raised at once, in the order of the file.
+`kind` is the schema's default; one whose members have no `kind` is recognized by its required
+keys. If an override sets the `kind`, the file's keys of another kind are dropped. All errors are
+collected and raised at once, in the order of the file.
 """
 
 import dataclasses

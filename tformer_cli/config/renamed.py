@@ -14,6 +14,10 @@ from tformer_cli.config.schema.fields import Former, annotations, extras, item_h
 from tformer_cli.errors import Problem
 
 
+# Of a file's former names, which may be dozens in the config.yaml of an old run.
+MAX_SHOWN = 3
+
+
 class RenamedKeysWarning(FutureWarning):
     """A file or an override uses former names of keys."""
 
@@ -60,7 +64,10 @@ def with_current_names(root: yaml.Node, name: str) -> yaml.Node:
 
 def warn_of_renamed(where: str, remedies: Sequence[str]) -> None:
     """Warn that a file or an override uses former names; a remedy is `NEW for OLD`."""
-    problem = Problem(where, "uses renamed keys", remedy=f"write {', '.join(remedies)}")
+    shown = ", ".join(remedies[:MAX_SHOWN])
+    if len(remedies) > MAX_SHOWN:
+        shown += f", and {len(remedies) - MAX_SHOWN} more"
+    problem = Problem(where, "uses renamed keys", remedy=f"write {shown}")
     warnings.warn(RenamedKeysWarning(problem), stacklevel=1)
 
 

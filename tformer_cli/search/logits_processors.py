@@ -1,4 +1,4 @@
-"""Rules on the scores of next tokens: limits, penalties, bans and forced prefixes."""
+"""Logits processors: limits, penalties, bans and forced prefixes, applied to next-token scores."""
 
 import math
 from collections.abc import Sequence

@@ -191,7 +191,7 @@ def _invalid_state(directory: Path) -> Problem | None:
     try:
         load_state(directory)
     except NewerFormatError:
-        # Not damaged: whoever needs the state is told to upgrade.
+        # Not damaged: reading the state raises an error that says to upgrade.
         return None
     except CheckpointError as error:
         return error.problems[0]

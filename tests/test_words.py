@@ -1,0 +1,109 @@
+"""The code speaks the field's language: standard terms are found by grep, private words are not."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import tformer_cli
+
+PACKAGE = Path(tformer_cli.__file__).parent
+SOURCES = {file: file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py")}
+ALL = "\n".join(SOURCES.values())
+
+# What a practitioner types to find the code of a thing.
+TERMS = [
+    "all_reduce",
+    "all-reduce",
+    "apply_rotary_emb",
+    "atomic",
+    "attention mask",
+    "AttentionMask",
+    "backpointer",
+    "beam_indices",
+    "BOS",
+    "CausalLM",
+    "causal_mask",
+    "checksum",
+    "continuous batching",
+    "decode_step",
+    "early stopping",
+    "EOS",
+    "fine-tun",
+    "gradient accumulation",
+    "gradient_checkpointing",
+    "hidden state",
+    "hidden_states",
+    "init_cache",
+    "KV cache",
+    "KVCache",
+    "logits processor",
+    "LogitsProcessor",
+    "masked language model",
+    "MBR",
+    "micro_batches",
+    "minimum-Bayes-risk",
+    "NonFiniteStep",
+    "nucleus",
+    "Postprocessor",
+    "prefetch",
+    "prefill",
+    "prefix LM",
+    "Preprocessor",
+    "residual connection",
+    "RotaryEmbedding",
+    "sliding window",
+    "SlotScheduler",
+    "SpecialTokens",
+    "teacher forcing",
+    "throughput",
+    "topk",
+    "Trainer",
+    "TrainState",
+    "warmup",
+]
+
+# Words that only this code once used for those things.
+PRIVATE = [
+    r"\bConsensus\b",
+    r"\bFault\b",
+    r"\bLearner\b",
+    r"\bLineRequests\b",
+    r"\bOffer\b",
+    r"\bPredecessor\b",
+    r"\bSitting\b",
+    r"\bTokenRoles\b",
+    r"\bWording\b",
+    r"\bWorld\.add\b",
+    r"\bdealt\b",
+    r"\beight_bits\b",
+    r"\binitialise",
+    r"\blikewise\b",
+    r"\blook_(?:around|across|back)\b",
+    r"\bMOST_|\bFEWEST_",
+    r"\bnormaliser",
+    r"\boptimiser",
+    r"\bput_back\b",
+    r"\brehearsal\b",
+    r"\btold\b",
+    r"\bwanted_states\b",
+    r"\bwhole_file\b",
+    r"\bwhole_directory\b",
+    r"\bfound = ",
+]
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_terms_of_the_field_are_found(term):
+    assert re.search(re.escape(term), ALL, re.IGNORECASE)
+
+
+@pytest.mark.parametrize("word", PRIVATE)
+def test_private_words_are_gone(word):
+    pattern = re.compile(word)
+    places = [
+        f"{file.relative_to(PACKAGE)}:{text.count(chr(10), 0, match.start()) + 1}"
+        for file, text in SOURCES.items()
+        for match in pattern.finditer(text)
+    ]
+    assert places == []
