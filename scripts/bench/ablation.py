@@ -1,40 +1,145 @@
 #!/usr/bin/env python
-"""Compare the members of the family of Transformers, one change at a time from a modern base."""
+"""Compare variants of the Transformer, one change at a time from a modern base."""
 
 import json
-import signal
-import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
+from statistics import fmean, median, stdev
 from typing import Annotated
 
 import torch
 import typer
-from choices import chosen
-from courses.contestants import Ours
-from courses.worker import train_apart
-from members.figures import Learnt, Row, table
-from members.members import CHANGES, VOCAB_SIZE, member, num_parameters
-from members.speed import Speed, cache_bytes, take_turn
+from cli import (
+    CPU,
+    MULTI30K,
+    ROOT,
+    AsJson,
+    Data,
+    Folder,
+    Threads,
+    hardware,
+    names_in,
+    resumable,
+    show,
+)
+from harness import log, subprocess_call
+from train import training_worker
+from training_runs import Ours, train_in_subprocess
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import check_data_files, load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import GreedyConfig
+from tformer_cli.config.schema.model import (
+    AlibiPositions,
+    DecoderOnlyConfig,
+    EncoderDecoderConfig,
+    LatentConfig,
+    LearnedPositions,
+    ModelConfig,
+    NoPositions,
+    RotaryPositions,
+    SinusoidalPositions,
+    T5Positions,
+)
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.config.schema.training import CosineSchedule, MuonConfig, TrainingConfig
-from tformer_cli.device import hardware_name
-from tformer_cli.errors import Interrupted
+from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.model.build import build_network
+from tformer_cli.process import tune_allocator
 from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import load_trained_model
+from tformer_cli.translate.translator import Translator
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "multi30k.yaml"
-BASE = "base"
+BASE = EncoderDecoderConfig(
+    dim=128,
+    num_encoder_layers=4,
+    num_decoder_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    feedforward_dim=256,
+    activation="swiglu",
+    norm="rms",
+    norm_position="pre",
+    bias=False,
+    positions=RotaryPositions(),
+    dropout=0.2,
+    attention_dropout=0.0,
+    feedforward_dropout=0.1,
+)
+# Shared by both languages; the number of parameters, and so the widths, depend on it.
+VOCAB_SIZE = 8000
+FLOAT_BYTES = 4
+# Length of every timed translation, about that of a caption, so that a variant that has not learned
+# to end its sentences writes as much as the others.
+NUM_TOKENS = 16
+SEARCH = GreedyConfig(min_length=NUM_TOKENS - 1, max_length=NUM_TOKENS)
+
+Change = Callable[[EncoderDecoderConfig], ModelConfig]
+
+
+def changed(**keys: object) -> Change:
+    """Return a change of some keys."""
+    return lambda config: replace(config, **keys)
+
+
+def decoder_only(config: EncoderDecoderConfig) -> ModelConfig:
+    """Return a prefix LM of as many layers."""
+    own = {"kind", "tie_embeddings"}
+    names = (DecoderOnlyConfig.__dataclass_fields__.keys() & config.__dataclass_fields__) - own
+    return DecoderOnlyConfig(
+        **{name: getattr(config, name) for name in names},
+        num_layers=config.num_encoder_layers + config.num_decoder_layers,
+        source_attention="bidirectional",
+    )
+
+
+CHANGES: Mapping[str, Change] = {
+    "base": changed(),
+    "sinusoidal": changed(positions=SinusoidalPositions()),
+    "learned": changed(positions=LearnedPositions(max_length=256)),
+    "alibi": changed(positions=AlibiPositions()),
+    "t5": changed(positions=T5Positions()),
+    "no-positions": changed(positions=NoPositions()),
+    "multi-head": changed(num_kv_heads=None),
+    "multi-query": changed(num_kv_heads=1),
+    "latent": changed(num_kv_heads=None, latent=LatentConfig(kv_lora_rank=48, rope_head_dim=16)),
+    "window": changed(sliding_window=8),
+    "qk-norm": changed(qk_norm=True),
+    "relu": changed(activation="relu"),
+    "layer-norm": changed(norm="layer"),
+    "post-norm": changed(norm_position="post"),
+    "deep-norm": changed(norm_position="deep"),
+    "one-stream": decoder_only,
+    "deep-shallow": changed(num_encoder_layers=7, num_decoder_layers=1),
+}
+
+
+@cache
+def variant(name: str) -> ModelConfig:
+    """Return a variant with about as many parameters as the base, by its feed-forward width."""
+    config = CHANGES[name](BASE)
+    lowest, next_lowest = (
+        num_parameters(replace(config, feedforward_dim=width)) for width in (8, 9)
+    )
+    width = 8 + round((num_parameters(BASE) - lowest) / (next_lowest - lowest))
+    assert 8 <= width < 4 * BASE.feedforward_dim, f"{name} has no width with as many parameters"
+    return replace(config, feedforward_dim=width)
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Count the parameters of a network."""
+    with torch.device("meta"):
+        network = build_network(config, source_size=VOCAB_SIZE, target_size=VOCAB_SIZE, seed=1)
+    return network.num_parameters()
 
 
 def training(steps: int) -> TrainingConfig:
-    """Return how every member learns."""
+    """Return how every variant is trained."""
     return TrainingConfig(
         optimizer=MuonConfig(learning_rate=6e-3),
         schedule=CosineSchedule(warmup_steps=max(1, steps // 6)),
@@ -50,51 +155,149 @@ def training(steps: int) -> TrainingConfig:
 def trainings(
     text: Config, folder: Path, names: Sequence[str], seeds: Sequence[int], steps: int
 ) -> Iterator[tuple[str, Ours]]:
-    """Yield the trainings, those of one seed together, with the names of their members.
+    """Yield variants with their trainings NAME-SEED of a folder, those of a seed together.
 
-    Args:
-        text: a config, for its text and its scores.
-        folder: theirs is NAME-SEED in it.
-        names: of members.
-        seeds: one training of each member a seed.
-        steps: of each.
+    Text and evaluation are those of the config `text`.
     """
     tokenizer = SubwordConfig(algorithm="bpe", vocab_size=VOCAB_SIZE, shared=True)
+    learning = training(steps)
     for seed in seeds:
         for name in names:
-            config = replace(
-                text,
-                seed=seed,
-                tokenizer=tokenizer,
-                model=member(name),
-                training=training(steps),
-            )
+            model = variant(name)
+            config = replace(text, seed=seed, tokenizer=tokenizer, model=model, training=learning)
             yield name, Ours(config, RunDirectory(folder / f"{name}-{seed}"))
 
 
-def learnt(contestant: Ours) -> Learnt:
-    """Score a finished training."""
-    checkpoint, state = list(contestant.chosen())[-1]
-    score = contestant.score(checkpoint, next(iter(contestant.config.data.test)))
-    return Learnt(contestant.config.seed, -state.score, score.score, score.signature)
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """One training of a variant."""
+
+    seed: int
+    valid_loss: float  # mean negative log likelihood per token, in nats
+    test_bleu: float
+    signature: str
+
+    @classmethod
+    def of(cls, finished: Ours) -> "Trained":
+        """Score a finished training."""
+        checkpoint, progress = list(finished.best_checkpoints())[-1]
+        score = finished.score(checkpoint, next(iter(finished.config.data.test)))
+        return cls(finished.config.seed, -progress.score, score.score, score.signature)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One turn of a variant, in target tokens per second."""
+
+    training: float
+    decoding: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A variant, with its trainings by seed and its speeds by round."""
+
+    name: str
+    parameters: int
+    cache_bytes: int
+    trainings: Sequence[Trained]
+    turns: Sequence[Speed]
 
 
 def speeds(
-    runs: dict[str, RunDirectory], *, rounds: int, lines: int, seconds: float, threads: int
+    runs: Mapping[str, RunDirectory], *, rounds: int, lines: int, seconds: float, threads: int
 ) -> dict[str, list[Speed]]:
-    """Let members take turns, so that all have the same weather."""
-    found: dict[str, list[Speed]] = {name: [] for name in runs}
+    """Let variants take turns: train for some seconds, then translate lines of the test set."""
+    results: dict[str, list[Speed]] = {name: [] for name in runs}
     for number in range(1, rounds + 1):
         for name, directory in runs.items():
-            turn = take_turn(directory, lines, seconds=seconds, threads=threads)
-            found[name].append(turn)
-            print(
-                f"round {number}/{rounds}: {name}: training {turn.training:,.0f}, "
-                f"decoding {turn.decoding:,.0f} target tokens/s",
-                file=sys.stderr,
-                flush=True,
+            with training_worker("ours", directory, threads=threads) as worker:
+                turn = worker.ask(seconds=seconds)
+            words = (str(directory.path), str(lines), str(threads))
+            speed = Speed(
+                turn["num_tokens"] / turn["seconds"],
+                subprocess_call("ablation.print_decoding_speed", *words),
             )
-    return found
+            results[name].append(speed)
+            log(
+                f"round {number}/{rounds}: {name}: training {speed.training:,.0f}, "
+                f"decoding {speed.decoding:,.0f} target tokens/s"
+            )
+    return results
+
+
+def print_decoding_speed(folder: str, count: str, threads: str) -> None:
+    """Print the target tokens per second that a run writes."""
+    torch.set_num_threads(int(threads))
+    tune_allocator()
+    trained = load_trained_model(RunDirectory(Path(folder)))
+    text = next(iter(trained.config.data.test.values()))
+    lines = [source for source, _ in read_pairs(text.source, text.target)][: int(count)]
+    translator = Translator.from_model(trained.model, trained.tokenizers, trained.config, CPU)
+    translator.translate(lines[:8], decoding=SEARCH)
+    print(json.dumps(decoding_speed(translator, lines)))
+
+
+def decoding_speed(translator: Translator, lines: Sequence[str]) -> float:
+    """Return target tokens per second, with NUM_TOKENS of each line."""
+    start = time.perf_counter()
+    translator.translate(lines, decoding=SEARCH)
+    return NUM_TOKENS * len(lines) / (time.perf_counter() - start)
+
+
+def cache_bytes(directory: RunDirectory) -> int:
+    """Return the KV cache of a target token over all layers, in bytes of float32."""
+    stack = load_trained_model(directory).model.stacks()[-1]
+    return FLOAT_BYTES * sum(shape.size for shape in stack.kv_shapes())
+
+
+def relative_speeds(rows: Sequence[Row]) -> list[Speed | None]:
+    """Return speeds as multiples of those of the first row.
+
+    Each turn is divided by the median of its round, because the machine drifts, and the median of
+    that over the rounds counts: one bad turn, of the first row too, changes nothing.
+    """
+    if not rows[0].turns:
+        return [None for _ in rows]
+    columns = []
+    for kind in ("training", "decoding"):
+        table = [[getattr(turn, kind) for turn in row.turns] for row in rows]
+        usual = [median(turns) for turns in zip(*table, strict=True)]
+        medians = [
+            median(speed / middle for speed, middle in zip(turns, usual, strict=True))
+            for turns in table
+        ]
+        columns.append([number / medians[0] for number in medians])
+    return [Speed(*pair) for pair in zip(*columns, strict=True)]
+
+
+HEAD = (
+    "| member | parameters | loss | BLEU | training | decoding | cache bytes a token |\n"
+    "|---|---|---|---|---|---|---|"
+)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return a table in Markdown; speeds are multiples of those of the first row."""
+    lines = [HEAD]
+    for row, speed in zip(rows, relative_speeds(rows), strict=True):
+        cells = [
+            row.name,
+            f"{row.parameters:,}",
+            _mean([trained.valid_loss for trained in row.trainings], ".3f"),
+            _mean([trained.test_bleu for trained in row.trainings], ".2f"),
+            "-" if speed is None else f"{speed.training:.2f}",
+            "-" if speed is None else f"{speed.decoding:.2f}",
+            f"{row.cache_bytes:,}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _mean(values: Sequence[float], form: str) -> str:
+    """Return the mean, with the standard deviation where there are several values."""
+    mean = format(fmean(values), form)
+    return mean if len(values) == 1 else f"{mean} ± {stdev(values):{form}}"
 
 
 app = new_app(add_completion=False)
@@ -102,76 +305,57 @@ app = new_app(add_completion=False)
 
 @app.command()
 def ablation(
-    folder: Annotated[Path, typer.Option(metavar="DIR", help="What the trainings are kept in.")],
-    data: Annotated[
-        Path, typer.Option(metavar="DIR", help="Multi30k.", show_default="data/multi30k")
-    ] = ROOT / "data" / "multi30k",
-    members: Annotated[str, typer.Option(help="Besides the base.")] = ",".join(CHANGES),
+    folder: Folder,
+    data: Data = MULTI30K,
+    members: Annotated[str, typer.Option(help="Variants besides the base.")] = ",".join(CHANGES),
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each: seeds 1, 2, ...")] = 3,
-    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps of each.")] = 500,
-    rounds: Annotated[int, typer.Option(min=0, help="Turns of each for its speed.")] = 5,
-    lines: Annotated[int, typer.Option(min=1, help="Translated in a turn.")] = 500,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Trained in a turn.")] = 4.0,
-    threads: Annotated[int, typer.Option(min=1, help="Of each.")] = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each.")] = 500,
+    rounds: Annotated[int, typer.Option(min=0, help="Number of timed turns of each.")] = 5,
+    lines: Annotated[int, typer.Option(min=1, help="Lines translated in a turn.")] = 500,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of training in a turn.")] = 4.0,
+    threads: Threads = 2,
+    as_json: AsJson = False,
 ) -> None:
-    """Compare the members of the family of Transformers, one change at a time from a modern base.
+    """Compare variants of the Transformer, one change at a time from a modern base.
 
-    The base has RMSNorm before each block, rotary positions, SwiGLU, two heads of keys for four of
-    queries, and no biases. Every member has as many parameters, made up in the inner width of its
-    feed-forward blocks, the same text, batches and steps of the same optimiser (Muon). Loss is that
-    of the validation text, BLEU that of the test set, both with their standard deviation over the
-    seeds; speeds are multiples of the base's, medians over the rounds, in which members take turns
-    and all translations have the same number of tokens.
+    The base is pre-norm with RMSNorm, rotary positions, SwiGLU and grouped-query attention (two key
+    heads for four query heads), without biases. All variants have the same number of parameters, by
+    their feed-forward width, and the same text, batches and Muon steps. Loss is that of the
+    validation text, BLEU that of the test set, both with their standard deviation over the seeds.
+    Speeds are multiples of the base's, medians over the rounds, in which variants take turns and
+    all translations have the same number of tokens.
 
-    The same command goes on where it was stopped, and trains and scores only what is not in DIR.
+    Re-running the command resumes; it trains and scores only what is missing in DIR.
 
     Example: python scripts/bench/ablation.py --folder runs/ablation --members alibi,latent
     """
-    names = list(dict.fromkeys((BASE, *chosen("--members", members, CHANGES, "member"))))
+    names = list(dict.fromkeys(("base", *names_in("--members", members, CHANGES, "member"))))
     text = load_config(CONFIG, [f"data.root={data.resolve()}"])
     check_data_files(text.data)
     torch.set_num_threads(threads)
-    found: dict[str, list[Learnt]] = {name: [] for name in names}
+    results: dict[str, list[Trained]] = {name: [] for name in names}
     directories: dict[str, RunDirectory] = {}
-    try:
-        for name, contestant in trainings(text, folder, names, range(1, seeds + 1), steps):
-            if not contestant.is_over(float("inf")):
-                train_apart(contestant, seconds=float("inf"), threads=threads)
-            result = learnt(contestant)
-            found[name].append(result)
-            directories.setdefault(name, contestant.run)
-            print(
-                f"{contestant.run.path.name}: loss {result.valid_loss:.3f}, "
-                f"BLEU {result.test_bleu:.2f}",
-                file=sys.stderr,
-                flush=True,
+    with resumable(folder):
+        for name, each in trainings(text, folder, names, range(1, seeds + 1), steps):
+            if not each.is_over():
+                train_in_subprocess(each, threads=threads)
+            trained = Trained.of(each)
+            results[name].append(trained)
+            directories.setdefault(name, each.run)
+            log(
+                f"{each.run.path.name}: loss {trained.valid_loss:.3f}, BLEU {trained.test_bleu:.2f}"
             )
         turns = speeds(directories, rounds=rounds, lines=lines, seconds=seconds, threads=threads)
-    except KeyboardInterrupt:
-        raise Interrupted(
-            str(folder),
-            "interrupted",
-            signal=signal.SIGINT,
-            remedy="re-run the command to resume",
-        ) from None
-    rows = [
-        Row(
-            name,
-            num_parameters(member(name)),
-            cache_bytes(directories[name]),
-            found[name],
-            turns[name],
-        )
-        for name in names
-    ]
-    if as_json:
-        typer.echo(json.dumps([row.as_json() for row in rows], indent=2))
-        return
-    typer.echo(table(rows))
-    typer.echo(
+    rows = []
+    for name in names:
+        count, num_bytes = num_parameters(variant(name)), cache_bytes(directories[name])
+        rows.append(Row(name, count, num_bytes, results[name], turns[name]))
+    show(
+        [asdict(row) for row in rows],
+        as_json,
+        lambda: table(rows),
         f"\n{steps} steps, {seeds} seeds, BLEU {rows[0].trainings[0].signature}; "
-        f"{threads} threads, torch {torch.__version__}, {hardware_name(torch.device('cpu'))}"
+        f"{hardware(threads)}",
     )
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Measure what `tformer translate` takes for longer and longer files: memory and time.
+"""Measure memory and time of `tformer translate` for longer and longer files.
 
-The lines are those of the run's test text, again and again. Memory is that of all its processes
-together, watched from outside, so it should not depend on the number of lines.
+The lines are those of the run's test text, repeated. Memory is that of all its processes together,
+and should not depend on the number of lines.
 """
 
 import itertools
@@ -16,22 +16,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from decoders.models import pairs_to_translate
-from decoders.worker import watched
+from cli import AsJson
+from decode import pairs_to_translate
+from harness import watched
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import TrainingError
 from tformer_cli.storage.run_directory import RunDirectory
 
+LINES = (1_000, 10_000, 100_000)
+
 
 def measure(folder: Path, counts: Sequence[int], beam: int) -> Iterator[dict[str, Any]]:
-    """Translate a file of each length; yield the figures, as plain data.
-
-    Args:
-        folder: of the run.
-        counts: lines of each file.
-        beam: beam size.
+    """Translate a file of each number of lines; yield lines, peak memory and seconds.
 
     Raises:
         TrainingError: a translation has failed, or has lost lines.
@@ -53,7 +51,7 @@ def measure(folder: Path, counts: Sequence[int], beam: int) -> Iterator[dict[str
 
 
 def translate(folder: Path, source: Path, target: Path, beam: int) -> int:
-    """Translate a file by the command line; return the most memory that it took, in bytes.
+    """Translate a file by the command line; return its peak memory in bytes.
 
     Raises:
         TrainingError: it has failed.
@@ -66,12 +64,11 @@ def translate(folder: Path, source: Path, target: Path, beam: int) -> int:
     ):
         code = process.wait()
     if code:
-        raise TrainingError(" ".join(command), "has failed", got=f"exit code {code}")
+        raise TrainingError(" ".join(command), "failed", got=f"exit code {code}")
     return max(samples)
 
 
 app = new_app(add_completion=False)
-LINES = (1_000, 10_000, 100_000)
 
 
 @app.command()
@@ -82,23 +79,23 @@ def file_length(
         typer.Option(
             "--lines",
             min=1,
-            help="Of a file; may be repeated.",
+            help="Lines of a file; may be repeated.",
             show_default=", ".join(map(str, LINES)),
         ),
     ] = None,
     beam: Annotated[int, typer.Option(min=1, help="Beam size; 1 is greedy search.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, an object a line.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Measure how much memory files of different lengths take, and how long they do.
+    """Measure memory and time of `tformer translate` for files of different lengths.
+
+    With --json each file is an object on a line of its own.
 
     Example: python scripts/bench/file_length.py runs/decode/tiny-1500 --lines 1000
     """
-    for figures in measure(folder, counts or LINES, beam):
-        if as_json:
-            typer.echo(json.dumps(figures))
-        else:
-            lines, memory, seconds = figures.values()
-            typer.echo(f"{lines:>9,} lines   peak {memory:6,.0f} MiB   {seconds:7,.1f} s")
+    for row in measure(folder, counts or LINES, beam):
+        lines, memory, seconds = row.values()
+        text = f"{lines:>9,} lines   peak {memory:6,.0f} MiB   {seconds:7,.1f} s"
+        typer.echo(json.dumps(row) if as_json else text)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Test, train and measure on a machine with a GPU, offline, with the packages that are there.
+"""Test, train and measure on a machine with a GPU, offline, with the installed packages.
 
-Each part runs in a process of its own, so that none takes another one down with it. What fails is
-in the JSON as {"error": ...}, and the exit code is 1 then; what the time or the installed packages
-do not suffice for is there as {"left_out": ...}. Without a CUDA device the exit code is 2.
+Each part runs in a process of its own, so that a crash ends no other one. In the JSON a part that
+failed is {"error": ...}, and the exit code is 1; a part without enough time or without a package is
+{"left_out": ...}. Without a CUDA device the exit code is 2.
 """
 
 import argparse
@@ -19,65 +19,57 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from apart import command
+from harness import command, log
 
 from tformer_cli.errors import TformerError
 
-Figures = dict[str, Any]
+Results = dict[str, Any]
 
-# What it takes to import tformer_cli's loop, its loader, and whole runs with their scores.
+# Packages of tformer_cli's training loop, of its loader, and of whole runs with their scores.
 LOOP = ("torch", "numpy")
 LOADER = (*LOOP, "sentencepiece", "tqdm")
 RUNS = (*LOADER, "safetensors", "yaml", "sacrebleu")
 PACKAGES = (*RUNS, "typer", "pytest", "transformers")
-# As `tformer` itself sets it.
+# As `tformer` sets it.
 SEGMENTS = "expandable_segments:True"
 ENVIRONMENT = {"PYTORCH_ALLOC_CONF": SEGMENTS, "PYTORCH_CUDA_ALLOC_CONF": SEGMENTS}
-# How many times as long as expected a part may take, if the time for all of them lasts.
+# A part may take so many times as long as expected, if there is time for all.
 PATIENCE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something to find out.
+    """A function to call."""
 
-    Attributes:
-        name: what it is called in the JSON.
-        call: MODULE.FUNCTION of a file beside this one.
-        arguments: of the function.
-        seconds: it takes about.
-        needs: packages that it cannot do without.
-    """
-
-    name: str
-    call: str
-    seconds: float
-    needs: tuple[str, ...] = LOOP
+    name: str  # in the JSON
+    call: str  # MODULE.FUNCTION of this folder
+    seconds: float  # that it takes about
+    needs: tuple[str, ...] = LOOP  # packages
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
-def throughput(network: str, contestant: str, seconds: float) -> Part:
-    """Return the part that lets one contestant train one network."""
+def throughput(network: str, baseline: str, seconds: float) -> Part:
+    """Return the part in which a baseline trains a network."""
     return Part(
-        network if contestant == "ours" else f"{network}-{contestant}",
-        "gpu_parts.throughput.throughput",
+        network if baseline == "ours" else f"{network}-{baseline}",
+        "gpu_throughput.throughput",
         seconds,
-        (*RUNS, "transformers") if contestant == "marian" else LOADER,
-        {"network": network, "contestant": contestant},
+        (*RUNS, "transformers") if baseline == "marian" else LOADER,
+        {"network": network, "baseline": baseline},
     )
 
 
-MACHINE = Part("machine", "gpu_parts.machine.machine", 60, ("torch",))
+MACHINE = Part("machine", "gpu_checks.machine", 60, ("torch",))
 PARTS = (
-    Part("tests", "gpu_parts.tests.run", 45, (*LOOP, "pytest"), {"kind": "frugal"}),
-    Part("run-tests", "gpu_parts.tests.run", 60, (*RUNS, "pytest"), {"kind": "other"}),
-    Part("demo", "gpu_parts.demo.demo", 50, RUNS),
+    Part("tests", "gpu_checks.run_tests", 45, (*LOOP, "pytest"), {"kind": "frugal"}),
+    Part("run-tests", "gpu_checks.run_tests", 60, (*RUNS, "pytest"), {"kind": "other"}),
+    Part("demo", "gpu_demo.demo", 50, RUNS),
     throughput("big", "ours", 30),
     throughput("big", "marian", 40),
     throughput("deep", "ours", 35),
     throughput("deep", "marian", 45),
-    Part("idle", "gpu_parts.idle.idle", 30, LOADER, {"network": "big"}),
-    Part("attention", "gpu_parts.attention.attention", 15),
+    Part("idle", "gpu_throughput.idle", 30, LOADER, {"network": "big"}),
+    Part("attention", "gpu_checks.attention", 15),
     throughput("big", "checkpointed", 30),
     # Compilation takes longest and is the least certain, so it comes last.
     throughput("big", "compiled", 100),
@@ -86,10 +78,10 @@ PARTS = (
 
 
 class Session:
-    """Runs parts one after the other until the time is up.
+    """Runs parts one after the other, until the seconds of all together are over.
 
     Attributes:
-        figures: of each part, by name.
+        results: of each part, by name.
     """
 
     def __init__(
@@ -97,64 +89,57 @@ class Session:
         seconds: float,
         *,
         missing: Sequence[str] = (),
-        say: Callable[[str], object] = lambda line: print(line, file=sys.stderr, flush=True),
+        log: Callable[[str], object] = log,
     ) -> None:
-        """Begin.
-
-        Args:
-            seconds: that all parts may take together.
-            missing: packages that are not installed.
-            say: hears how it goes.
-        """
-        self.figures: dict[str, Figures] = {}
+        self.results: dict[str, Results] = {}
         self._end = time.monotonic() + seconds
         self._missing = missing
         self._begun = time.monotonic()
-        self._say = say
+        self._log = log
 
     @property
     def seconds(self) -> float:
-        """Time since the beginning."""
+        """Seconds since the session began."""
         return time.monotonic() - self._begun
 
     @property
     def has_failed(self) -> bool:
         """Whether any part has failed."""
-        return any("error" in figures for figures in self.figures.values())
+        return any("error" in results for results in self.results.values())
 
-    def run(self, part: Part) -> Figures:
-        """Run a part, if it can be run and still fits; keep and return its figures."""
-        reason = self._hindrance(part)
+    def run(self, part: Part) -> Results:
+        """Run a part if it can run and there is time; return its results."""
+        reason = self._reason_to_leave_out(part)
         if reason is None:
-            self._tell(f"{part.name} begins")
+            self._report(f"{part.name} begins")
             started = time.monotonic()
-            figures = self._run(part)
-            figures["part_seconds"] = time.monotonic() - started
+            results = self._run(part)
+            results["part_seconds"] = time.monotonic() - started
         else:
-            figures = {"left_out": reason}
-        self.figures[part.name] = figures
-        self._tell(f"{part.name}: {headline(figures)}")
-        return figures
+            results = {"left_out": reason}
+        self.results[part.name] = results
+        self._report(f"{part.name}: {headline(results)}")
+        return results
 
-    def _hindrance(self, part: Part) -> str | None:
-        lacking = [package for package in part.needs if package in self._missing]
-        if lacking:
-            return f"needs {', '.join(lacking)}: not installed"
+    def _reason_to_leave_out(self, part: Part) -> str | None:
+        missing = [package for package in part.needs if package in self._missing]
+        if missing:
+            return f"needs {', '.join(missing)}: not installed"
         left = self._end - time.monotonic()
         if part.seconds > left:
             return f"takes about {part.seconds:.0f} s, and {max(0, left):.0f} s are left"
         return None
 
-    def _run(self, part: Part) -> Figures:
+    def _run(self, part: Part) -> Results:
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "figures.json"
+            file = Path(folder) / "results.json"
             words = (part.call, json.dumps(part.arguments), str(file))
             try:
                 done = subprocess.run(
-                    command("gpu_parts.part.serve", *words),
+                    command("harness.call_into_file", *words),
                     stdin=subprocess.DEVNULL,
                     env=ENVIRONMENT | os.environ,
-                    # The JSON has the figures; whatever else is printed is progress.
+                    # The results are in the JSON; what is printed is progress.
                     stdout=sys.stderr.fileno(),
                     timeout=min(PATIENCE * part.seconds, self._end - time.monotonic()),
                 )
@@ -164,17 +149,17 @@ class Session:
                 return {"error": f"its process ended with exit code {done.returncode}"}
             return json.loads(file.read_text(encoding="utf-8"))
 
-    def _tell(self, line: str) -> None:
-        self._say(f"[{self.seconds:4.0f} s] {line}")
+    def _report(self, line: str) -> None:
+        self._log(f"[{self.seconds:4.0f} s] {line}")
 
 
-def headline(figures: Figures) -> str:
-    """Return the most important figures of a part in a line."""
-    if "error" in figures:
-        return f"FAILED: {figures['error']}"
-    if "left_out" in figures:
-        return f"left out: {figures['left_out']}"
-    words = [text.format(figures[key]) for key, text in HEADLINES.items() if key in figures]
+def headline(results: Results) -> str:
+    """Return the main results of a part as a line."""
+    if "error" in results:
+        return f"FAILED: {results['error']}"
+    if "left_out" in results:
+        return f"left out: {results['left_out']}"
+    words = [text.format(results[key]) for key, text in HEADLINES.items() if key in results]
     return ", ".join(words) or "done"
 
 
@@ -194,53 +179,53 @@ HEADLINES = {
 }
 
 
-def ratios(figures: Mapping[str, Figures]) -> dict[str, float]:
-    """Return how much faster ours is than Marian, and a variant of ours than ours."""
+def ratios(results: Mapping[str, Results]) -> dict[str, float]:
+    """Return how many times as fast ours is as Marian, and a variant of ours as ours."""
     speeds = {
         name: part["target_tokens_per_second"]
-        for name, part in figures.items()
+        for name, part in results.items()
         if "padding_share" in part
     }
     pairs = []
     for name in speeds:
-        network, _, contestant = name.partition("-")
-        if contestant and network in speeds:
-            pairs.append((network, name) if contestant == "marian" else (name, network))
+        network, _, baseline = name.partition("-")
+        if baseline and network in speeds:
+            pairs.append((network, name) if baseline == "marian" else (name, network))
     return {f"{one} / {other}": speeds[one] / speeds[other] for one, other in pairs}
 
 
 def report(session: Session, parts: Sequence[Part], missing: Sequence[str]) -> dict[str, Any]:
-    """Return everything that is known so far, as plain data; a part that is to come is None."""
+    """Return all results so far as plain data; a part that has not run is None."""
     return {
-        "machine": session.figures[MACHINE.name],
+        "machine": session.results[MACHINE.name],
         "python": platform.python_version(),
         "missing_packages": list(missing),
         "seconds": session.seconds,
-        "parts": {part.name: session.figures.get(part.name) for part in parts},
-        "ratios": ratios(session.figures),
+        "parts": {part.name: session.results.get(part.name) for part in parts},
+        "ratios": ratios(session.results),
     }
 
 
-def chosen(names: str | None) -> Sequence[Part]:
-    """Return the parts of these names, in their order, or all of them.
+def parts_of(names: str | None) -> Sequence[Part]:
+    """Return the parts of comma-separated names in their order, or all.
 
     Raises:
-        ValueError: there is no part of a name.
+        ValueError: a name is unknown.
     """
     if names is None:
         return PARTS
     unknown = set(names.split(",")) - {part.name for part in PARTS}
     if unknown:
-        there = ", ".join(part.name for part in PARTS)
+        known = ", ".join(part.name for part in PARTS)
         raise ValueError(
-            f"--only: no such part; got {', '.join(sorted(unknown))}; choose from: {there}"
+            f"--only: no such part; got {', '.join(sorted(unknown))}; choose from: {known}"
         )
     return [part for part in PARTS if part.name in names.split(",")]
 
 
-def refuse(what: str) -> int:
-    """Say in one line why there is nothing to do."""
-    print(what, file=sys.stderr)
+def refuse(message: str) -> int:
+    """Print a message; return the exit code."""
+    log(message)
     return 2
 
 
@@ -255,31 +240,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--output", type=Path, default=Path("runs/gpu.json"), help="default: %(default)s"
     )
     parser.add_argument(
-        "--minutes", type=float, default=10.0, help="for all of it (default: %(default)g)"
+        "--minutes", type=float, default=10.0, help="for all parts (default: %(default)g)"
     )
     parser.add_argument(
         "--only", metavar="PART,...", help=f"of {', '.join(part.name for part in PARTS)}"
     )
     options = parser.parse_args(arguments)
     try:
-        parts = chosen(options.only)
+        parts = parts_of(options.only)
     except ValueError as error:
         return refuse(str(error))
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if "torch" in missing:
         return refuse(f"scripts/gpu: torch is not installed; got {sys.executable}; install it")
-    quiet = Session(2 * MACHINE.seconds, say=lambda line: None)
-    there = quiet.run(MACHINE)
-    if not there.get("gpu"):
+    quiet = Session(2 * MACHINE.seconds, log=lambda line: None)
+    machine = quiet.run(MACHINE)
+    if not machine.get("gpu"):
         return refuse(
-            f"scripts/gpu: no CUDA device; got torch {there.get('torch', there.get('error'))}; "
+            f"scripts/gpu: no CUDA device; got torch {machine.get('torch', machine.get('error'))}; "
             "run it on a machine with a GPU and a torch that sees it"
         )
     session = Session(60 * options.minutes - quiet.seconds, missing=missing)
-    session.figures.update(quiet.figures)
-    print(f"{there['gpu']}, torch {there['torch']}", file=sys.stderr)
+    session.results.update(quiet.results)
+    log(f"{machine['gpu']}, torch {machine['torch']}")
     if missing:
-        print(f"not installed: {', '.join(missing)}", file=sys.stderr)
+        log(f"not installed: {', '.join(missing)}")
     try:
         write(options.output, report(session, parts, missing))
     except TformerError as error:
@@ -287,14 +272,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for part in parts:
         session.run(part)
         write(options.output, report(session, parts, missing))
-    for pair, ratio in ratios(session.figures).items():
-        print(f"{pair}: {ratio:.2f}", file=sys.stderr)
-    print(f"{session.seconds / 60:.1f} minutes; all figures: {options.output}", file=sys.stderr)
+    for pair, ratio in ratios(session.results).items():
+        log(f"{pair}: {ratio:.2f}")
+    log(f"{session.seconds / 60:.1f} minutes; all results: {options.output}")
     return 1 if session.has_failed else 0
 
 
 def write(file: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file whole."""
+    """Write a JSON file."""
     from tformer_cli.storage.atomic import write_text
 
     write_text(file, json.dumps(content, indent=2) + "\n")

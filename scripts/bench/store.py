@@ -1,14 +1,7 @@
-"""Build a token store of made-up text, and measure what it takes.
+#!/usr/bin/env python
+"""Build a token store of synthetic text, and measure time and memory."""
 
-    python scripts/bench/store.py --pairs 2000000
-
-The text and the store lie in a temporary folder that goes at the end. Building and starting again
-are measured in a process each, so that neither profits from what the other holds in memory.
-"""
-
-import argparse
 import itertools
-import json
 import multiprocessing
 import os
 import platform
@@ -17,9 +10,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
+from cli import AsJson, show
+from harness import aligned, proc_bytes
 
+from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.corpus.bucketing import DataPosition
@@ -36,13 +34,13 @@ from tformer_cli.text.tokenizer import build_tokenizers, load_tokenizers
 
 NUM_WORDS = 20_000
 BLOCK_LINES = 10_000
-# Lines that the vocabulary is learnt from, and that warm a process up before it is measured.
+# Lines of which the vocabulary is learned, and that warm up a process before it is measured.
 SAMPLE_LINES = 20_000
 WARM_UP_LINES = 2_000
 
 
 def write_text(folder: Path, num_pairs: int) -> None:
-    """Write a parallel text of Zipf-distributed words, 3 to 40 a line, and a short one."""
+    """Write a parallel text of Zipf-distributed words, 3 to 40 per line, and a short one."""
     random = np.random.default_rng(1)
     syllables = np.array([c + v for c in "bdfgklmnprstvz" for v in "aeiou"])
     words = np.array(
@@ -67,7 +65,7 @@ def write_text(folder: Path, num_pairs: int) -> None:
 
 
 def data_of(folder: Path) -> DataConfig:
-    """Return the config of the text that `write_text` wrote."""
+    """Return the config of the text of `write_text`."""
     files = {
         name: {"source": folder / f"{name}.src", "target": folder / f"{name}.tgt"}
         for name in ("train", "short")
@@ -80,17 +78,17 @@ def data_of(folder: Path) -> DataConfig:
 
 
 def measure_build(folder: Path) -> dict[str, float]:
-    """Build the store."""
+    """Build the store; return time and memory."""
     data, tokenizers = data_of(folder), load_tokenizers(folder / "tokenizer")
     evaluation_store(data.valid, tokenizers)
-    before, begin = anonymous_bytes(), time.perf_counter()
+    before, begin = proc_bytes()["RssAnon"], time.perf_counter()
     store, report = training_store(data, tokenizers, folder / "stores")
     seconds = time.perf_counter() - begin
     return {
         "build_seconds": seconds,
         "pairs_per_second": report.seen / seconds,
         "pairs_kept": len(store),
-        "build_bytes_a_pair": (anonymous_bytes() - before) / len(store),
+        "build_bytes_a_pair": (proc_bytes()["RssAnon"] - before) / len(store),
     }
 
 
@@ -106,7 +104,7 @@ def measure_start(folder: Path, batch_tokens: int, num_batches: int) -> dict[str
     short = batches(evaluation_store(data.valid, tokenizers))
     for _ in range(num_batches):
         next(short)
-    before, begin = anonymous_bytes(), time.perf_counter()
+    before, begin = proc_bytes()["RssAnon"], time.perf_counter()
     store, _ = training_store(data, tokenizers, folder / "stores")
     store.fingerprint()
     opened = time.perf_counter()
@@ -118,26 +116,12 @@ def measure_start(folder: Path, batch_tokens: int, num_batches: int) -> dict[str
     return {
         "second_start_seconds": opened - begin,
         "first_batch_seconds": first - begin,
-        "bytes_a_pair": (anonymous_bytes() - before) / len(store),
+        "bytes_a_pair": (proc_bytes()["RssAnon"] - before) / len(store),
     }
 
 
-def anonymous_bytes() -> int:
-    """Return the memory of this process that no file stands behind."""
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").split("\n"):
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("this system does not say how much memory is anonymous")
-
-
 def measure(num_pairs: int, *, batch_tokens: int, num_batches: int) -> dict[str, float | str]:
-    """Write a text, build its store, and start again.
-
-    Args:
-        num_pairs: of the text.
-        batch_tokens: of a batch.
-        num_batches: that are taken after the first one.
-    """
+    """Write a text, build its store, and start again."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_text(folder, num_pairs)
@@ -147,7 +131,7 @@ def measure(num_pairs: int, *, batch_tokens: int, num_batches: int) -> dict[str,
             return itertools.islice(read_pairs(text.source, text.target), SAMPLE_LINES)
 
         build_tokenizers(SubwordConfig(vocab_size=8000), sample, 1).save(folder / "tokenizer")
-        figures: dict[str, float | str] = {
+        results: dict[str, float | str] = {
             "machine": platform.machine(),
             "cores": os.cpu_count() or 1,
             "pairs": num_pairs,
@@ -157,28 +141,39 @@ def measure(num_pairs: int, *, batch_tokens: int, num_batches: int) -> dict[str,
             (measure_start, (folder, batch_tokens, num_batches)),
         ):
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-                figures |= process.submit(measured, *arguments).result()
-        return figures
+                results |= process.submit(measured, *arguments).result()
+        return results
 
 
-def main() -> None:
-    """Run the command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def table(results: dict[str, float | str]) -> str:
+    """Return the results as lines."""
+    rows = (
+        [name.replace("_", " "), f"{value:,.2f}" if isinstance(value, float) else str(value)]
+        for name, value in results.items()
     )
-    parser.add_argument("--pairs", type=int, default=2_000_000, help="default: %(default)s")
-    parser.add_argument("--batch-tokens", type=int, default=4096, help="default: %(default)s")
-    parser.add_argument("--batches", type=int, default=200, help="taken (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args()
-    figures = measure(options.pairs, batch_tokens=options.batch_tokens, num_batches=options.batches)
-    if options.json:
-        print(json.dumps(figures, indent=2))
-        return
-    for name, figure in figures.items():
-        text = f"{figure:,.2f}" if isinstance(figure, float) else f"{figure}"
-        print(f"{name.replace('_', ' '):22} {text}")
+    return aligned(rows)
+
+
+app = new_app(add_completion=False)
+
+
+@app.command()
+def store(
+    pairs: Annotated[int, typer.Option(min=1, help="Sentence pairs of the text.")] = 2_000_000,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Batch size in tokens.")] = 4096,
+    batches: Annotated[int, typer.Option(min=0, help="Number of batches after the first.")] = 200,
+    as_json: AsJson = False,
+) -> None:
+    """Build a token store of synthetic text, and measure time and memory.
+
+    Text and store lie in a temporary folder. Building and starting again are measured in a process
+    each, so that neither profits from the memory of the other.
+
+    Example: python scripts/bench/store.py --pairs 2000000
+    """
+    results = measure(pairs, batch_tokens=batch_tokens, num_batches=batches)
+    show(results, as_json, lambda: table(results))
 
 
 if __name__ == "__main__":
-    main()
+    run(app)

@@ -1,35 +1,39 @@
 #!/usr/bin/env python
-"""Compare how fast tformer trains on a CPU with two others, in one run on one machine.
+"""Compare the training speed of tformer on a CPU with two baselines, in turns on one machine.
 
-Tokens are those of the target that carry a loss: `</s>` is one, `<s>` and padding are none.
+Tokens are target tokens with a loss: EOS has one, BOS and padding have none.
 """
 
 import contextlib
 import itertools
-import json
 import math
-import sys
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import typer
-from choices import chosen
-from conditions import CONDITIONS, Condition
-from trainers.contestants import CONTESTANTS, CPU
-from trainers.figures import (
-    Round,
-    entry_name,
-    flops_per_target_token,
-    gemm_flops,
-    summary,
-    table,
+from cli import (
+    ALL_CONDITIONS,
+    CPU,
+    MULTI30K,
+    AsJson,
+    Conditions,
+    Data,
+    Rounds,
+    Threads,
+    VocabSize,
+    hardware,
+    names_in,
+    show,
 )
-from trainers.worker import Measurement, Worker
+from flops import gemm_flops, training_flops
+from harness import CONDITIONS, Condition, Worker, aligned, in_turn, log, median_and_range
+from train_baselines import BASELINES, Measurement
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import data_files, dump_config
@@ -40,15 +44,12 @@ from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.config.schema.training import AdamWConfig, TrainingConfig
 from tformer_cli.corpus.pipeline import epoch_plans, training_pairs, training_store
 from tformer_cli.corpus.store import TokenStore
-from tformer_cli.device import hardware_name
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 
-DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "data" / "multi30k"
-
-# The design of Marian, and the places where it has dropout by default, so all are one network.
+# Marian's design, with its dropout, so that all train one network.
 NETWORK = EncoderDecoderConfig(
     norm_position="post",
     norm_epsilon=1e-5,
@@ -56,135 +57,31 @@ NETWORK = EncoderDecoderConfig(
     attention_dropout=0.0,
     feedforward_dropout=0.0,
 )
-SIZES = {
-    "tiny": replace(
-        NETWORK,
-        dim=128,
-        num_encoder_layers=4,
-        num_decoder_layers=4,
-        num_heads=4,
-        feedforward_dim=256,
-    ),
-    "small": replace(
-        NETWORK,
-        dim=256,
-        num_encoder_layers=3,
-        num_decoder_layers=3,
-        num_heads=8,
-        feedforward_dim=1024,
-    ),
-}
+
+
+def network(dim: int, layers: int, heads: int, feedforward_dim: int) -> EncoderDecoderConfig:
+    """Return Marian's design in a size."""
+    depth = {"num_encoder_layers": layers, "num_decoder_layers": layers}
+    return replace(NETWORK, dim=dim, num_heads=heads, feedforward_dim=feedforward_dim, **depth)
+
+
+SIZES = {"tiny": network(128, 4, 4, 256), "small": network(256, 3, 8, 1024)}
 TRAINING = TrainingConfig(
     optimizer=AdamWConfig(learning_rate=1e-3), label_smoothing=0.1, batch_tokens=4096
 )
 
 
-def compare(
-    config: Config,
-    tokenizers: Tokenizers,
-    store: TokenStore,
-    *,
-    precisions: Sequence[str],
-    condition: Condition,
-    threads: int,
-    rounds: int,
-    warm_up: int,
-    steps: int | None = None,
-    seconds: float | None = None,
-    quality_tokens: int | None = None,
-) -> dict[str, Any]:
-    """Let all contestants train one network.
-
-    Args:
-        config: the network, the text and the loop.
-        tokenizers: of the text.
-        store: the text.
-        precisions: of tformer and Marian; the textbook has float32.
-        condition: environment and allocator of all of them.
-        threads: of each contestant.
-        rounds: how many turns each has; in every second one they take turns backwards.
-        warm_up: steps of each before the first turn.
-        steps: of a turn.
-        seconds: of a turn.
-        quality_tokens: after how many target tokens tformer and Marian are validated, in trainings
-            of their own; None for no such trainings.
-
-    Returns:
-        The figures, as plain data.
-
-    Raises:
-        TrainingError: a contestant has failed.
-    """
-    entries = [
-        (name, precision)
-        for precision in precisions
-        for name in CONTESTANTS
-        if name != "textbook" or precision == "float32"
-    ]
-    with contextlib.ExitStack() as stack:
-        run = RunDirectory(Path(stack.enter_context(tempfile.TemporaryDirectory())))
-        write_text(run.config_file, dump_config(config))
-        tokenizers.save(run.tokenizer)
-        workers = {
-            entry_name(*entry): stack.enter_context(
-                Worker(*entry, threads, run, condition=condition, warm_up=warm_up)
-            )
-            for entry in entries
-        }
-        surroundings = {entry: worker.answer() for entry, worker in workers.items()}
-        played: list[Round] = []
-        for number in range(1, rounds + 1):
-            turns = {
-                entry: Measurement(**workers[entry].ask(steps=steps, seconds=seconds))
-                for entry in in_turn(workers, number)
-            }
-            played.append(Round(turns, gemm_flops()))
-            print(f"round {number}/{rounds}: {played[-1]}", file=sys.stderr, flush=True)
-        validated = None
-        if quality_tokens is not None:
-            ours, hf = (
-                workers[name].ask(learn=_steps(config, store, quality_tokens))
-                for name in ("ours", "hf")
-            )
-            assert ours["num_tokens"] == hf["num_tokens"]
-            validated = {
-                "target_tokens": ours["num_tokens"],
-                "ours": ours["valid_loss"],
-                "hf": hf["valid_loss"],
-            }
-    flops = flops_per_target_token(
-        config.model,
-        tokenizers.target.size,
-        store.source_lengths + 1,
-        store.target_lengths + 1,
-    )
-    return summary(played, flops) | {"valid_loss": validated, "surroundings": surroundings}
-
-
-def in_turn(names: Iterable[str], number: int) -> list[str]:
-    """Return who plays in which order in a round, so that nobody always follows the same one."""
-    return list(names)[:: 1 if number % 2 else -1]
-
-
 def benchmark_config(folder: Path, size: str, vocab_size: int) -> Config:
-    """Return what all contestants go by.
+    """Return the config of a size on Multi30k.
 
     Raises:
         UsageError: the folder lacks a file of the corpus.
     """
-    sides = {"source": "en", "target": "de"}
-
-    def text(split: str) -> dict[str, Path]:
-        return {
-            side: folder.resolve() / f"{split}.lc.norm.tok.{language}.gz"
-            for side, language in sides.items()
-        }
-
     data = DataConfig(
-        source_language=sides["source"],
-        target_language=sides["target"],
-        train=(TrainingText(**text("train")),),
-        valid=ParallelText(**text("val")),
+        source_language="en",
+        target_language="de",
+        train=(TrainingText(**multi30k_text(folder, "train")),),
+        valid=ParallelText(**multi30k_text(folder, "val")),
     )
     missing = [path.name for _, path in data_files(data) if not path.is_file()]
     if missing:
@@ -198,11 +95,193 @@ def benchmark_config(folder: Path, size: str, vocab_size: int) -> Config:
     return Config(data=data, tokenizer=tokenizer, model=SIZES[size], training=TRAINING)
 
 
-def _steps(config: Config, store: TokenStore, num_tokens: int) -> int:
-    """Return how many of our batches have some target tokens, about."""
+def multi30k_text(folder: Path, split: str) -> dict[str, Path]:
+    """Return the files of a split of Multi30k."""
+    return {
+        side: folder.resolve() / f"{split}.lc.norm.tok.{language}.gz"
+        for side, language in (("source", "en"), ("target", "de"))
+    }
+
+
+def compare(
+    config: Config,
+    tokenizers: Tokenizers,
+    store: TokenStore,
+    *,
+    precisions: Sequence[str],
+    condition: Condition,
+    threads: int,
+    rounds: int,
+    warm_up: int,
+    turn: dict[str, float],
+    quality_tokens: int | None = None,
+) -> dict[str, Any]:
+    """Let all baselines train one network in turns.
+
+    Args:
+        config: network, text and training.
+        tokenizers: of the text.
+        store: the text.
+        precisions: of tformer and Marian; the textbook has float32.
+        condition: environment and allocator of all.
+        threads: of each.
+        rounds: number of turns of each.
+        warm_up: steps of each before its first turn.
+        turn: `max_steps` or `seconds` of a turn.
+        quality_tokens: target tokens after which tformer and Marian are validated, in trainings of
+            their own; None for none.
+
+    Raises:
+        TrainingError: a baseline has failed.
+    """
+    entries = [
+        (name, precision)
+        for precision in precisions
+        for name in BASELINES
+        if name != "textbook" or precision == "float32"
+    ]
+    with contextlib.ExitStack() as stack:
+        run = RunDirectory(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        write_text(run.config_file, dump_config(config))
+        tokenizers.save(run.tokenizer)
+        workers = {
+            name if precision == "float32" else f"{name} {precision}": stack.enter_context(
+                training_worker(
+                    name, run, precision, threads=threads, warm_up=warm_up, condition=condition
+                )
+            )
+            for name, precision in entries
+        }
+        settings = {entry: worker.ask(settings=True) for entry, worker in workers.items()}
+        played: list[Round] = []
+        for number in range(1, rounds + 1):
+            turns = {
+                entry: Measurement(**workers[entry].ask(**turn))
+                for entry in in_turn(workers, number)
+            }
+            gemm = gemm_flops(CPU, torch.float32, size=2048, seconds=0.5)
+            played.append(Round(turns, gemm))
+            log(f"round {number}/{rounds}: {played[-1]}")
+        valid_loss = None
+        if quality_tokens is not None:
+            steps = _num_batches(config, store, quality_tokens)
+            ours, hf = (workers[name].ask(validate_after=steps) for name in ("ours", "hf"))
+            assert ours["num_tokens"] == hf["num_tokens"]
+            valid_loss = {
+                "target_tokens": ours["num_tokens"],
+                "ours": ours["valid_loss"],
+                "hf": hf["valid_loss"],
+            }
+    target_lengths = store.target_lengths + 1
+    flops = training_flops(
+        config.model, tokenizers.target.size, store.source_lengths + 1, target_lengths
+    )
+    flops_per_token = flops / int(np.sum(target_lengths))
+    return summary(played, flops_per_token) | {"valid_loss": valid_loss, "settings": settings}
+
+
+def training_worker(
+    name: str,
+    run: RunDirectory,
+    precision: str = "float32",
+    *,
+    threads: int,
+    warm_up: int = 10,
+    condition: Condition = "tuned",
+) -> Worker:
+    """Start a baseline on the config and the tokenizers of a run folder."""
+    words = (name, precision, str(threads), str(run.path), str(warm_up))
+    return Worker(name, "train_baselines.serve_training", *words, condition=condition)
+
+
+def _num_batches(config: Config, store: TokenStore, num_tokens: int) -> int:
+    """Return how many of our batches hold about so many target tokens."""
     plans = epoch_plans(store, batch_tokens=config.training.batch_tokens, seed=config.seed)
-    batches = len(plans[0])
-    return math.ceil(num_tokens * batches / int(np.sum(store.target_lengths + 1)))
+    return math.ceil(num_tokens * len(plans[0]) / int(np.sum(store.target_lengths + 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One turn of each, and the operations per second of matrix products (GEMM) beside it."""
+
+    turns: dict[str, Measurement]
+    gemm_flops: float
+
+    def __str__(self) -> str:
+        speeds = (f"{name} {turn.tokens_per_second:,.0f}" for name, turn in self.turns.items())
+        return f"{', '.join(speeds)} target tokens/s; GEMM {self.gemm_flops / 1e9:,.0f} GFLOP/s"
+
+
+def summary(rounds: Sequence[Round], flops_per_token: float) -> dict[str, Any]:
+    """Return medians over the rounds; `rounds` has the numbers of each round."""
+
+    def speeds(entry: str) -> list[float]:
+        return [played.turns[entry].tokens_per_second for played in rounds]
+
+    def best(name: str) -> str:
+        entries = [entry for entry in rounds[0].turns if entry.split()[0] == name]
+        return max(entries, key=lambda entry: median(speeds(entry)))
+
+    def ratio(one: str, other: str) -> list[float]:
+        return [a / b for a, b in zip(speeds(one), speeds(other), strict=True)]
+
+    by_round = {
+        **{name: speeds(name) for name in BASELINES},
+        "ours_best": speeds(best("ours")),
+        "hf_best": speeds(best("hf")),
+        "ratio_hf": ratio("ours", "hf"),
+        "ratio_hf_best": ratio(best("ours"), best("hf")),
+        "ratio_textbook": ratio("ours", "textbook"),
+    }
+    ours = [played.turns["ours"] for played in rounds]
+    num_tokens = sum(turn.num_tokens for turn in ours)
+    return {
+        **{name: median(numbers) for name, numbers in by_round.items()},
+        "rounds": by_round,
+        "gemm_gflops": median(played.gemm_flops for played in rounds) / 1e9,
+        "gemm_share": median(
+            speed * flops_per_token / played.gemm_flops
+            for speed, played in zip(speeds("ours"), rounds, strict=True)
+        ),
+        "padding": 1 - num_tokens / sum(turn.num_positions for turn in ours),
+        "page_faults": sum(turn.page_faults for turn in ours) / sum(turn.steps for turn in ours),
+        "rss_mib": {name: rounds[-1].turns[name].rss_mib for name in BASELINES},
+    }
+
+
+MEDIANS = {
+    "target tokens/s: tformer": "ours",
+    "  at its best": "ours_best",
+    "  transformers' Marian": "hf",
+    "  Marian at its best": "hf_best",
+    "  textbook": "textbook",
+    "tformer / Marian": "ratio_hf",
+    "  each at its best": "ratio_hf_best",
+    "tformer / textbook": "ratio_textbook",
+}
+TITLES = {"ours": "tformer", "hf": "transformers' Marian", "textbook": "textbook"}
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """Return a table with a column for each size and condition."""
+    columns = list(results.values())
+    rows = [["", *results]]
+    for title, key in MEDIANS.items():
+        rows.append([title, *(median_and_range(column["rounds"][key]) for column in columns)])
+    for title, key, form in (
+        ("share of GEMM peak", "gemm_share", ".0%"),
+        ("padding", "padding", ".1%"),
+        ("page faults per step", "page_faults", ",.0f"),
+    ):
+        rows.append([title, *(format(column[key], form) for column in columns)])
+    per_baseline = [("peak MiB", "rss_mib", ",.0f")]
+    if all(column["valid_loss"] for column in columns):
+        per_baseline.append(("valid loss", "valid_loss", ".4f"))
+    for title, key, form in per_baseline:
+        for name in (name for name in TITLES if name in columns[0][key]):
+            cells = (format(column[key][name], form) for column in columns)
+            rows.append([f"{title}: {TITLES[name]}", *cells])
+    return aligned(rows)
 
 
 app = new_app(add_completion=False)
@@ -210,56 +289,45 @@ app = new_app(add_completion=False)
 
 @app.command()
 def train(
-    data: Annotated[
-        Path, typer.Option(metavar="DIR", help="Multi30k.", show_default="data/multi30k")
-    ] = DEFAULT_FOLDER,
+    data: Data = MULTI30K,
     sizes: Annotated[
         str, typer.Option(help="tiny: 4+4 layers of width 128; small: 3+3 of 256.")
     ] = ",".join(SIZES),
     seconds: Annotated[float, typer.Option(min=0.1, help="Length of a turn.")] = 5.0,
     steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Optimiser steps of a turn, in place of --seconds."),
+        int | None, typer.Option(min=1, help="Optimizer steps of a turn, in place of --seconds.")
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 5,
+    rounds: Rounds = 5,
     precision: Annotated[
         Literal["float32", "both"],
         typer.Option(help="both: tformer and Marian in bfloat16 as well, each at its best."),
     ] = "both",
-    conditions: Annotated[
-        str,
-        typer.Option(help="default: nobody has settings; tuned: all have those of tformer."),
-    ] = ",".join(CONDITIONS),
+    conditions: Conditions = ALL_CONDITIONS,
     warm_up: Annotated[int, typer.Option(min=1, help="Steps of each before its turns.")] = 10,
-    threads: Annotated[int, typer.Option(min=1, help="Of each.")] = 2,
-    vocab_size: Annotated[
-        int, typer.Option(min=32, help="Of the vocabulary that both languages share.")
-    ] = 10_000,
+    threads: Threads = 2,
+    vocab_size: VocabSize = 10_000,
     quality_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="N", help="Compare validation losses after N target tokens, too."
-        ),
+        typer.Option(min=1, metavar="N", help="Compare validation losses after N target tokens."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Compare how fast tformer trains on a CPU with transformers' Marian and a textbook loop.
+    """Compare the training speed of tformer on a CPU with transformers' Marian and a textbook loop.
 
     Marian has a good loop: batches of similar length, SDPA, fused AdamW. The textbook has torch's
     nn.Transformer, random sentences padded to the longest, the cross-entropy of every position, and
     plain AdamW. The rest is the same for all: text, vocabulary, sizes, about 4,096 target tokens a
     batch, dropout of 0.3 on embeddings and on the output of each block, label smoothing.
 
-    Each is a process of its own. In the condition `default` none has settings for its environment
-    or its allocator, in `tuned` all have those of tformer's command line. They take turns, in every
-    second round backwards, and between the rounds the machine's rate of matrix products is taken.
-    Speeds are medians over the rounds with their range; a ratio is the median of the rounds'
-    ratios.
+    Each is a process of its own, in the condition `default` with the settings of nobody, in `tuned`
+    with the environment and the allocator of tformer's command line. They take turns, in every
+    second round backwards, and the speed of matrix products is measured between the rounds. Speeds
+    and ratios are medians over the rounds, with their range.
 
     Example: python scripts/bench/train.py --sizes tiny --json
     """
-    names = chosen("--sizes", sizes, SIZES, "size")
-    columns = chosen("--conditions", conditions, CONDITIONS, "condition")
+    names = names_in("--sizes", sizes, SIZES, "size")
+    columns = names_in("--conditions", conditions, CONDITIONS, "condition")
     torch.set_num_threads(threads)
     configs = {name: benchmark_config(data, name, vocab_size) for name in names}
     first = configs[names[0]]
@@ -267,9 +335,8 @@ def train(
     store, _ = training_store(first.data, tokenizers)
     results = {}
     for (name, config), condition in itertools.product(configs.items(), columns):
-        column = f"{name} {condition}"
-        print(column, file=sys.stderr)
-        results[column] = compare(
+        log(f"{name} {condition}")
+        results[f"{name} {condition}"] = compare(
             config,
             tokenizers,
             store,
@@ -278,17 +345,10 @@ def train(
             precisions=("float32", "bfloat16") if precision == "both" else ("float32",),
             threads=threads,
             rounds=rounds,
-            steps=steps,
-            seconds=seconds if steps is None else None,
+            turn={"seconds": seconds} if steps is None else {"max_steps": steps},
             quality_tokens=quality_tokens,
         )
-    if as_json:
-        typer.echo(json.dumps(results, indent=2))
-    else:
-        typer.echo(table(results))
-        typer.echo(
-            f"{rounds} rounds, {threads} threads, torch {torch.__version__}, {hardware_name(CPU)}"
-        )
+    show(results, as_json, lambda: table(results), f"{rounds} rounds, {hardware(threads)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The members that are compared: one change each, as many weights; their table by hand."""
+"""The variants that are compared: one change each, as many weights; their table by hand."""
 
 import dataclasses
 import json
@@ -7,12 +7,25 @@ import ablation
 import parts
 import pytest
 import torch
-from courses.contestants import Ours
-from members.figures import HEAD, Learnt, Row, ratios, table
-from members.members import BASE, CHANGES, member, num_parameters
-from members.parts import WAYS, attend_apart, norm_ratio
-from members.speed import CPU, NUM_TOKENS, SEARCH, Speed, tokens_a_second
+from ablation import (
+    BASE,
+    CHANGES,
+    HEAD,
+    NUM_TOKENS,
+    SEARCH,
+    Row,
+    Speed,
+    Trained,
+    decoding_speed,
+    num_parameters,
+    relative_speeds,
+    table,
+    variant,
+)
+from cli import CPU, ROOT
+from parts import ATTENTIONS, norm_ratio, print_attention_cost
 from toy import write_toy
+from training_runs import Ours
 from typer.testing import CliRunner
 
 from tformer_cli.config.load import load_config
@@ -24,16 +37,18 @@ from tformer_cli.translate.translator import Translator
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_member_has_as_many_weights_as_the_base(name):
-    config = member(name)
+def test_a_variant_has_as_many_weights_as_the_base(name):
+    config = variant(name)
     assert list(check(config)) == []
     assert num_parameters(config) == pytest.approx(num_parameters(BASE), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", [name for name in CHANGES if name != "one-stream"])
-def test_a_member_differs_from_the_base_by_its_change_and_its_width(name):
+def test_a_variant_differs_from_the_base_by_its_change_and_its_width(name):
     keys = {
-        key for key in BASE.__dataclass_fields__ if getattr(member(name), key) != getattr(BASE, key)
+        key
+        for key in BASE.__dataclass_fields__
+        if getattr(variant(name), key) != getattr(BASE, key)
     } - {"feedforward_dim"}
     layers = {"num_encoder_layers", "num_decoder_layers"}
     expected = {"base": 0, "latent": 2, "deep-shallow": 2}.get(name, 1)
@@ -41,14 +56,10 @@ def test_a_member_differs_from_the_base_by_its_change_and_its_width(name):
     assert name != "deep-shallow" or keys == layers
 
 
-def test_the_docs_have_a_row_of_each_member():
-    lines = (
-        (ablation.ROOT / "docs" / "explanation" / "family.md")
-        .read_text(encoding="utf-8")
-        .splitlines()
-    )
+def test_the_docs_have_a_row_of_each_variant():
+    lines = (ROOT / "docs" / "explanation" / "family.md").read_text(encoding="utf-8").splitlines()
     rows = lines[lines.index(HEAD.splitlines()[1]) + 1 :][: len(CHANGES)]
-    counts = {name: f"{num_parameters(member(name)):,}" for name in CHANGES}
+    counts = {name: f"{num_parameters(variant(name)):,}" for name in CHANGES}
     assert {row.split(" | ")[0].strip("| "): row.split(" | ")[1] for row in rows} == counts
 
 
@@ -57,17 +68,17 @@ def test_a_bad_turn_of_the_first_member_changes_no_ratio():
         Row("", 1, 1, [], [Speed(speed, speed) for speed in speeds])
         for speeds in ([10, 10, 1], [20, 20, 20], [5, 5, 5])
     ]
-    assert ratios(rows) == [Speed(1, 1), Speed(2, 2), Speed(0.5, 0.5)]
+    assert relative_speeds(rows) == [Speed(1, 1), Speed(2, 2), Speed(0.5, 0.5)]
 
 
 def test_the_table_has_means_spreads_and_multiples_of_the_first():
     def row(name: str, losses: list[float], speeds: list[Speed]) -> Row:
-        learnt = [Learnt(seed, loss, 10 * loss, "sig") for seed, loss in enumerate(losses, 1)]
-        return Row(name, 1234567, 96, learnt, speeds)
+        trained = [Trained(seed, loss, 10 * loss, "sig") for seed, loss in enumerate(losses, 1)]
+        return Row(name, 1234567, 96, trained, speeds)
 
     base = row("base", [2.0, 3.0], [Speed(100, 10), Speed(200, 20), Speed(50, 5)])
     other = row("other", [1.0, 3.0], [Speed(50, 20), Speed(100, 40), Speed(10, 10)])
-    assert ratios([base, other]) == [Speed(1.0, 1.0), Speed(0.5, 2.0)]
+    assert relative_speeds([base, other]) == [Speed(1.0, 1.0), Speed(0.5, 2.0)]
     assert table([base, other]).splitlines()[2:] == [
         "| base | 1,234,567 | 2.500 ± 0.707 | 25.00 ± 7.07 | 1.00 | 1.00 | 96 |",
         "| other | 1,234,567 | 2.000 ± 1.414 | 20.00 ± 14.14 | 0.50 | 2.00 | 96 |",
@@ -81,7 +92,7 @@ def small(monkeypatch, tmp_path):
     """Let the benchmark have a toy corpus, train in this process, and take no time."""
     text = load_config(write_toy(tmp_path / "data", pairs=60), ["decoding.max_length=5"])
     monkeypatch.setattr(ablation, "load_config", lambda *_: text)
-    monkeypatch.setattr(ablation, "train_apart", lambda contestant, **_: contestant.train())
+    monkeypatch.setattr(ablation, "train_in_subprocess", lambda run, **_: run.train())
     monkeypatch.setattr(ablation, "SubwordConfig", lambda **_: text.tokenizer)
     short = dataclasses.replace(
         ablation.training(2), validation_decoding=GreedyConfig(max_length=5)
@@ -91,16 +102,16 @@ def small(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_trains_each_member_once(small, monkeypatch):
+def test_the_command_trains_each_variant_once(small, monkeypatch):
     words = ["--folder", str(small / "runs"), "--members", "latent", "--seeds", "2"]
     words += ["--rounds", "0", "--threads", "1"]
     first = CliRunner().invoke(ablation.app, [*words, "--json"], catch_exceptions=False)
     rows = json.loads(first.stdout)
     assert [row["name"] for row in rows] == ["base", "latent"]
-    assert [learnt["seed"] for learnt in rows[0]["trainings"]] == [1, 2]
-    # Keys and values of two heads, over four layers of 32; or a latent and a turned key.
+    assert [trained["seed"] for trained in rows[0]["trainings"]] == [1, 2]
+    # Keys and values of two heads, over four layers of 32; or a latent and a rotated key.
     assert [row["cache_bytes"] for row in rows] == [4 * 4 * 2 * 2 * 32, 4 * 4 * (48 + 16)]
-    monkeypatch.delattr(ablation, "train_apart")
+    monkeypatch.delattr(ablation, "train_in_subprocess")
     monkeypatch.delattr(Ours, "translate")
     monkeypatch.setattr(Ours, "__abstractmethods__", frozenset())
     second = CliRunner().invoke(ablation.app, [*words, "--json"], catch_exceptions=False)
@@ -113,7 +124,7 @@ def test_all_write_as_many_tokens_where_they_are_timed(toy_run):
     found = translator.nbest(["ab cd", "a", "g fg"], 1, decoding=SEARCH)
     # The end of a sentence counts as one, where it is written.
     assert {len(best.tokens) for (best,) in found} <= {NUM_TOKENS - 1, NUM_TOKENS}
-    assert tokens_a_second(translator, ["ab cd", "a"]) > 0
+    assert decoding_speed(translator, ["ab cd", "a"]) > 0
 
 
 def test_an_unknown_member_is_refused(tmp_path):
@@ -121,10 +132,10 @@ def test_an_unknown_member_is_refused(tmp_path):
     assert str(printed.exception).startswith("--members: no such member; got magic; choose from: ")
 
 
-def test_a_norm_and_both_ways_to_attend_are_timed(capsys):
+def test_a_norm_and_both_attentions_are_timed(capsys):
     assert norm_ratio(8, rows=4, rounds=2) > 0
-    for way in WAYS:
-        attend_apart(way, "16", "1")
+    for way in ATTENTIONS:
+        print_attention_cost(way, "16", "1")
         seconds, mib = json.loads(capsys.readouterr().out)
         assert seconds > 0
         assert mib >= 0
@@ -133,7 +144,7 @@ def test_a_norm_and_both_ways_to_attend_are_timed(capsys):
 def test_ratios_of_perplexity_are_those_of_the_losses(monkeypatch, tmp_path):
     found = {"adamw": 2.0, "adamw without warm-up": 2.5, "sgd 0.1": 4.0, "sgd 1": 3.0}
     monkeypatch.setattr(parts, "SGD_RATES", (0.1, 1.0))
-    monkeypatch.setattr(parts, "losses", lambda task, steps: found)
+    monkeypatch.setattr(parts, "valid_losses", lambda task, steps: found)
     monkeypatch.setattr(parts, "benchmark_config", lambda *_, **__: load_config(toy))
     toy = write_toy(tmp_path / "data", pairs=60)
     ratios = parts.perplexity_ratios(tmp_path, steps=2)

@@ -1,4 +1,4 @@
-"""The decoding benchmark: one model, the same translations, figures by hand."""
+"""The decoding benchmark: one model, the same translations, results by hand."""
 
 import gzip
 import json
@@ -12,29 +12,29 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import conditions
 import decode
+import harness
 import pytest
 import torch
-from decode import Measuring, app, compare, compare_cache, spread
-from decoders.contestants import CONTESTANTS, Contestant, Setting, Task, answer
-from decoders.figures import cache_table, summary, table
-from decoders.models import (
+from decode import (
     SIZES,
+    DecodeWorker,
+    Options,
+    app,
+    cache_table,
+    compare,
+    compare_cache,
     decoding_config,
     pairs_to_translate,
     refuse_another_design,
+    speeds_by_setting,
+    summary,
+    table,
     trained,
     write_endless,
 )
-from decoders.worker import (
-    Turn,
-    Worker,
-    family,
-    family_memory,
-    speeds_by_setting,
-    watched,
-)
+from decode_baselines import BASELINES, Baseline, Setting, Task, answer
+from harness import family, family_memory, spread, watched
 from toy import CONFIG, sentence, translation, write_toy
 from typer.testing import CliRunner
 
@@ -42,7 +42,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.errors import TrainingError, UsageError
 from tformer_cli.export.ctranslate2 import CTranslate2Format
-from tformer_cli.model.encoder_decoder import EncoderDecoder
+from tformer_cli.model.build import build_model
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import load_state
 from tformer_cli.storage.trained_model import load_trained_model
@@ -50,12 +50,12 @@ from tformer_cli.training.trainer import train
 from tformer_cli.translate.translator import Translator
 
 LINES = ["abc de", "", "g", "fa b c", "dd ee ff", "a b", "efg"]
-Make = Callable[..., Contestant]
+Make = Callable[..., Baseline]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """A run of Marian's design that has learnt to end its translations."""
+    """A run of Marian's design that has learned to end its translations."""
     folder = tmp_path_factory.mktemp("toy")
     config = load_config(
         write_toy(folder / "data", config=CONFIG),
@@ -81,11 +81,11 @@ def exports(run: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture
-def contestant(run: RunDirectory, exports: Path) -> Make:
-    def make(name: str, setting: Setting | None = None, **task) -> Contestant:
+def baseline(run: RunDirectory, exports: Path) -> Make:
+    def make(name: str, setting: Setting | None = None, **task) -> Baseline:
         defaults = {"beam": 1, "alone": False, "threads": 1, "max_length": 20}
         whole = Task(str(run.path), str(exports), **(defaults | task))
-        made = CONTESTANTS[name](whole)
+        made = BASELINES[name](whole)
         made.use(made.settings(whole)[0] if setting is None else setting)
         return made
 
@@ -96,10 +96,10 @@ def contestant(run: RunDirectory, exports: Path) -> Make:
     ("name", "beam"),
     [(name, beam) for name in decode.COMPARABLE for beam in (1, 5)] + [("uncached", 1)],
 )
-def test_all_translate_alike(name, beam, contestant):
-    expected = contestant("ours", beam=beam).translate(LINES)
+def test_all_translate_alike(name, beam, baseline):
+    expected = baseline("ours", beam=beam).translate(LINES)
     assert len(set(expected)) == len(LINES)
-    found = contestant(name, beam=beam).translate(LINES)
+    found = baseline(name, beam=beam).translate(LINES)
     differing = [pair for pair in zip(expected, found, strict=True) if len(set(pair)) > 1]
     # Rounded weights may decide otherwise where two tokens are nearly as good. CTranslate2's int8
     # is exact in whole numbers, so it decides alike on all processors.
@@ -108,33 +108,33 @@ def test_all_translate_alike(name, beam, contestant):
 
 
 @pytest.mark.parametrize("name", ["hf", "textbook", "ctranslate2_float32"])
-def test_neither_batches_nor_workers_change_translations(name, contestant):
-    expected = contestant(name).translate(LINES)
+def test_neither_batches_nor_workers_change_translations(name, baseline):
+    expected = baseline(name).translate(LINES)
     for setting in (Setting(2), Setting(1)):
-        assert contestant(name, setting).translate(LINES) == expected
-    alone = contestant(name, alone=True)
+        assert baseline(name, setting).translate(LINES) == expected
+    alone = baseline(name, alone=True)
     assert [text for line in LINES for text in alone.translate([line])] == expected
 
 
-class InProcess(Worker):
-    """A contestant without a process of its own, which would take seconds to start."""
+class InProcess(DecodeWorker):
+    """A baseline without a process of its own, which would take seconds to start."""
 
     def __init__(self, name: str, task: Task) -> None:
-        self.contestant = CONTESTANTS[name](task)
+        self.baseline = BASELINES[name](task)
         self.process = SimpleNamespace(pid=os.getpid())
 
     def __exit__(self, *_: object) -> None:
         pass
 
     def ask(self, **request) -> dict:
-        return answer(self.contestant, json.loads(json.dumps(request)))
+        return answer(self.baseline, json.loads(json.dumps(request)))
 
 
 def test_all_have_figures_and_ours_has_ratios(run, monkeypatch, capsys):
     names = ("ours", "textbook", "ctranslate2_float32", "ctranslate2_backend")
-    monkeypatch.setattr(decode, "Worker", InProcess)
-    measuring = Measuring(1, rounds=1, alone=6, textbook=2, sentences=8, others=names[1:])
-    results = compare(run, replace(measuring, searches=["greedy"], modes=["one"]))
+    monkeypatch.setattr(decode, "DecodeWorker", InProcess)
+    options = Options(1, rounds=1, alone=6, textbook=2, sentences=8, others=names[1:])
+    results = compare(run, replace(options, searches=["greedy"], modes=["one"]))
     assert results.keys() == {"greedy"}
     assert results["greedy"].keys() == {"one"}
     cell = results["greedy"]["one"]
@@ -165,7 +165,7 @@ def test_all_have_figures_and_ours_has_ratios(run, monkeypatch, capsys):
 
 
 def test_fastest_setting_is_kept(run, exports, monkeypatch):
-    monkeypatch.setattr(decode, "Worker", InProcess)
+    monkeypatch.setattr(decode, "DecodeWorker", InProcess)
     monkeypatch.setattr(
         decode, "speeds_by_setting", lambda *_: {Setting(64): 3.0, Setting(128): 5.0}
     )
@@ -175,22 +175,22 @@ def test_fastest_setting_is_kept(run, exports, monkeypatch):
         [("abc", "CBA"), ("d", "D")],
         known.config,
         known.tokenizers,
-        Measuring(threads=1, rounds=1, alone=1, textbook=1, others=("textbook", "hf")),
+        Options(threads=1, rounds=1, alone=1, textbook=1, others=("textbook", "hf")),
     )
     assert cell["settings"]["hf"] == "batch 128"
     assert cell["tried"] == {"hf": {"batch 64": 3.0, "batch 128": 5.0}}
 
 
-def test_settings_are_tried_in_a_process_without_torch(run, exports, contestant):
+def test_settings_are_tried_in_a_process_without_torch(run, exports, baseline):
     name = "ctranslate2_float32"
     task = Task(str(run.path), str(exports), 1, alone=True, threads=2, max_length=20)
     speeds = speeds_by_setting(name, task, LINES)
-    assert list(speeds) == CONTESTANTS[name].settings(task) == [Setting(1, 1), Setting(1, 2)]
+    assert list(speeds) == BASELINES[name].settings(task) == [Setting(1, 1), Setting(1, 2)]
     assert min(speeds.values()) > 0
-    with Worker(name, task) as worker:
+    with DecodeWorker(name, task) as worker:
         worker.use(Setting(1), LINES)
-        turn, memory = worker.watched_turn(LINES)
-    assert turn.texts == contestant(name).translate(LINES)
+        texts, memory = worker.watched_turn(LINES)
+    assert texts == baseline(name).translate(LINES)
     # torch alone has more.
     assert 5 * 2**20 < memory < 150 * 2**20
 
@@ -221,10 +221,10 @@ def test_json_is_by_size_search_and_mode(run, monkeypatch):
 
 def test_cache_is_compared_by_length(run, monkeypatch):
     monkeypatch.setattr(decode, "CACHE_LENGTHS", (3,))
-    monkeypatch.setattr(decode, "Worker", InProcess)
+    monkeypatch.setattr(decode, "DecodeWorker", InProcess)
     known = load_trained_model(run)
     results = compare_cache(
-        known.config, known.tokenizers, Measuring(threads=1, rounds=1, alone=1, textbook=1)
+        known.config, known.tokenizers, Options(threads=1, rounds=1, alone=1, textbook=1)
     )
     assert results.keys() == {"3"}
     figures = results["3"]
@@ -236,9 +236,9 @@ def test_endless_model_always_writes_as_much_as_it_may(length, run, tmp_path):
     known = load_trained_model(run)
     write_endless(known.config, known.tokenizers, RunDirectory(tmp_path))
     task = Task(str(tmp_path), "", 1, alone=False, threads=1, max_length=length)
-    made = {name: CONTESTANTS[name](task) for name in ("ours", "uncached")}
-    for contestant in made.values():
-        contestant.use(Setting(4))
+    made = {name: BASELINES[name](task) for name in ("ours", "uncached")}
+    for baseline in made.values():
+        baseline.use(Setting(4))
     lines = [line for line in LINES if line]
     written = made["ours"].translate(lines)
     assert {len(text) for text in written} == {length}
@@ -268,7 +268,6 @@ def test_summary_takes_medians_of_speeds_and_of_the_rounds_own_ratios():
             "backend_ratios": {},
         },
     }
-    assert Turn(seconds=4.0, texts=["a", "b"]).sentences_per_second == 0.5
 
 
 def test_summary_compares_a_backend_with_its_engine_by_itself():
@@ -299,9 +298,9 @@ def test_table_reads_as_a_column_a_search_and_mode():
         ("sentences/s", ""),
         ("  tformer", "1,200 (1,200-1,300)"),
         ("  textbook", "8.0 (8.0-8.0)"),
-        ("tformer is so many times as fast as", ""),
+        ("times as fast tformer is as", ""),
         ("  textbook", "150 (150-150)"),
-        ("so many times as fast as its engine", ""),
+        ("times as fast as its engine", ""),
         ("  tformer by CTranslate2", "0.98 (0.98-0.98)"),
         ("BLEU", ""),
         ("  tformer", "30.00"),
@@ -319,14 +318,14 @@ def test_table_reads_as_a_column_a_search_and_mode():
         ("  tformer", "own batches"),
         ("  textbook", "batch 32"),
     ]
-    lines = [f"{'tiny':<35}{'greedy file':>22}{'greedy one':>22}"]
-    lines += [f"{title:<35}{cell:>22}{cell:>22}".rstrip() for title, cell in rows]
+    lines = [f"{'tiny':<27}{'greedy file':>22}{'greedy one':>22}"]
+    lines += [f"{title:<27}{cell:>22}{cell:>22}".rstrip() for title, cell in rows]
     assert table("tiny", results).split("\n") == lines
 
 
 def test_generate_tries_as_many_processes_as_ours(run, exports):
     task = Task(str(run.path), str(exports), 1, alone=False, threads=2)
-    ours, theirs = (CONTESTANTS[name].settings(task) for name in ("ours", "hf"))
+    ours, theirs = (BASELINES[name].settings(task) for name in ("ours", "hf"))
     assert (
         {setting.workers for setting in theirs} == {setting.workers for setting in ours} == {1, 2}
     )
@@ -337,10 +336,10 @@ def test_generate_tries_as_many_processes_as_ours(run, exports):
     assert batches == {32, 64, 128, 256}
 
 
-def test_processes_of_generate_end_with_their_setting(contestant):
-    marian = contestant("hf", Setting(2, workers=2), threads=2)
+def test_processes_of_generate_end_with_their_setting(baseline):
+    marian = baseline("hf", Setting(2, workers=2), threads=2)
     assert marian.pool is not None
-    assert marian.translate(LINES) == contestant("hf").translate(LINES)
+    assert marian.translate(LINES) == baseline("hf").translate(LINES)
     children = list(marian.pool._pool)
     marian.use(Setting(2))
     assert marian.pool is None
@@ -348,13 +347,13 @@ def test_processes_of_generate_end_with_their_setting(contestant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("condition", conditions.CONDITIONS)
+@pytest.mark.parametrize("condition", harness.CONDITIONS)
 def test_all_of_a_condition_have_one_environment_and_one_allocator(condition, run, exports):
     task = Task(str(run.path), str(exports), 1, alone=False, threads=1, condition=condition)
     found = []
     for name in ("ours", "hf", "ctranslate2_float32"):
-        with Worker(name, task) as worker:
-            found.append(worker.surroundings())
+        with DecodeWorker(name, task) as worker:
+            found.append(worker.ask(settings=True))
     assert found[0] == found[1] == found[2]
     assert found[0]["keeps_freed_memory"] in (condition == "tuned", None)
     assert (found[0]["MALLOC_MMAP_MAX_"] == "0") == (condition == "tuned")
@@ -403,7 +402,7 @@ def test_spread_takes_items_at_equal_distances():
 
 def test_base_has_the_shape_of_the_paper():
     with torch.device("meta"):
-        base = EncoderDecoder(SIZES["base"], source_size=37, target_size=37)
+        base = build_model(SIZES["base"], source_size=37, target_size=37, seed=1)
     layer, wide = 4 * 512 * 512 + 4 * 512, 2 * 512 * 2048 + 2048 + 512
     norm = 2 * 512
     encoder, decoder = layer + wide + 2 * norm, 2 * layer + wide + 3 * norm
@@ -435,15 +434,15 @@ def test_run_of_another_design_is_refused():
     )
 
 
-def test_contestant_that_fails_is_named(monkeypatch):
+def test_baseline_that_fails_is_named(monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with (
-        Worker("hf", Task("run", "exports", 1, alone=False, threads=1)) as worker,
+        DecodeWorker("hf", Task("run", "exports", 1, alone=False, threads=1)) as worker,
         pytest.raises(TrainingError) as raised,
     ):
         worker.use(Setting(), LINES)
     assert str(raised.value) == (
-        "the contestant hf: has ended before its time; got exit code 1; what it wrote stands above"
+        "the baseline hf: ended early; got exit code 1; see its output above"
     )
 
 
@@ -454,9 +453,9 @@ def test_unknown_size_is_named():
     )
 
 
-def test_unknown_contestant_is_named():
+def test_unknown_baseline_is_named():
     result = CliRunner().invoke(app, ["--others", "hf,fairseq"])
     assert str(result.exception) == (
-        "--others: no such contestant; got fairseq; choose from: ours_bfloat16, ours_int8, hf, "
+        "--others: no such baseline; got fairseq; choose from: ours_bfloat16, ours_int8, hf, "
         "textbook, ctranslate2_float32, ctranslate2_int8, ctranslate2_backend"
     )

@@ -1,6 +1,7 @@
 """The measurements for GPUs, on the CPU and in small; figures by hand."""
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -10,20 +11,23 @@ from itertools import islice
 from pathlib import Path
 from xml.etree import ElementTree
 
+import flops
 import gpu
+import gpu_checks
+import gpu_demo
+import gpu_throughput
 import numpy as np
 import pytest
 import torch
+from flops import Ceiling, data_sheet_flops, training_flops
 from gpu import Part, Session, headline, ratios, report
-from gpu_parts import attention, demo, figures, idle, tests, throughput
-from gpu_parts.figures import Ceiling, Step, data_sheet_flops, summary, training_flops
+from gpu_throughput import Step, summary
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from toy import write_toy
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.model.blocks.attention_mask import AttentionMask
 from tformer_cli.model.build import build_model
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +53,7 @@ SMALL = {
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(throughput.NETWORKS, "tiny", TINY)
+    monkeypatch.setitem(gpu_throughput.NETWORKS, "tiny", TINY)
 
 
 # ----------------------------------------------------------------------------- figures
@@ -69,7 +73,7 @@ def test_operations_are_those_that_torch_counts_but_for_what_causality_hides(mod
         network(source, everywhere[:, :s], target, everywhere).sum().backward()
     # Of each causal attention half the table: two products forward, four backward, 2 D each.
     hidden = model.num_decoder_layers * 6 * 2 * model.dim * t * t / 2
-    found = training_flops(model, vocab_size, np.array([s]), np.array([t]))
+    found = training_flops(model, vocab_size, np.array([s]), np.array([t]), causal_share=0.5)
     assert found == pytest.approx(counter.get_total_flops() - hidden)
 
 
@@ -133,24 +137,24 @@ def test_summary_takes_medians_of_speeds_and_shares_of_sums():
 
 
 def test_a_device_without_a_data_sheet_is_held_to_its_own_products():
-    figures = Ceiling(data_sheet=None, gemm=8e12).figures(4e12)
+    figures = Ceiling(data_sheet=None, gemm=8e12).shares(4e12)
     assert figures["mfu"] == figures["share_of_gemm"] == 0.5
     assert figures["mfu_of"] == "measured GEMM, no data sheet known"
 
 
 def test_gemm_rate_is_of_two_operations_a_cell_and_term(monkeypatch):
     times = iter(range(100))
-    monkeypatch.setattr(figures.time, "perf_counter", lambda: float(next(times)))
+    monkeypatch.setattr(flops.time, "perf_counter", lambda: float(next(times)))
     # Each round of products takes a second by this clock.
-    rate = figures.gemm_flops(torch.device("cpu"), torch.float32, size=8, seconds=1.0)
-    assert rate == 2 * 8**3 * figures.GEMM_ROUND
+    rate = flops.gemm_flops(torch.device("cpu"), torch.float32, size=8, seconds=1.0, products=10)
+    assert rate == 2 * 8**3 * 10
 
 
 # -------------------------------------------------------------------------- throughput
 
 
 def test_lengths_are_those_of_sentences():
-    store = throughput.made_up_store(20_000, 97)
+    store = gpu_throughput.synthetic_store(20_000, 97)
     source, target = store.source_lengths, store.target_lengths
     assert np.mean(source) == pytest.approx(25, rel=0.02)
     assert np.mean(target) == pytest.approx(25 * np.exp(0.02), rel=0.02)
@@ -159,7 +163,7 @@ def test_lengths_are_those_of_sentences():
     assert 0.02 < np.mean(source > 50) < 0.10
     assert np.corrcoef(source, target)[0, 1] > 0.8
     assert source.min() >= 1
-    assert 100 < source.max() <= throughput.LONGEST
+    assert 100 < source.max() <= gpu_throughput.MAX_LENGTH
     counts = np.bincount(store.source_ids, minlength=97)
     assert counts[:16].sum() == 0
     # The k-th word is k times as rare as the first.
@@ -167,12 +171,12 @@ def test_lengths_are_those_of_sentences():
 
 
 def test_the_same_store_comes_again():
-    one, other = (throughput.made_up_store(50, 97) for _ in range(2))
+    one, other = (gpu_throughput.synthetic_store(50, 97) for _ in range(2))
     assert one.fingerprint() == other.fingerprint()
 
 
-@pytest.mark.parametrize("contestant", ["ours", "checkpointed", "compiled", "marian"])
-def test_contestants_learn_the_same_batches(contestant, monkeypatch):
+@pytest.mark.parametrize("baseline", ["ours", "checkpointed", "compiled", "marian"])
+def test_baselines_learn_the_same_batches(baseline, monkeypatch):
     compiled = []
 
     def compile_call(call: Callable[..., Tensor], *, dynamic: bool) -> Callable[..., Tensor]:
@@ -181,25 +185,25 @@ def test_contestants_learn_the_same_batches(contestant, monkeypatch):
 
     monkeypatch.setattr(torch, "compile", compile_call)
     arguments = {key: SMALL[key] for key in SMALL if key != "warm_up"}
-    task, feed, losses = throughput.begin("tiny", contestant, **arguments)
-    steps = list(islice(throughput.measured(losses, feed, task), 4))
-    _, expected, reference = throughput.begin("tiny", "ours", **arguments)
+    task, feed, losses = gpu_throughput.begin("tiny", baseline, **arguments)
+    steps = list(islice(gpu_throughput.measured(losses, feed, task), 4))
+    _, expected, reference = gpu_throughput.begin("tiny", "ours", **arguments)
     for step, loss in zip(steps, reference, strict=False):
-        (batch,) = expected.group.micro_batches
+        (batch,) = expected.batch.micro_batches
         assert step.target_tokens == batch.num_target_tokens
         assert step.tokens == batch.num_target_tokens + int(batch.source_mask.sum())
         assert step.positions == batch.source.numel() + batch.target_in.numel()
         assert 0 < step.loading_seconds < step.seconds
         lengths = (mask.sum(dim=1).numpy() for mask in (batch.source_mask, batch.target_mask))
-        assert step.flops == training_flops(TINY, 31, *lengths)
+        assert step.flops == training_flops(TINY, 31, *lengths, causal_share=0.5)
         # Marian begins with other weights.
-        assert step.loss == pytest.approx(loss, rel=0.2 if contestant == "marian" else 1e-6)
-    assert compiled == ([True] if contestant == "compiled" else [])
+        assert step.loss == pytest.approx(loss, rel=0.2 if baseline == "marian" else 1e-6)
+    assert compiled == ([True] if baseline == "compiled" else [])
 
 
 def test_a_step_that_does_not_fit_is_no_measurement(monkeypatch):
     arguments = {key: SMALL[key] for key in SMALL if key != "warm_up"}
-    task, feed, _ = throughput.begin("tiny", "ours", **arguments)
+    task, feed, _ = gpu_throughput.begin("tiny", "ours", **arguments)
     model = task.our_model()
     hidden_states, attempts = model.hidden_states, []
 
@@ -211,11 +215,11 @@ def test_a_step_that_does_not_fit_is_no_measurement(monkeypatch):
 
     monkeypatch.setattr(model, "hidden_states", limited)
     with pytest.raises(MemoryError, match="step 1 did not fit: redone in 2 pieces"):
-        next(throughput.our_losses(task.train_state(model), feed))
+        next(gpu_throughput.our_losses(task.train_state(model), feed))
 
 
 def test_throughput_has_all_figures():
-    figures = throughput.throughput("tiny", seconds=0.0, gemm_size=16, **SMALL)
+    figures = gpu_throughput.throughput("tiny", seconds=0.0, gemm_size=16, **SMALL)
     assert json.loads(json.dumps(figures)) == figures
     assert figures["steps"] == 1
     assert figures["precision"] == "float32"
@@ -232,11 +236,11 @@ def test_throughput_has_all_figures():
 
 def test_idle_is_what_no_work_covers():
     busy = [(8.0, 9.0), (2.0, 4.0), (3.0, 5.0), (-1.0, 0.5), (3.5, 3.6), (11.0, 14.0)]
-    gaps = list(idle.idle_intervals((0.0, 12.0), busy))
+    gaps = list(gpu_throughput.idle_intervals((0.0, 12.0), busy))
     assert gaps == [(0.5, 2.0), (5.0, 8.0), (9.0, 11.0)]
-    assert list(idle.idle_intervals((0.0, 2.0), [])) == [(0.0, 2.0)]
-    assert list(idle.idle_intervals((0.0, 2.0), [(-1.0, 3.0)])) == []
-    assert idle.overlap(gaps, [(1.0, 6.0), (9.5, 10.0)]) == 1.0 + 1.0 + 0.5
+    assert list(gpu_throughput.idle_intervals((0.0, 2.0), [])) == [(0.0, 2.0)]
+    assert list(gpu_throughput.idle_intervals((0.0, 2.0), [(-1.0, 3.0)])) == []
+    assert gpu_throughput.overlap(gaps, [(1.0, 6.0), (9.5, 10.0)]) == 1.0 + 1.0 + 0.5
 
 
 def event(name: str, category: str, start: float, duration: float) -> dict[str, object]:
@@ -244,28 +248,33 @@ def event(name: str, category: str, start: float, duration: float) -> dict[str, 
 
 
 def test_a_trace_without_work_of_the_device_says_nothing():
-    events = [event(idle.STEP, "user_annotation", 100, 50), event("add", "cpu_op", 110, 5)]
-    assert idle.shares(events, idle.DEVICE_WORK["cpu"])["idle_share"] == 0.9
-    with pytest.raises(ValueError, match="has seen no work of the device"):
-        idle.shares(events, idle.DEVICE_WORK["cuda"])
+    events = [
+        event(gpu_throughput.STEP, "user_annotation", 100, 50),
+        event("add", "cpu_op", 110, 5),
+    ]
+    assert (
+        gpu_throughput.trace_shares(events, gpu_throughput.DEVICE_WORK["cpu"])["idle_share"] == 0.9
+    )
+    with pytest.raises(ValueError, match="has recorded no work of the device"):
+        gpu_throughput.trace_shares(events, gpu_throughput.DEVICE_WORK["cuda"])
 
 
 def test_shares_of_a_trace():
     attention = "aten::_scaled_dot_product_efficient_attention"
     events = [
         {"name": "process_name", "ph": "M"},
-        event(idle.STEP, "user_annotation", 100, 50),
-        event(throughput.LOADING, "user_annotation", 100, 20),
-        event(throughput.LOADING, "gpu_user_annotation", 100, 50),
+        event(gpu_throughput.STEP, "user_annotation", 100, 50),
+        event(gpu_throughput.LOADING, "user_annotation", 100, 20),
+        event(gpu_throughput.LOADING, "gpu_user_annotation", 100, 50),
         event("gemm", "kernel", 125, 30),
         event("copy", "gpu_memcpy", 120, 5),
         event("gemm", "kernel", 160, 15),
         event("gemm", "kernel", 90, 5),
         event(attention, "cpu_op", 100, 99),
-        event(idle.STEP, "user_annotation", 150, 50),
-        event(throughput.LOADING, "user_annotation", 150, 20),
+        event(gpu_throughput.STEP, "user_annotation", 150, 50),
+        event(gpu_throughput.LOADING, "user_annotation", 150, 20),
     ]
-    found = idle.shares(events, idle.DEVICE_WORK["cuda"])
+    found = gpu_throughput.trace_shares(events, gpu_throughput.DEVICE_WORK["cuda"])
     # Idle are 100-120, 155-160 and 175-200; the loader works in 100-120 and 150-170.
     assert found == {
         "seconds": 100e-6,
@@ -280,7 +289,7 @@ def test_shares_of_a_trace():
 def test_idle_time_of_our_loop(monkeypatch):
     # So that attention goes by torch's kernel, as it does on a GPU.
     monkeypatch.setattr("tformer_cli.model.blocks.attention.MAX_NAIVE_WEIGHTS", 0)
-    found = idle.idle("tiny", steps=2, **SMALL)
+    found = gpu_throughput.idle("tiny", steps=2, **SMALL)
     assert json.loads(json.dumps(found)) == found
     assert found["steps"] == 2
     assert 0 < found["idle_share"] < 1
@@ -295,7 +304,7 @@ def test_idle_time_of_our_loop(monkeypatch):
 
 
 def test_attention_is_timed_by_each_kernel_that_can_do_it():
-    found = attention.attention(
+    found = gpu_checks.attention(
         device="cpu",
         precision="float32",
         rows=2,
@@ -319,14 +328,16 @@ def test_attention_is_timed_by_each_kernel_that_can_do_it():
 def test_an_error_that_is_not_of_the_kernel_is_raised():
     inputs = [torch.randn(1, 1, 2, width) for width in (4, 6, 4)]
     with pytest.raises(RuntimeError):
-        attention.forced(attention.KERNELS["math"], inputs, AttentionMask(), torch.device("cpu"), 1)
+        gpu_checks.by_kernel(
+            gpu_checks.KERNELS["math"], inputs, gpu_checks.AttentionMask(), torch.device("cpu"), 1
+        )
 
 
 # --------------------------------------------------------------------- demo and tests
 
 
 def test_demo_trains_translates_and_scores(tmp_path):
-    figures = demo.demo(
+    figures = gpu_demo.demo(
         str(write_toy(tmp_path)),
         device="cpu",
         overrides=["training.max_steps=6", "training.validate_every=6"],
@@ -353,7 +364,7 @@ REPORT = """\
 
 def test_outcome_of_tests_is_that_of_the_report():
     report = ElementTree.fromstring(REPORT)
-    assert tests.outcome(report) == {
+    assert gpu_checks.tests_outcome(report) == {
         "passed": 1,
         "failed": 2,
         "skipped": 1,
@@ -369,17 +380,19 @@ def test_outcome_of_tests_is_that_of_the_report():
 
 def test_a_report_without_failures_is_no_error():
     report = ElementTree.fromstring('<testsuite><testcase classname="a" name="b"/></testsuite>')
-    assert "error" not in tests.outcome(report)
-    nothing = tests.outcome(ElementTree.fromstring("<testsuite/>"))
+    assert "error" not in gpu_checks.tests_outcome(report)
+    nothing = gpu_checks.tests_outcome(ElementTree.fromstring("<testsuite/>"))
     assert nothing["error"] == "0 tests failed, 0 passed"
 
 
 def test_every_file_of_tests_is_run_once(monkeypatch):
     runs = []
-    monkeypatch.setattr(tests.pytest, "main", lambda words: runs.append(words) or 4)
+    monkeypatch.setattr(pytest, "main", lambda words: runs.append(words) or 4)
     for part in gpu.PARTS:
-        if part.call == "gpu_parts.tests.run":
-            assert tests.run(**part.arguments) == {"error": "pytest has not begun: exit code 4"}
+        if part.call == "gpu_checks.run_tests":
+            assert gpu_checks.run_tests(**part.arguments) == {
+                "error": "pytest has not begun: exit code 4"
+            }
     run = sorted(Path(word).name for words in runs for word in words if word.endswith(".py"))
     assert run == sorted(file.name for file in (ROOT / "tests" / "gpu").glob("test_*.py"))
     assert len(runs) == 2
@@ -392,24 +405,24 @@ def test_every_file_of_tests_is_run_once(monkeypatch):
 def session(seconds: float = 60.0, **options: object) -> tuple[Session, list[str]]:
     lines: list[str] = []
     return Session(
-        seconds, say=lambda line: lines.append(line.partition("] ")[2]), **options
+        seconds, log=lambda line: lines.append(line.partition("] ")[2]), **options
     ), lines
 
 
 def test_a_part_that_fails_is_recorded_and_the_next_one_runs(capfd):
     subject, lines = session()
     subject.run(Part("torn", "math.sqrt", 1, arguments={"x": 4}))
-    assert not subject.figures["torn"]["error"].startswith("its process")
-    assert subject.figures["torn"]["error"].startswith("TypeError: math.sqrt() takes no keyword")
+    assert not subject.results["torn"]["error"].startswith("its process")
+    assert subject.results["torn"]["error"].startswith("TypeError: math.sqrt() takes no keyword")
     assert subject.has_failed
     subject.run(Part("dead", "os._exit", 1, arguments={"status": 3}))
-    assert subject.figures["dead"]["error"] == "its process ended with exit code 3"
+    assert subject.results["dead"]["error"] == "its process ended with exit code 3"
     figures = subject.run(Part("whole", "builtins.dict", 1, arguments={"passed": 5}))
     assert figures["passed"] == 5
     assert 0 < figures["part_seconds"] < 60
     assert lines == [
         "torn begins",
-        f"torn: FAILED: {subject.figures['torn']['error']}",
+        f"torn: FAILED: {subject.results['torn']['error']}",
         "dead begins",
         "dead: FAILED: its process ended with exit code 3",
         "whole begins",
@@ -421,7 +434,7 @@ def test_a_part_that_fails_is_recorded_and_the_next_one_runs(capfd):
 def test_a_part_that_does_not_fit_is_left_out():
     subject, lines = session(10.0)
     subject.run(Part("long", "builtins.dict", 11))
-    assert subject.figures == {"long": {"left_out": "takes about 11 s, and 10 s are left"}}
+    assert subject.results == {"long": {"left_out": "takes about 11 s, and 10 s are left"}}
     assert lines == ["long: left out: takes about 11 s, and 10 s are left"]
     assert not subject.has_failed
 
@@ -429,10 +442,10 @@ def test_a_part_that_does_not_fit_is_left_out():
 @pytest.mark.parametrize(("for_all", "expected", "most"), [(60, 0.1, 0.4), (2, 1, 2)])
 def test_a_part_that_takes_too_long_is_ended(for_all, expected, most, tmp_path, monkeypatch):
     (tmp_path / "slow.py").write_text("import time\n\ndef sleep():\n    time.sleep(60)\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     subject, _ = session(for_all)
     subject.run(Part("slow", "slow.sleep", expected))
-    words, _, seconds = subject.figures["slow"]["error"].removesuffix(" s").rpartition(" ")
+    words, _, seconds = subject.results["slow"]["error"].removesuffix(" s").rpartition(" ")
     assert words == "not done after"
     assert expected < float(seconds) <= most
 
@@ -460,7 +473,7 @@ def test_a_part_is_imported_without_the_packages_that_it_does_not_name():
 def test_a_part_without_its_packages_is_left_out():
     subject, _ = session(missing=["sacrebleu", "transformers", "typer"])
     subject.run(Part("marian", "builtins.dict", 1, ("torch", "sacrebleu", "transformers")))
-    assert subject.figures["marian"] == {"left_out": "needs sacrebleu, transformers: not installed"}
+    assert subject.results["marian"] == {"left_out": "needs sacrebleu, transformers: not installed"}
 
 
 SPEEDS = {"big": 900.0, "big-marian": 600.0, "big-compiled": 990.0, "deep-marian": 400.0}
@@ -477,7 +490,7 @@ def test_ratios_are_of_what_was_run():
 
 def test_report_has_a_place_for_every_part():
     subject, _ = session()
-    subject.figures = {"machine": {"gpu": "X"}, "tests": {"passed": 1}}
+    subject.results = {"machine": {"gpu": "X"}, "tests": {"passed": 1}}
     content = report(subject, gpu.PARTS[:2], ["typer"])
     assert content.pop("seconds") >= 0
     assert content == {
@@ -505,15 +518,14 @@ def test_headline_names_the_main_figures():
 
 
 def test_every_part_calls_a_function_with_arguments_it_has():
-    found = (attention, demo, idle, tests, throughput)
-    modules = {module.__name__: module for module in found}
+    modules = {module.__name__: module for module in (gpu_checks, gpu_demo, gpu_throughput)}
     for part in gpu.PARTS:
         module, _, function = part.call.rpartition(".")
         called = getattr(modules[module], function)
         assert part.arguments.keys() <= called.__annotations__.keys()
         network = part.arguments.get("network", "big")
-        assert network in throughput.NETWORKS
-        assert part.arguments.get("contestant", "ours") in throughput.CONTESTANTS
+        assert network in gpu_throughput.NETWORKS
+        assert part.arguments.get("baseline", "ours") in gpu_throughput.BASELINES
     assert len({part.name for part in gpu.PARTS}) == len(gpu.PARTS)
     assert sum(part.seconds for part in gpu.PARTS) <= 600
 
@@ -539,7 +551,7 @@ def test_exit_code_says_whether_a_part_failed(call, code, tmp_path, monkeypatch,
     assert ("error" in content["parts"]["one"]) == bool(code)
     said = capfd.readouterr().err
     assert "NVIDIA X, torch 2.99\nnot installed: typer\n" in said
-    assert f"0.0 minutes; all figures: {tmp_path / 'new' / 'gpu.json'}\n" in said
+    assert f"0.0 minutes; all results: {tmp_path / 'new' / 'gpu.json'}\n" in said
 
 
 def test_only_some_parts_run(tmp_path, monkeypatch, capfd):

@@ -1,19 +1,20 @@
-"""Marian beside a run: the same batches, exact going on, a search without reserved ids."""
+"""Marian beside a run: the same batches, exact resuming, a search without reserved ids."""
 
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import baseline_marian
 import marian
+import marian_training
 import pytest
 import torch
-from peers import marian as marian_model
-from peers import marian_training
 from safetensors.torch import load_file
 from torch import nn
 from toy import write_toy
 from transformers import MarianMTModel
+from typer.testing import CliRunner
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
@@ -61,10 +62,10 @@ def tokenizers(run: RunDirectory) -> Tokenizers:
 
 
 def built(config: Config, tokenizers: Tokenizers) -> MarianMTModel:
-    return marian_model.build_marian(config, tokenizers, num_positions=60)
+    return baseline_marian.build_marian(config, tokenizers, num_positions=60)
 
 
-def began(run: RunDirectory) -> TrainingProgress:
+def initial(run: RunDirectory) -> TrainingProgress:
     return replace(
         load_state(run.pointed("last")), step=0, data_position=(0, 0), num_tokens=0, seconds=0.0
     )
@@ -77,7 +78,7 @@ def learn(run: RunDirectory, config: Config, folder: Path, steps: int) -> Traini
         config,
         training_store(config.data, tokenizers)[0],
         RunDirectory(folder),
-        begin=began(run),
+        initial=initial(run),
         steps=steps,
         device=CPU,
     )
@@ -90,12 +91,10 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     )
 
 
-def test_json_tells_both_sides_of_the_same_training(run, tmp_path, capsys):
-    marian.main(
-        [str(run.path), "--json", "--device", "cpu", "--folder", str(tmp_path), "--beam", "3"]
-    )
-    printed = capsys.readouterr()
-    result = json.loads(printed.out)
+def test_json_tells_both_sides_of_the_same_training(run, tmp_path):
+    words = ["--json", "--device", "cpu", "--folder", str(tmp_path), "--beam", "3"]
+    printed = CliRunner().invoke(marian.app, [str(run.path), *words], catch_exceptions=False)
+    result = json.loads(printed.stdout)
     ours, marians = result.pop("tformer"), result.pop("marian")
     state = load_state(run.pointed("last"))
     for side in (ours, marians):
@@ -118,7 +117,7 @@ def test_json_tells_both_sides_of_the_same_training(run, tmp_path, capsys):
     assert result["attention"] == "sdpa"
     assert result["searches"]["beam"]["beam_size"] == 3
     assert "|tok:13a|" in result["signature"]
-    assert printed.err.startswith(f"marian step {STEPS}/{STEPS}  loss ")
+    assert printed.stderr.startswith(f"marian step {STEPS}/{STEPS}  loss ")
 
 
 def test_going_on_equals_an_unbroken_training(run, config, tmp_path):
@@ -140,9 +139,9 @@ def test_search_never_writes_reserved_ids(search, config, tokenizers):
     # Without suppression nothing else would be written.
     model.final_logits_bias[:, suppressed] = 50.0
     sentences = [[*tokenizers.source.encode(line), EOS_ID] for line in ("abc de", "g", "a b c")]
-    found = marian_model.generate(model, [*sentences, []], search, suppressed, CPU)
-    assert found[3] == []
-    for translation in found[:3]:
+    translations = baseline_marian.generate(model.eval(), sentences, search, suppressed, CPU)
+    assert len(translations) == 3
+    for translation in translations:
         assert 1 <= len(translation) <= 9
         assert not {*suppressed, EOS_ID} & set(translation)
 
@@ -161,21 +160,23 @@ def test_loss_equals_ours_on_the_same_logits(config, tokenizers):
     as_it_is = nn.Linear(states.shape[1], states.shape[1], bias=False)
     nn.init.eye_(as_it_is.weight)
     expected = smoothed_nll_sum(states, as_it_is, batch.target_out[batch.target_mask], 0.1)
-    torch.testing.assert_close(marian_model.loss_sum(model, batch, 0.1), expected.loss)
-    torch.testing.assert_close(marian_model.loss_sum(model, batch, 0.0), expected.nll)
+    torch.testing.assert_close(baseline_marian.loss_sum(model, batch, 0.1), expected.loss)
+    torch.testing.assert_close(baseline_marian.loss_sum(model, batch, 0.0), expected.nll)
 
 
 @pytest.mark.parametrize(("tie", "tables"), [("all", 1), ("output", 2), ("none", 3)])
 def test_marian_ties_what_the_run_ties(tie, tables, config, tokenizers):
     model = built(replace(config, model=replace(config.model, tie_embeddings=tie)), tokenizers)
     alone = built(config, tokenizers)
-    added = marian_model.count_parameters(model) - marian_model.count_parameters(alone)
+    added = baseline_marian.count_parameters(model) - baseline_marian.count_parameters(alone)
     assert added == (tables - 1) * tokenizers.source.size * config.model.dim
 
 
 def test_first_weights_have_the_deviation_asked_for(config, tokenizers):
     for deviation in (0.02, 0.2):
-        model = marian_model.build_marian(config, tokenizers, num_positions=60, init_std=deviation)
+        model = baseline_marian.build_marian(
+            config, tokenizers, num_positions=60, init_std=deviation
+        )
         weight = model.model.encoder.layers[0].fc1.weight
         assert weight.std().item() == pytest.approx(deviation, rel=0.1)
 
@@ -203,12 +204,12 @@ def test_table_reads_as_two_columns():
     assert marian.table(result).split("\n") == [
         "                             tformer      Marian",
         "parameters                 1,234,567   1,234,567",
-        "optimiser                      adamw       adamw",
+        "optimizer                      adamw       adamw",
         "learning rate                 0.0025      0.0025",
         "steps                          3,300       3,300",
-        "target tokens trained      5,600,000   5,600,000",
+        "target tokens              5,600,000   5,600,000",
         "minutes                         30.0        30.0",
-        "target tokens/s                3,115       3,115",
+        "target tokens per second       3,115       3,115",
         "valid loss                    1.8595      1.8595",
         "BLEU greedy                    34.47        1.00",
         "BLEU beam 5                    36.00        2.00",
@@ -239,7 +240,7 @@ def test_fewer_steps_than_taken_are_refused(run, config, tmp_path):
     )
 
 
-def test_marian_has_the_optimiser_of_the_run_or_its_own(config):
+def test_marian_has_the_optimizer_of_the_run_or_its_own(config):
     def optimizer(kind, rate):
         return marian_training.with_optimizer(config, kind, rate).training.optimizer
 
@@ -287,7 +288,7 @@ def test_model_that_marian_has_no_parts_for_is_refused(tmp_path):
     with pytest.raises(UsageError) as raised:
         marian.compare(run, device=CPU)
     assert str(raised.value) == (
-        "model: Marian has no parts for what this config asks, so it gets 22,368 parameters; "
+        "model: Marian has no parts for this config and gets 22,368 parameters; "
         "got 41,696 of ours; compare with a run of sinusoidal positions and plain blocks"
     )
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import sweep
-from courses.contestants import Contestant
 from sweep import Outcome, best_first, table
 from toy import write_toy
+from training_runs import TrainingRun
 from typer.testing import CliRunner
 
 from tformer_cli.errors import ConfigError, TrainingError
@@ -32,8 +32,8 @@ def swept(config_file: Path, *words: str) -> object:
 
 @pytest.mark.parametrize("name", ["ours", "hf"])
 def test_the_best_on_the_validation_text_comes_first(config_file, monkeypatch, name):
-    monkeypatch.setattr(sweep, "train_apart", lambda contestant, **_: contestant.train())
-    words = ("--contestant", name, "--steps", "3", "--rates", "5e-3,1e-9", "--warmups", "1,2")
+    monkeypatch.setattr(sweep, "train_in_subprocess", lambda run, **_: run.train())
+    words = ("--baseline", name, "--steps", "3", "--rates", "5e-3,1e-9", "--warmups", "1,2")
     printed = swept(config_file, *words, "--json")
     assert printed.exception is None, printed.exception
     found = [Outcome(**outcome) for outcome in json.loads(printed.stdout)]
@@ -41,24 +41,24 @@ def test_the_best_on_the_validation_text_comes_first(config_file, monkeypatch, n
         (rate, warmup) for rate in (5e-3, 1e-9) for warmup in (1, 2)
     }
     assert [one.learning_rate for one in found] == [5e-3, 5e-3, 1e-9, 1e-9]
-    assert {(one.contestant, one.steps, one.optimizer) for one in found} == {(name, 3, "adamw")}
+    assert {(one.baseline, one.steps, one.optimizer) for one in found} == {(name, 3, "adamw")}
     scores = [one.valid_score for one in found]
     assert scores == sorted(scores, reverse=True)
     folders = {path.name for path in (config_file.parents[1] / "sweep").glob(f"{name}-*/")}
     assert len(folders) == 4
     assert not any("." in folder for folder in folders)
     # Again, it trains nothing.
-    monkeypatch.delattr(sweep, "train_apart")
+    monkeypatch.delattr(sweep, "train_in_subprocess")
     assert swept(config_file, *words, "--json").stdout == printed.stdout
 
 
 def test_a_rate_that_fails_is_an_outcome_too(config_file, monkeypatch):
-    def train(contestant: Contestant, **_: float) -> None:
-        if contestant.config.training.optimizer.learning_rate > 1:
+    def train(run: TrainingRun, **_: float) -> None:
+        if run.config.training.optimizer.learning_rate > 1:
             raise TrainingError("x", "diverged")
-        contestant.train()
+        run.train()
 
-    monkeypatch.setattr(sweep, "train_apart", train)
+    monkeypatch.setattr(sweep, "train_in_subprocess", train)
     printed = swept(config_file, "--steps", "2", "--rates", "2,1e-3", "--warmups", "1")
     lines = printed.stdout.splitlines()
     assert [line.split()[:3] for line in lines[1:]] == [
@@ -75,10 +75,10 @@ def test_outcomes_are_ranked_and_read_as_lines():
     ranked = best_first([outcome(None), outcome(30.126), outcome(31.0)])
     assert [one.valid_score for one in ranked] == [31.0, 30.126, None]
     assert table(ranked).split("\n") == [
-        "optimizer         rate   warm-up     valid   at step",
-        "muon             0.003       600     31.00     1,500",
-        "muon             0.003       600     30.13     1,500",
-        "muon             0.003       600    failed         -",
+        "optimizer    rate   warm-up    valid   at step",
+        "muon        0.003       600    31.00     1,500",
+        "muon        0.003       600    30.13     1,500",
+        "muon        0.003       600   failed         -",
     ]
 
 
@@ -86,7 +86,7 @@ def test_outcomes_are_ranked_and_read_as_lines():
     ("words", "message"),
     [
         (("--rates", "1e-3,x"), "--rates: must be numbers with commas between; got 1e-3,x"),
-        (("--contestant", "textbook"), "--contestant: no such contestant; got textbook; "),
+        (("--baseline", "textbook"), "--baseline: no such baseline; got textbook; "),
         (("--optimizers", "sgd"), "--optimizers: no such optimizer; got sgd; "),
     ],
 )

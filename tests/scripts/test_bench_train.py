@@ -1,4 +1,4 @@
-"""The training benchmark: one network, the same tokens, figures by hand."""
+"""The training benchmark: one network, the same tokens, results by hand."""
 
 import gzip
 import itertools
@@ -10,20 +10,28 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import conditions
+import harness
 import numpy as np
 import pytest
 import torch
-from conditions import CONDITIONS
-from rounded import two_digits
+from baseline_textbook import TextbookModel
+from flops import training_flops
+from harness import CONDITIONS, in_turn, two_digits
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from toy import sentence, translation
-from train import NETWORK, SIZES, app, benchmark_config, in_turn
-from trainers.contestants import CONTESTANTS, Marian, Ours, Task, Textbook, TextbookModel
-from trainers.figures import Round, flops_per_target_token, summary, table
-from trainers.worker import Measurement, Worker, measure
+from train import (
+    NETWORK,
+    SIZES,
+    Round,
+    app,
+    benchmark_config,
+    summary,
+    table,
+    training_worker,
+)
+from train_baselines import BASELINES, Marian, Measurement, Ours, Task, Textbook, measure
 from typer.testing import CliRunner
 
 from tformer_cli.config.schema.tokenizer import CharConfig
@@ -92,10 +100,10 @@ def test_json_has_the_figures_of_each_size(folder):
     results = json.loads(printed.stdout)
     assert results.keys() == {"tiny tuned"}
     tiny = results["tiny tuned"]
-    assert tiny["surroundings"].keys() == {"ours", "hf", "textbook"}
-    alike = {json.dumps(found, sort_keys=True) for found in tiny["surroundings"].values()}
+    assert tiny["settings"].keys() == {"ours", "hf", "textbook"}
+    alike = {json.dumps(found, sort_keys=True) for found in tiny["settings"].values()}
     assert len(alike) == 1
-    assert tiny["surroundings"]["hf"]["keeps_freed_memory"] in (True, None)
+    assert tiny["settings"]["hf"]["keeps_freed_memory"] in (True, None)
     assert tiny["ratio_hf"] == pytest.approx(tiny["ours"] / tiny["hf"])
     assert tiny["ratio_textbook"] == pytest.approx(tiny["ours"] / tiny["textbook"])
     # Without bfloat16 each is at its best in float32.
@@ -118,8 +126,8 @@ def test_json_has_the_figures_of_each_size(folder):
 def test_all_count_the_same_tokens_of_the_same_batches(task):
     batches = list(itertools.islice(task.bucketed_batches(), 3))
     expected = [(sentence_tokens(task, batch), batch.target_in.numel()) for batch in batches]
-    for contestant in CONTESTANTS.values():
-        taken = contestant(task).steps(iter(batches))
+    for baseline in BASELINES.values():
+        taken = baseline(task).steps(iter(batches))
         assert [(step.num_tokens, step.num_positions) for step in taken] == expected
 
 
@@ -132,11 +140,11 @@ def test_ours_and_marian_see_the_same_batches_in_turn(task):
 
 def test_ours_and_marian_learn_the_same(task):
     """The same weights, the same updates: equal losses step after step, and on the valid text."""
-    alike = without_dropout(task).lasting(4)
+    alike = without_dropout(task).with_schedule(4, 0)
     ours, marian = Ours(alike), Marian(alike)
     batches = 4 * [next(alike.bucketed_batches())]
     mine, theirs = (
-        [step.loss for step in contestant.steps(iter(batches))] for contestant in (ours, marian)
+        [step.loss for step in baseline.steps(iter(batches))] for baseline in (ours, marian)
     )
     assert mine == pytest.approx(theirs, rel=1e-4)
     assert mine[-1] < mine[0]
@@ -148,8 +156,8 @@ def test_lower_precision_changes_the_loss_by_rounding(kind, task):
     exact = without_dropout(task)
     rounded = replace(exact, precision=torch.bfloat16)
     (one,), (other,) = (
-        itertools.islice(contestant.steps(contestant.batches()), 1)
-        for contestant in (kind(exact), kind(rounded))
+        itertools.islice(baseline.steps(baseline.batches()), 1)
+        for baseline in (kind(exact), kind(rounded))
     )
     assert one.loss == pytest.approx(other.loss, rel=0.02)
     assert one.loss != other.loss
@@ -192,8 +200,8 @@ def test_textbook_drops_where_marian_does():
     model = TextbookModel(replace(SMALLEST, dropout=0.3), 23, 9)
     layer = model.transformer.decoder.layers[0]
     assert [layer.dropout.p, layer.self_attn.dropout, layer.multihead_attn.dropout] == [0, 0, 0]
-    places = (model.dropout, layer.dropout1, layer.dropout2, layer.dropout3)
-    assert {place.p for place in places} == {0.3}
+    dropouts = (model.dropout, layer.dropout1, layer.dropout2, layer.dropout3)
+    assert {dropout.p for dropout in dropouts} == {0.3}
 
 
 @pytest.mark.parametrize("size", ["tiny", "small"])
@@ -204,8 +212,8 @@ def test_operations_are_those_that_torch_counts(size):
     everywhere = torch.ones(1, 7, dtype=torch.bool)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(source, everywhere[:, :5], target, everywhere).sum().backward()
-    expected = flops_per_target_token(config, vocab_size, np.array([5]), np.array([7]))
-    assert counter.get_total_flops() / 7 == pytest.approx(expected)
+    expected = training_flops(config, vocab_size, np.array([5]), np.array([7]))
+    assert counter.get_total_flops() == pytest.approx(expected)
 
 
 def turn(num_tokens: int, **changes) -> Measurement:
@@ -263,9 +271,9 @@ def test_summary_takes_medians_of_speeds_and_of_the_rounds_own_ratios():
 
 
 def test_measurement_ends_with_its_steps_or_its_seconds(task):
-    taken = Ours(task).steps(task.bucketed_batches())
-    assert measure(taken, steps=2).steps == 2
-    measured = measure(taken, seconds=1e-9)
+    steps = Ours(task).steps(task.bucketed_batches())
+    assert measure(steps, max_steps=2).steps == 2
+    measured = measure(steps, seconds=1e-9)
     assert measured.steps == 1
     assert measured.tokens_per_second == measured.num_tokens / measured.seconds
     assert measured.num_tokens <= measured.num_positions <= 300
@@ -293,35 +301,39 @@ def test_table_reads_as_a_column_a_size():
         ("target tokens/s: tformer", "5,200 (5,000-5,400)"),
         ("  at its best", "5,200 (5,000-5,400)"),
         ("  transformers' Marian", "3,700 (3,700-3,700)"),
-        ("  at its best", "3,700 (3,700-3,700)"),
+        ("  Marian at its best", "3,700 (3,700-3,700)"),
         ("  textbook", "1,100 (1,100-1,100)"),
         ("tformer / Marian", "1.4 (1.3-1.4)"),
         ("  each at its best", "1.3 (1.3-1.3)"),
         ("tformer / textbook", "8.5 (4.6-12)"),
         ("share of GEMM peak", "44%"),
         ("padding", "2.1%"),
-        ("page faults a step", "1,234"),
+        ("page faults per step", "1,234"),
         ("peak MiB: tformer", "1,024"),
-        ("  transformers' Marian", "1,536"),
-        ("  textbook", "4,300"),
+        ("peak MiB: transformers' Marian", "1,536"),
+        ("peak MiB: textbook", "4,300"),
         ("valid loss: tformer", "2.0000"),
-        ("  transformers' Marian", "2.0100"),
+        ("valid loss: transformers' Marian", "2.0100"),
     ]
-    lines = [f"{'':<26}{'tiny':>24}{'small':>24}"]
-    lines += [f"{title:<26}{cell:>24}{cell:>24}" for title, cell in rows]
-    assert table({"tiny": size, "small": size}).split("\n") == lines
-    assert table({"tiny": size, "small": size | {"valid_loss": None}}).split("\n") == lines[:-2]
+
+    def lines(width: int, rows: list[tuple[str, str]]) -> list[str]:
+        head = f"{'':<{width}}{'tiny':>22}{'small':>22}"
+        return [head, *(f"{title:<{width}}{cell:>22}{cell:>22}" for title, cell in rows)]
+
+    assert table({"tiny": size, "small": size}).split("\n") == lines(32, rows)
+    without = table({"tiny": size, "small": size | {"valid_loss": None}})
+    assert without.split("\n") == lines(30, rows[:-2])
 
 
-def test_contestant_that_fails_is_named(tmp_path, monkeypatch):
+def test_baseline_that_fails_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with (
-        Worker("hf", "float32", 1, RunDirectory(tmp_path), condition="tuned", warm_up=1) as worker,
+        training_worker("hf", RunDirectory(tmp_path), threads=1) as worker,
         pytest.raises(TrainingError) as raised,
     ):
-        worker.ask(steps=1)
+        worker.ask(max_steps=1)
     assert str(raised.value) == (
-        "the contestant hf: has ended before its time; got exit code 1; what it wrote stands above"
+        "the baseline hf: ended early; got exit code 1; see its output above"
     )
 
 
@@ -341,11 +353,11 @@ def test_unknown_size_is_named(folder):
 
 
 @pytest.mark.parametrize(
-    ("figure", "text"),
+    ("number", "text"),
     [(5234.4, "5,200"), (0.8449, "0.84"), (9.96, "10"), (0.0996, "0.10"), (1.04, "1.0"), (0, "0")],
 )
-def test_figures_have_two_digits(figure, text):
-    assert two_digits(figure) == text
+def test_numbers_have_two_digits(number, text):
+    assert two_digits(number) == text
 
 
 def test_every_second_round_goes_backwards():
@@ -358,11 +370,11 @@ def test_every_second_round_goes_backwards():
 def test_a_process_of_a_condition_has_its_environment_and_its_allocator(condition, monkeypatch):
     """A variable of the user changes nothing: all of a column are measured alike."""
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    code = "import json, conditions; print(json.dumps(conditions.report()))"
+    code = "import json, harness; print(json.dumps(harness.process_report()))"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=Path(conditions.__file__).parent,
-        env=conditions.environment(condition),
+        cwd=Path(harness.__file__).parent,
+        env=harness.environment(condition),
         capture_output=True,
         text=True,
         check=True,
@@ -371,16 +383,16 @@ def test_a_process_of_a_condition_has_its_environment_and_its_allocator(conditio
     keeps = found.pop("keeps_freed_memory")
     is_tuned = condition == "tuned"
     assert keeps in (is_tuned, None)
-    assert found == (conditions.SETTINGS if is_tuned else dict.fromkeys(conditions.SETTINGS))
+    assert found == (harness.SETTINGS if is_tuned else dict.fromkeys(harness.SETTINGS))
 
 
 def test_the_allocator_of_the_variables_is_that_of_tune_allocator():
     code = (
-        "import conditions; from tformer_cli.process import tune_allocator; "
-        "before = conditions.report(); tune_allocator(); "
-        "print(before['keeps_freed_memory'], conditions.report()['keeps_freed_memory'])"
+        "import harness; from tformer_cli.process import tune_allocator; "
+        "before = harness.process_report(); tune_allocator(); "
+        "print(before['keeps_freed_memory'], harness.process_report()['keeps_freed_memory'])"
     )
-    folder, env = Path(conditions.__file__).parent, conditions.environment("default")
+    folder, env = Path(harness.__file__).parent, harness.environment("default")
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""A small training from text to BLEU, on a GPU."""
+"""Part of gpu.py: a small training from text to BLEU."""
 
 import tempfile
 import time
@@ -14,7 +14,7 @@ from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.training.trainer import train
 from tformer_cli.translate.translator import Translator
 
-DEMO = Path(__file__).resolve().parents[3] / "configs" / "demo.yaml"
+DEMO = Path(__file__).resolve().parents[2] / "configs" / "demo.yaml"
 
 
 def demo(
@@ -22,23 +22,17 @@ def demo(
 ) -> dict[str, object]:
     """Train a config from its vocabulary on, and translate and score its test sets.
 
-    The number format of the training is the config's, and that of the translations float32, as on
-    the command line.
-
-    Args:
-        config_file: what to train.
-        device: where.
-        overrides: KEY=VALUE settings.
+    Precision of the training is the config's, that of the translations float32.
     """
-    config, place = load_config(Path(config_file), overrides), resolve_device(device)
+    config, on = load_config(Path(config_file), overrides), resolve_device(device)
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         run = RunDirectory(Path(folder) / "run")
-        state = train(config, run, device=place)
+        progress = train(config, run, device=on)
         trained_at = time.perf_counter()
-        training_memory_mib = peak_memory(place) / 2**20
+        training_memory_mib = peak_memory(on) / 2**20
         trained = load_trained_model(run)
-    translator = Translator.from_model(trained.model, trained.tokenizers, trained.config, place)
+    translator = Translator.from_model(trained.model, trained.tokenizers, trained.config, on)
     metric = build_metric("bleu", config.evaluation, config.data.target_language)
     scores = {}
     for name, text in config.data.test.items():
@@ -50,12 +44,12 @@ def demo(
             "num_sentences": len(evaluation.hypotheses),
         }
     return {
-        "steps": state.step,
+        "steps": progress.step,
         "seconds": trained_at - begun,
-        "step_seconds": state.seconds / state.step,
-        "target_tokens_per_second": state.num_tokens / state.seconds,
+        "step_seconds": progress.seconds / progress.step,
+        "target_tokens_per_second": progress.num_tokens / progress.seconds,
         "peak_memory_mib": training_memory_mib,
-        "valid_score": state.best_score,
+        "valid_score": progress.best_score,
         "test": scores,
         "test_seconds": time.perf_counter() - trained_at,
     }

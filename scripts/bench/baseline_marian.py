@@ -1,11 +1,11 @@
-"""transformers' Marian model in the sizes of a run: its loss, its search and its score."""
+"""Baseline: transformers' Marian in the sizes of a config; its loss, search and score."""
 
 import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from tformer_cli.config.schema.config import Config
@@ -29,13 +29,12 @@ from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
 if TYPE_CHECKING:
     from transformers import MarianMTModel
 
-
-# Padded source tokens times beam size of one batch of its search.
+# Padded source tokens times beam size of a batch of the search.
 BATCH_TOKENS = 8192
 # transformers' own default, whatever the width.
 INIT_STD = 0.02
-# Parts of the names of our weights, and of Marian's; one that begins another stands behind it.
-THEIR_NAMES = {
+# Parts of the names of our weights, and of Marian's; a prefix of another stands behind it.
+WEIGHT_NAMES = {
     "embeddings.tokens": "embed_tokens",
     "self_attention_norm": "self_attn_layer_norm",
     "self_attention": "self_attn",
@@ -54,13 +53,7 @@ THEIR_NAMES = {
 def build_marian(
     config: Config, tokenizers: Tokenizers, *, num_positions: int, init_std: float = INIT_STD
 ) -> "MarianMTModel":
-    """Return Marian in the sizes of a run, with first weights that are a function of its seed.
-
-    Args:
-        config: of the run.
-        tokenizers: of the run.
-        num_positions: longest sentence, in tokens.
-        init_std: standard deviation of the first weights.
+    """Return Marian in the sizes of a config, with initial weights that follow from its seed.
 
     Raises:
         UsageError: transformers is not installed, or Marian cannot be such a network.
@@ -69,7 +62,7 @@ def build_marian(
     if not isinstance(model, EncoderDecoderConfig) or model.activation not in PLAIN:
         raise UsageError(
             "model",
-            "Marian has no parts for what this config asks",
+            "Marian has no parts for this config",
             got=f"kind: {model.kind}, activation: {model.activation}",
             remedy=f"compare with an encoder_decoder of {' or '.join(PLAIN)}",
         )
@@ -110,13 +103,13 @@ def build_marian(
     )
 
 
-def count_parameters(marian: "MarianMTModel") -> int:
-    """Count the weights that are trained; a shared one counts once."""
+def count_parameters(marian: nn.Module) -> int:
+    """Count the trained parameters; a shared one counts once."""
     return sum(weight.numel() for weight in marian.parameters() if weight.requires_grad)
 
 
 def refuse_another_size(ours: int, marians: int) -> None:
-    """Make sure that the two models have about as many parameters.
+    """Make sure that the two models have nearly the same number of parameters.
 
     Raises:
         UsageError: they have not.
@@ -124,33 +117,35 @@ def refuse_another_size(ours: int, marians: int) -> None:
     if abs(marians / ours - 1) > 0.01:
         raise UsageError(
             "model",
-            f"Marian has no parts for what this config asks, so it gets {marians:,} parameters",
+            f"Marian has no parts for this config and gets {marians:,} parameters",
             got=f"{ours:,} of ours",
             remedy="compare with a run of sinusoidal positions and plain blocks",
         )
 
 
+@torch.no_grad()
 def copy_weights(ours: Seq2Seq, marian: "MarianMTModel") -> None:
-    """Make Marian the same function as a model of ours, its positions included.
-
-    Args:
-        ours: has its norms behind the blocks, and sinusoidal positions.
-        marian: in the sizes of `ours`.
-    """
-    with torch.no_grad():
-        for name, weight in ours.named_parameters():
-            for mine, theirs in THEIR_NAMES.items():
-                name = name.replace(mine, theirs)
-            marian.get_parameter(f"model.{name}").copy_(weight)
-        for mine, theirs in (
-            (ours.encoder, marian.model.encoder),
-            (ours.decoder, marian.model.decoder),
-        ):
-            table = theirs.embed_positions.weight
-            table.copy_(mine.embeddings.positions(torch.arange(len(table))))
+    """Make Marian the same function as a post-norm model of ours with sinusoidal positions."""
+    for name, weight in ours.named_parameters():
+        for mine, theirs in WEIGHT_NAMES.items():
+            name = name.replace(mine, theirs)
+        marian.get_parameter(f"model.{name}").copy_(weight)
+    for mine, theirs in (
+        (ours.encoder, marian.model.encoder),
+        (ours.decoder, marian.model.decoder),
+    ):
+        table = theirs.embed_positions.weight
+        table.copy_(mine.embeddings.positions(torch.arange(len(table))))
 
 
-def longest(config: Config, tokenizers: Tokenizers) -> int:
+def set_epsilon(model: nn.Module, epsilon: float) -> None:
+    """Give all norms of a baseline the epsilon of ours."""
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = epsilon
+
+
+def max_positions(config: Config, tokenizers: Tokenizers) -> int:
     """Return the positions that training, validation and all test sets need."""
     lengths = [config.data.filters.max_length, config.decoding.max_length]
     for text in (config.data.valid, *config.data.test.values()):
@@ -159,7 +154,7 @@ def longest(config: Config, tokenizers: Tokenizers) -> int:
     return max(lengths) + 1
 
 
-def loss_sum(marian: "MarianMTModel", batch: Batch, smoothing: float) -> Tensor:
+def loss_sum(marian: nn.Module, batch: Batch, smoothing: float) -> Tensor:
     """Return the cross-entropy summed over the target tokens of a batch, in nats."""
     output = marian(
         input_ids=batch.source,
@@ -177,8 +172,8 @@ def loss_sum(marian: "MarianMTModel", batch: Batch, smoothing: float) -> Tensor:
 
 
 @torch.inference_mode()
-def mean_nll(marian: "MarianMTModel", store: TokenStore, device: torch.device) -> float:
-    """Return the cross-entropy a target token, not smoothed, in nats."""
+def mean_nll(marian: nn.Module, store: TokenStore, device: torch.device) -> float:
+    """Return the cross-entropy per target token without label smoothing, in nats."""
     marian.eval()
     nll, num_tokens = 0.0, 0
     for batch in batches_in_order(store, batch_tokens=LIKELIHOOD_BATCH_TOKENS):
@@ -195,46 +190,39 @@ def generate(
     suppressed_ids: Sequence[int],
     device: torch.device,
 ) -> list[list[int]]:
-    """Translate by transformers' own search, in batches of similar length.
+    """Translate a batch by transformers' own search, which has no patience.
 
     Args:
-        marian: the model.
-        sentences: source ids, `</s>` included; an empty one has an empty translation.
-        search: beam size, length penalty and length limit. transformers knows no patience.
-        suppressed_ids: what no translation contains.
-        device: where the model is.
+        marian: in evaluation mode.
+        sentences: source ids, EOS included.
+        search: beam size, length penalty and length limit.
+        suppressed_ids: ids of no translation.
+        device: of the model.
 
     Returns:
-        Target ids, without start, end and padding.
+        Target ids, without BOS, EOS and padding.
     """
     from transformers import GenerationConfig
 
-    marian.eval()
     beam = search if isinstance(search, BeamConfig) else BeamConfig(beam_size=1)
-    settings = GenerationConfig(
-        do_sample=False,
-        num_beams=beam.beam_size,
-        length_penalty=beam.length_penalty,
-        max_new_tokens=search.max_length,
-        min_new_tokens=1,
-        suppress_tokens=list(suppressed_ids),
-        decoder_start_token_id=BOS_ID,
-        bos_token_id=BOS_ID,
-        eos_token_id=EOS_ID,
-        pad_token_id=PAD_ID,
+    source, mask = pad_rows(sentences)
+    rows = marian.generate(
+        input_ids=source.to(device),
+        attention_mask=mask.long().to(device),
+        generation_config=GenerationConfig(
+            do_sample=False,
+            num_beams=beam.beam_size,
+            length_penalty=beam.length_penalty,
+            max_new_tokens=search.max_length,
+            min_new_tokens=1,
+            suppress_tokens=list(suppressed_ids),
+            decoder_start_token_id=BOS_ID,
+            bos_token_id=BOS_ID,
+            eos_token_id=EOS_ID,
+            pad_token_id=PAD_ID,
+        ),
     )
-    translations: list[list[int]] = [[] for _ in sentences]
-    widths, counts = [len(sentence) for sentence in sentences], [beam.beam_size] * len(sentences)
-    for places in length_batches(widths, counts, BATCH_TOKENS):
-        source, mask = pad_rows([sentences[place] for place in places])
-        written = marian.generate(
-            input_ids=source.to(device),
-            attention_mask=mask.long().to(device),
-            generation_config=settings,
-        )
-        for place, row in zip(places, written.tolist(), strict=True):
-            translations[place] = list(itertools.takewhile(lambda i: i != EOS_ID, row[1:]))
-    return translations
+    return [list(itertools.takewhile(lambda i: i != EOS_ID, row[1:])) for row in rows.tolist()]
 
 
 def translate(
@@ -244,12 +232,20 @@ def translate(
     search: DecodingConfig,
     device: torch.device,
 ) -> list[str]:
-    """Translate lines of text; a blank one gives an empty one."""
-    encoded = tokenizers.source.encode_batch(lines)
+    """Translate lines of text, in batches of similar length; an empty line stays empty."""
+    marian.eval()
+    target, encoded = tokenizers.target, tokenizers.source.encode_batch(lines)
     sentences = [[*ids, EOS_ID] if ids else [] for ids in encoded]
-    target = tokenizers.target
-    written = generate(marian, sentences, search, target.suppressed_ids, device)
-    return [target.decode(ids) for ids in written]
+    translations: list[list[int]] = [[] for _ in lines]
+    beam = search.beam_size if isinstance(search, BeamConfig) else 1
+    for indices in length_batches(
+        [len(sentence) for sentence in sentences], [beam] * len(lines), BATCH_TOKENS
+    ):
+        batch = [sentences[index] for index in indices]
+        rows = generate(marian, batch, search, target.suppressed_ids, device)
+        for index, row in zip(indices, rows, strict=True):
+            translations[index] = row
+    return [target.decode(ids) for ids in translations]
 
 
 def score(

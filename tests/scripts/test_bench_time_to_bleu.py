@@ -1,4 +1,4 @@
-"""Time to quality: equal text for both, going on exactly, blind choice, figures by hand."""
+"""Time to BLEU: equal text for both, exact resuming, blind selection, results by hand."""
 
 import json
 import os
@@ -9,18 +9,24 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import conditions
+import harness
 import pytest
-import quality
+import time_to_bleu
 import torch
-from courses import worker
-from courses.contestants import Contestant, Marian, Ours
-from courses.figures import THRESHOLDS, Course, Point, check_drawing, draw, table
-from courses.worker import Clock, leave_in_time, train_apart
+import training_runs
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from time_to_bleu import THRESHOLDS, Curve, Point, check_drawing, draw, table
 from toy import write_toy
+from training_runs import (
+    Clock,
+    Marian,
+    Ours,
+    TrainingRun,
+    end_in_time,
+    train_in_subprocess,
+)
 from typer.testing import CliRunner
 
 from tformer_cli.cli.eval import evaluate as tformer_eval
@@ -60,18 +66,18 @@ def options(config_file: Path, folder: Path, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def measured(config_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
-    """The folder of both contestants, and the JSON of the command that filled it."""
+    """The folder of both trainings, and the JSON of the command that filled it."""
     folder = tmp_path_factory.mktemp("measured")
     words = options(config_file, folder, "--seeds", "5", "--json")
 
-    def train_here(contestant: Contestant, **_: float) -> None:
-        clock = Clock(contestant.run)
-        contestant.train()
+    def train_here(training: TrainingRun, **_: float) -> None:
+        clock = Clock(training.run)
+        training.train()
         clock.tick()
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(quality, "train_apart", train_here)
-        printed = CliRunner().invoke(quality.app, words, catch_exceptions=False)
+        patched.setattr(time_to_bleu, "train_in_subprocess", train_here)
+        printed = CliRunner().invoke(time_to_bleu.app, words, catch_exceptions=False)
     return folder, json.loads(printed.stdout)
 
 
@@ -84,19 +90,19 @@ def test_curve_has_the_best_checkpoints_of_the_validation_text(measured):
     folder, result = measured
     ours, marian = result["trainings"]
     best = [x for x in reports(folder / "ours-5") if x["kind"] == "valid" and x["is_best"]]
-    assert [point["step"] for point in ours["curve"]] == [report["step"] for report in best]
-    assert [-point["valid_score"] for point in ours["curve"]] == [x["loss"] for x in best]
+    assert [point["step"] for point in ours["points"]] == [report["step"] for report in best]
+    assert [-point["valid_score"] for point in ours["points"]] == [x["loss"] for x in best]
     for course in (ours, marian):
-        run = folder / f"{course['contestant']}-5"
-        for point in course["curve"]:
+        run = folder / f"{course['baseline']}-5"
+        for point in course["points"]:
             state = load_state(RunDirectory(run).checkpoint(point["step"]))
             assert point["minutes"] * 60 == pytest.approx(state.seconds)
             assert point["minutes"] <= point["wall_minutes"] <= course["wall_minutes"]
         assert course["seed"] == 5
         assert course["steps"] == 4
         assert course["is_finished"]
-        assert course["curve"][-1]["minutes"] == course["minutes"]
-        assert course["bleu_at"]["60"] == course["curve"][-1]["test_bleu"]
+        assert course["points"][-1]["minutes"] == course["minutes"]
+        assert course["bleu_at"]["60"] == course["points"][-1]["test_bleu"]
         assert course["minutes_to"].keys() == {"30", "35", "38", "40"}
         assert course["environment"]["threads"] == "1"
         assert "|tok:13a|" in course["signature"]
@@ -122,20 +128,20 @@ def test_every_validated_checkpoint_is_kept(measured):
 
 def test_second_call_trains_and_translates_nothing(measured, config_file, monkeypatch):
     folder, result = measured
-    monkeypatch.delattr(quality, "train_apart")
-    for contestant in (Ours, Marian):
-        monkeypatch.delattr(contestant, "translate")
-        monkeypatch.setattr(contestant, "__abstractmethods__", frozenset())
+    monkeypatch.delattr(time_to_bleu, "train_in_subprocess")
+    for training in (Ours, Marian):
+        monkeypatch.delattr(training, "translate")
+        monkeypatch.setattr(training, "__abstractmethods__", frozenset())
     words = options(config_file, folder, "--seeds", "5", "--json")
-    printed = CliRunner().invoke(quality.app, words, catch_exceptions=False)
+    printed = CliRunner().invoke(time_to_bleu.app, words, catch_exceptions=False)
     assert json.loads(printed.stdout) == result
 
 
 def test_table_and_picture_come_from_the_same_figures(measured, config_file, tmp_path):
     folder, result = measured
     file = tmp_path / "quality.svg"
-    words = options(config_file, folder, "--seeds", "5", "--contestants", "hf", "-o", str(file))
-    printed = CliRunner().invoke(quality.app, words, catch_exceptions=False)
+    words = options(config_file, folder, "--seeds", "5", "--baselines", "hf", "-o", str(file))
+    printed = CliRunner().invoke(time_to_bleu.app, words, catch_exceptions=False)
     lines = printed.stdout.splitlines()
     assert [line.split()[0] for line in lines[:2]] == ["minutes", "Marian"]
     assert lines[2] == f"BLEU on toy, {result['trainings'][1]['signature']}"
@@ -145,19 +151,19 @@ def test_table_and_picture_come_from_the_same_figures(measured, config_file, tmp
 
 def test_less_time_gives_the_curve_of_that_time(measured, config):
     folder, result = measured
-    first, last = result["trainings"][1]["curve"]
+    first, last = result["trainings"][1]["points"]
     between = (first["minutes"] + last["minutes"]) / 2
     marian = Marian(replace(config, seed=5), RunDirectory(folder / "hf-5"))
-    course = quality.course(marian, "toy", between)
-    assert [point.step for point in course.curve] == [2]
+    course = time_to_bleu.curve_of(marian, "toy", between)
+    assert [point.step for point in course.points] == [2]
     assert course.minutes == between
     assert not course.is_finished
 
 
 def test_trainings_without_a_validation_have_no_score(measured, config_file, monkeypatch):
-    words = options(config_file, measured[0], "--seeds", "5", "--contestants", "ours")
-    monkeypatch.setattr(quality, "course", lambda *_: course(curve=(), signature=None))
-    printed = CliRunner().invoke(quality.app, words, catch_exceptions=False)
+    words = options(config_file, measured[0], "--seeds", "5", "--baselines", "ours")
+    monkeypatch.setattr(time_to_bleu, "curve_of", lambda *_: curve(points=(), signature=None))
+    printed = CliRunner().invoke(time_to_bleu.app, words, catch_exceptions=False)
     assert printed.stdout.splitlines()[2:] == [
         "BLEU on toy, not scored yet",
         "2 threads, torch 2.6, a CPU",
@@ -165,29 +171,30 @@ def test_trainings_without_a_validation_have_no_score(measured, config_file, mon
 
 
 @pytest.fixture
-def learnt(toy_run: Path, tmp_path: Path) -> Ours:
+def trained(toy_run: Path, tmp_path: Path) -> Ours:
     """A training with a BLEU worth the name."""
     run = RunDirectory(tmp_path / "run")
     shutil.copytree(toy_run, run.path)
     return Ours(load_config(run.config_file), run)
 
 
-def test_score_is_that_of_tformer_eval(learnt, capsys):
-    best = learnt.run.pointed("best")
-    found = learnt.score(best, "toy")
-    tformer_eval(learnt.run.path, as_json=True, device="cpu")
+def test_score_is_that_of_tformer_eval(trained, capsys):
+    best = trained.run.pointed("best")
+    found = trained.score(best, "toy")
+    tformer_eval(trained.run.path, as_json=True, device="cpu")
     (expected,) = json.loads(capsys.readouterr().out)["toy"]["scores"]
     assert found.score == expected["score"] > 0
     assert found.signature == expected["signature"]
     mine, theirs = (
-        (learnt.run.eval / name).read_text() for name in (f"{best.name}.toy.hyp.txt", "toy.hyp.txt")
+        (trained.run.eval / name).read_text()
+        for name in (f"{best.name}.toy.hyp.txt", "toy.hyp.txt")
     )
     assert mine == theirs
 
 
-def test_score_is_computed_anew_only_for_another_search_or_other_weights(learnt, monkeypatch):
-    first, *_, last = learnt.run.step_checkpoints()
-    found = learnt.score(first, "toy")
+def test_score_is_computed_anew_only_for_another_search_or_other_weights(trained, monkeypatch):
+    first, *_, last = trained.run.step_checkpoints()
+    found = trained.score(first, "toy")
     asked = []
 
     def copied(self: Ours, checkpoint: Path, lines: list[str]) -> list[str]:
@@ -195,10 +202,10 @@ def test_score_is_computed_anew_only_for_another_search_or_other_weights(learnt,
         return [line.upper()[::-1] for line in lines]
 
     monkeypatch.setattr(Ours, "translate", copied)
-    assert learnt.score(first, "toy") == found
+    assert trained.score(first, "toy") == found
     assert asked == []
-    search = replace(learnt.config.decoding, beam_size=3)
-    other = Ours(replace(learnt.config, decoding=search), learnt.run)
+    search = replace(trained.config.decoding, beam_size=3)
+    other = Ours(replace(trained.config, decoding=search), trained.run)
     assert other.score(first, "toy") != found
     assert asked == [first.name]
     shutil.rmtree(first)
@@ -247,9 +254,9 @@ def test_marian_stops_when_it_gets_no_better(config, tmp_path, monkeypatch):
     training = replace(config.training, validate_every=1, max_steps=9, patience=2)
     marian = Marian(replace(config, training=training), RunDirectory(tmp_path / "hf-3"))
     marian.train()
-    chosen = [(path.name, state.score) for path, state in marian.chosen()]
+    chosen = [(path.name, state.score) for path, state in marian.best_checkpoints()]
     assert chosen == [("step-000001", 0.5), ("step-000002", 0.75), ("step-000003", 0.75)]
-    assert marian.state().step == 5
+    assert marian.progress().step == 5
     assert marian.is_over(60.0)
 
 
@@ -257,9 +264,9 @@ def test_training_is_over_when_it_is_judged_or_its_time_is_up(config):
     state = replace(TrainingProgress.initial("", {}), step=4, seconds=30.0)
 
     def is_over(state: TrainingProgress | None, seconds: float) -> bool:
-        contestant = Ours(config, RunDirectory(Path("nowhere")))
-        object.__setattr__(contestant, "state", lambda: state)
-        return contestant.is_over(seconds)
+        training = Ours(config, RunDirectory(Path("nowhere")))
+        object.__setattr__(training, "progress", lambda: state)
+        return training.is_over(seconds)
 
     assert not is_over(None, 0.0)
     assert not is_over(state, 31.0)
@@ -270,9 +277,9 @@ def test_training_is_over_when_it_is_judged_or_its_time_is_up(config):
 
 def test_state_that_cannot_be_read_is_none(config, tmp_path):
     ours = Ours(config, RunDirectory(tmp_path))
-    assert ours.state() is None
+    assert ours.progress() is None
     ours.run.point("last", ours.run.checkpoint(3))
-    assert ours.state() is None
+    assert ours.progress() is None
 
 
 def test_model_that_marian_has_no_parts_for_is_refused_before_anything_is_trained(
@@ -280,16 +287,16 @@ def test_model_that_marian_has_no_parts_for_is_refused_before_anything_is_traine
 ):
     learned = ("model.positions={kind: learned, max_length: 300}", "data.filters.max_length=200")
     config = load_config(config_file, [*SHORT, *learned, "decoding.max_length=5"])
-    trainings = list(quality.contestants(config, tmp_path, NAMES, [3]))
+    trainings = list(time_to_bleu.build_runs(config, tmp_path, NAMES, [3]))
     with pytest.raises(UsageError) as raised:
-        quality.measure(trainings, "toy", minutes=1.0, threads=1)
-    assert str(raised.value).startswith("model: Marian has no parts for what this config asks")
+        time_to_bleu.measure(trainings, "toy", minutes=1.0, threads=1)
+    assert str(raised.value).startswith("model: Marian has no parts for this config")
     assert not (tmp_path / "ours-3").exists()
 
 
 def test_trainings_of_a_seed_stand_together(config):
     found = list(
-        quality.contestants(
+        time_to_bleu.build_runs(
             config,
             Path("dir"),
             NAMES,
@@ -313,7 +320,7 @@ def test_trainings_of_a_seed_stand_together(config):
         ("adamw", 5e-3),
         ("muon", 0.25),
     ] * 2
-    assert [training.options for training in found[:2]] == [[], ["0.125"]]
+    assert [training.words for training in found[:2]] == [[], ["0.125"]]
 
 
 def test_clock_counts_all_sittings_and_nothing_between_them(tmp_path, monkeypatch):
@@ -340,14 +347,14 @@ def test_clock_counts_all_sittings_and_nothing_between_them(tmp_path, monkeypatc
     assert known.at(run.checkpoint(40)) == 17
 
 
-class Standing(Contestant):
+class Standing(TrainingRun):
     """One that has taken a minute of steps."""
 
     name = "standing"
     pointer = "last"
     train = translate = num_parameters = None
 
-    def state(self) -> TrainingProgress:
+    def progress(self) -> TrainingProgress:
         return replace(TrainingProgress.initial("", {}), step=3, num_tokens=9, seconds=60.0)
 
 
@@ -356,7 +363,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The signals that were sent."""
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *arguments: sent.append(arguments))
-    monkeypatch.setattr(worker, "TICK_SECONDS", 0.0)
+    monkeypatch.setattr(training_runs, "TICK_SECONDS", 0.0)
     return sent
 
 
@@ -364,7 +371,7 @@ def test_worker_leaves_when_its_time_is_up(config, killed, monkeypatch):
     reading, writing = os.pipe()
     with os.fdopen(reading) as end, os.fdopen(writing, "w"):
         monkeypatch.setattr(sys, "stdin", end)
-        leave_in_time(Standing(config, RunDirectory(Path("nowhere"))), 60.0)
+        end_in_time(Standing(config, RunDirectory(Path("nowhere"))), 60.0)
     assert killed == [(os.getpid(), signal.SIGTERM)]
 
 
@@ -373,14 +380,14 @@ def test_worker_leaves_with_those_who_started_it(config, killed, monkeypatch):
     os.close(writing)
     with os.fdopen(reading) as end:
         monkeypatch.setattr(sys, "stdin", end)
-        leave_in_time(Standing(config, RunDirectory(Path("nowhere"))), 61.0)
+        end_in_time(Standing(config, RunDirectory(Path("nowhere"))), 61.0)
     assert killed == [(os.getpid(), signal.SIGTERM)]
 
 
 @pytest.mark.slow
 def test_training_apart_is_the_same_training(measured, config, tmp_path):
     marian = Marian(replace(config, seed=5), RunDirectory(tmp_path / "hf-5"))
-    train_apart(marian, seconds=60.0, threads=1)
+    train_in_subprocess(marian, seconds=60.0, threads=1)
     (mine, weights), (expected, others) = (
         content(RunDirectory(folder / "hf-5"), 4) for folder in (tmp_path, measured[0])
     )
@@ -389,19 +396,19 @@ def test_training_apart_is_the_same_training(measured, config, tmp_path):
     clock = Clock(marian.run)
     assert clock.checkpoints.keys() == {"step-000002", "step-000004"}
     assert clock.seconds > load_state(marian.run.checkpoint(4)).seconds
-    surroundings = json.loads((tmp_path / "hf-5.surroundings.json").read_text())
-    assert surroundings.pop("keeps_freed_memory") in (True, None)
-    assert surroundings == conditions.SETTINGS
+    settings = json.loads((tmp_path / "hf-5.settings.json").read_text())
+    assert settings.pop("keeps_freed_memory") in (True, None)
+    assert settings == harness.SETTINGS
 
 
 def test_training_that_fails_is_named(config, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
     ours = Ours(config, RunDirectory(tmp_path / "ours-3"))
     with pytest.raises(TrainingError) as raised:
-        train_apart(ours, seconds=60.0, threads=1)
+        train_in_subprocess(ours, seconds=60.0, threads=1)
     assert str(raised.value) == (
-        f"{ours.run.path}: the training has ended before its time; got exit code 1; "
-        "mend what it says above; the same command goes on"
+        f"{ours.run.path}: the training ended early; got exit code 1; "
+        "fix what is reported above; re-run the command to resume"
     )
     assert load_config(tmp_path / "ours-3.yaml") == config
 
@@ -410,8 +417,8 @@ def test_ctrl_c_is_one_line(config_file, tmp_path, monkeypatch):
     def pressed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(quality, "measure", pressed)
-    result = CliRunner().invoke(quality.app, options(config_file, tmp_path))
+    monkeypatch.setattr(time_to_bleu, "measure", pressed)
+    result = CliRunner().invoke(time_to_bleu.app, options(config_file, tmp_path))
     assert str(result.exception) == (f"{tmp_path}: interrupted; re-run the command to resume")
     assert result.exception.exit_code == 130
 
@@ -425,15 +432,15 @@ POINTS = (
 )
 
 
-def course(**changes: object) -> Course:
+def curve(**changes: object) -> Curve:
     settings = {
-        "contestant": "ours",
+        "baseline": "ours",
         "title": "tformer",
         "seed": 1,
         "parameters": 1234,
         "optimizer": "muon",
         "learning_rate": 3e-3,
-        "curve": POINTS,
+        "points": POINTS,
         "signature": "nrefs:1",
         "steps": 12345,
         "minutes": 90.0,
@@ -441,40 +448,40 @@ def course(**changes: object) -> Course:
         "is_finished": False,
         "environment": {"threads": "2", "torch": "2.6", "device": "a CPU"},
     }
-    return Course(**(settings | changes))
+    return Curve(**(settings | changes))
 
 
 def test_minutes_are_those_of_the_first_checkpoint_with_the_score():
-    assert [course().minutes_to(bleu) for bleu in THRESHOLDS] == [20.0, 20.0, 70.0, None]
+    assert [curve().minutes_to(bleu) for bleu in THRESHOLDS] == [20.0, 20.0, 70.0, None]
 
 
 @pytest.mark.parametrize(
     ("minutes", "bleu"), [(9.9, None), (10, 29.9), (60, 34.5), (90, 38.0), (90.1, None)]
 )
 def test_score_at_a_time_is_that_of_the_best_checkpoint_then(minutes, bleu):
-    assert course().bleu_at(minutes) == bleu
+    assert curve().bleu_at(minutes) == bleu
 
 
 def test_finished_training_stays_as_it_is():
-    assert course(is_finished=True).bleu_at(120) == 38.0
-    assert course(is_finished=True, curve=()).bleu_at(120) is None
+    assert curve(is_finished=True).bleu_at(120) == 38.0
+    assert curve(is_finished=True, points=()).bleu_at(120) is None
 
 
 @given(st.lists(st.floats(0, 100), max_size=6), st.floats(0, 100), st.floats(0, 100))
 def test_a_higher_score_never_comes_earlier(scores, one, other):
-    curve = tuple(Point(n, n, n, n, score) for n, score in enumerate(scores, 1))
-    found = course(curve=curve)
-    low, high = (found.minutes_to(bleu) for bleu in sorted((one, other)))
+    points = tuple(Point(n, n, n, n, score) for n, score in enumerate(scores, 1))
+    measured = curve(points=points)
+    low, high = (measured.minutes_to(bleu) for bleu in sorted((one, other)))
     assert high is None or low <= high
     if high is not None:
-        assert found.bleu_at(high) >= max(one, other)
+        assert measured.bleu_at(high) >= max(one, other)
 
 
-def test_json_has_the_figures_beside_the_curve():
-    plain = course().as_json()
+def test_json_has_the_figures_beside_the_points():
+    plain = curve().as_json()
     assert plain["minutes_to"] == {"30": 20.0, "35": 20.0, "38": 70.0, "40": None}
     assert plain["bleu_at"] == {"60": 34.5, "120": None}
-    assert plain["curve"][0] == {
+    assert plain["points"][0] == {
         "minutes": 10.0,
         "wall_minutes": 12.0,
         "step": 1000,
@@ -484,21 +491,21 @@ def test_json_has_the_figures_beside_the_curve():
 
 
 def test_table_reads_as_a_row_a_training():
-    other = course(title="Marian", seed=12, curve=(), steps=9, minutes=0.04, wall_minutes=0.26)
-    assert table([course(), other]).split("\n") == [
-        "minutes until BLEU       seed    >= 30    >= 35    >= 38    >= 40    at 60   at 120"
-        "    steps  minutes     wall",
-        "tformer                     1     20.0     20.0     70.0        -    34.50        -"
-        "   12,345     90.0    111.1",
-        "Marian                     12        -        -        -        -        -        -"
-        "        9      0.0      0.3",
+    other = curve(title="Marian", seed=12, points=(), steps=9, minutes=0.04, wall_minutes=0.26)
+    assert table([curve(), other]).split("\n") == [
+        "minutes to BLEU   seed   >= 30   >= 35   >= 38   >= 40   at 60   at 120    steps"
+        "   minutes    wall",
+        "tformer              1    20.0    20.0    70.0       -   34.50        -   12,345"
+        "      90.0   111.1",
+        "Marian              12       -       -       -       -       -        -        9"
+        "       0.0     0.3",
     ]
 
 
 def test_picture_has_a_line_a_training_and_one_a_threshold():
-    marian = course(contestant="hf", title="Marian", minutes=80.0, curve=POINTS[:2])
-    courses = [course(), marian, course(seed=2, curve=())]
-    (axes,) = draw(courses, "flickr").axes
+    marian = curve(baseline="hf", title="Marian", minutes=80.0, points=POINTS[:2])
+    curves = [curve(), marian, curve(seed=2, points=())]
+    (axes,) = draw(curves, "flickr").axes
     lines = [list(map(tuple, line.get_xydata())) for line in axes.lines]
     expected = [(point.minutes, point.test_bleu) for point in POINTS]
     assert lines[:3] == [[*expected, (90.0, 38.0)], [*expected[:2], (80.0, 36.0)], []]
@@ -512,13 +519,13 @@ def test_picture_has_a_line_a_training_and_one_a_threshold():
     assert ours.get_color() == second.get_color() != theirs.get_color()
     assert ours.get_linestyle() == theirs.get_linestyle() != second.get_linestyle()
     assert {line.get_drawstyle() for line in axes.lines[:3]} == {"steps-post"}
-    assert axes.get_xlabel() == "minutes of optimiser steps"
+    assert axes.get_xlabel() == "minutes of optimizer steps"
     assert axes.get_ylabel() == "BLEU on flickr"
 
 
 def test_picture_is_written_in_the_format_of_its_name(tmp_path):
     file = tmp_path / "quality.png"
-    save(draw([course()], "flickr"), file)
+    save(draw([curve()], "flickr"), file)
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
@@ -535,15 +542,15 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
     ("words", "message"),
     [
         (
-            ["--contestants", "ours,textbook"],
-            "--contestants: no such contestant; got textbook; choose from: ours, hf, hf_default",
+            ["--baselines", "ours,textbook"],
+            "--baselines: no such baseline; got textbook; choose from: ours, hf, hf_default",
         ),
         (["--seeds", "1,-2"], "--seeds: must be whole numbers with commas between; got 1,-2"),
         (["-o", "quality.gif"], "--output: must end in .png, .svg or .pdf; got quality.gif"),
     ],
 )
 def test_mistake_of_the_command_line_is_named(words, message, config_file, tmp_path):
-    result = CliRunner().invoke(quality.app, options(config_file, tmp_path / "out", *words))
+    result = CliRunner().invoke(time_to_bleu.app, options(config_file, tmp_path / "out", *words))
     assert isinstance(result.exception, TformerError)
     assert str(result.exception) == message
     assert not (tmp_path / "out").exists()
@@ -551,14 +558,14 @@ def test_mistake_of_the_command_line_is_named(words, message, config_file, tmp_p
 
 def test_config_without_a_test_set_is_refused(config_file, tmp_path):
     words = options(config_file, tmp_path, "--set", "data.test={}")
-    result = CliRunner().invoke(quality.app, words)
+    result = CliRunner().invoke(time_to_bleu.app, words)
     assert str(result.exception) == (f"{config_file}: has no test set; name one under data.test")
 
 
 def test_marian_without_settings_is_the_same_training_on_another_clock(config):
     names = ("ours", "hf", "hf_default")
-    ours, tuned, default = quality.contestants(config, Path("dir"), names, [7])
+    ours, tuned, default = time_to_bleu.build_runs(config, Path("dir"), names, [7])
     assert ours.condition == tuned.condition == "tuned"
     assert default.condition == "default"
-    assert (default.config, default.options) == (tuned.config, tuned.options)
+    assert (default.config, default.words) == (tuned.config, tuned.words)
     assert (default.title, default.run.path.name) == ("Marian, default", "hf_default-7")
