@@ -110,9 +110,9 @@ def step_by_step(attention: LatentAttention, states: Tensor, rotary: RotaryEmbed
     """Return (B, T, D): each token looks at what is kept of those before it, and itself."""
     kept: list[KeyValue] = []
     said = []
-    for place in range(T):
-        turn = rotary(torch.tensor([place]))
-        queries, new = attention.project_qkv(states[:, place : place + 1], turn)
+    for position in range(T):
+        turn = rotary(torch.tensor([position]))
+        queries, new = attention.project_qkv(states[:, position : position + 1], turn)
         kept.append(new)
         past = KeyValue(*(torch.cat(parts, dim=2) for parts in zip(*kept, strict=True)))
         said.append(attention(queries, past, AttentionMask()))

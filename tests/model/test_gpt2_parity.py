@@ -100,5 +100,5 @@ def test_padding_behind_a_source_and_a_cache_change_nothing(length):
     torch.testing.assert_close(said.view(B, T, V), expected)
     cache = ours.init_cache(B)
     cache.insert(torch.arange(B), ours.prefill(source, real), real)
-    steps = [ours.decode_step(target[:, place, None], cache) for place in range(T)]
+    steps = [ours.decode_step(target[:, position, None], cache) for position in range(T)]
     torch.testing.assert_close(torch.cat(steps, dim=1), expected)

@@ -83,7 +83,7 @@ def kept_bytes(model: Seq2Seq) -> int:
         hook.remove()
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held}
-    return sum(size for place, size in storages.items() if place not in weights)
+    return sum(size for position, size in storages.items() if position not in weights)
 
 
 def test_a_layer_that_is_recomputed_keeps_its_inputs_alone():

@@ -1,5 +1,8 @@
 """Rows that go on from each other, sentences that come and go: all as if there were no cache."""
 
+import inspect
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +12,7 @@ from torch import Tensor
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.inference.prepare import prepare_for_inference
 from tformer_cli.model.build import build_model
-from tformer_cli.model.kv_cache import MIN_BATCHED_SLOTS
+from tformer_cli.model.kv_cache import MIN_BATCHED_SLOTS, KVCache
 from tformer_cli.model.network import Seq2Seq
 
 V = 12
@@ -33,23 +36,23 @@ def padded(sentences: list[list[int]]) -> tuple[Tensor, Tensor]:
 
 
 class Written:
-    """Sentences in places of a cache, and beside it all that their rows have written."""
+    """Sentences in slots of a cache, and beside it all that their rows have written."""
 
-    def __init__(self, model: Seq2Seq, sentences: list[list[int]], num_rows: int) -> None:
+    def __init__(self, model: Seq2Seq, sentences: list[list[int]], num_beams: int) -> None:
         self.model = model
         self.sentences = sentences
-        self.num_rows = num_rows
-        self.rows = [[[] for _ in range(num_rows)] for _ in sentences]
-        self.cache = model.init_cache(len(sentences), num_rows)
-        self.read(torch.arange(len(sentences)), sentences)
+        self.num_beams = num_beams
+        self.rows = [[[] for _ in range(num_beams)] for _ in sentences]
+        self.cache = model.init_cache(len(sentences), num_beams)
+        self.insert_sources(torch.arange(len(sentences)), sentences)
 
-    def read(self, places: Tensor, sentences: list[list[int]]) -> None:
+    def insert_sources(self, slots: Tensor, sentences: list[list[int]]) -> None:
         source, mask = padded(sentences)
-        self.cache.insert(places, self.model.prefill(source, mask), mask)
+        self.cache.insert(slots, self.model.prefill(source, mask), mask)
 
     def step(self) -> None:
         """Let each row write a token, and compare what follows with the model without a cache."""
-        tokens = torch.randint(6, V, (len(self.sentences), self.num_rows))
+        tokens = torch.randint(6, V, (len(self.sentences), self.num_beams))
         logits = self.model.decode_step(tokens, self.cache)
         for rows, chosen in zip(self.rows, tokens.tolist(), strict=True):
             for row, token in zip(rows, chosen, strict=True):
@@ -58,30 +61,30 @@ class Written:
 
     def expected(self) -> Tensor:
         """What follows each row, from all of its tokens at once; nothing follows its padding."""
-        sources = [sentence for sentence in self.sentences for _ in range(self.num_rows)]
+        sources = [sentence for sentence in self.sentences for _ in range(self.num_beams)]
         targets = [row for rows in self.rows for row in rows]
         states = self.model.target_hidden_states(*padded(sources), padded(targets)[0])
         last = torch.tensor([len(target) - 1 for target in targets])
         logits = self.model.output(states[torch.arange(len(targets)), last])
-        return logits.unflatten(0, (-1, self.num_rows))
+        return logits.unflatten(0, (-1, self.num_beams))
 
     def reorder(self, generator: torch.Generator) -> None:
-        shape = (len(self.sentences), self.num_rows)
-        origins = torch.randint(self.num_rows, shape, generator=generator)
-        self.cache.reorder(origins)
+        shape = (len(self.sentences), self.num_beams)
+        beam_indices = torch.randint(self.num_beams, shape, generator=generator)
+        self.cache.reorder(beam_indices)
         self.rows = [
-            [list(rows[origin]) for origin in chosen]
-            for rows, chosen in zip(self.rows, origins.tolist(), strict=True)
+            [list(rows[beam]) for beam in chosen]
+            for rows, chosen in zip(self.rows, beam_indices.tolist(), strict=True)
         ]
 
-    def admit(self, place: int, sentence: list[int]) -> None:
-        self.read(torch.tensor([place]), [sentence])
-        self.sentences[place], self.rows[place] = sentence, [[] for _ in range(self.num_rows)]
+    def insert(self, slot: int, sentence: list[int]) -> None:
+        self.insert_sources(torch.tensor([slot]), [sentence])
+        self.sentences[slot], self.rows[slot] = sentence, [[] for _ in range(self.num_beams)]
 
-    def keep(self, places: list[int]) -> None:
-        self.cache.select(torch.tensor(places))
-        self.sentences = [self.sentences[place] for place in places]
-        self.rows = [[list(row) for row in self.rows[place]] for place in places]
+    def select(self, slots: list[int]) -> None:
+        self.cache.select(torch.tensor(slots))
+        self.sentences = [self.sentences[slot] for slot in slots]
+        self.rows = [[list(row) for row in self.rows[slot]] for slot in slots]
 
 
 def sentences(generator: torch.Generator, count: int) -> list[list[int]]:
@@ -99,27 +102,44 @@ def sentences(generator: torch.Generator, count: int) -> list[list[int]]:
 @torch.inference_mode()
 def test_whatever_happens_rows_are_as_without_a_cache(model, seed, shape, events):
     generator = torch.Generator().manual_seed(seed)
-    num_places, num_rows = shape
-    written = Written(model, sentences(generator, num_places), num_rows)
+    num_slots, num_beams = shape
+    written = Written(model, sentences(generator, num_slots), num_beams)
     for event in events:
         written.step()
         count = len(written.sentences)
-        place = int(torch.randint(count, (1,), generator=generator))
+        slot = int(torch.randint(count, (1,), generator=generator))
         if event == "r":
             written.reorder(generator)
         elif event == "a":
-            written.admit(place, *sentences(generator, 1))
+            written.insert(slot, *sentences(generator, 1))
         elif event == "k" and count > 1:
             order = torch.randperm(count, generator=generator).tolist()
-            written.keep([p for p in order if p != place])
+            written.select([p for p in order if p != slot])
         elif event == "t":
-            written.keep([*range(count), place])
-            written.admit(place, *sentences(generator, 1))
+            written.select([*range(count), slot])
+            written.insert(slot, *sentences(generator, 1))
 
 
 @torch.inference_mode()
-def test_columns_that_nobody_sees_are_dropped(model):
-    written = Written(model, [[7, 8], [9]], num_rows=3)
+def test_the_cache_is_as_its_picture_shows(model):
+    cache = model.init_cache(1, 2)
+    source, mask = padded([[7, 8]])
+    cache.insert(torch.arange(1), model.prefill(source, mask), mask)
+    tokens = torch.tensor([[6, 7]])
+    for _ in range(3):
+        model.decode_step(tokens, cache)
+    cache.reorder(torch.tensor([[0, 0]]))
+    model.decode_step(tokens, cache)
+    picture = inspect.getdoc(KVCache)
+    seen = [re.findall("[x.]", picture.split(f"mask of beam {beam} ")[1][:34]) for beam in (0, 1)]
+    assert (cache.mask()[0, 0] == 0).tolist() == [[sign == "x" for sign in row] for row in seen]
+    positions = picture.split("position    ")[1].splitlines()[0].split()
+    assert cache.key_positions()[0].tolist() == [int(position) for position in positions]
+
+
+@torch.inference_mode()
+def test_slots_that_no_beam_sees_are_dropped(model):
+    written = Written(model, [[7, 8], [9]], num_beams=3)
     for _ in range(60):
         written.step()
         # All rows go on from the first one, so only its tokens are seen.
@@ -132,7 +152,7 @@ def test_columns_that_nobody_sees_are_dropped(model):
 def test_what_many_sentences_look_at_lies_without_gaps(model):
     """Gaps between them make a CPU several times as slow."""
     longest = [[7] * 30] + [[8, 9]] * (MIN_BATCHED_SLOTS + 3)
-    written = Written(model, longest, num_rows=1)
+    written = Written(model, longest, num_beams=1)
     own, sources = set(), set()
     for number in range(40):
         written.step()
@@ -143,6 +163,6 @@ def test_what_many_sentences_look_at_lies_without_gaps(model):
         assert layer.source.values.is_contiguous()
         sources.add(layer.source.keys.shape[2])
         if number == 5:
-            written.keep(list(range(1, MIN_BATCHED_SLOTS + 2)))
+            written.select(list(range(1, MIN_BATCHED_SLOTS + 2)))
     assert own == {16, 24, 32, 40}
     assert sources == {32, 16}

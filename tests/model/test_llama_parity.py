@@ -173,7 +173,7 @@ def test_layer_equals_that_of_llama_with_gradients(num_kv_heads, rope, bias):
     assert_same(said, expected, [states, *theirs.parameters()], **NEAR)
 
 
-def test_attention_with_normalised_queries_and_keys_equals_that_of_qwen():
+def test_attention_with_normalized_queries_and_keys_equals_that_of_qwen():
     config = Qwen3Config(
         hidden_size=D,
         num_attention_heads=H,
@@ -220,5 +220,5 @@ def test_decoder_only_equals_llama_with_gradients_and_cached(rope):
     cache = loaded(ours, weights).init_cache(B)
     with torch.no_grad():
         cache.insert(torch.arange(B), ours.prefill(source, real), real)
-        steps = [ours.decode_step(target[:, place, None], cache) for place in range(T)]
+        steps = [ours.decode_step(target[:, position, None], cache) for position in range(T)]
     torch.testing.assert_close(torch.cat(steps, dim=1), expected.detach(), **NEAR)

@@ -88,9 +88,9 @@ def weights_of(theirs: T5ForConditionalGeneration) -> dict[str, Tensor]:
             layer = under("feedforward", feedforward(last.DenseReluDense))
             norms = {"feedforward_norm": f"layer.{len(attentions)}.layer_norm"}
             kinds = (("self_attention", "SelfAttention"), ("cross_attention", "EncDecAttention"))
-            for place, (part, (mine, other)) in enumerate(zip(attentions, kinds, strict=False)):
+            for position, (part, (mine, other)) in enumerate(zip(attentions, kinds, strict=False)):
                 layer |= under(mine, attention(part.get_submodule(other)))
-                norms[f"{mine}_norm"] = f"layer.{place}.layer_norm"
+                norms[f"{mine}_norm"] = f"layer.{position}.layer_norm"
             weights |= under(f"{name}.layers.{number}", layer | renamed(block, norms))
     return weights
 
@@ -133,7 +133,7 @@ def test_cached_decoding_equals_t5(activation):
     expected = theirs(input_ids=source, attention_mask=real.long(), decoder_input_ids=target).logits
     cache = ours.init_cache(B)
     cache.insert(torch.arange(B), ours.prefill(source, real), real)
-    steps = [ours.decode_step(target[:, place, None], cache) for place in range(T)]
+    steps = [ours.decode_step(target[:, position, None], cache) for position in range(T)]
     torch.testing.assert_close(torch.cat(steps, dim=1), expected, **NEAR)
 
 

@@ -46,7 +46,7 @@ def loaded(ours: Module, weights: Weights) -> Module:
 
 
 class Whole(nn.Module):
-    """A method of a module in place of `forward`, all that `functional_call` calls."""
+    """A method of a module in position of `forward`, all that `functional_call` calls."""
 
     def __init__(self, module: nn.Module, method: str) -> None:
         super().__init__()

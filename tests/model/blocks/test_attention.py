@@ -161,14 +161,14 @@ def test_attention_weights_are_distributions_over_what_may_be_seen():
 
 
 @given(st.integers(0, 1000), st.integers(0, T - 1))
-def test_causal_attention_ignores_the_future(seed, place):
+def test_causal_attention_ignores_the_future(seed, position):
     torch.manual_seed(seed)
     queries, keys, values = heads(T), heads(T), heads(T)
     before = attend(queries, keys, values, AttentionMask(is_causal=True))
-    keys[:, :, place + 1 :] = torch.randn_like(keys[:, :, place + 1 :])
-    values[:, :, place + 1 :] = torch.randn_like(values[:, :, place + 1 :])
+    keys[:, :, position + 1 :] = torch.randn_like(keys[:, :, position + 1 :])
+    values[:, :, position + 1 :] = torch.randn_like(values[:, :, position + 1 :])
     after = attend(queries, keys, values, AttentionMask(is_causal=True))
-    torch.testing.assert_close(before[:, :, : place + 1], after[:, :, : place + 1])
+    torch.testing.assert_close(before[:, :, : position + 1], after[:, :, : position + 1])
 
 
 def test_dropout_keeps_the_expected_value():
