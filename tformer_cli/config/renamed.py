@@ -13,7 +13,6 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.fields import Former, annotations, extras, item_hint, join, members
 from tformer_cli.errors import Problem
 
-
 # Of a file's former names, which may be dozens in the config.yaml of an old run.
 MAX_SHOWN = 3
 
