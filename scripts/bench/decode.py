@@ -12,14 +12,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Any
 
 import torch
 import typer
 from cli import (
     ALL_CONDITIONS,
-    CPU,
     MULTI30K,
     ROOT,
     AsJson,
@@ -32,67 +30,35 @@ from cli import (
     show,
 )
 from decode_baselines import BASELINES, Setting, Task
-from harness import (
-    CONDITIONS,
-    Condition,
-    Worker,
-    aligned,
-    log,
-    median_and_range,
-    play_rounds,
-    ratios,
-    spread,
-    watched,
+from decode_models import (
+    SIZES,
+    decoding_config,
+    pairs_to_translate,
+    refuse_another_design,
+    trained,
+    write_endless,
 )
-from train import NETWORK, TRAINING, benchmark_config, multi30k_text, network
-from train import SIZES as TRAINING_SIZES
+from decode_results import TITLES, cache_table, summary, table
+from harness import CONDITIONS, Condition, Worker, log, play_rounds, spread, watched
 
 from tformer_cli.cli.entry import new_app, run
-from tformer_cli.config.load import dump_config
-from tformer_cli.config.schema.config import BleuConfig, Config, EvaluationConfig
-from tformer_cli.config.schema.data import ParallelText
-from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.config.schema.training import CosineSchedule, MuonConfig
+from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.pipeline import training_pairs
-from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.device import has_vnni
-from tformer_cli.errors import UsageError
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.export.ctranslate2 import CTranslate2Format
-from tformer_cli.model.build import build_model
-from tformer_cli.storage.atomic import write_text
-from tformer_cli.storage.checkpoint import save_average
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
-from tformer_cli.text.vocabulary import EOS_ID
-from tformer_cli.training.trainer import train
 
-TITLES = {
-    "ours": "tformer",
-    "ours_bfloat16": "tformer bfloat16",
-    "ours_int8": "tformer int8",
-    "hf": "transformers' Marian",
-    "textbook": "textbook",
-    "ctranslate2_float32": "CTranslate2 float32",
-    "ctranslate2_int8": "CTranslate2 int8",
-    "ctranslate2_backend": "tformer by CTranslate2",
-}
 OTHERS = tuple(name for name in TITLES if name != "ours")
 # Without VNNI tformer refuses int8.
 COMPARABLE = tuple(name for name in OTHERS if name != "ours_int8" or has_vnni())
-# Who translates by the engine of another.
-BACKENDS = {"ctranslate2_backend": "ctranslate2_float32"}
 SEARCHES = {"greedy": 1, "beam5": 5}  # beam size
 MODES = {"file": False, "one": True}  # whether sentences come one at a time
-TEST_SET = "test_2016_flickr"
-SIZES = TRAINING_SIZES | {"base": network(512, 6, 8, 2048)}
-# A deep and wide post-norm network diverges at the learning rate of the others.
-LEARNING_RATES = {"tiny": 3e-3, "small": 3e-3, "base": 1e-3}
 # What is done for the first time takes longer, shapes of batches above all.
 WARM_UP_LINES = 64
-# Sentences on which settings are tried: two of the largest batches, for two workers.
+# Settings are tried on so many sentences: two of the largest batches, for two workers.
 TRIAL_SENTENCES = 512
 CACHE_LENGTHS = (5, 10, 20, 40, 80)
 CACHE_SENTENCES = 16
@@ -101,29 +67,17 @@ CACHE_SETTINGS = {"ours": Setting(), "uncached": Setting(CACHE_SENTENCES)}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        threads: of each baseline, all its workers together.
-        rounds: number of turns of each.
-        alone: sentences that are translated one at a time.
-        textbook: sentences of the textbook, which would take hours for all.
-        sentences: of the file; None for the whole test text.
-        others: keys of TITLES.
-        searches: keys of SEARCHES.
-        modes: keys of MODES.
-        condition: environment and allocator of all baselines.
-    """
-
-    threads: int
-    rounds: int
-    alone: int
-    textbook: int
-    sentences: int | None = None
+    threads: int  # of each baseline, all its workers together
+    rounds: int  # number of turns of each
+    alone: int  # sentences that are translated one at a time
+    textbook: int  # sentences of the textbook, which would take hours for all
+    sentences: int | None = None  # of the file; None for the whole test text
     others: Sequence[str] = COMPARABLE
     searches: Sequence[str] = tuple(SEARCHES)
     modes: Sequence[str] = tuple(MODES)
-    condition: Condition = "tuned"
+    condition: Condition = "tuned"  # of all baselines
 
 
 class DecodeWorker(Worker):
@@ -275,152 +229,6 @@ def _play(
     return play_rounds(
         workers, rounds, lambda name: workers[name].speed(sources[name]), "sentences/s"
     )
-
-
-# ---------------------------------------------------------------------------------------- models
-
-
-def decoding_config(folder: Path, size: str, vocab_size: int, steps: int) -> Config:
-    """Return the config of a model to translate with.
-
-    Raises:
-        UsageError: the folder lacks a file of the corpus.
-    """
-    config = benchmark_config(folder, "tiny", vocab_size)
-    test = {TEST_SET: ParallelText(**multi30k_text(folder, TEST_SET))}
-    return replace(
-        config,
-        data=replace(config.data, test=test),
-        # Few steps overfit little, and a post-norm network wants a long warm-up.
-        model=replace(SIZES[size], dropout=0.1),
-        training=replace(
-            TRAINING,
-            optimizer=MuonConfig(learning_rate=LEARNING_RATES[size]),
-            batch_tokens=2048,
-            schedule=CosineSchedule(warmup_steps=steps // 4),
-            max_steps=steps,
-            validate_every=steps,
-            save_every=100,
-            keep_checkpoints=1,
-        ),
-        # The text is tokenized already.
-        evaluation=EvaluationConfig(bleu=BleuConfig(tokenize="none")),
-    )
-
-
-def trained(configs: dict[str, Config], models: Path) -> Iterator[tuple[str, Path]]:
-    """Train what is not trained yet; yield the name and the folder of each run."""
-    for size, config in configs.items():
-        folder = models / f"{size}-{config.training.max_steps}"
-        train(config, RunDirectory(folder), device=CPU)
-        yield size, folder
-
-
-def write_endless(config: Config, tokenizers: Tokenizers, folder: RunDirectory) -> None:
-    """Write a run whose model has its initial weights and never writes EOS."""
-    model = build_model(
-        config.model,
-        source_size=tokenizers.source.size,
-        target_size=tokenizers.target.size,
-        seed=config.seed,
-    )
-    with torch.no_grad():
-        # Its logit is 0, and one of all the others is positive.
-        model.output.weight[EOS_ID] = 0
-    tokenizers.save(folder.tokenizer)
-    save_average(folder.checkpoint(0), model, TrainingProgress.initial("", {}))
-    folder.point("last", folder.checkpoint(0))
-    write_text(folder.config_file, dump_config(config))
-
-
-def refuse_another_design(model: EncoderDecoderConfig) -> None:
-    """Make sure that all baselines can be a network.
-
-    Raises:
-        UsageError: it is not of Marian's design.
-    """
-    design, marians = (
-        (config.norm_position, config.norm, config.positions.kind, config.tie_embeddings)
-        for config in (model, NETWORK)
-    )
-    if design != marians:
-        raise UsageError(
-            "--run",
-            f"its norms, positions and ties must be Marian's ({', '.join(marians)})",
-            got=", ".join(design),
-            remedy="name another run, or use --sizes",
-        )
-
-
-def pairs_to_translate(config: Config) -> list[tuple[str, str]]:
-    """Return the pairs of the first test set, or of the validation text where there is none."""
-    text = next(iter(config.data.test.values()), config.data.valid)
-    return list(read_pairs(text.source, text.target))
-
-
-# --------------------------------------------------------------------------------------- results
-
-
-def summary(rounds: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Return medians over the rounds of sentences per second.
-
-    `ratios`: how many times as fast as each other baseline ours is. `backend_ratios`: how many
-    times as fast as its engine by itself a backend is. `rounds`: the same of every round.
-    """
-    names = list(rounds[0])
-    by_round = {
-        "speeds": {name: [speeds[name] for speeds in rounds] for name in names},
-        "ratios": {name: ratios(rounds, "ours", name) for name in names if name != "ours"},
-        "backend_ratios": {
-            name: ratios(rounds, name, engine)
-            for name, engine in BACKENDS.items()
-            if name in names and engine in names
-        },
-    }
-    medians = {
-        key: {name: median(numbers) for name, numbers in values.items()}
-        for key, values in by_round.items()
-    }
-    return medians.pop("speeds") | medians | {"rounds": by_round}
-
-
-MEDIANS = {
-    "speeds": "sentences/s",
-    "ratios": "times as fast tformer is as",
-    "backend_ratios": "times as fast as its engine",
-}
-ROWS = {
-    "bleu": ("BLEU", ".2f"),
-    "tokens": ("output tokens", ","),
-    "sentences": ("sentences", ","),
-    "memory_mib": ("peak MiB", ",.0f"),
-    "settings": ("fastest setting", ""),
-}
-
-
-def table(size: str, results: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """Return a table of one size with a column for each search and mode."""
-    cells = [cell for modes in results.values() for cell in modes.values()]
-    rows = [[size, *(f"{search} {mode}" for search, modes in results.items() for mode in modes)]]
-    for key, title in MEDIANS.items():
-        rows.append([title, *("" for _ in cells)])
-        for name in cells[0]["rounds"][key]:
-            medians = (median_and_range(cell["rounds"][key][name]) for cell in cells)
-            rows.append([f"  {TITLES[name]}", *medians])
-    for key, (title, form) in ROWS.items():
-        rows.append([title, *("" for _ in cells)])
-        for name in cells[0]["sentences"]:
-            rows.append([f"  {TITLES[name]}", *(format(cell[key][name], form) for cell in cells)])
-    return aligned(rows)
-
-
-def cache_table(results: dict[str, dict[str, dict[str, float]]]) -> str:
-    """Return how many times as fast the KV cache makes each size, a column a length."""
-    lengths = list(next(iter(results.values())))
-    rows = [["tokens", *lengths]]
-    for size, by_length in results.items():
-        rows.append([size, *(f"{by_length[length]['ratio']:.2f}" for length in lengths)])
-    return aligned(rows)
 
 
 app = new_app(add_completion=False)

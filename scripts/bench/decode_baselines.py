@@ -41,25 +41,15 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to translate with, and how.
+    """What to translate with, and how."""
 
-    Attributes:
-        run: folder of the run.
-        exports: folder of the same weights for CTranslate2, a folder a number format.
-        beam: beam size; 1 is greedy search.
-        alone: translate sentences one at a time.
-        threads: of a baseline, all its workers together.
-        max_length: maximum target length, EOS included.
-        condition: environment and allocator of all baselines.
-    """
-
-    run: str
-    exports: str
-    beam: int
-    alone: bool
-    threads: int
-    max_length: int = 256
-    condition: "Condition" = "tuned"
+    run: str  # folder
+    exports: str  # folder of the same weights for CTranslate2, a folder a number format
+    beam: int  # 1 is greedy search
+    alone: bool  # sentences one at a time
+    threads: int  # of a baseline, all its workers together
+    max_length: int = 256  # of a translation, EOS included
+    condition: "Condition" = "tuned"  # of all baselines
 
     @property
     def search(self) -> DecodingConfig:
@@ -249,7 +239,6 @@ def _begin_process(owner: BatchBaseline, threads: int) -> None:
 
 
 def _translate_batch(sentences: list[list[int]]) -> list[list[int]]:
-    assert _owner is not None
     return _owner.translate_batch(sentences)
 
 
@@ -266,13 +255,8 @@ class Marian(BatchBaseline):
         model = build_marian(trained.config, trained.tokenizers, num_positions=1024).eval()
         copy_weights(trained.model, model)
         set_epsilon(model, trained.config.model.norm_epsilon)
-        self.generate = partial(
-            generate,
-            model,
-            search=task.search,
-            suppressed_ids=self.suppressed_ids,
-            device=torch.device("cpu"),
-        )
+        keys = {"search": task.search, "suppressed_ids": self.suppressed_ids}
+        self.generate = partial(generate, model, device=torch.device("cpu"), **keys)
 
     def translate_batch(self, sentences: list[list[int]]) -> list[list[int]]:
         return self.generate(sentences)

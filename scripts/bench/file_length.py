@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 from cli import AsJson
-from decode import pairs_to_translate
+from decode_models import pairs_to_translate
 from harness import watched
 
 from tformer_cli.cli.entry import new_app, run

@@ -68,7 +68,7 @@ PARTS = (
     throughput("big", "marian", 40),
     throughput("deep", "ours", 35),
     throughput("deep", "marian", 45),
-    Part("idle", "gpu_throughput.idle", 30, LOADER, {"network": "big"}),
+    Part("idle", "gpu_idle.idle", 30, LOADER, {"network": "big"}),
     Part("attention", "gpu_checks.attention", 15),
     throughput("big", "checkpointed", 30),
     # Compilation takes longest and is the least certain, so it comes last.

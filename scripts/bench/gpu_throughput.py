@@ -1,15 +1,12 @@
-"""GPU training speed of large models on synthetic tokens, and the idle time of the GPU.
+"""GPU training speed of large models on synthetic tokens.
 
 All train Marian's network on the same batches: post-norm, sinusoidal positions, tied embeddings,
 dropout on embeddings and on the output of each block.
 """
 
 import contextlib
-import json
-import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -19,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from flops import Ceiling, synchronize, training_flops
+from flops import Ceiling, training_flops
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
@@ -56,13 +53,8 @@ MEAN_LENGTH, LENGTH_SPREAD, RATIO_SPREAD, MAX_LENGTH = 25, 0.6, 0.2, 255
 NUM_SPECIAL_IDS = 16
 # Small, because the tokens have nothing to teach but their frequencies.
 LEARNING_RATE = 1e-4
-# Names in a trace.
-STEP, LOADING = "a step", "waiting for a batch"
-DEVICE_WORK = {"cuda": {"kernel", "gpu_memcpy", "gpu_memset"}, "cpu": {"cpu_op"}}
-ATTENTION = "aten::_scaled_dot_product_"
-NUM_TOP, NAME_LENGTH = 15, 100
-
-Interval = tuple[float, float]
+# Its name in a trace.
+LOADING = "waiting for a batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +149,9 @@ def synthetic_store(num_pairs: int, vocab_size: int) -> TokenStore:
     return TokenStore(*source, *target, PairWeights.of_runs([num_pairs], [1.0]))
 
 
+Baseline = Callable[[Task, Feed], Iterator[float]]
+
+
 def our_losses(state: TrainState, feed: Feed) -> Iterator[float]:
     """Train by our loop; yield the loss of each step."""
     for report in train_steps(state, feed):
@@ -168,23 +163,20 @@ def our_losses(state: TrainState, feed: Feed) -> Iterator[float]:
         yield report.loss
 
 
-def ours(task: Task, feed: Feed) -> Iterator[float]:
-    """Train our model as `tformer train` does."""
-    return our_losses(task.train_state(task.our_model()), feed)
+def ours(prepare: Callable[[Seq2Seq], object] = lambda model: None) -> Baseline:
+    """Return the training of our model as `tformer train` does it, after a preparation."""
+
+    def losses(task: Task, feed: Feed) -> Iterator[float]:
+        model = task.our_model()
+        prepare(model)
+        return our_losses(task.train_state(model), feed)
+
+    return losses
 
 
-def ours_checkpointed(task: Task, feed: Feed) -> Iterator[float]:
-    """Train our model with activation checkpointing."""
-    model = task.our_model()
-    model.enable_gradient_checkpointing()
-    return our_losses(task.train_state(model), feed)
-
-
-def ours_compiled(task: Task, feed: Feed) -> Iterator[float]:
-    """Train our model, compiled for batches of any shape."""
-    model = task.our_model()
+def compile_any_shape(model: Seq2Seq) -> None:
+    """Compile a model for batches of any shape."""
     model.hidden_states = torch.compile(model.hidden_states, dynamic=True)
-    return our_losses(task.train_state(model), feed)
 
 
 def marian(task: Task, feed: Feed) -> Iterator[float]:
@@ -200,10 +192,10 @@ def marian(task: Task, feed: Feed) -> Iterator[float]:
         yield train_step(state, list(batch.micro_batches), step)[0]
 
 
-BASELINES: dict[str, Callable[[Task, Feed], Iterator[float]]] = {
-    "ours": ours,
-    "checkpointed": ours_checkpointed,
-    "compiled": ours_compiled,
+BASELINES: dict[str, Baseline] = {
+    "ours": ours(),
+    "checkpointed": ours(lambda model: model.enable_gradient_checkpointing()),
+    "compiled": ours(compile_any_shape),
     "marian": marian,
 }
 
@@ -325,88 +317,3 @@ def summary(steps: Sequence[Step], ceiling: Ceiling) -> dict[str, float | str]:
         "first_loss": steps[0].loss,
         "last_loss": steps[-1].loss,
     }
-
-
-def idle(network: str, *, warm_up: int = 10, steps: int = 8, **options: Any) -> dict[str, object]:
-    """Profile some steps of our training; `options` are those of `begin`."""
-    task, feed, losses = begin(network, "ours", **options)
-    activities = [ProfilerActivity.CPU]
-    if task.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with contextlib.closing(feed):
-        for _ in islice(losses, warm_up):
-            pass
-        synchronize(task.device)
-        with profile(activities=activities) as profiler:
-            for _ in range(steps):
-                with record_function(STEP):
-                    next(losses)
-            synchronize(task.device)
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(file))
-        events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
-    return {"steps": steps, **trace_shares(events, DEVICE_WORK[task.device.type])}
-
-
-def trace_shares(events: Iterable[dict[str, Any]], work: set[str]) -> dict[str, object]:
-    """Return from a trace how long the device was idle, why, and what it did.
-
-    Args:
-        events: with name, category `cat`, begin `ts` and duration `dur` in microseconds.
-        work: categories of the device's work.
-
-    Raises:
-        ValueError: there is no such work.
-    """
-    # Counters and names of threads have no duration.
-    timed = [event for event in events if "dur" in event]
-    spans = {
-        name: [_span(e) for e in timed if e["name"] == name and e.get("cat") == "user_annotation"]
-        for name in (STEP, LOADING)
-    }
-    worked = [event for event in timed if event.get("cat") in work]
-    if not worked:
-        raise ValueError("the profiler has recorded no work of the device")
-    wall = (spans[STEP][0][0], spans[STEP][-1][1])
-    gaps = list(idle_intervals(wall, [_span(event) for event in worked]))
-    idle_time = sum(end - start for start, end in gaps)
-    length = wall[1] - wall[0]
-    times: Counter[str] = Counter()
-    for event in worked:
-        times[event["name"][:NAME_LENGTH]] += event["dur"]
-    total = sum(times.values())
-    return {
-        "seconds": length / 1e6,
-        "idle_share": idle_time / length,
-        "loader_share_of_idle": overlap(gaps, spans[LOADING]) / idle_time if idle_time else 0.0,
-        "loader_share": sum(end - start for start, end in spans[LOADING]) / length,
-        "attention": Counter(e["name"] for e in timed if e["name"].startswith(ATTENTION)),
-        "top": {name: spent / total for name, spent in times.most_common(NUM_TOP)},
-    }
-
-
-def idle_intervals(wall: Interval, busy: Sequence[Interval]) -> Iterator[Interval]:
-    """Yield the parts of `wall` that no busy interval covers, in order; those may overlap."""
-    free_from, stop = wall
-    for start, end in sorted(busy):
-        if start >= stop:
-            break
-        if start > free_from:
-            yield free_from, start
-        free_from = max(free_from, end)
-    if free_from < stop:
-        yield free_from, stop
-
-
-def overlap(ones: Sequence[Interval], others: Sequence[Interval]) -> float:
-    """Return the time that two sets of disjoint intervals have in common."""
-    return sum(
-        max(0.0, min(end, other_end) - max(start, other_start))
-        for start, end in ones
-        for other_start, other_end in others
-    )
-
-
-def _span(event: dict[str, Any]) -> Interval:
-    return event["ts"], event["ts"] + event["dur"]

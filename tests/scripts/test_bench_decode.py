@@ -16,24 +16,17 @@ import decode
 import harness
 import pytest
 import torch
-from decode import (
+from decode import DecodeWorker, Options, app, compare, compare_cache, speeds_by_setting
+from decode_baselines import BASELINES, Baseline, Setting, Task, answer
+from decode_models import (
     SIZES,
-    DecodeWorker,
-    Options,
-    app,
-    cache_table,
-    compare,
-    compare_cache,
     decoding_config,
     pairs_to_translate,
     refuse_another_design,
-    speeds_by_setting,
-    summary,
-    table,
     trained,
     write_endless,
 )
-from decode_baselines import BASELINES, Baseline, Setting, Task, answer
+from decode_results import cache_table, summary, table
 from harness import family, family_memory, spread, watched
 from toy import CONFIG, sentence, translation, write_toy
 from typer.testing import CliRunner

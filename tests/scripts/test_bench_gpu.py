@@ -15,6 +15,7 @@ import flops
 import gpu
 import gpu_checks
 import gpu_demo
+import gpu_idle
 import gpu_throughput
 import numpy as np
 import pytest
@@ -236,11 +237,11 @@ def test_throughput_has_all_figures():
 
 def test_idle_is_what_no_work_covers():
     busy = [(8.0, 9.0), (2.0, 4.0), (3.0, 5.0), (-1.0, 0.5), (3.5, 3.6), (11.0, 14.0)]
-    gaps = list(gpu_throughput.idle_intervals((0.0, 12.0), busy))
+    gaps = list(gpu_idle.idle_intervals((0.0, 12.0), busy))
     assert gaps == [(0.5, 2.0), (5.0, 8.0), (9.0, 11.0)]
-    assert list(gpu_throughput.idle_intervals((0.0, 2.0), [])) == [(0.0, 2.0)]
-    assert list(gpu_throughput.idle_intervals((0.0, 2.0), [(-1.0, 3.0)])) == []
-    assert gpu_throughput.overlap(gaps, [(1.0, 6.0), (9.5, 10.0)]) == 1.0 + 1.0 + 0.5
+    assert list(gpu_idle.idle_intervals((0.0, 2.0), [])) == [(0.0, 2.0)]
+    assert list(gpu_idle.idle_intervals((0.0, 2.0), [(-1.0, 3.0)])) == []
+    assert gpu_idle.overlap(gaps, [(1.0, 6.0), (9.5, 10.0)]) == 1.0 + 1.0 + 0.5
 
 
 def event(name: str, category: str, start: float, duration: float) -> dict[str, object]:
@@ -249,21 +250,19 @@ def event(name: str, category: str, start: float, duration: float) -> dict[str, 
 
 def test_a_trace_without_work_of_the_device_says_nothing():
     events = [
-        event(gpu_throughput.STEP, "user_annotation", 100, 50),
+        event(gpu_idle.STEP, "user_annotation", 100, 50),
         event("add", "cpu_op", 110, 5),
     ]
-    assert (
-        gpu_throughput.trace_shares(events, gpu_throughput.DEVICE_WORK["cpu"])["idle_share"] == 0.9
-    )
+    assert gpu_idle.trace_shares(events, gpu_idle.DEVICE_WORK["cpu"])["idle_share"] == 0.9
     with pytest.raises(ValueError, match="has recorded no work of the device"):
-        gpu_throughput.trace_shares(events, gpu_throughput.DEVICE_WORK["cuda"])
+        gpu_idle.trace_shares(events, gpu_idle.DEVICE_WORK["cuda"])
 
 
 def test_shares_of_a_trace():
     attention = "aten::_scaled_dot_product_efficient_attention"
     events = [
         {"name": "process_name", "ph": "M"},
-        event(gpu_throughput.STEP, "user_annotation", 100, 50),
+        event(gpu_idle.STEP, "user_annotation", 100, 50),
         event(gpu_throughput.LOADING, "user_annotation", 100, 20),
         event(gpu_throughput.LOADING, "gpu_user_annotation", 100, 50),
         event("gemm", "kernel", 125, 30),
@@ -271,10 +270,10 @@ def test_shares_of_a_trace():
         event("gemm", "kernel", 160, 15),
         event("gemm", "kernel", 90, 5),
         event(attention, "cpu_op", 100, 99),
-        event(gpu_throughput.STEP, "user_annotation", 150, 50),
+        event(gpu_idle.STEP, "user_annotation", 150, 50),
         event(gpu_throughput.LOADING, "user_annotation", 150, 20),
     ]
-    found = gpu_throughput.trace_shares(events, gpu_throughput.DEVICE_WORK["cuda"])
+    found = gpu_idle.trace_shares(events, gpu_idle.DEVICE_WORK["cuda"])
     # Idle are 100-120, 155-160 and 175-200; the loader works in 100-120 and 150-170.
     assert found == {
         "seconds": 100e-6,
@@ -289,7 +288,7 @@ def test_shares_of_a_trace():
 def test_idle_time_of_our_loop(monkeypatch):
     # So that attention goes by torch's kernel, as it does on a GPU.
     monkeypatch.setattr("tformer_cli.model.blocks.attention.MAX_NAIVE_WEIGHTS", 0)
-    found = gpu_throughput.idle("tiny", steps=2, **SMALL)
+    found = gpu_idle.idle("tiny", steps=2, **SMALL)
     assert json.loads(json.dumps(found)) == found
     assert found["steps"] == 2
     assert 0 < found["idle_share"] < 1
@@ -518,11 +517,13 @@ def test_headline_names_the_main_figures():
 
 
 def test_every_part_calls_a_function_with_arguments_it_has():
-    modules = {module.__name__: module for module in (gpu_checks, gpu_demo, gpu_throughput)}
+    modules = {
+        module.__name__: module for module in (gpu_checks, gpu_demo, gpu_idle, gpu_throughput)
+    }
     for part in gpu.PARTS:
         module, _, function = part.call.rpartition(".")
-        called = getattr(modules[module], function)
-        assert part.arguments.keys() <= called.__annotations__.keys()
+        annotations = getattr(modules[module], function).__annotations__
+        assert part.arguments.keys() <= annotations.keys()
         network = part.arguments.get("network", "big")
         assert network in gpu_throughput.NETWORKS
         assert part.arguments.get("baseline", "ours") in gpu_throughput.BASELINES
