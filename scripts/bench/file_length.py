@@ -64,7 +64,7 @@ def translate(folder: Path, source: Path, target: Path, beam: int) -> int:
     ):
         code = process.wait()
     if code:
-        raise TrainingError(" ".join(command), "failed", got=f"exit code {code}")
+        raise TrainingError(" ".join(command), "has failed", got=f"exit code {code}")
     return max(samples)
 
 

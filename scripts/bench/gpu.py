@@ -27,8 +27,8 @@ Results = dict[str, Any]
 
 # Packages of tformer_cli's training loop, of its loader, and of whole runs with their scores.
 LOOP = ("torch", "numpy")
-LOADER = (*LOOP, "sentencepiece", "tqdm")
-RUNS = (*LOADER, "safetensors", "yaml", "sacrebleu")
+LOADER = (*LOOP, "sentencepiece", "tqdm", "yaml")
+RUNS = (*LOADER, "safetensors", "sacrebleu")
 PACKAGES = (*RUNS, "typer", "pytest", "transformers")
 # As `tformer` sets it.
 SEGMENTS = "expandable_segments:True"

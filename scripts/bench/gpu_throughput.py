@@ -32,7 +32,6 @@ from tformer_cli.device import peak_memory, resolve_device, resolve_precision
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.training.optim import build_optimizer
-from tformer_cli.training.setup import PREFETCHED_BATCHES
 from tformer_cli.training.step import NonFiniteStep, StepBatch, TrainState, train_steps
 
 # The big model of Vaswani et al. 2017, table 3, and one with a deep encoder.
@@ -53,6 +52,8 @@ MEAN_LENGTH, LENGTH_SPREAD, RATIO_SPREAD, MAX_LENGTH = 25, 0.6, 0.2, 255
 NUM_SPECIAL_IDS = 16
 # Small, because the tokens have nothing to teach but their frequencies.
 LEARNING_RATE = 1e-4
+# Those of a training; `tformer_cli.training.setup` needs more packages than this file.
+PREFETCHED_BATCHES = 2
 # Its name in a trace.
 LOADING = "waiting for a batch"
 

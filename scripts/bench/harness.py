@@ -90,7 +90,8 @@ def subprocess_call(call: str, *words: str) -> Any:
         command(call, *words), env=environment("tuned"), stdout=subprocess.PIPE, text=True
     )
     if done.returncode:
-        raise TrainingError(call, "failed", got=f"exit code {done.returncode}", remedy="see above")
+        code = f"exit code {done.returncode}"
+        raise TrainingError(call, "has failed", got=code, remedy="see its output above")
     return json.loads(done.stdout)
 
 

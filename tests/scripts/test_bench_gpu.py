@@ -30,6 +30,7 @@ from toy import write_toy
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.model.build import build_model
+from tformer_cli.training import setup
 
 ROOT = Path(__file__).parents[2]
 TINY = EncoderDecoderConfig(
@@ -169,6 +170,10 @@ def test_lengths_are_those_of_sentences():
     assert counts[:16].sum() == 0
     # The k-th word is k times as rare as the first.
     assert counts[16] / counts[25] == pytest.approx(10, rel=0.1)
+
+
+def test_as_many_batches_are_prefetched_as_in_a_training():
+    assert gpu_throughput.PREFETCHED_BATCHES == setup.PREFETCHED_BATCHES
 
 
 def test_the_same_store_comes_again():
