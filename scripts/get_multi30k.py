@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Fetch the Multi30k captions, English and German, and check every file against its sum.
+"""Fetch the Multi30k captions, English and German, and verify every file by its checksum.
 
-The text is that of the repository multi30k/dataset at one commit, raw and as its lower-cased
-tokens. Every file is written as gzip without name or time, so it is the same file everywhere.
+The text is that of the repository multi30k/dataset at one commit, raw and as lower-cased tokens.
+Every file is written as gzip without name and time, so that it is the same file everywhere.
 
 Example: python scripts/get_multi30k.py
 """
@@ -35,8 +35,8 @@ REPOSITORY = f"https://raw.githubusercontent.com/multi30k/dataset/{COMMIT}"
 DEFAULT_FOLDER = Path(__file__).resolve().parents[1] / "data" / "multi30k"
 CHUNK_BYTES = 1 << 16
 
-# sha256 of the uncompressed text; path under data/task1
-SUMS = """
+# SHA-256 of the uncompressed text; path under data/task1
+CHECKSUMS = """
 460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6 raw/train.en.gz
 2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72 raw/train.de.gz
 1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227 raw/val.en.gz
@@ -58,30 +58,20 @@ c6a33d39d48f9f510de147651316cd9d918e09ad0219df734a2f16b6baccacc4 tok/test_2016_f
 
 @dataclass(frozen=True, slots=True)
 class TextFile:
-    """A text of the corpus.
+    """A text of the corpus."""
 
-    Attributes:
-        sha256: the sum of the uncompressed text.
-        path: where the file is in the repository, gzip or plain.
-    """
-
-    sha256: str
-    path: str
+    sha256: str  # of the uncompressed text
+    path: str  # in the repository, gzip or plain
 
     @property
     def name(self) -> str:
-        """What it is called here, where every file is gzip."""
+        """File name in the folder, where every file is gzip."""
         return f"{PurePosixPath(self.path).name.removesuffix('.gz')}.gz"
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """What a server may ask of us.
-
-    Attributes:
-        timeout_seconds: how long it may be silent.
-        waits_seconds: how long to wait before each new try.
-    """
+    """Timeout of a server, and waits before retries."""
 
     timeout_seconds: float = 30.0
     waits_seconds: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
@@ -89,47 +79,47 @@ class Patience:
 
 FILES = tuple(
     TextFile(sha256, f"data/task1/{path}")
-    for sha256, path in map(str.split, SUMS.split("\n")[1:-1])
+    for sha256, path in map(str.split, CHECKSUMS.split("\n")[1:-1])
 )
 
 
 class DownloadError(TformerError):
-    """A server that does not answer, or not with the file."""
+    """A server does not answer, or not with the file."""
 
 
-class BrokenOff(Exception):
-    """A try at a download that failed in a way that may pass."""
+class TransientError(Exception):
+    """An attempt at a download failed; another one may succeed."""
 
 
 def get_corpus(
     files: Sequence[TextFile], source: str, folder: Path, patience: Patience = Patience()
 ) -> int:
-    """Bring the files that are not there yet into `folder`, and return how many those were.
+    """Fetch the files that `folder` lacks; return their number.
 
     Args:
         files: the corpus.
-        source: the address of the repository or of a copy, or a folder.
-        folder: made where it is missing.
-        patience: for the server.
+        source: URL of the repository or of a copy, or a folder.
+        folder: created if it is missing.
+        patience: with the server.
 
     Raises:
-        DataError: a text has another sum, or the source lacks files.
+        DataError: a text has another checksum, or the source lacks files.
         DownloadError: the server failed for good.
         OSError: a file cannot be read.
         StorageError: a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = [file for file in files if not is_there(file, folder)]
+    missing = [file for file in files if not is_present(file, folder)]
     if source.startswith(("http://", "https://")):
-        for file in wanted:
+        for file in missing:
             download(file, source, folder, patience)
     else:
-        copy(wanted, Path(source), folder)
-    return len(wanted)
+        copy(missing, Path(source), folder)
+    return len(missing)
 
 
-def is_there(file: TextFile, folder: Path) -> bool:
-    """Whether `folder` has the file already.
+def is_present(file: TextFile, folder: Path) -> bool:
+    """Whether `folder` has the file.
 
     Raises:
         DataError: it has a file of that name with another text, which may be the user's own.
@@ -142,16 +132,16 @@ def is_there(file: TextFile, folder: Path) -> bool:
 
 
 def copy(files: Sequence[TextFile], source: Path, folder: Path) -> None:
-    """Copy what there is in `source`, a clone of the repository or a folder with the files.
+    """Copy files from a clone of the repository, or from a folder with the files.
 
     Raises:
-        DataError: a text has another sum, or files are missing; the others are there then.
+        DataError: a text has another checksum, or files are missing; the others are copied.
     """
     if not source.is_dir():
         raise DataError(str(source), "no such folder", remedy="name a folder or an http address")
     missing = []
     for file in files:
-        path = next((place for place in places(file, source) if place.is_file()), None)
+        path = next((path for path in local_paths(file, source) if path.is_file()), None)
         if path is None:
             missing.append(file.name)
             continue
@@ -165,19 +155,19 @@ def copy(files: Sequence[TextFile], source: Path, folder: Path) -> None:
         )
 
 
-def places(file: TextFile, source: Path) -> Iterator[Path]:
-    """Where a local copy may have a file."""
+def local_paths(file: TextFile, source: Path) -> Iterator[Path]:
+    """Yield the paths that a local copy may have a file at."""
     for parent in ((source / file.path).parent, source):
         yield parent / file.name
         yield parent / file.name.removesuffix(".gz")
 
 
 def download(file: TextFile, base: str, folder: Path, patience: Patience) -> None:
-    """Download one file, going on with what an earlier start has left.
+    """Download one file, resuming a partial download.
 
     Raises:
-        DataError: the text has another sum; nothing is left of it.
-        DownloadError: the server failed for good; what came is left for the next start.
+        DataError: the text has another checksum; the partial file is removed.
+        DownloadError: the server failed for good; the partial file is kept.
     """
     url = f"{base.rstrip('/')}/{file.path}"
     part = folder / f"{PurePosixPath(file.path).name}.part"
@@ -189,33 +179,33 @@ def download(file: TextFile, base: str, folder: Path, patience: Patience) -> Non
 
 
 def receive(url: str, part: Path, patience: Patience) -> None:
-    """Let `part` grow to what is at `url`, in as many tries as patience allows.
+    """Complete the partial file `part` from `url`, with retries.
 
     Raises:
-        DownloadError: the server has refused, or the last try has failed.
+        DownloadError: the server refused, or the last attempt failed.
     """
     for wait in (*patience.waits_seconds, None):
         try:
             receive_rest(url, part, patience.timeout_seconds)
             return
-        except BrokenOff as failure:
+        except TransientError as failure:
             if wait is None:
                 raise DownloadError(
                     url,
                     f"no success in {len(patience.waits_seconds) + 1} tries",
                     got=str(failure),
-                    remedy="the same command goes on from here; --from takes another copy",
+                    remedy="re-run the command to resume; --from takes another copy",
                 ) from failure
             tqdm.write(f"{url}: {failure}; next try in {wait:g} s", file=sys.stderr)
             time.sleep(wait)
 
 
 def receive_rest(url: str, part: Path, timeout_seconds: float) -> None:
-    """Ask once for what `part` lacks of the file at `url`, and add it.
+    """Request once what `part` lacks of the file at `url`, and append it.
 
     Raises:
-        BrokenOff: another try may do better.
-        DownloadError: another try would do no better.
+        TransientError: another attempt may succeed.
+        DownloadError: no other attempt would succeed.
     """
     with storage_errors(part):
         offset = part.stat().st_size if part.exists() else 0
@@ -227,7 +217,7 @@ def receive_rest(url: str, part: Path, timeout_seconds: float) -> None:
         if start != offset:
             part.unlink(missing_ok=True)
         if start not in (0, offset):
-            raise BrokenOff("the server sent another part of the file than it was asked for")
+            raise TransientError("the server sent another part of the file than it was asked for")
         with (
             part.open("ab") as sink,
             tqdm(
@@ -245,22 +235,20 @@ def receive_rest(url: str, part: Path, timeout_seconds: float) -> None:
                 if not chunk:
                     break
                 sink.write(chunk)
-                # What has come outlives a kill.
+                # Received bytes survive a kill.
                 sink.flush()
                 bar.update(len(chunk))
             received = sink.tell()
     if size is not None and received < size:
-        raise BrokenOff(f"the connection ended after {received:,} of {size:,} bytes")
+        raise TransientError(f"the connection ended after {received:,} of {size:,} bytes")
 
 
 def answer(url: str, offset: int, timeout_seconds: float) -> http.client.HTTPResponse | None:
-    """Return the server's answer to a request for the bytes from `offset` on.
-
-    None says that there are no bytes from there on.
+    """Return the response to a request for the bytes from `offset` on; None if there are none.
 
     Raises:
-        BrokenOff: no connection, or a server that is busy or broken.
-        DownloadError: no such file, no permission, no address.
+        TransientError: no connection, or the server is busy or broken.
+        DownloadError: no such file, no permission, or no valid URL.
     """
     remedy = "name another copy with --from"
     headers = {"User-Agent": "tformer"}
@@ -276,51 +264,53 @@ def answer(url: str, offset: int, timeout_seconds: float) -> http.client.HTTPRes
             return None
         status = f"{error.code} {error.reason}"
         if error.code >= 500 or error.code == HTTPStatus.TOO_MANY_REQUESTS:
-            raise BrokenOff(status) from error
+            raise TransientError(status) from error
         raise DownloadError(url, "the server refuses", got=status, remedy=remedy) from error
     except (ValueError, http.client.InvalidURL) as error:
         raise DownloadError(url, "no address", got=str(error), remedy=remedy) from error
     except (OSError, http.client.HTTPException) as error:
-        raise BrokenOff(reason(error)) from error
+        raise TransientError(reason(error)) from error
     return response
 
 
 def span(response: http.client.HTTPResponse) -> tuple[int | None, int | None]:
-    """Return where in the file an answer begins, and how long the file is; None if it is not said.
+    """Return the offset of a response in the file, and the size of the file; None if unknown.
 
-    A server that knows no ranges sends the file from its start (RFC 9110, sections 14.2 and 14.4).
+    A server without ranges sends the file from its start (RFC 9110, sections 14.2 and 14.4).
     """
     if response.status != HTTPStatus.PARTIAL_CONTENT:
         return 0, response.length
-    stretch = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
-    if stretch is None:
+    content_range = re.fullmatch(
+        r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", "")
+    )
+    if content_range is None:
         return None, None
-    return int(stretch[1]), int(stretch[2])
+    return int(content_range[1]), int(content_range[2])
 
 
 def read(response: http.client.HTTPResponse) -> bytes:
-    """Return the next bytes, as many as are there; none at the end.
+    """Return the next bytes that have arrived; none at the end.
 
     Raises:
-        BrokenOff: the connection failed or the server fell silent.
+        TransientError: the connection failed or timed out.
     """
     try:
         return response.read1(CHUNK_BYTES)
     except (OSError, http.client.HTTPException) as error:
-        raise BrokenOff(reason(error)) from error
+        raise TransientError(reason(error)) from error
 
 
 def reason(error: OSError | http.client.HTTPException) -> str:
-    """What went wrong with a connection, in the words of the system where it has some."""
+    """Return why a connection failed, in the words of the system if it has some."""
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
     return getattr(cause, "strerror", None) or str(cause)
 
 
 def checked_text(content: bytes, file: TextFile, where: str, remedy: str) -> bytes:
-    """Return the text in `content`, which is gzip or plain, if its sum is that of `file`.
+    """Return the text in `content`, gzip or plain, if it has the checksum of `file`.
 
     Raises:
-        DataError: it is not.
+        DataError: it has not.
     """
     text = uncompressed(content)
     got = "broken gzip" if text is None else hashlib.sha256(text).hexdigest()
@@ -343,10 +333,10 @@ def uncompressed(content: bytes) -> bytes | None:
 
 
 def write_gzip(path: Path, text: bytes) -> None:
-    """Write a gzip file whole, without a name and a time in it.
+    """Write a gzip file without name and time, atomically.
 
     Raises:
-        StorageError: the system does not let it be written.
+        StorageError: the file cannot be written.
     """
     with (
         atomic_write(path) as temporary,
@@ -362,24 +352,22 @@ app = new_app(add_completion=False)
 @app.command()
 def get_multi30k(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where to.", show_default="data/multi30k")
+        Path, typer.Argument(metavar="DIR", help="Output folder.", show_default="data/multi30k")
     ] = DEFAULT_FOLDER,
     source: Annotated[
         str,
         typer.Option(
             "--from",
             metavar="DIR|URL",
-            help="Another place to take the files from. DIR: a clone of the repository, or a "
-            "folder with the files in it, gzip or plain. URL: an address that goes on with "
-            "data/task1/raw/train.en.gz and so on.",
+            help="Another source. DIR: a clone of the repository, or a folder with the files, "
+            "gzip or plain. URL: the address before data/task1/raw/train.en.gz and so on.",
             show_default="the repository on GitHub",
         ),
     ] = REPOSITORY,
 ) -> None:
     """Fetch the Multi30k captions, English and German: 29,000 pairs to train on, and test sets.
 
-    Files that are there already are checked and kept; an interrupted download goes on where it
-    stopped.
+    Files that exist are verified and kept; an interrupted download resumes.
 
     Example: python scripts/get_multi30k.py
     """

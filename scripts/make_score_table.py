@@ -2,8 +2,8 @@
 
 A run is trained by `tformer train` and scored by `tformer eval RUN --bleu`; each of its test sets
 gives a row. Rows of other runs stay as they are. Runs of one config with several seeds share a row,
-with the mean and the standard deviation of their scores: give them with commas between them, first
-the one that is called like the config.
+with mean and standard deviation of their scores: give them separated by commas, the run with the
+name of the config first.
 
 Example: python scripts/make_score_table.py runs/demo runs/multi30k,runs/seed-2,runs/seed-3
 """
@@ -54,15 +54,15 @@ def rows(runs: Sequence[RunDirectory]) -> list[str]:
                 got=f"another test set, signature or search than {run.path}",
                 remedy="score both by the same `tformer eval`",
             )
-    found = []
+    table = []
     for name, (score, decoding) in results[0].items():
         test_set = f"{name}, {score['num_sentences']:,} sentences"
         signature = f"`{score['signature']}`".replace("|", "\\|")
         scores = [result[name][0]["score"] for result in results]
         cells = (config, test_set, in_words(scores), signature)
         more = (search(decoding), minutes, hardware, parameters)
-        found.append(f"| {' | '.join((*cells, *more))} |")
-    return found
+        table.append(f"| {' | '.join((*cells, *more))} |")
+    return table
 
 
 def checkpoint(run: RunDirectory, name: str) -> Path:
@@ -71,14 +71,14 @@ def checkpoint(run: RunDirectory, name: str) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    found = run.pointed(name)
-    if found is None:
+    path = run.pointed(name)
+    if path is None:
         raise CheckpointError(str(run.path), "is no finished run", remedy="train it first")
-    return found
+    return path
 
 
 def bleu(run: RunDirectory) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Return BLEU of each test set that a run was scored on, and the search it is by.
+    """Return the BLEU of each test set that a run was scored on, and its search.
 
     Raises:
         CheckpointError: there is none.
@@ -88,21 +88,21 @@ def bleu(run: RunDirectory) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
         for file in sorted(run.eval.glob("*.json"))
         if file.stem != "valid"
     }
-    found = {
+    scores = {
         name: (score, content["decoding"])
         for name, content in contents.items()
         for score in content["scores"]
         if score["name"] == "BLEU"
     }
-    if not found:
+    if not scores:
         raise CheckpointError(
             str(run.path), "has no BLEU of a test set", remedy=f"tformer eval {run.path} --bleu"
         )
-    return found
+    return scores
 
 
 def how(score: dict[str, Any], decoding: dict[str, Any]) -> tuple[object, ...]:
-    """Return what scores must have in common to be compared."""
+    """Return what comparable scores have in common."""
     return score["signature"], score["num_sentences"], decoding
 
 
@@ -115,12 +115,12 @@ def in_words(scores: Sequence[float]) -> str:
 
 
 def search(decoding: dict[str, object]) -> str:
-    """Say in a word or two how a text was translated."""
+    """Return the name of a search."""
     return "greedy" if decoding["kind"] == "greedy" else f"beam {decoding['beam_size']}"
 
 
 def num_parameters(file: Path) -> int:
-    """Count the weights in a safetensors file without loading them."""
+    """Count the parameters of a safetensors file without loading them."""
     total = 0
     with safe_open(file, framework="pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118 - not a mapping
@@ -132,7 +132,7 @@ def num_parameters(file: Path) -> int:
 
 
 def with_rows(page: str, fresh: Iterable[str]) -> str:
-    """Return the page's text with rows put in place of those of the same config, or added."""
+    """Return a page with rows that replace those of the same config, or are added."""
     before, _, rest = page.partition("<!-- scores -->\n")
     table, _, after = rest.partition("<!-- end of scores -->\n")
     by_config: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
-"""Kill a training at random moments, again and again, and hold its end to that of an unbroken one.
+"""Kill a training at random moments, and compare its end with that of an uninterrupted one.
 
-The training is a small one that saves at every other step, with accumulation and a moving average,
-so that many kills hit the writing of a checkpoint. What it leaves must be the same to the bit.
+The training is small and saves at every other step, with gradient accumulation and EMA weights, so
+that many kills hit the writing of a checkpoint. Its files must be the same, bit for bit.
 
 Example: python scripts/torture.py --minutes 10
 """
@@ -37,12 +37,12 @@ training:
   save_every: 2
   report_every: 5
 """
-# What differs from one run to another of the same bits.
+# Keys that differ between runs of the same bits.
 TIMINGS = ("seconds", "tokens_per_second")
 
 
 def write_task(folder: Path) -> Path:
-    """Write a corpus of letters that are to be reversed; return the config that learns it."""
+    """Write a corpus of letters to reverse; return the config of its training."""
     folder.mkdir(parents=True)
     chooser = random.Random(1)
     for split, count in (("train", 300), ("valid", 10)):
@@ -55,7 +55,7 @@ def write_task(folder: Path) -> Path:
 
 
 def start(config_file: Path, run: Path) -> subprocess.Popen[bytes]:
-    """Start or go on with a training in a process of its own."""
+    """Start or resume a training in a process of its own."""
     with (run.parent / f"{run.name}.stderr").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "tformer_cli", "train", str(config_file), "--run", str(run)],
@@ -65,11 +65,7 @@ def start(config_file: Path, run: Path) -> subprocess.Popen[bytes]:
 
 
 def train_unbroken(config_file: Path, run: Path) -> float:
-    """Train to the end; return the seconds it took.
-
-    Raises:
-        RuntimeError: it failed.
-    """
+    """Train to the end; return the seconds."""
     started = time.perf_counter()
     if start(config_file, run).wait() != 0:
         raise RuntimeError(f"the training failed; see {run}.stderr")
@@ -79,20 +75,14 @@ def train_unbroken(config_file: Path, run: Path) -> float:
 def train_killed(
     config_file: Path, run: Path, *, kills: int, longest: float, chooser: random.Random
 ) -> int:
-    """Train to the end through kills that come at random moments.
+    """Train to the end through kills at random moments; return their number.
 
     Args:
         config_file: what to train.
         run: where.
-        kills: the most there are.
-        longest: seconds after which a kill comes at the latest.
+        kills: their maximum.
+        longest: maximum seconds before a kill.
         chooser: of the moments.
-
-    Returns:
-        How many kills came before the end.
-
-    Raises:
-        RuntimeError: the training failed by itself.
     """
     for killed in range(kills):
         process = start(config_file, run)
@@ -108,17 +98,17 @@ def train_killed(
 
 
 def differences(one: RunDirectory, other: RunDirectory) -> list[str]:
-    """Name what two finished runs do not have in common."""
-    found = []
+    """Return the names of what differs between two finished runs."""
+    differing: list[str] = []
     for name in ("last", "best"):
         if (one.path / name).read_text() != (other.path / name).read_text():
-            found.append(name)
+            differing.append(name)
     last, others_last = one.step_checkpoints()[-1], other.step_checkpoints()[-1]
     if [x.name for x in one.step_checkpoints()] != [x.name for x in other.step_checkpoints()]:
-        found.append("checkpoints")
+        differing.append("checkpoints")
     for file in sorted(last.glob("*.safetensors")):
         tensors, others = load_file(file), load_file(others_last / file.name)
-        found += [
+        differing += [
             f"{file.name}: {name}"
             for name in sorted(tensors.keys() | others.keys())
             if name not in tensors
@@ -126,10 +116,10 @@ def differences(one: RunDirectory, other: RunDirectory) -> list[str]:
             or tensors[name].numpy().tobytes() != others[name].numpy().tobytes()
         ]
     if _reports(one) != _reports(other):
-        found.append("metrics.jsonl")
+        differing.append("metrics.jsonl")
     if _samples(one) != _samples(other):
-        found.append("samples")
-    return found
+        differing.append("samples")
+    return differing
 
 
 def _reports(run: RunDirectory) -> list[dict[str, object]]:
@@ -142,7 +132,7 @@ def _samples(run: RunDirectory) -> dict[str, str]:
 
 
 def main() -> None:
-    """Torture trainings for some minutes; exit with 1 when one of them ends otherwise."""
+    """Kill trainings for some minutes; exit with 1 when one of them ends otherwise."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=float, default=1.0, help="how long (default: 1)")
     parser.add_argument("--seed", type=int, default=1, help="of the moments (default: 1)")

@@ -310,7 +310,7 @@ def test_a_server_that_stays_broken_is_given_up_and_what_came_is_kept(server, tm
     assert str(caught.value) == (
         f"{server.url}/data/task1/raw/val.de.gz: no success in 5 tries; "
         "got 503 Service Unavailable; "
-        "the same command goes on from here; --from takes another copy"
+        "re-run the command to resume; --from takes another copy"
     )
     assert len(server.requests) == 5
     assert names(tmp_path) == ["val.de.gz.part"]
@@ -327,7 +327,7 @@ def test_no_server_is_said_in_one_line(tmp_path, monkeypatch):
         get_corpus([RAW], url, tmp_path, HASTE)
     assert str(caught.value) == (
         f"{url}/data/task1/raw/val.de.gz: no success in 3 tries; got Connection refused; "
-        "the same command goes on from here; --from takes another copy"
+        "re-run the command to resume; --from takes another copy"
     )
 
 
