@@ -7,6 +7,7 @@ import ablation
 import parts
 import pytest
 import torch
+import training_runs
 from ablation import (
     BASE,
     CHANGES,
@@ -25,14 +26,16 @@ from ablation import (
 from cli import CPU, ROOT
 from parts import ATTENTIONS, norm_ratio, print_attention_cost
 from toy import write_toy
-from training_runs import Ours
+from train_baselines import Ours, Task
 from typer.testing import CliRunner
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.config.schema.fields import check
+from tformer_cli.corpus.pipeline import training_pairs, training_store
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
+from tformer_cli.text.tokenizer import build_tokenizers
 from tformer_cli.translate.translator import Translator
 
 
@@ -112,8 +115,8 @@ def test_the_command_trains_each_variant_once(small, monkeypatch):
     # Keys and values of two heads, over four layers of 32; or a latent and a rotated key.
     assert [row["cache_bytes"] for row in rows] == [4 * 4 * 2 * 2 * 32, 4 * 4 * (48 + 16)]
     monkeypatch.delattr(ablation, "train_in_subprocess")
-    monkeypatch.delattr(Ours, "translate")
-    monkeypatch.setattr(Ours, "__abstractmethods__", frozenset())
+    monkeypatch.delattr(training_runs.Ours, "translate")
+    monkeypatch.setattr(training_runs.Ours, "__abstractmethods__", frozenset())
     second = CliRunner().invoke(ablation.app, [*words, "--json"], catch_exceptions=False)
     assert second.stdout == first.stdout
 
@@ -125,6 +128,14 @@ def test_all_write_as_many_tokens_where_they_are_timed(toy_run):
     # The end of a sentence counts as one, where it is written.
     assert {len(best.tokens) for (best,) in found} <= {NUM_TOKENS - 1, NUM_TOKENS}
     assert decoding_speed(translator, ["ab cd", "a"]) > 0
+
+
+@pytest.mark.slow
+def test_a_trained_variant_is_timed_in_processes_of_its_own(toy_run):
+    runs = {"toy": RunDirectory(toy_run)}
+    ((speed,),) = ablation.speeds(runs, rounds=1, lines=3, seconds=0.1, threads=1).values()
+    assert speed.training > 0
+    assert speed.decoding > 0
 
 
 def test_an_unknown_member_is_refused(tmp_path):
@@ -139,6 +150,20 @@ def test_a_norm_and_both_attentions_are_timed(capsys):
         seconds, mib = json.loads(capsys.readouterr().out)
         assert seconds > 0
         assert mib >= 0
+
+
+def test_each_optimizer_trains_from_the_same_weights(monkeypatch, tmp_path):
+    config = load_config(write_toy(tmp_path / "data", pairs=60))
+    tokenizers = build_tokenizers(config.tokenizer, lambda: training_pairs(config.data), 1)
+    store, _ = training_store(config.data, tokenizers)
+    task = Task(config, tokenizers, store, torch.float32)
+    # No step of a learning rate of zero changes a weight.
+    monkeypatch.setattr(parts, "SGD_RATES", (0.0, 0.3))
+    losses = parts.valid_losses(task, steps=2)
+    assert losses.keys() == {"adamw", "adamw without warm-up", "sgd 0", "sgd 0.3"}
+    assert losses["sgd 0"] == pytest.approx(Ours(task).valid_loss())
+    assert losses["sgd 0.3"] != losses["sgd 0"]
+    assert losses["adamw"] < losses["sgd 0"]
 
 
 def test_ratios_of_perplexity_are_those_of_the_losses(monkeypatch, tmp_path):
