@@ -123,7 +123,7 @@ class InProcess(DecodeWorker):
         return answer(self.baseline, json.loads(json.dumps(request)))
 
 
-def test_all_have_figures_and_ours_has_ratios(run, monkeypatch, capsys):
+def test_all_have_results_and_ours_has_ratios(run, monkeypatch, capsys):
     names = ("ours", "textbook", "ctranslate2_float32", "ctranslate2_backend")
     monkeypatch.setattr(decode, "DecodeWorker", InProcess)
     options = Options(1, rounds=1, alone=6, textbook=2, sentences=8, others=names[1:])
@@ -220,8 +220,8 @@ def test_cache_is_compared_by_length(run, monkeypatch):
         known.config, known.tokenizers, Options(threads=1, rounds=1, alone=1, textbook=1)
     )
     assert results.keys() == {"3"}
-    figures = results["3"]
-    assert figures["ratio"] == pytest.approx(figures["cached"] / figures["uncached"])
+    at_three = results["3"]
+    assert at_three["ratio"] == pytest.approx(at_three["cached"] / at_three["uncached"])
 
 
 @pytest.mark.parametrize("length", [3, 11])

@@ -30,11 +30,11 @@ def run(tmp_path_factory):
 @pytest.mark.slow
 def test_a_file_of_the_length_asked_for_is_translated(run):
     printed = CliRunner().invoke(app, [str(run), "--lines", "23", "--json"], catch_exceptions=False)
-    figures = json.loads(printed.stdout)
-    assert figures["lines"] == 23
+    results = json.loads(printed.stdout)
+    assert results["lines"] == 23
     # torch alone has more.
-    assert figures["peak_mib"] > 50
-    assert figures["seconds"] > 0
+    assert results["peak_mib"] > 50
+    assert results["seconds"] > 0
 
 
 def test_lines_that_are_lost_are_told(run, monkeypatch):

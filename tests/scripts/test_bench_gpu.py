@@ -1,4 +1,4 @@
-"""The measurements for GPUs, on the CPU and in small; figures by hand."""
+"""The measurements for GPUs, on the CPU and in small; results by hand."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gpu_throughput.NETWORKS, "tiny", TINY)
 
 
-# ----------------------------------------------------------------------------- figures
+# ----------------------------------------------------------------------------- results
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_summary_takes_medians_of_speeds_and_shares_of_sums():
 
 
 def test_a_device_without_a_data_sheet_is_held_to_its_own_products():
-    figures = Ceiling(data_sheet=None, gemm=8e12).shares(4e12)
-    assert figures["mfu"] == figures["share_of_gemm"] == 0.5
-    assert figures["mfu_of"] == "measured GEMM, no data sheet known"
+    results = Ceiling(data_sheet=None, gemm=8e12).shares(4e12)
+    assert results["mfu"] == results["share_of_gemm"] == 0.5
+    assert results["mfu_of"] == "measured GEMM, no data sheet known"
 
 
 def test_gemm_rate_is_of_two_operations_a_cell_and_term(monkeypatch):
@@ -224,17 +224,17 @@ def test_a_step_that_does_not_fit_is_no_measurement(monkeypatch):
         next(gpu_throughput.our_losses(task.train_state(model), feed))
 
 
-def test_throughput_has_all_figures():
-    figures = gpu_throughput.throughput("tiny", seconds=0.0, gemm_size=16, **SMALL)
-    assert json.loads(json.dumps(figures)) == figures
-    assert figures["steps"] == 1
-    assert figures["precision"] == "float32"
-    speed = figures["target_tokens_per_step"] / figures["step_seconds"]
-    assert figures["target_tokens_per_second"] == pytest.approx(speed)
-    assert figures["mfu"] == pytest.approx(figures["model_tflops"] / figures["gemm_tflops"])
-    assert 0 < figures["padding_share"] < 0.5
-    assert 0 < figures["loader_share"] < 1
-    assert figures["peak_memory_mib"] > 10
+def test_throughput_has_all_results():
+    results = gpu_throughput.throughput("tiny", seconds=0.0, gemm_size=16, **SMALL)
+    assert json.loads(json.dumps(results)) == results
+    assert results["steps"] == 1
+    assert results["precision"] == "float32"
+    speed = results["target_tokens_per_step"] / results["step_seconds"]
+    assert results["target_tokens_per_second"] == pytest.approx(speed)
+    assert results["mfu"] == pytest.approx(results["model_tflops"] / results["gemm_tflops"])
+    assert 0 < results["padding_share"] < 0.5
+    assert 0 < results["loader_share"] < 1
+    assert results["peak_memory_mib"] > 10
 
 
 # -------------------------------------------------------------------------------- idle
@@ -341,18 +341,18 @@ def test_an_error_that_is_not_of_the_kernel_is_raised():
 
 
 def test_demo_trains_translates_and_scores(tmp_path):
-    figures = gpu_demo.demo(
+    results = gpu_demo.demo(
         str(write_toy(tmp_path)),
         device="cpu",
         overrides=["training.max_steps=6", "training.validate_every=6"],
     )
-    assert json.loads(json.dumps(figures)) == figures
-    assert figures["steps"] == 6
-    assert figures["target_tokens_per_second"] > 0
-    assert figures["test"].keys() == {"toy"}
-    assert figures["test"]["toy"]["num_sentences"] == 10
-    assert 0 <= figures["test"]["toy"]["bleu"] <= 100
-    assert figures["test"]["toy"]["signature"].startswith("nrefs:1|")
+    assert json.loads(json.dumps(results)) == results
+    assert results["steps"] == 6
+    assert results["target_tokens_per_second"] > 0
+    assert results["test"].keys() == {"toy"}
+    assert results["test"]["toy"]["num_sentences"] == 10
+    assert 0 <= results["test"]["toy"]["bleu"] <= 100
+    assert results["test"]["toy"]["signature"].startswith("nrefs:1|")
 
 
 REPORT = """\
@@ -421,9 +421,9 @@ def test_a_part_that_fails_is_recorded_and_the_next_one_runs(capfd):
     assert subject.has_failed
     subject.run(Part("dead", "os._exit", 1, arguments={"status": 3}))
     assert subject.results["dead"]["error"] == "its process ended with exit code 3"
-    figures = subject.run(Part("whole", "builtins.dict", 1, arguments={"passed": 5}))
-    assert figures["passed"] == 5
-    assert 0 < figures["part_seconds"] < 60
+    results = subject.run(Part("whole", "builtins.dict", 1, arguments={"passed": 5}))
+    assert results["passed"] == 5
+    assert 0 < results["part_seconds"] < 60
     assert lines == [
         "torn begins",
         f"torn: FAILED: {subject.results['torn']['error']}",
@@ -484,12 +484,12 @@ SPEEDS = {"big": 900.0, "big-marian": 600.0, "big-compiled": 990.0, "deep-marian
 
 
 def test_ratios_are_of_what_was_run():
-    figures = {
+    results = {
         name: {"target_tokens_per_second": speed, "padding_share": 0.1}
         for name, speed in SPEEDS.items()
     }
-    figures |= {"demo": {"target_tokens_per_second": 1.0}, "big-checkpointed": {"error": "no"}}
-    assert ratios(figures) == {"big / big-marian": 1.5, "big-compiled / big": 1.1}
+    results |= {"demo": {"target_tokens_per_second": 1.0}, "big-checkpointed": {"error": "no"}}
+    assert ratios(results) == {"big / big-marian": 1.5, "big-compiled / big": 1.1}
 
 
 def test_report_has_a_place_for_every_part():
@@ -506,8 +506,8 @@ def test_report_has_a_place_for_every_part():
     }
 
 
-def test_headline_names_the_main_figures():
-    figures = {
+def test_headline_names_the_main_results():
+    results = {
         "target_tokens_per_second": 412345.6,
         "mfu": 0.4711,
         "share_of_gemm": 0.6,
@@ -515,7 +515,7 @@ def test_headline_names_the_main_figures():
         "loader_share": 0.02,
         "peak_memory_mib": 30123.4,
     }
-    assert headline(figures) == (
+    assert headline(results) == (
         "412,346 target tokens/s, MFU 47.1%, 60.0% of the GEMM peak, 6.1% padding, "
         "loader 2.0% of the time, peak 30,123 MiB"
     )

@@ -87,7 +87,7 @@ def sentence_tokens(task: Task, batch: Batch) -> int:
 
 
 @pytest.mark.slow
-def test_json_has_the_figures_of_each_size(folder):
+def test_json_has_the_results_of_each_size(folder):
     options = (
         "--sizes tiny --steps 1 --rounds 1 --threads 1 --precision float32 --vocab-size 300 "
         "--conditions tuned --warm-up 1"
