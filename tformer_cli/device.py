@@ -182,7 +182,8 @@ def has_bfloat16_matmul() -> bool:
 
 def has_vnni() -> bool:
     """Return whether torch has instructions for int8 products on this CPU."""
-    # Where oneDNN may not use AVX-512, it takes no weights in bfloat16 either.
+    # Where oneDNN may not use AVX-512, it takes no weights in bfloat16 either. Its int8 products
+    # then saturate in 16 bits, since torch chooses it by the processor alone.
     return torch.cpu._is_vnni_supported() and onednn_supports_bfloat16()
 
 
