@@ -1,8 +1,8 @@
 """Processes that train or translate together, started by `torchrun`: their collectives.
 
-Each computes the gradients of its own part of a batch, and then they are all-reduced. Nothing is
-exchanged before that, so a process that redoes its part after running out of memory keeps the
-others waiting and does not confuse them.
+Each computes the gradients of its own part of a batch, and then they are all-reduced. Between
+the number of tokens and the gradients nothing is exchanged, so a process that redoes its part after
+running out of memory keeps the others waiting and does not confuse them.
 """
 
 import contextlib

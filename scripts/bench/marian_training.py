@@ -27,9 +27,10 @@ from tformer_cli.storage.checkpoint import load_optimizer, load_weights, save_ch
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_state
 from tformer_cli.training.optim import set_learning_rate
-from tformer_cli.training.resume import is_finished, locked
+from tformer_cli.training.resume import locked
 from tformer_cli.training.shutdown import GracefulShutdown
 from tformer_cli.training.step import TrainState
+from tformer_cli.training.validation import is_finished
 
 if TYPE_CHECKING:
     from transformers import MarianMTModel

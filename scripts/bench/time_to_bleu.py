@@ -21,7 +21,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import UsageError
 from tformer_cli.plotting.curves import COLORS, DASHES, FORMATS, GRAY, STYLE, save
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.training.resume import is_finished
+from tformer_cli.training.validation import is_finished
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

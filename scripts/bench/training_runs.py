@@ -50,9 +50,9 @@ from tformer_cli.storage.state import TrainingProgress, load_state
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.logging import NullLogger
-from tformer_cli.training.resume import is_finished
 from tformer_cli.training.setup import init_model
 from tformer_cli.training.trainer import Trainer, train
+from tformer_cli.training.validation import is_finished
 from tformer_cli.translate.translator import Translator
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""YAML text to syntax tree, with plain messages for text that is no YAML."""
+"""YAML text to a syntax tree with line numbers, and plain messages for text that is no YAML."""
 
 import json
 import re

@@ -26,7 +26,7 @@ NUM_DRAWS = 4
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch of examples, padded on the right; masks are True at real tokens.
+    """A batch of examples, padded on the right; `source_mask` is True at real tokens.
 
     The source ends with EOS. `target_in` begins with BOS or another start, `target_out` ends with
     EOS: position t of `target_out` is predicted from positions 0..t of `target_in`.
@@ -36,7 +36,8 @@ class Batch:
         source_mask: (B, S) bool.
         target_in: (B, T) ids, the decoder input.
         target_out: (B, T) ids, the labels.
-        target_mask: (B, T) bool.
+        target_mask: (B, T) bool, True where the loss counts: real tokens, or those to predict of a
+            masked language model. The network makes its attention masks of both.
         indices: (B,) index of each example in its corpus.
         num_target_tokens: real tokens of `target_out`, EOS included.
     """

@@ -24,7 +24,8 @@ MIN_INT8_WEIGHTS = 1 << 18
 def prepare_linear(linear: nn.Linear, device: torch.device, precision: torch.dtype) -> nn.Module:
     """Return the same linear map by the fastest implementation on a device.
 
-    Subclasses of `nn.Linear`, whose users read the weights themselves, are rounded alone.
+    Subclasses of `nn.Linear`, whose users read the weights themselves, are only cast to
+    `precision`; for int8 they stay as they are.
     """
     if precision == torch.int8:
         if type(linear) is nn.Linear and linear.weight.numel() >= MIN_INT8_WEIGHTS:

@@ -131,7 +131,8 @@ class NativeEngine(Engine):
             model: the only one, or the first of an ensemble.
             special_tokens: of the target vocabulary.
             device: where to compute.
-            precision: number format of matrix products; int8 rounds weights.
+            precision: number format of matrix products; int8 rounds large
+                matrices and their inputs.
             others: the rest of the ensemble.
 
         Raises:

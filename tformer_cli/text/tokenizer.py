@@ -54,7 +54,7 @@ class Tokenizer(Protocol):
     suppressed_ids: tuple[int, ...]
 
     def encode(self, line: str) -> list[int]:
-        """Return the ids of a line, without special ones except UNK."""
+        """Return the ids of a line; UNK is the only special one, and EOS is added in batches."""
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the ids of each line."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a training: saved, restored, dropped when there are enough, and averaged."""
+"""Checkpoints of a training: saved, chosen to resume from or roll back to, dropped, averaged."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,11 +25,12 @@ from tformer_cli.storage.checkpoint import (
 from tformer_cli.storage.run_directory import RAW_MODEL_FILE, STATE_FILE, RunDirectory, step_of
 from tformer_cli.storage.state import TrainingProgress, best_checkpoints, load_state
 from tformer_cli.storage.trained_model import load_trained_network
-from tformer_cli.training.resume import accepted_changes, is_finished, trajectory_settings
+from tformer_cli.training.resume import accepted_changes, trajectory_settings
 from tformer_cli.training.step import TrainState
 from tformer_cli.training.validation import (
     Validation,
     check_validation,
+    is_finished,
     selection_score,
     validate,
 )

@@ -1,4 +1,4 @@
-"""Optimizers, learning-rate schedules, and what follows the weights as an optimizer moves them."""
+"""Optimizers, learning-rate schedules, the moving average of weights, and norms of their parts."""
 
 import copy
 import math

@@ -10,7 +10,6 @@ import torch
 
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.fields import leaves
-from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import hardware_name
 from tformer_cli.errors import CheckpointError, TrainingError, UsageError
 from tformer_cli.storage.atomic import storage_errors
@@ -18,7 +17,8 @@ from tformer_cli.storage.lock import acquire, open_lock_file
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress
 
-# Keys that do not change what training steps compute; `accumulate` changes dropout masks only. The
+# Keys that do not change what training steps compute; `gradient_accumulation_steps` changes
+# dropout masks only. The
 # training text is compared by the hash of its examples, not by its path.
 FREE_KEYS = (
     "data.source_language",
@@ -86,14 +86,6 @@ def locked(run: RunDirectory) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def is_finished(progress: TrainingProgress, training: TrainingConfig) -> bool:
-    """Return whether a run has taken all its steps, or early stopping ends it."""
-    is_out_of_patience = (
-        training.patience is not None and progress.num_bad_validations >= training.patience
-    )
-    return progress.step >= training.max_steps or is_out_of_patience
 
 
 def trajectory_settings(config: Config) -> dict[str, str]:

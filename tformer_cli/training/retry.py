@@ -1,4 +1,4 @@
-"""How a step is redone: with a lower loss scale, or in smaller micro-batches."""
+"""Redo a step: in halved micro-batches after running out of memory, or by a lower loss scale."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

@@ -41,7 +41,6 @@ from tformer_cli.training.resume import (
     TRAIN_ELSEWHERE,
     check_run_folder,
     environment_changes,
-    is_finished,
     locked,
     resumed,
     trajectory_settings,
@@ -63,6 +62,7 @@ from tformer_cli.training.step import NonFiniteStep, StepReport, TrainState, tra
 from tformer_cli.training.validation import (
     check_metric,
     check_validation,
+    is_finished,
     sample_translations,
     selection_score,
     validate,

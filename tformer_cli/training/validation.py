@@ -1,4 +1,4 @@
-"""Validation during training: loss, BLEU, and the score that selects the best checkpoint."""
+"""Validation during training: loss, BLEU, the score of the best checkpoint, early stopping."""
 
 import hashlib
 import math
@@ -11,6 +11,7 @@ from tformer_cli.config.renamed import former_repr
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.model import MaskedEncoderConfig
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch, Masking
 from tformer_cli.corpus.pipeline import evaluation_store
 from tformer_cli.corpus.reader import read_pairs, read_rows
@@ -26,6 +27,7 @@ from tformer_cli.evaluation.evaluate import (
 )
 from tformer_cli.evaluation.metrics import Score, build_metric
 from tformer_cli.model.network import Network, Seq2Seq
+from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.translate.translator import Translator
 
@@ -131,6 +133,14 @@ def selection_score(validation: Validation, config: Config) -> float:
         # NaN compares with nothing; as -inf it is worse than any loss.
         return -math.inf if math.isnan(loss) else -loss
     return validation.scores[0].score
+
+
+def is_finished(progress: TrainingProgress, training: TrainingConfig) -> bool:
+    """Return whether a run has taken all its steps, or early stopping ends it."""
+    is_out_of_patience = (
+        training.patience is not None and progress.num_bad_validations >= training.patience
+    )
+    return progress.step >= training.max_steps or is_out_of_patience
 
 
 def validation_fingerprint(config: Config) -> str:
