@@ -38,7 +38,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, AttentionMask, float], Tensor]
 # On a CPU the formula is faster than torch's kernel for up to so many attention weights, about
 # those of some hundred sentences ...
 MAX_NAIVE_WEIGHTS = 1 << 20
-# ... but for very few weights the kernel is faster, since it is one operation.
+# ... but with very few weights the kernel is faster, since it is one operation.
 MAX_TINY_WEIGHTS = 1 << 10
 # torch's softmax over fewer numbers than a vector register holds takes several times as long.
 # Padding pays where there are many rows.
