@@ -20,7 +20,7 @@ from safetensors import safe_open
 from tformer_cli.errors import CheckpointError
 from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
-from tformer_cli.storage.state import load_state
+from tformer_cli.storage.state import load_progress
 
 PAGE = Path(__file__).parent.parent / "docs" / "explanation" / "quality.md"
 HEADER = (
@@ -36,7 +36,7 @@ def rows(runs: Sequence[RunDirectory]) -> list[str]:
         CheckpointError: a run has no checkpoint or no BLEU, or two were scored otherwise.
     """
     run = runs[0]
-    states = [load_state(checkpoint(each, "last")) for each in runs]
+    states = [load_progress(checkpoint(each, "last")) for each in runs]
     environment = states[0].environment
     threads = environment["threads"]
     hardware = f"{threads} thread{'' if threads == '1' else 's'}, {environment['device']}"

@@ -158,8 +158,8 @@ def our_losses(state: TrainState, feed: Feed) -> Iterator[float]:
     for report in train_steps(state, feed):
         if isinstance(report, NonFiniteStep):
             raise FloatingPointError(f"step {report.step}: loss {report.loss}, {report.grad_norm}")
-        if report.num_pieces:
-            pieces = report.num_pieces
+        if report.num_oom_micro_batches:
+            pieces = report.num_oom_micro_batches
             raise MemoryError(f"step {report.step} did not fit: redone in {pieces} pieces")
         yield report.loss
 

@@ -44,7 +44,7 @@ from tformer_cli.evaluation.evaluate import (
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.process import tune_allocator
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingProgress, load_state
+from tformer_cli.storage.state import TrainingProgress, load_progress
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.translate.translator import Translator
 
@@ -70,7 +70,7 @@ def compare(
         TformerError: the run or the arguments cannot be used, or Marian diverged.
     """
     ours = load_trained_model(directory, checkpoint)
-    finished = load_state(directory.pointed("last"))
+    finished = load_progress(directory.pointed("last"))
     config, tokenizers = with_optimizer(ours.config, optimizer, learning_rate), ours.tokenizers
     name, text = _text_of(config, split)
     searches = _searches(config, beam)
@@ -122,7 +122,7 @@ def compare(
         "threads": torch.get_num_threads(),
         "tformer": {
             "parameters": ours.model.num_parameters(),
-            **_trained(ours.config, load_state(directory.pointed(checkpoint))),
+            **_trained(ours.config, load_progress(directory.pointed(checkpoint))),
             "valid_loss": likelihood.loss,
             "bleu": {kind: our_bleu(search) for kind, search in searches.items()},
         },

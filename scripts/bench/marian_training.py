@@ -25,7 +25,7 @@ from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, Usag
 from tformer_cli.storage.atomic import remove_directory, storage_errors, write_text
 from tformer_cli.storage.checkpoint import load_optimizer, load_weights, save_checkpoint
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingProgress, load_state
+from tformer_cli.storage.state import TrainingProgress, load_progress
 from tformer_cli.training.optim import set_learning_rate
 from tformer_cli.training.resume import locked
 from tformer_cli.training.shutdown import GracefulShutdown
@@ -204,7 +204,7 @@ def _resumed(
         )
     load_weights(checkpoint, state.model)
     load_optimizer(checkpoint, state.model, state.optimizer)
-    return replace(load_state(checkpoint), environment=initial.environment)
+    return replace(load_progress(checkpoint), environment=initial.environment)
 
 
 def _settings(marian: nn.Module, config: Config, initial: TrainingProgress) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def _save(state: TrainState, folder: RunDirectory, progress: TrainingProgress) -
     before, checkpoint = folder.pointed(POINTER), folder.checkpoint(progress.step)
     save_checkpoint(checkpoint, state.model, state.optimizer, progress)
     folder.point(POINTER, checkpoint)
-    if before is not None and before != checkpoint and load_state(before).score is None:
+    if before is not None and before != checkpoint and load_progress(before).score is None:
         remove_directory(before)
 
 

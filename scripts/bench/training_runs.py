@@ -46,7 +46,7 @@ from tformer_cli.evaluation.metrics import Score, build_metric
 from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.checkpoint import load_weights
 from tformer_cli.storage.run_directory import CHECKSUMS_FILE, MODEL_FILE, RunDirectory
-from tformer_cli.storage.state import TrainingProgress, load_state
+from tformer_cli.storage.state import TrainingProgress, load_progress
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.logging import NullLogger
@@ -102,7 +102,7 @@ class TrainingRun(ABC):
         """Return the progress at the last checkpoint, if that can be read."""
         checkpoint = self.run.pointed(self.pointer)
         try:
-            return None if checkpoint is None else load_state(checkpoint)
+            return None if checkpoint is None else load_progress(checkpoint)
         except CheckpointError:
             # Replaced at this very moment, or damaged, which the training itself refuses.
             return None
@@ -119,7 +119,7 @@ class TrainingRun(ABC):
     def best_checkpoints(self) -> Iterator[tuple[Path, TrainingProgress]]:
         """Yield each checkpoint that was the best on the validation text so far, in order."""
         for checkpoint in self.run.step_checkpoints():
-            progress = load_state(checkpoint)
+            progress = load_progress(checkpoint)
             if progress.score is not None and progress.best_step == progress.step:
                 yield checkpoint, progress
 

@@ -75,8 +75,8 @@ def test_a_step_that_does_not_fit_is_halved_and_the_training_goes_on():
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
         torch.cuda.empty_cache()
-    assert [report.num_pieces for report in expected] == [0, 0, 0]
-    assert all(report.num_pieces >= 2 for report in reports)
+    assert [report.num_oom_micro_batches for report in expected] == [0, 0, 0]
+    assert all(report.num_oom_micro_batches >= 2 for report in reports)
     for report, whole in zip(reports, expected, strict=True):
         assert report.num_tokens == whole.num_tokens
         assert report.nll == pytest.approx(whole.nll, rel=1e-4)

@@ -18,7 +18,7 @@ from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, Greed
 from tformer_cli.errors import Interrupted
 from tformer_cli.storage.checkpoint import load_optimizer
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import load_state
+from tformer_cli.storage.state import load_progress
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.training import trainer as run_module
 from tformer_cli.training.optim import build_optimizer
@@ -111,7 +111,7 @@ def test_going_on_after_an_interruption_ends_like_an_unbroken_run(
         interrupted_after(patch, step)
         with pytest.raises(Interrupted):
             trained(toy, tmp_path / "run", setting)
-    assert load_state(RunDirectory(tmp_path / "run").pointed("last")).step == step
+    assert load_progress(RunDirectory(tmp_path / "run").pointed("last")).step == step
     assert_same_end(trained(toy, tmp_path / "run", setting), unbroken(precision))
 
 
@@ -143,7 +143,7 @@ def test_a_run_of_the_gpu_goes_on_on_the_cpu(toy, unbroken, tmp_path, monkeypatc
     )
     # Another device draws other dropout.
     assert one == pytest.approx(two, rel=0.2)
-    assert load_state(run.pointed("last")).step == 24
+    assert load_progress(run.pointed("last")).step == 24
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ from tformer_cli.errors import TrainingError, UsageError
 from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.model.build import build_model
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import load_state
+from tformer_cli.storage.state import load_progress
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.training.trainer import train
 from tformer_cli.translate.translator import Translator
@@ -412,10 +412,10 @@ def test_models_are_trained_once(tmp_path):
     config = decoding_config(tmp_path, "tiny", 300, steps=1)
     config = replace(config, model=replace(config.model, num_encoder_layers=1, dim=12))
     ((name, folder),) = trained({"tiny": config}, tmp_path / "models")
-    first = load_state(RunDirectory(folder).pointed("last"))
+    first = load_progress(RunDirectory(folder).pointed("last"))
     assert (name, first.step) == ("tiny", 1)
     ((_, folder),) = trained({"tiny": config}, tmp_path / "models")
-    assert load_state(RunDirectory(folder).pointed("last")) == first
+    assert load_progress(RunDirectory(folder).pointed("last")) == first
 
 
 def test_run_of_another_design_is_refused():

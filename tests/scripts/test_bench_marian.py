@@ -23,7 +23,7 @@ from tformer_cli.config.schema.training import AdamConfig, MuonConfig
 from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store, training_store
 from tformer_cli.errors import CheckpointError, TrainingError, UsageError
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingProgress, load_state
+from tformer_cli.storage.state import TrainingProgress, load_progress
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.training.loss import smoothed_nll_sum
@@ -67,7 +67,7 @@ def built(config: Config, tokenizers: Tokenizers) -> MarianMTModel:
 
 def initial(run: RunDirectory) -> TrainingProgress:
     return replace(
-        load_state(run.pointed("last")), step=0, data_position=(0, 0), num_tokens=0, seconds=0.0
+        load_progress(run.pointed("last")), step=0, data_position=(0, 0), num_tokens=0, seconds=0.0
     )
 
 
@@ -96,7 +96,7 @@ def test_json_tells_both_sides_of_the_same_training(run, tmp_path):
     printed = CliRunner().invoke(marian.app, [str(run.path), *words], catch_exceptions=False)
     result = json.loads(printed.stdout)
     ours, marians = result.pop("tformer"), result.pop("marian")
-    state = load_state(run.pointed("last"))
+    state = load_progress(run.pointed("last"))
     for side in (ours, marians):
         assert side["steps"] == state.step == STEPS
         assert side["target_tokens"] == state.num_tokens
@@ -295,7 +295,7 @@ def test_model_that_marian_has_no_parts_for_is_refused(tmp_path):
 
 def test_changed_training_text_is_refused(tmp_path):
     run = trained(tmp_path, "training.max_steps=1")
-    tokens = load_state(run.pointed("last")).num_tokens
+    tokens = load_progress(run.pointed("last")).num_tokens
     for side in ("src", "tgt"):
         file = tmp_path / "data" / f"train.{side}"
         file.write_text("a\n" * 60)

@@ -35,7 +35,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import Interrupted, TformerError, TrainingError, UsageError
 from tformer_cli.plotting.curves import save
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingProgress, load_state
+from tformer_cli.storage.state import TrainingProgress, load_progress
 
 NAMES = ("ours", "hf")
 SHORT = (
@@ -95,7 +95,7 @@ def test_curve_has_the_best_checkpoints_of_the_validation_text(measured):
     for course in (ours, marian):
         run = folder / f"{course['baseline']}-5"
         for point in course["points"]:
-            state = load_state(RunDirectory(run).checkpoint(point["step"]))
+            state = load_progress(RunDirectory(run).checkpoint(point["step"]))
             assert point["minutes"] * 60 == pytest.approx(state.seconds)
             assert point["minutes"] <= point["wall_minutes"] <= course["wall_minutes"]
         assert course["seed"] == 5
@@ -110,7 +110,7 @@ def test_curve_has_the_best_checkpoints_of_the_validation_text(measured):
 
 def test_both_learn_from_the_same_text(measured):
     folder, result = measured
-    ours, marian = (load_state(folder / f"{name}-5/checkpoints/step-000004") for name in NAMES)
+    ours, marian = (load_progress(folder / f"{name}-5/checkpoints/step-000004") for name in NAMES)
     assert ours.data_fingerprint == marian.data_fingerprint
     assert ours.num_tokens == marian.num_tokens
     # Two norms that Marian has not.
@@ -217,7 +217,7 @@ def test_score_is_computed_anew_only_for_another_search_or_other_weights(trained
 def content(run: RunDirectory, step: int) -> tuple[TrainingProgress, dict[str, torch.Tensor]]:
     folder = run.checkpoint(step)
     tensors = load_file(folder / "model.safetensors") | load_file(folder / "optimizer.safetensors")
-    return replace(load_state(folder), seconds=0.0), tensors
+    return replace(load_progress(folder), seconds=0.0), tensors
 
 
 def test_marian_goes_on_exactly_where_a_signal_stopped_it(measured, config, tmp_path, monkeypatch):
@@ -395,7 +395,7 @@ def test_training_apart_is_the_same_training(measured, config, tmp_path):
     assert all(torch.equal(weights[name], others[name]) for name in others)
     clock = Clock(marian.run)
     assert clock.checkpoints.keys() == {"step-000002", "step-000004"}
-    assert clock.seconds > load_state(marian.run.checkpoint(4)).seconds
+    assert clock.seconds > load_progress(marian.run.checkpoint(4)).seconds
     settings = json.loads((tmp_path / "hf-5.settings.json").read_text())
     assert settings.pop("keeps_freed_memory") in (True, None)
     assert settings == harness.SETTINGS

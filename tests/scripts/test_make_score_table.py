@@ -6,7 +6,7 @@ import pytest
 
 from tformer_cli.errors import CheckpointError
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import load_state
+from tformer_cli.storage.state import load_progress
 from tformer_cli.storage.trained_model import load_trained_model
 
 EMPTY = "a\n<!-- scores -->\n<!-- end of scores -->\nb\n"
@@ -16,7 +16,7 @@ def test_a_row_says_what_the_run_folder_says(toy_run, tformer, tmp_path):
     run = RunDirectory(tmp_path / "run")
     shutil.copytree(toy_run, run.path, ignore=shutil.ignore_patterns("eval"))
     score = json.loads(tformer("eval", run.path, "--json").stdout)["toy"]["scores"][0]
-    state = load_state(run.pointed("last"))
+    state = load_progress(run.pointed("last"))
     parameters = load_trained_model(run).model.num_parameters()
     threads = state.environment["threads"]
     row = make_score_table.rows([run])[0]

@@ -26,7 +26,7 @@ from tformer_cli.storage.run_directory import (
     RAW_MODEL_FILE,
     STATE_FILE,
 )
-from tformer_cli.storage.state import load_state
+from tformer_cli.storage.state import load_progress
 from tformer_cli.storage.tensors import read_tensors
 from tformer_cli.training.optim import build_optimizer
 
@@ -59,7 +59,7 @@ def test_what_is_saved_comes_back_to_the_bit(tmp_path, tie):
     other_optimizer = build_optimizer(AdamWConfig(), other)
     load_weights(folder, other)
     load_optimizer(folder, other, other_optimizer)
-    assert load_state(folder) == STATE
+    assert load_progress(folder) == STATE
     for one, two in zip(network.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
         for key, moment in optimizer.state[one].items():
@@ -208,7 +208,7 @@ def test_a_missing_file_is_refused(saved):
         f"{saved / MODEL_FILE}: no such file; name another checkpoint"
     )
     (saved / STATE_FILE).unlink()
-    assert message(load_state, saved) == (
+    assert message(load_progress, saved) == (
         f"{saved / STATE_FILE}: no such file; name another checkpoint, or train with `fresh=True`"
     )
 

@@ -7,13 +7,13 @@ from saving import STATE, message
 
 from tformer_cli.storage.checkpoint import verify_checksums, write_checksums
 from tformer_cli.storage.run_directory import STATE_FILE
-from tformer_cli.storage.state import TrainingProgress, load_state
+from tformer_cli.storage.state import TrainingProgress, load_progress
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"step": 3}'])
 def test_a_damaged_state_is_refused(saved, content):
     (saved / STATE_FILE).write_text(content)
-    text = message(load_state, saved)
+    text = message(load_progress, saved)
     assert text.startswith(f"{saved / STATE_FILE}: is damaged; got ")
     assert text.endswith("; use an earlier checkpoint")
 
@@ -48,7 +48,7 @@ def test_a_value_that_no_training_writes_is_refused(saved, field):
         write_checksums(saved)
         problem = verify_checksums(saved, (STATE_FILE,))
         if problem is not None:
-            assert str(problem) == message(load_state, saved)
+            assert str(problem) == message(load_progress, saved)
             assert str(problem).startswith(f"{file}: is damaged; got {field} ")
             refused.append(value)
     possible = [value for value in ODD if value not in refused]
@@ -67,7 +67,7 @@ def test_a_state_of_an_older_program_is_read(saved):
     ):
         del content[name]
     file.write_text(json.dumps(content | {"format_version": 2}))
-    assert load_state(saved) == STATE
+    assert load_progress(saved) == STATE
 
 
 def test_a_state_with_the_words_of_format_3_is_read(saved):
@@ -98,7 +98,7 @@ def test_a_state_with_the_words_of_format_3_is_read(saved):
   "format_version": 3
 }"""
     )
-    assert load_state(saved) == dataclasses.replace(
+    assert load_progress(saved) == dataclasses.replace(
         STATE,
         max_source_sentences=2,
         tokenizer_fingerprint="def",
@@ -115,13 +115,13 @@ def test_a_state_with_the_words_of_format_3_is_read(saved):
 
 def test_nesting_without_end_is_refused(saved):
     (saved / STATE_FILE).write_text("[" * 100_000)
-    assert "is damaged; got nested too deeply; " in message(load_state, saved)
+    assert "is damaged; got nested too deeply; " in message(load_progress, saved)
 
 
 def test_a_newer_format_is_refused(saved):
     file = saved / STATE_FILE
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format_version": 99}))
-    assert message(load_state, saved) == (
+    assert message(load_progress, saved) == (
         f"{file}: was written by a newer tformer; this one reads format 4; got format 99; "
         "upgrade tformer"
     )

@@ -17,7 +17,7 @@ from tformer_cli.errors import CheckpointError
 from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.checkpoint import save_average, write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingProgress, load_state
+from tformer_cli.storage.state import TrainingProgress, load_progress
 from tformer_cli.training.checkpoints import (
     average_checkpoints,
     checkpoint_before,
@@ -315,7 +315,7 @@ def test_an_average_stands_where_its_newest_member_does_whatever_the_digits_of_s
     for name in ("best", "last"):
         run.point(name, run.checkpoint(1_000_000))
     found = average_checkpoints(run, "last", 2, device=CPU)
-    assert load_state(found.checkpoint).step == 24
+    assert load_progress(found.checkpoint).step == 24
 
 
 def test_the_best_checkpoints_are_those_with_the_best_scores(tmp_path):
@@ -329,7 +329,7 @@ def test_best_is_the_average_where_that_does_better(tmp_path):
     run = finished(tmp_path)
     before = run.pointed("best")
     found = average_checkpoints(run, "last", 2, device=CPU)
-    assert load_state(found.checkpoint).score == found.score
+    assert load_progress(found.checkpoint).score == found.score
     assert found.best_score == scores(run)[int(before.name.removeprefix("step-"))]
     assert found.is_best == (found.score > found.best_score)
     assert run.pointed("best") == (found.checkpoint if found.is_best else before)

@@ -15,7 +15,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.errors import CheckpointError, ConfigError, Interrupted
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.storage.run_directory import MODEL_FILE, RAW_MODEL_FILE, RunDirectory
-from tformer_cli.storage.state import load_state
+from tformer_cli.storage.state import load_progress
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.training.pretrained import PretrainedRun
@@ -58,14 +58,14 @@ def test_the_weights_and_the_tokenizers_are_those_of_the_run_before(first, toy, 
     assert (
         load_tokenizers(run.tokenizer).fingerprint == load_tokenizers(first.tokenizer).fingerprint
     )
-    assert load_state(run.pointed("last")).step == 6
+    assert load_progress(run.pointed("last")).step == 6
     assert f"initializing from the weights of {first.pointed('last')}\n" in capsys.readouterr().err
 
 
 def test_other_text_and_another_schedule_are_welcome(first, tmp_path):
     more = write_toy(tmp_path / "more", pairs=200)
     run = trained(more, tmp_path / "run", *SHORT, after(first), "training.max_steps=8")
-    assert load_state(run.pointed("last")).step == 8
+    assert load_progress(run.pointed("last")).step == 8
 
 
 def test_once_begun_a_run_needs_no_run_before_it(first, toy, tmp_path, monkeypatch):

@@ -161,7 +161,7 @@ def test_where_memory_runs_out_the_step_is_redone_in_halves(monkeypatch):
     (report,) = islice(train_steps(subject, step_batches(*parts)), 1)
     (expected,) = islice(train_steps(roomy, step_batches(collate(FIVE))), 1)
     assert attempts == [1, 4, 1, 2, 2]
-    assert (report.num_pieces, expected.num_pieces) == (3, 0)
+    assert (report.num_oom_micro_batches, expected.num_oom_micro_batches) == (3, 0)
     assert report.num_tokens == expected.num_tokens
     assert report.nll == pytest.approx(expected.nll, rel=1e-5)
     assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)

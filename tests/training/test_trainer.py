@@ -29,7 +29,7 @@ from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.checkpoint import write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import best_checkpoints, load_state, save_state
+from tformer_cli.storage.state import best_checkpoints, load_progress, save_progress
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.training import retry, setup
 from tformer_cli.training import trainer as run_module
@@ -224,27 +224,27 @@ def test_sentences_of_training_lines_are_counted_when_a_run_begins(toy, tmp_path
     source = toy.parent / "train.src"
     source.write_text("".join(f"{line}. {line}\n" for line in source.read_text().splitlines()))
     run = trained(toy, tmp_path / "run", "training.max_steps=12")
-    assert load_state(run.pointed("last")).max_source_sentences == 2
+    assert load_progress(run.pointed("last")).max_source_sentences == 2
 
 
 def test_a_run_that_counted_none_counts_none_when_it_goes_on(again):
-    state = load_state(again.checkpoint(18))
+    state = load_progress(again.checkpoint(18))
     assert state.max_source_sentences == 1
     shutil.rmtree(again.checkpoint(24))
     (again.checkpoint(18) / "SHA256SUMS").unlink()
-    save_state(replace(state, max_source_sentences=None), again.checkpoint(18))
+    save_progress(replace(state, max_source_sentences=None), again.checkpoint(18))
     write_checksums(again.checkpoint(18))
     again.point("last", again.checkpoint(18))
     trained(again.config_file, again.path)
-    assert load_state(again.checkpoint(24)).max_source_sentences is None
+    assert load_progress(again.checkpoint(24)).max_source_sentences is None
 
 
 def test_a_place_beyond_the_end_of_an_epoch_is_refused(again):
     """There, the rest of the epoch would be left out without a word."""
     last = again.pointed("last")
-    state = load_state(last)
+    state = load_progress(last)
     (last / "SHA256SUMS").unlink()
-    save_state(replace(state, data_position=(state.data_position[0], 10**9)), last)
+    save_progress(replace(state, data_position=(state.data_position[0], 10**9)), last)
     write_checksums(last)
     with pytest.raises(CheckpointError) as caught:
         trained(again.config_file, again.path)
@@ -364,7 +364,7 @@ def test_scores_of_other_validations_do_not_compare(again, capsys, setting):
     last = again.checkpoint(24)
     assert best_checkpoints(again.step_checkpoints()) == [last]
     assert again.pointed("best") == last
-    state = load_state(last)
+    state = load_progress(last)
     assert state.best_score == state.score
     trained(again.config_file, again.path)
     assert "tracking restarts" not in capsys.readouterr().err
@@ -566,7 +566,7 @@ def kinds(run: RunDirectory, kind: str) -> list[dict[str, object]]:
 def test_single_bad_batches_are_left_out(toy, tmp_path, monkeypatch, capsys):
     poison(monkeypatch, in_second_epoch(1, 3))
     run = trained(toy, tmp_path / "run")
-    state = load_state(run.pointed("last"))
+    state = load_progress(run.pointed("last"))
     assert state.skipped_batches == ((1, 1), (1, 3))
     assert (state.step, state.num_rollbacks, state.learning_rate_factor) == (24, 0, 1.0)
     skips = kinds(run, "skip")
@@ -582,7 +582,7 @@ def test_bad_batches_in_a_row_take_the_training_back(toy, tmp_path, monkeypatch,
     run = trained(toy, tmp_path / "run")
     training = load_config(toy).training
     schedule = build_schedule(training.schedule, peak=5e-3, max_steps=24)
-    state = load_state(run.pointed("last"))
+    state = load_progress(run.pointed("last"))
     assert state.skipped_batches == ((1, 1), (1, 2), (1, 3))
     assert (state.step, state.num_rollbacks, state.learning_rate_factor) == (24, 1, 0.5)
     (rollback,) = kinds(run, "rollback")
@@ -614,7 +614,7 @@ def test_a_rollback_brings_back_no_score_of_another_validation(toy, tmp_path, mo
     run = trained(toy, tmp_path / "run", "training.selection_metric=loss")
     (rollback,) = kinds(run, "rollback")
     assert (rollback["from_step"], rollback["step"]) == (15, 12)
-    state = load_state(run.pointed("last"))
+    state = load_progress(run.pointed("last"))
     # BLEU would be no less than zero, and better than any loss.
     assert state.best_score == state.score < 0
     assert run.pointed("best") == run.checkpoint(24)
@@ -647,7 +647,7 @@ def test_a_rollback_survives_a_kill_to_the_bit(rolled_back, toy, tmp_path, monke
             trained(toy, tmp_path / "run", *ROLLING_BACK)
     run = trained(toy, tmp_path / "run", *ROLLING_BACK)
     assert_same_end(rolled_back, run)
-    states = [replace(load_state(x.pointed("last")), seconds=0.0) for x in (rolled_back, run)]
+    states = [replace(load_progress(x.pointed("last")), seconds=0.0) for x in (rolled_back, run)]
     assert states[0] == states[1]
 
 
@@ -724,7 +724,7 @@ def test_what_is_saved_behind_a_way_back_to_the_beginning_is_gone_on_from(
 def test_a_checkpoint_that_no_step_leads_on_from_is_not_gone_back_to(
     finished, toy, tmp_path, monkeypatch
 ):
-    ends = load_state(finished.checkpoint(12))
+    ends = load_progress(finished.checkpoint(12))
     bad = [DataPosition(ends.data_position[0], ends.data_position[1] + i) for i in range(3)]
     poison(monkeypatch, lambda place: place in bad)
     run = trained(toy, tmp_path / "run")
@@ -830,7 +830,7 @@ def test_patience_counts_validations_since_the_best_one(toy, tmp_path):
     for step, score in sorted(scores.items()):
         best, stale = (score, 0) if score >= best else (best, stale + 1)
         if run.checkpoint(step).exists():
-            state = load_state(run.checkpoint(step))
+            state = load_progress(run.checkpoint(step))
             assert (state.score, state.best_score, state.num_bad_validations) == (
                 score,
                 best,
@@ -972,7 +972,7 @@ def test_two_threads_go_on_to_the_bit_in_float32_and_in_bfloat16(tmp_path):
     for precision in ("float32", "bfloat16"):
         runs = [RunDirectory(tmp_path / f"{name}-{precision}") for name in ("unbroken", "broken")]
         assert_same_end(*runs)
-        one, two = (replace(load_state(x.pointed("last")), seconds=0.0) for x in runs)
+        one, two = (replace(load_progress(x.pointed("last")), seconds=0.0) for x in runs)
         assert one == two
         assert one.step == 6
         assert (one.environment["threads"], one.environment["precision"]) == ("2", precision)

@@ -16,7 +16,7 @@ from tformer_cli.storage.run_directory import (
     RAW_MODEL_FILE,
     STATE_FILE,
 )
-from tformer_cli.storage.state import TrainingProgress, load_state, save_state
+from tformer_cli.storage.state import TrainingProgress, load_progress, save_progress
 from tformer_cli.storage.tensors import (
     ANOTHER_CHECKPOINT,
     check_dtypes,
@@ -50,7 +50,7 @@ def save_checkpoint(
             save_tensors(_weights(average), folder / MODEL_FILE)
             save_tensors(_weights(model), folder / RAW_MODEL_FILE)
         save_tensors(_optimizer_tensors(model, optimizer), folder / OPTIMIZER_FILE)
-        save_state(state, folder)
+        save_progress(state, folder)
         write_checksums(folder)
 
 
@@ -58,7 +58,7 @@ def save_average(directory: Path, model: nn.Module, state: TrainingProgress) -> 
     """Write a checkpoint for inference alone, without optimizer state."""
     with atomic_directory(directory) as folder:
         save_tensors(_weights(model), folder / MODEL_FILE)
-        save_state(state, folder)
+        save_progress(state, folder)
         write_checksums(folder)
 
 
@@ -189,7 +189,7 @@ def check_intact(directory: Path, remedy: str) -> None:
 def _invalid_state(directory: Path) -> Problem | None:
     """Return what is wrong with the values of a state.json whose checksum is right."""
     try:
-        load_state(directory)
+        load_progress(directory)
     except NewerFormatError:
         # Not damaged: reading the state raises an error that says to upgrade.
         return None

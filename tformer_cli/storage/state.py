@@ -123,13 +123,13 @@ _VALID: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def save_state(state: TrainingProgress, directory: Path) -> None:
+def save_progress(state: TrainingProgress, directory: Path) -> None:
     """Write the state.json of a checkpoint."""
     content = asdict(state) | {"format_version": FORMAT_VERSION}
     (directory / STATE_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def load_state(directory: Path) -> TrainingProgress:
+def load_progress(directory: Path) -> TrainingProgress:
     """Read the state.json of a checkpoint, of this version or an older one.
 
     Raises:
@@ -175,7 +175,7 @@ def best_checkpoints(checkpoints: Sequence[Path]) -> list[Path]:
 
     Those with another validation fingerprint than the newest do not compare and are left out.
     """
-    states = [(load_state(checkpoint), checkpoint) for checkpoint in checkpoints]
+    states = [(load_progress(checkpoint), checkpoint) for checkpoint in checkpoints]
     newest = max((state for state, _ in states), key=lambda state: state.step, default=None)
     scored = [
         (state.score, state.step, checkpoint)

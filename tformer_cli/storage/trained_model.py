@@ -29,7 +29,7 @@ from tformer_cli.storage.checkpoint import (
     verify_checksums,
 )
 from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
-from tformer_cli.storage.state import load_state
+from tformer_cli.storage.state import load_progress
 from tformer_cli.storage.tensors import read_notes
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import DECODER_START_IDS
@@ -122,7 +122,7 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
         check_intact(directory, _another_checkpoint(run))
     config = load_config(run.config_file)
     tokenizers = load_tokenizers(run.tokenizer)
-    state = load_state(directory)
+    state = load_progress(directory)
     check_settings(state.settings, config, run.config_file)
     check_tokenizers(state.tokenizer_fingerprint, tokenizers, run.tokenizer)
     model = _load_network(config, tokenizers, directory)

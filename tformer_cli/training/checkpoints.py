@@ -23,7 +23,7 @@ from tformer_cli.storage.checkpoint import (
     verify_checksums,
 )
 from tformer_cli.storage.run_directory import RAW_MODEL_FILE, STATE_FILE, RunDirectory, step_of
-from tformer_cli.storage.state import TrainingProgress, best_checkpoints, load_state
+from tformer_cli.storage.state import TrainingProgress, best_checkpoints, load_progress
 from tformer_cli.storage.trained_model import load_trained_network
 from tformer_cli.training.resume import accepted_changes, trajectory_settings
 from tformer_cli.training.step import TrainState
@@ -60,7 +60,7 @@ def restore_checkpoint(run: RunDirectory, state: TrainState, checkpoint: Path) -
 
     The progress of `state` stays; that of the checkpoint is returned.
     """
-    progress = load_state(checkpoint)
+    progress = load_progress(checkpoint)
     if state.average is None:
         load_weights(checkpoint, state.model)
     else:
@@ -110,7 +110,7 @@ def _is_below_average(run: RunDirectory, progress: TrainingProgress) -> bool:
     average = _best_average(run)
     if average is None or verify_checksums(average, [STATE_FILE]) is not None:
         return False
-    other = load_state(average)
+    other = load_progress(average)
     if (
         other.validation_fingerprint != progress.validation_fingerprint
         or other.score is None
@@ -145,7 +145,8 @@ def _scheduled(checkpoints: Sequence[Path], config: TrainingConfig) -> list[Path
 
 def _was_scheduled(checkpoint: Path) -> bool:
     return (
-        verify_checksums(checkpoint, [STATE_FILE]) is None and load_state(checkpoint).is_scheduled
+        verify_checksums(checkpoint, [STATE_FILE]) is None
+        and load_progress(checkpoint).is_scheduled
     )
 
 
@@ -209,7 +210,7 @@ def _mismatch(checkpoint: Path, settings: Mapping[str, str]) -> Problem | None:
 
     An older program may have saved fewer settings.
     """
-    progress = load_state(checkpoint)
+    progress = load_progress(checkpoint)
     saved = {"step": str(progress.step), **progress.settings}
     expected = {"step": str(step_of(checkpoint)), **settings}
     for key, value in saved.items():
@@ -277,11 +278,11 @@ def average_checkpoints(
     )
     score = selection_score(validation, config)
     best = run.pointed("best")
-    best_score = None if best is None else load_state(best).score
-    newest = load_state(max(members, key=step_of))
+    best_score = None if best is None else load_progress(best).score
+    newest = load_progress(max(members, key=step_of))
     checkpoint = run.checkpoints / f"average-{which}-{count}"
     save_average(checkpoint, model, replace(newest, score=score))
-    has_ended = is_finished(load_state(steps[-1]), config.training)
+    has_ended = is_finished(load_progress(steps[-1]), config.training)
     is_best = has_ended and (best_score is None or score > best_score)
     if is_best:
         run.point("best", checkpoint)

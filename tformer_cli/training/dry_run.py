@@ -322,7 +322,7 @@ def first_steps(trainer: Trainer, data: TrainingData, count: int) -> Iterator[St
                     remedy="lower training.optimizer.learning_rate, "
                     "or use training.precision: float32",
                 )
-            if step.num_pieces > 0:
+            if step.num_oom_micro_batches > 0:
                 raise OutOfMemory
             yield step
 

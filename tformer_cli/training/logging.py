@@ -102,17 +102,20 @@ class TrainingLogger:
         self._reports.append(report)
         if self._bar is not None:
             self._bar.update()
-        if report.num_pieces > 0:
+        if report.num_oom_micro_batches > 0:
             self._log_out_of_memory(report)
         if report.step % self.report_every == 0:
             self.flush()
 
     def _log_out_of_memory(self, report: StepReport) -> None:
-        self._record({"kind": "memory", "step": report.step, "num_pieces": report.num_pieces})
+        self._record(
+            {"kind": "memory", "step": report.step, "num_pieces": report.num_oom_micro_batches}
+        )
         if not self._has_run_out_of_memory:
             self._has_run_out_of_memory = True
             self.log(
-                f"step {report.step}: memory ran out; redone in {report.num_pieces} pieces, "
+                f"step {report.step}: memory ran out; "
+                f"redone in {report.num_oom_micro_batches} pieces, "
                 "as is every step that needs it; a larger "
                 "training.gradient_accumulation_steps saves the time"
             )

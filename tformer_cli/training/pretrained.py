@@ -20,7 +20,7 @@ from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Network
 from tformer_cli.storage.checkpoint import load_weights
 from tformer_cli.storage.run_directory import MODEL_FILE, RAW_MODEL_FILE, RunDirectory
-from tformer_cli.storage.state import load_state
+from tformer_cli.storage.state import load_progress
 from tformer_cli.storage.trained_model import check_tokenizers
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.checkpoints import Log, last_checkpoint
@@ -103,7 +103,7 @@ class PretrainedRun:
             raise CheckpointError(
                 str(self.run.path), "has no checkpoint yet", remedy="train it first"
             )
-        fingerprint = load_state(checkpoint).tokenizer_fingerprint
+        fingerprint = load_progress(checkpoint).tokenizer_fingerprint
         check_tokenizers(fingerprint, load_tokenizers(self.run.tokenizer), self.run.tokenizer)
         # Of an averaged run, the weights that its training would resume with.
         is_averaged = (checkpoint / RAW_MODEL_FILE).exists()

@@ -129,7 +129,7 @@ class StepReport:
         num_tokens: target tokens, EOS included, padding excluded.
         grad_norm: before clipping.
         seconds: wall-clock time, waiting for the batch included.
-        num_pieces: micro-batches of the step redone after memory ran out; 0 if it did not.
+        num_oom_micro_batches: after memory ran out and they were halved; 0 if it did not.
         loss_scale: of the next step.
     """
 
@@ -142,7 +142,7 @@ class StepReport:
     learning_rate: float
     grad_norm: float
     seconds: float
-    num_pieces: int
+    num_oom_micro_batches: int
     loss_scale: LossScale
     parts: Mapping[str, PartReport] = field(default_factory=dict)
 
@@ -191,7 +191,7 @@ def train_steps(
             learning_rate=learning_rate,
             grad_norm=gradient.norm,
             seconds=time.perf_counter() - started,
-            num_pieces=gradient.num_pieces,
+            num_oom_micro_batches=gradient.num_oom_micro_batches,
             loss_scale=gradient.loss_scale.stepped(state.precision),
             parts={} if watch is None else watch.reports(),
         )
@@ -246,7 +246,7 @@ class _Gradient(NamedTuple):
     accuracy: float
     norm: float
     num_tokens: int
-    num_pieces: int
+    num_oom_micro_batches: int
     loss_scale: LossScale
 
     @property
@@ -264,7 +264,9 @@ def _step_gradient(state: TrainState, micro_batches: Sequence[Batch]) -> _Gradie
         world.all_reduce_sum(sum(batch.num_target_tokens for batch in micro_batches))[0]
     )
     while True:
-        sums, num_pieces = accumulate_gradients(state, micro_batches, num_tokens, scale.factor)
+        sums, num_oom_micro_batches = accumulate_gradients(
+            state, micro_batches, num_tokens, scale.factor
+        )
         gradients = _gradients(state.model)
         world.all_reduce_([*gradients, sums])
         if scale.factor != 1.0:
@@ -272,8 +274,8 @@ def _step_gradient(state: TrainState, micro_batches: Sequence[Batch]) -> _Gradie
         # One synchronization with the device per step.
         means = (*(sums / num_tokens), get_total_norm(gradients))
         loss, nll, accuracy, norm = torch.stack(means).tolist()
-        num_pieces = int(world.all_reduce_sum(num_pieces)[0])
-        gradient = _Gradient(loss, nll, accuracy, norm, num_tokens, num_pieces, scale)
+        num_oom_micro_batches = int(world.all_reduce_sum(num_oom_micro_batches)[0])
+        gradient = _Gradient(loss, nll, accuracy, norm, num_tokens, num_oom_micro_batches, scale)
         if gradient.is_finite or not math.isfinite(loss) or not scale.can_be_lowered:
             return gradient
         scale = scale.lowered()
@@ -302,10 +304,10 @@ def accumulate_gradients(
         (3,) unscaled sums over target tokens of smoothed loss, NLL and tokens ranked first; and the
         number of micro-batches after halving, 0 without.
     """
-    num_pieces = 0
+    num_oom_micro_batches = 0
     while True:
         try:
-            return _accumulate(state, micro_batches, num_tokens, loss_scale), num_pieces
+            return _accumulate(state, micro_batches, num_tokens, loss_scale), num_oom_micro_batches
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -313,7 +315,7 @@ def accumulate_gradients(
         state.optimizer.zero_grad(set_to_none=True)
         empty_cache(state.device)
         micro_batches = in_halves(micro_batches, where=f"step {state.step + 1}")
-        num_pieces = len(micro_batches)
+        num_oom_micro_batches = len(micro_batches)
 
 
 def _accumulate(

@@ -24,7 +24,7 @@ from tformer_cli.storage.atomic import (
     write_text,
 )
 from tformer_cli.storage.run_directory import STATE_FILE, RunDirectory
-from tformer_cli.storage.state import TrainingProgress, load_state
+from tformer_cli.storage.state import TrainingProgress, load_progress
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.training.checkpoints import (
     checkpoint_before,
@@ -180,7 +180,7 @@ class Trainer:
         check_validation(state.model, self.tokenizers, config, self.logger.log)
         sentences = None
         if checkpoint is not None:
-            sentences = load_state(checkpoint).max_source_sentences
+            sentences = load_progress(checkpoint).max_source_sentences
         elif state.world.is_main_process:
             sentences = source_sentences(config.data)
         self.initial = state.progress = replace(
@@ -218,7 +218,7 @@ class Trainer:
 
     def _resume(self, checkpoint: Path) -> None:
         """Restore the weights, the optimizer and the progress of a checkpoint."""
-        where, saved = str(self.run_directory.path), load_state(checkpoint)
+        where, saved = str(self.run_directory.path), load_progress(checkpoint)
         if saved.data_fingerprint != self.initial.data_fingerprint:
             raise CheckpointError(
                 where,
