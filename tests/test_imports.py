@@ -21,12 +21,7 @@ LADDER = [
     ["model"],
     ["corpus"],
     ["inference", "search"],
-    [
-        "storage.checkpoint",
-        "storage.state",
-        "storage.tensors",
-        "storage.trained_model",
-    ],
+    ["storage.checkpoint", "storage.state", "storage.trained_model"],
     ["translate.mbr", "translate.options", "translate.preprocess"],
     ["export"],
     ["translate"],

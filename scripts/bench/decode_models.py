@@ -18,7 +18,7 @@ from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.errors import UsageError
 from tformer_cli.model.build import build_model
 from tformer_cli.storage.atomic import write_text
-from tformer_cli.storage.checkpoint import save_average
+from tformer_cli.storage.checkpoint import save_checkpoint
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.tokenizer import Tokenizers
@@ -79,7 +79,7 @@ def write_endless(config: Config, tokenizers: Tokenizers, folder: RunDirectory) 
         # Its logit is 0, and one of all the others is positive.
         model.output.weight[EOS_ID] = 0
     tokenizers.save(folder.tokenizer)
-    save_average(folder.checkpoint(0), model, TrainingProgress.initial("", {}))
+    save_checkpoint(folder.checkpoint(0), model, None, TrainingProgress.initial("", {}))
     folder.point("last", folder.checkpoint(0))
     write_text(folder.config_file, dump_config(config))
 

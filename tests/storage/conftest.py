@@ -3,9 +3,7 @@ from pathlib import Path
 import pytest
 from saving import STATE, model, stepped_optimizer
 
-from tformer_cli.storage.checkpoint import (
-    save_checkpoint,
-)
+from tformer_cli.storage.checkpoint import save_checkpoint
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from tformer_cli.storage.checkpoint import (
     load_average,
     load_optimizer,
     load_weights,
+    read_tensors,
     save_checkpoint,
     verify_checksums,
 )
@@ -27,7 +28,6 @@ from tformer_cli.storage.run_directory import (
     STATE_FILE,
 )
 from tformer_cli.storage.state import load_progress
-from tformer_cli.storage.tensors import read_tensors
 from tformer_cli.training.optim import build_optimizer
 
 
@@ -110,7 +110,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_whole(saved, monkeypatch):
 
     before = {file.name: file.read_bytes() for file in saved.iterdir()}
     network = model(2)
-    monkeypatch.setattr("tformer_cli.storage.tensors.save_file", full_disk)
+    monkeypatch.setattr("tformer_cli.storage.checkpoint.save_file", full_disk)
     for folder in (saved, saved.with_name("step-000008")):
         with pytest.raises(StorageError) as caught:
             save_checkpoint(folder, network, stepped_optimizer(network), STATE)

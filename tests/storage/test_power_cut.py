@@ -186,7 +186,7 @@ def test_a_token_store_is_built_to_its_end_from_whatever_is_there(disk, cut, tmp
 def unsynced_file(path: Path) -> None:
     path.with_name("temporary").write_text("new")
     path.with_name("temporary").replace(path)
-    atomic.sync_directory(path.parent)
+    atomic.sync(path.parent)
 
 
 def unsynced_folder(path: Path) -> None:
@@ -199,7 +199,7 @@ def unsynced_folder(path: Path) -> None:
 
 def late_file(path: Path) -> None:
     unsynced_file(path)
-    partial_file.sync_directory(path.parent)
+    partial_file.sync(path.parent)
     handle = os.open(path, os.O_RDONLY)
     os.fsync(handle)
     os.close(handle)

@@ -15,7 +15,7 @@ from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.storage.atomic import write_text
-from tformer_cli.storage.checkpoint import save_average, write_checksums
+from tformer_cli.storage.checkpoint import save_checkpoint, write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_progress
 from tformer_cli.training.checkpoints import (
@@ -198,7 +198,7 @@ def test_only_what_is_better_takes_the_place_of_an_average(
     first, second = states(1.0, score)
     save(run, subject, first)
     average = run.checkpoints / "average-last-1"
-    save_average(average, subject.model, replace(first, score=3.0))
+    save_checkpoint(average, subject.model, None, replace(first, score=3.0))
     run.point("best", average)
     save(run, subject, replace(second, validation_fingerprint=validation_fingerprint))
     assert run.pointed("best") == (average if is_average else run.checkpoint(2))

@@ -44,7 +44,7 @@ from tformer_cli.storage.atomic import (
     atomic_directory,
     atomic_write,
     make_directory,
-    recover_interrupted_write,
+    recover_interrupted_writes,
     storage_errors,
 )
 from tformer_cli.storage.lock import exclusive_lock
@@ -113,7 +113,7 @@ def load_or_build_store(
             shutil.rmtree(shards, ignore_errors=True)
     # Leftovers of a killed process under names that are not written again.
     for path in (directory, stores / TEXTS_FILE):
-        recover_interrupted_write(path)
+        recover_interrupted_writes(path.parent, path.name)
     return opened
 
 

@@ -13,8 +13,8 @@ from tformer_cli.errors import CheckpointError
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.atomic import read_json
+from tformer_cli.storage.checkpoint import check_dtypes, check_finite, read_tensors
 from tformer_cli.storage.run_directory import MODEL_FILE
-from tformer_cli.storage.tensors import check_dtypes, check_finite, read_tensors
 
 # transformers' index of weights in several files (shards).
 INDEX_FILE = f"{MODEL_FILE}.index.json"

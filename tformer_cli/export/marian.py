@@ -39,8 +39,8 @@ from tformer_cli.export.marian_weights import (
 )
 from tformer_cli.search.engine import NativeEngine
 from tformer_cli.storage.atomic import atomic_write, write_json
+from tformer_cli.storage.checkpoint import save_tensors
 from tformer_cli.storage.run_directory import MODEL_FILE
-from tformer_cli.storage.tensors import save_tensors
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.subword import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizer

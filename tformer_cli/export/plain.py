@@ -28,8 +28,8 @@ from tformer_cli.export.imported_folder import (
 )
 from tformer_cli.search.engine import NativeEngine
 from tformer_cli.storage.atomic import atomic_write, write_text
+from tformer_cli.storage.checkpoint import metadata_of, read_notes, save_tensors
 from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
-from tformer_cli.storage.tensors import metadata_of, read_notes, save_tensors
 from tformer_cli.storage.trained_model import (
     SENTENCES_NOTE,
     TOKENIZERS_NOTE,

@@ -6,6 +6,7 @@ writer keeps a file locked, until it is renamed to the target.
 
 import contextlib
 import glob
+import hashlib
 import json
 import os
 import re
@@ -44,14 +45,11 @@ def atomic_write(path: Path) -> Iterator[Path]:
         if path.exists() and not path.is_file():
             yield path
             return
-        path = Path(os.path.realpath(path))
-        make_directory(path.parent)
-        with _staging_directory(path) as directory:
-            temporary = directory / NEW
+        with _staging(path) as (path, temporary):
             yield temporary
-            _sync_file(temporary)
+            sync(temporary)
             temporary.replace(path)
-            sync_directory(path.parent)
+            sync(path.parent)
 
 
 @contextlib.contextmanager
@@ -61,13 +59,14 @@ def atomic_directory(path: Path) -> Iterator[Path]:
     Of a symbolic link the target is replaced. The swap takes two renames; after a kill between
     them, `recover_interrupted_writes` restores the old folder.
     """
-    with _temporary_directory(path) as (path, temporary):
+    with storage_errors(path), _staging(path) as (path, temporary):
+        temporary.mkdir()
         yield temporary
         _sync_tree(temporary)
         if path.is_dir():
             path.rename(temporary.with_name(OLD))
         temporary.rename(path)
-        sync_directory(path.parent)
+        sync(path.parent)
 
 
 @contextlib.contextmanager
@@ -80,7 +79,8 @@ def new_directory(path: Path) -> Iterator[Path]:
         UsageError: something has the name.
     """
     check_absent(path)
-    with _temporary_directory(path) as (path, temporary):
+    with storage_errors(path), _staging(path) as (path, temporary):
+        temporary.mkdir()
         yield temporary
         _sync_tree(temporary)
         # A rename replaces an empty folder, and no other.
@@ -90,57 +90,34 @@ def new_directory(path: Path) -> Iterator[Path]:
         except OSError:
             check_absent(path)
             raise
-        sync_directory(path.parent)
+        sync(path.parent)
 
 
 def check_absent(path: Path) -> None:
     """Refuse a path that exists, once leftovers of killed writers are removed."""
-    recover_interrupted_write(path)
+    recover_interrupted_writes(path.parent, path.name)
     if path.exists():
         raise UsageError(str(path), "already exists", remedy="remove it, or name another")
 
 
-@contextlib.contextmanager
-def _temporary_directory(path: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield `path` with links resolved, and a new folder in its staging directory."""
-    with storage_errors(path):
-        path = Path(os.path.realpath(path))
-        make_directory(path.parent)
-        with _staging_directory(path) as directory:
-            temporary = directory / NEW
-            temporary.mkdir()
-            yield path, temporary
+def recover_interrupted_writes(folder: Path, name: str | None = None) -> None:
+    """Remove what killed writers in a folder left, and restore what they were about to replace.
 
-
-def recover_interrupted_writes(folder: Path) -> None:
-    """Do what `recover_interrupted_write` does, of every path in a folder."""
+    With `name`, only those that wrote to that name.
+    """
+    pattern = "*" if name is None else glob.escape(name)
     with storage_errors(folder):
-        if folder.is_dir():
-            for directory in folder.iterdir():
-                if STAGED.fullmatch(directory.name):
-                    _recover(directory)
-
-
-def recover_interrupted_write(path: Path) -> None:
-    """Remove what killed writers of `path` left, and restore what they were about to replace."""
-    for directory in path.parent.glob(f".{glob.escape(path.name)}{MARK}*"):
-        if STAGED.fullmatch(directory.name):
-            _recover(directory)
+        for directory in folder.glob(f".{pattern}{MARK}*"):
+            if STAGED.fullmatch(directory.name):
+                _recover(directory)
 
 
 def empty_directory(path: Path) -> None:
     """Remove a folder; a symbolic link to a folder stays, and the content of the folder goes."""
-    if not path.is_dir():
-        return
-    with storage_errors(path):
-        if not path.is_symlink():
-            shutil.rmtree(path)
-            return
-        for child in path.iterdir():
-            if child.is_dir() and not child.is_symlink():
-                shutil.rmtree(child)
-            else:
-                child.unlink()
+    if path.is_dir():
+        with storage_errors(path):
+            for removed in path.iterdir() if path.is_symlink() else [path]:
+                _delete(removed)
 
 
 def remove_directory(path: Path) -> None:
@@ -149,9 +126,9 @@ def remove_directory(path: Path) -> None:
         with (
             storage_errors(path),
             contextlib.suppress(PermissionError),
-            _staging_directory(path) as directory,
+            _staging(path) as (path, temporary),
         ):
-            path.rename(directory / OLD)
+            path.rename(temporary.with_name(OLD))
 
 
 def make_directory(path: Path) -> None:
@@ -159,7 +136,7 @@ def make_directory(path: Path) -> None:
     if not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
-        sync_directory(path.parent)
+        sync(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -178,27 +155,35 @@ def read_json(file: Path) -> Any:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not JSON, or is a pipe or a device, which may never end.
+        ValueError: it is not JSON, or is a pipe or a device.
     """
-    if file.exists() and not file.is_file():
-        raise ValueError("no regular file")
+    check_regular(file)
     return parse_json(file.read_text(encoding="utf-8"))
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        ValueError: it is not JSON, or is nested too deeply.
-    """
+    """Return the value of a JSON text, or raise ValueError."""
     try:
         return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in a folder survive a power cut."""
+def check_regular(file: Path) -> None:
+    """Raise ValueError if a file is a pipe or a device, which may never end."""
+    if file.exists() and not file.is_file():
+        raise ValueError("no regular file")
+
+
+def file_checksum(file: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    check_regular(file)
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -206,50 +191,38 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
 def _sync_tree(folder: Path) -> None:
     for name, _, files in os.walk(folder):
         for file in files:
-            _sync_file(Path(name, file))
-        sync_directory(Path(name))
+            sync(Path(name, file))
+        sync(Path(name))
 
 
 @contextlib.contextmanager
-def _staging_directory(path: Path) -> Iterator[Path]:
-    """Yield a locked directory beside `path`, removed at the end; remove leftovers first."""
-    recover_interrupted_write(path)
-    directory, descriptor = _locked_directory(path)
-    try:
-        try:
-            yield directory
-        finally:
-            _remove(directory)
-    finally:
-        os.close(descriptor)
+def _staging(path: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield `path` with links resolved, and the path of its new content.
 
-
-def _locked_directory(path: Path) -> tuple[Path, int]:
-    """Create a staging directory and lock it; return it and the descriptor of its lock file."""
-    while True:
-        directory = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}{MARK}"))
-        descriptor = None
-        try:
-            descriptor = open_lock_file(directory / LOCK)
+    That is in a locked staging directory, which is removed at the end.
+    """
+    path = Path(os.path.realpath(path))
+    make_directory(path.parent)
+    recover_interrupted_writes(path.parent, path.name)
+    with contextlib.ExitStack() as stack:
+        while True:
+            directory = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}{MARK}"))
+            try:
+                descriptor = open_lock_file(directory / LOCK)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                directory.rmdir()
+                raise
+            stack.callback(os.close, descriptor)
+            stack.callback(_remove, directory)
             # Until it is locked, another writer may take it for a leftover and remove it.
             if acquire(descriptor) and (directory / LOCK).exists():
-                return directory, descriptor
-            os.close(descriptor)
-        except FileNotFoundError:
-            continue
-        except BaseException:
-            _remove(directory)
-            if descriptor is not None:
-                os.close(descriptor)
-            raise
+                break
+        yield path, directory / NEW
 
 
 def _recover(directory: Path) -> None:
@@ -280,12 +253,8 @@ def _remove(directory: Path) -> None:
         if (directory / OLD).exists() and (directory / NEW).exists():
             # Something else has taken the path of the old content, which is kept here.
             return
-        for child in (directory / NEW, directory / OLD):
-            if child.is_dir() and not child.is_symlink():
-                shutil.rmtree(child)
-            else:
-                child.unlink(missing_ok=True)
-        (directory / LOCK).unlink(missing_ok=True)
+        for name in (NEW, OLD, LOCK):
+            _delete(directory / name)
         directory.rmdir()
 
 
@@ -296,3 +265,10 @@ def _restore(directory: Path) -> None:
     path, old = directory.with_name(match["name"]), directory / OLD
     if old.is_dir() and (directory / NEW).exists() and not os.path.lexists(path):
         old.rename(path)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

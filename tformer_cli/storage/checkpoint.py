@@ -1,14 +1,20 @@
-"""Checkpoints: saved atomically with checksums, verified, and loaded."""
+"""Checkpoints and the tensors in them: saved atomically with checksums, verified, and loaded."""
 
-import hashlib
-from collections.abc import Collection, Sequence
+import contextlib
+import json
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tformer_cli.errors import CheckpointError, NewerFormatError, Problem
-from tformer_cli.storage.atomic import atomic_directory
+from tformer_cli.model.blocks.feedforward import current_weight_name
+from tformer_cli.storage.atomic import atomic_directory, check_regular, file_checksum, parse_json
 from tformer_cli.storage.run_directory import (
     CHECKSUMS_FILE,
     MODEL_FILE,
@@ -17,13 +23,6 @@ from tformer_cli.storage.run_directory import (
     STATE_FILE,
 )
 from tformer_cli.storage.state import TrainingProgress, load_progress, save_progress
-from tformer_cli.storage.tensors import (
-    ANOTHER_CHECKPOINT,
-    check_dtypes,
-    check_finite,
-    read_tensors,
-    save_tensors,
-)
 
 # The files that a training resumes from, and those that inference needs.
 RESUME_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
@@ -31,33 +30,31 @@ INFERENCE_FILES = (MODEL_FILE, STATE_FILE)
 # Optimizer state of a parameter: that of Adam and AdamW, and that of a matrix under Muon.
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 MUON_STATE = ("momentum",)
+WEIGHT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# safetensors writes metadata entries in any order, so one entry holds all notes.
+NOTES = "tformer"
 RESTORE_CONFIG = "restore the config.yaml that the run was trained with"
+ANOTHER_CHECKPOINT = "use another checkpoint"
 
 
 def save_checkpoint(
     directory: Path,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     state: TrainingProgress,
     *,
     average: nn.Module | None = None,
 ) -> None:
-    """Write a checkpoint folder atomically; `average` is the moving average of the weights."""
+    """Write a checkpoint folder atomically; `average` is the moving average of the weights.
+
+    Without `optimizer` it is for inference alone.
+    """
     with atomic_directory(directory) as folder:
-        if average is None:
-            save_tensors(_weights(model), folder / MODEL_FILE)
-        else:
-            save_tensors(_weights(average), folder / MODEL_FILE)
+        save_tensors(_weights(average or model), folder / MODEL_FILE)
+        if average is not None:
             save_tensors(_weights(model), folder / RAW_MODEL_FILE)
-        save_tensors(_optimizer_tensors(model, optimizer), folder / OPTIMIZER_FILE)
-        save_progress(state, folder)
-        write_checksums(folder)
-
-
-def save_average(directory: Path, model: nn.Module, state: TrainingProgress) -> None:
-    """Write a checkpoint for inference alone, without optimizer state."""
-    with atomic_directory(directory) as folder:
-        save_tensors(_weights(model), folder / MODEL_FILE)
+        if optimizer is not None:
+            save_tensors(_optimizer_tensors(model, optimizer), folder / OPTIMIZER_FILE)
         save_progress(state, folder)
         write_checksums(folder)
 
@@ -144,7 +141,7 @@ def load_optimizer(directory: Path, model: nn.Module, optimizer: torch.optim.Opt
 def write_checksums(directory: Path) -> None:
     """Write the checksums of all files of a checkpoint."""
     files = sorted(directory.iterdir())
-    content = "".join(f"{_sha256(file)}  {file.name}\n" for file in files)
+    content = "".join(f"{file_checksum(file)}  {file.name}\n" for file in files)
     (directory / CHECKSUMS_FILE).write_text(content, encoding="utf-8")
 
 
@@ -158,52 +155,126 @@ def verify_checksums(directory: Path, names: Collection[str] | None = None) -> P
         return Problem(where, "does not exist")
     file = directory / CHECKSUMS_FILE
     try:
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else None
+        check_regular(file)
+        lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
-        lines = None
-    if lines is None:
         return Problem(where, f"is incomplete: {CHECKSUMS_FILE} is missing or damaged")
-    checksums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    checksums = {name: checksum for checksum, _, name in (line.partition("  ") for line in lines)}
     if names is None:
         present = (file.name for file in directory.glob("*.safetensors"))
         names = sorted({*RESUME_FILES, *checksums, *present})
     for name in names:
         try:
-            if _sha256(directory / name) != checksums.get(name):
+            if file_checksum(directory / name) != checksums.get(name):
                 return Problem(where, f"is damaged: {name} does not match its checksum")
         except FileNotFoundError:
             return Problem(where, f"is incomplete: {name} is missing")
         except (OSError, ValueError) as error:
             return Problem(where, f"is damaged: {name} cannot be read", got=str(error))
-    return _invalid_state(directory) if STATE_FILE in names else None
+    if STATE_FILE in names:
+        # Its checksum may be right and its values invalid.
+        try:
+            load_progress(directory)
+        except NewerFormatError:
+            # Not damaged: reading the state raises an error that says to upgrade.
+            return None
+        except CheckpointError as error:
+            return error.problems[0]
+    return None
 
 
 def check_intact(directory: Path, remedy: str) -> None:
     """Refuse a checkpoint whose weights are not those that were saved."""
     problem = verify_checksums(directory, INFERENCE_FILES)
     if problem is not None:
-        where, what = problem.where, problem.what
-        raise CheckpointError(where, what, got=problem.got, remedy=remedy)
+        raise CheckpointError(problem.where, problem.what, got=problem.got, remedy=remedy)
 
 
-def _invalid_state(directory: Path) -> Problem | None:
-    """Return what is wrong with the values of a state.json whose checksum is right."""
+def save_tensors(
+    tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None = None
+) -> None:
+    """Write tensors by name; with at most one entry of metadata, equal content gives equal bytes.
+
+    Raises:
+        OSError: the system refuses to write.
+    """
+    file.touch()
+    mode = file.stat().st_mode
     try:
-        load_progress(directory)
-    except NewerFormatError:
-        # Not damaged: reading the state raises an error that says to upgrade.
-        return None
-    except CheckpointError as error:
-        return error.problems[0]
-    return None
+        save_file(tensors, file, metadata)
+    except SafetensorError as error:
+        # safetensors turns the system's error into words: "... (os error 28)".
+        match = re.search(r"os error (\d+)", str(error))
+        if match is None:
+            raise
+        raise OSError(int(match[1]), os.strerror(int(match[1])), str(file)) from error
+    # safetensors replaces the file by one that only its owner may read.
+    file.chmod(mode)
 
 
-def _sha256(file: Path) -> str:
-    if file.exists() and not file.is_file():
-        # A pipe or a device may never end.
-        raise ValueError("no regular file")
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a file by name.
+
+    Raises:
+        CheckpointError: the file is missing, damaged or cut short.
+    """
+    with _reading(file), safe_open(file, framework="pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118 - not a mapping
+            yield current_weight_name(name), tensors.get_tensor(name)
+
+
+def metadata_of(notes: Mapping[str, str]) -> dict[str, str]:
+    """Return notes as file metadata, which `read_notes` reads back."""
+    return {NOTES: json.dumps(notes, sort_keys=True)}
+
+
+def read_notes(file: Path) -> dict[str, str]:
+    """Return the notes in a file of tensors; none if another program wrote it."""
+    with _reading(file), safe_open(file, framework="pt") as tensors:
+        metadata = tensors.metadata() or {}
+    try:
+        notes = parse_json(metadata.get(NOTES, "{}"))
+    except ValueError:
+        return {}
+    return {key: str(value) for key, value in notes.items()} if isinstance(notes, dict) else {}
+
+
+def check_dtypes(file: Path, weights: Mapping[str, Tensor], remedy: str) -> None:
+    """Refuse weights that are not floating-point numbers of a width that torch computes with."""
+    others = [name for name, weight in weights.items() if weight.dtype not in WEIGHT_DTYPES]
+    if others:
+        dtype = str(weights[min(others)].dtype).removeprefix("torch.")
+        raise CheckpointError(
+            str(file),
+            f"holds weights of an unsupported dtype ({len(others)} weights)",
+            got=f"{dtype} for {min(others)}",
+            remedy=remedy,
+        )
+
+
+def check_finite(file: Path, weights: Mapping[str, Tensor], remedy: str) -> None:
+    """Refuse weights with an infinity or NaN."""
+    others = [name for name, weight in weights.items() if not torch.isfinite(weight).all()]
+    if others:
+        raise CheckpointError(
+            str(file),
+            f"holds numbers that are not finite ({len(others)} weights have some)",
+            got=min(others),
+            remedy=remedy,
+        )
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Raise CheckpointError where a file of tensors cannot be read."""
+    try:
+        check_regular(file)
+        yield
+    except FileNotFoundError:
+        raise CheckpointError(str(file), "no such file", remedy="name another checkpoint") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        what = "is damaged or cut short"
+        raise CheckpointError(str(file), what, got=str(error), remedy=ANOTHER_CHECKPOINT) from None
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tformer_cli.errors import DataError, UsageError
-from tformer_cli.storage.atomic import make_directory, read_json, storage_errors, sync_directory
+from tformer_cli.storage.atomic import (
+    make_directory,
+    read_json,
+    recover_interrupted_writes,
+    storage_errors,
+    sync,
+    write_text,
+)
 from tformer_cli.storage.lock import acquire, open_lock_file
 
 READ_BYTES = 1 << 20
@@ -19,10 +26,7 @@ class PartialFile:
     """The beginning of FILE in FILE.partial, with its length and its inputs in FILE.partial.json.
 
     Data is fsynced before the record counts it, so after a crash everything past the recorded
-    length is discarded.
-
-    Attributes:
-        num_lines: input lines whose output is in the file.
+    length is discarded. `num_lines` counts the input lines whose output is in the file.
     """
 
     def __init__(self, path: Path, file: BinaryIO, made_from: Mapping[str, object]) -> None:
@@ -38,6 +42,7 @@ class PartialFile:
     def resume_or_start(self) -> None:
         """Continue behind the recorded content, or start if the file is empty."""
         with storage_errors(self.path):
+            recover_interrupted_writes(self.path.parent, self.record_file.name)
             if os.fstat(self._file.fileno()).st_size > 0:
                 self._resume()
             else:
@@ -62,15 +67,8 @@ class PartialFile:
             "num_bytes": self._num_bytes,
             "sha256": self._digest.hexdigest(),
         }
-        # A fixed name, so that a kill leaves nothing that the next attempt does not overwrite.
-        temporary = self.path.with_name(f".{self.record_file.name}")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        with open(os.open(temporary, flags, 0o666), "w", encoding="utf-8") as file:
-            file.write(json.dumps(record, indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.record_file)
-        sync_directory(self.path.parent)
+        # In ASCII, since file names need not be UTF-8.
+        write_text(self.record_file, json.dumps(record, indent=2) + "\n")
 
     def _resume(self) -> None:
         damaged = DataError(
@@ -79,12 +77,15 @@ class PartialFile:
         try:
             record = read_json(self.record_file)
             made_from = dict(record["made_from"])
-            num_lines, num_bytes = int(record["num_lines"]), int(record["num_bytes"])
+            self.num_lines, self._num_bytes = int(record["num_lines"]), int(record["num_bytes"])
             digest = record["sha256"]
         except (FileNotFoundError, ValueError, TypeError, KeyError):
             raise damaged from None
-        names = [*self._made_from, *(name for name in made_from if name not in self._made_from)]
-        others = [name for name in names if made_from.get(name) != self._made_from.get(name)]
+        others = [
+            name
+            for name in self._made_from | made_from
+            if made_from.get(name) != self._made_from.get(name)
+        ]
         if others:
             raise UsageError(
                 str(self.path),
@@ -92,15 +93,14 @@ class PartialFile:
                 got=f"another {', '.join(others)}",
                 remedy="remove it, or name another file",
             )
-        num_left = num_bytes
+        num_left = self._num_bytes
         while num_left > 0 and (content := self._file.read(min(num_left, READ_BYTES))):
             self._digest.update(content)
             num_left -= len(content)
         if self._digest.hexdigest() != digest:
             raise damaged
-        self._file.truncate(num_bytes)
-        self._file.seek(num_bytes)
-        self.num_lines, self._num_bytes = num_lines, num_bytes
+        self._file.truncate(self._num_bytes)
+        self._file.seek(self._num_bytes)
 
 
 @contextlib.contextmanager
@@ -136,9 +136,9 @@ def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[Partia
         yield partial
         with storage_errors(path):
             partial_path.replace(target)
-            sync_directory(target.parent)
+            sync(target.parent)
             partial.record_file.unlink()
-            sync_directory(target.parent)
+            sync(target.parent)
     finally:
         # What a full disk refused is in the buffer still, and may be refused again.
         with storage_errors(partial_path):

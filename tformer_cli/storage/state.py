@@ -89,9 +89,9 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def _is_number(value: object, low: float = -math.inf, high: float = sys.float_info.max) -> bool:
+def _is_number(value: Any, low: float = -math.inf, high: float = sys.float_info.max) -> bool:
     # The score of a model whose loss is not finite is -inf.
-    return type(value) in (int, float) and low <= value <= high  # type: ignore[operator]
+    return type(value) in (int, float) and low <= value <= high
 
 
 def _is_data_position(value: object) -> bool:
@@ -102,6 +102,7 @@ def _is_data_position(value: object) -> bool:
 _OF_TYPE: dict[object, Callable[[Any], bool]] = {
     int: _is_count,
     int | None: lambda value: value is None or _is_count(value),
+    float: _is_number,
     float | None: lambda value: value is None or _is_number(value),
     str: lambda value: isinstance(value, str),
     bool: lambda value: isinstance(value, bool),
@@ -113,10 +114,10 @@ _OF_TYPE: dict[object, Callable[[Any], bool]] = {
         isinstance(value, list) and all(map(_is_data_position, value))
     ),
 }
-# The same of a field, by its type or its range.
+# Whether it is one of a field, by the type or the range.
 _VALID: dict[str, Callable[[Any], bool]] = {
     "format_version": _is_count,
-    **{item.name: _OF_TYPE.get(item.type, _is_number) for item in fields(TrainingProgress)},
+    **{item.name: _OF_TYPE[item.type] for item in fields(TrainingProgress)},
     "seconds": lambda value: _is_number(value, 0.0),
     "learning_rate_factor": lambda value: _is_number(value, sys.float_info.min, 1.0),
     "loss_scale": lambda value: value is None or _is_number(value, sys.float_info.min),
@@ -138,7 +139,9 @@ def load_progress(directory: Path) -> TrainingProgress:
     """
     file = directory / STATE_FILE
     try:
-        content = _with_current_names(read_json(file))
+        content = {FORMER_NAMES.get(name, name): value for name, value in read_json(file).items()}
+        if "epoch" in content and "batch" in content:
+            content["data_position"] = [content.pop("epoch"), content.pop("batch")]
         version = content.get("format_version", 0)
         if _is_count(version) and version > FORMAT_VERSION:
             raise NewerFormatError(
@@ -161,13 +164,6 @@ def load_progress(directory: Path) -> TrainingProgress:
         raise CheckpointError(
             str(file), "is damaged", got=str(error), remedy="use an earlier checkpoint"
         ) from None
-
-
-def _with_current_names(content: dict[str, Any]) -> dict[str, Any]:
-    content = {FORMER_NAMES.get(name, name): value for name, value in content.items()}
-    if "epoch" in content and "batch" in content:
-        content["data_position"] = [content.pop("epoch"), content.pop("batch")]
-    return content
 
 
 def best_checkpoints(checkpoints: Sequence[Path]) -> list[Path]:

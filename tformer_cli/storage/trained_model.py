@@ -26,15 +26,15 @@ from tformer_cli.storage.checkpoint import (
     RESTORE_CONFIG,
     check_intact,
     load_weights,
+    read_notes,
     verify_checksums,
 )
 from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
 from tformer_cli.storage.state import load_progress
-from tformer_cli.storage.tensors import read_notes
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import DECODER_START_IDS
 
-# The sections of a config that determine what the weights compute and what ids a text becomes.
+# Sections of a config that determine what the weights compute and what ids a text becomes.
 SECTIONS = ("model", "tokenizer")
 # Metadata of the weights of a plain folder, beside those settings.
 TOKENIZERS_NOTE = "tokenizer_fingerprint"
@@ -86,7 +86,7 @@ def load_trained_model(run: RunDirectory, name: str = "best") -> TrainedModel:
             got=f"model.kind {trained.config.model.kind}",
             remedy="train an encoder_decoder that begins with it: training.init_from",
         )
-    return TrainedModel(**{item.name: getattr(trained, item.name) for item in fields(trained)})
+    return TrainedModel(**{field.name: getattr(trained, field.name) for field in fields(trained)})
 
 
 def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwork:
@@ -102,9 +102,38 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
             tokenizers are not those of the training.
     """
     if not run.path.is_dir():
-        raise CheckpointError(str(run.path), "no such run folder", remedy=_sentence_hint(run.path))
-    if name in ("best", "last") and (run.path / MODEL_FILE).is_file() and run.config_file.is_file():
-        return _load_plain(run)
+        remedy = "name the folder of a run, such as runs/demo"
+        if " " in str(run.path).strip():
+            remedy = f"to translate a sentence: tformer translate {shlex.quote(str(run.path))}"
+        raise CheckpointError(str(run.path), "no such run folder", remedy=remedy)
+    weights = run.path / MODEL_FILE
+    is_plain = name in ("best", "last") and weights.is_file() and run.config_file.is_file()
+    directory = run.path if is_plain else _find_checkpoint(run, name)
+    config = load_config(run.config_file)
+    tokenizers = load_tokenizers(run.tokenizer)
+    if is_plain:
+        # Its weights have notes instead of a state.json.
+        settings, step = read_notes(weights), 0
+        fingerprint, sentences = settings.get(TOKENIZERS_NOTE, ""), noted_sentences(settings)
+    else:
+        state = load_progress(directory)
+        settings, step = state.settings, state.step
+        fingerprint, sentences = state.tokenizer_fingerprint, state.max_source_sentences
+    check_settings(settings, config, run.config_file)
+    check_tokenizers(fingerprint, tokenizers, run.tokenizer)
+    with _SkipRandomInit():
+        model = build_network(
+            config.model,
+            source_size=tokenizers.source.size,
+            target_size=tokenizers.target.size,
+            seed=config.seed,
+        )
+    load_weights(directory, model)
+    return TrainedNetwork(config, tokenizers, model.eval(), step, sentences)
+
+
+def _find_checkpoint(run: RunDirectory, name: str) -> Path:
+    """Return an intact checkpoint by its name."""
     if name in ("best", "last"):
         directory = run.pointed(name) or run.pointed("last")
     else:
@@ -118,25 +147,13 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
             remedy=f"there are {', '.join(names)}" if names else "train it first",
         )
     if verify_checksums(directory, INFERENCE_FILES) is not None:
-        # Only now is it worth reading the others.
-        check_intact(directory, _another_checkpoint(run))
-    config = load_config(run.config_file)
-    tokenizers = load_tokenizers(run.tokenizer)
-    state = load_progress(directory)
-    check_settings(state.settings, config, run.config_file)
-    check_tokenizers(state.tokenizer_fingerprint, tokenizers, run.tokenizer)
-    model = _load_network(config, tokenizers, directory)
-    return TrainedNetwork(config, tokenizers, model, state.step, state.max_source_sentences)
-
-
-def _load_plain(folder: RunDirectory) -> TrainedNetwork:
-    """Load the network of a plain folder, whose weights have notes instead of a state.json."""
-    config, tokenizers = load_config(folder.config_file), load_tokenizers(folder.tokenizer)
-    notes = read_notes(folder.path / MODEL_FILE)
-    check_settings(notes, config, folder.config_file)
-    check_tokenizers(notes.get(TOKENIZERS_NOTE, ""), tokenizers, folder.tokenizer)
-    model = _load_network(config, tokenizers, folder.path)
-    return TrainedNetwork(config, tokenizers, model, 0, noted_sentences(notes))
+        remedy = "no other checkpoint is intact: train again with `fresh=True`"
+        for checkpoint in reversed(run.step_checkpoints()):
+            if verify_checksums(checkpoint, INFERENCE_FILES) is None:
+                remedy = f'use `checkpoint="{checkpoint.name}"`'
+                break
+        check_intact(directory, remedy)
+    return directory
 
 
 class _SkipRandomInit(TorchFunctionMode):
@@ -154,33 +171,10 @@ class _SkipRandomInit(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _load_network(config: Config, tokenizers: Tokenizers, directory: Path) -> Network:
-    with _SkipRandomInit():
-        model = build_network(
-            config.model,
-            source_size=tokenizers.source.size,
-            target_size=tokenizers.target.size,
-            seed=config.seed,
-        )
-    load_weights(directory, model)
-    return model.eval()
-
-
-def _another_checkpoint(run: RunDirectory) -> str:
-    """Return the remedy for a damaged checkpoint."""
-    for checkpoint in reversed(run.step_checkpoints()):
-        if verify_checksums(checkpoint, INFERENCE_FILES) is None:
-            return f'use `checkpoint="{checkpoint.name}"`'
-    return "no other checkpoint is intact: train again with `fresh=True`"
-
-
 def load_ensemble(runs: Sequence[RunDirectory], name: str = "best") -> list[TrainedModel]:
     """Load the models of several runs that translate together, each from its checkpoint `name`.
 
     The config of the first run counts, so the others must translate texts as long.
-
-    Raises:
-        CheckpointError: a run cannot be loaded, or does not fit the first.
     """
     first, *others = [load_trained_model(run, name) for run in runs]
     for run, other in zip(runs[1:], others, strict=True):
@@ -207,13 +201,6 @@ def load_ensemble(runs: Sequence[RunDirectory], name: str = "best") -> list[Trai
                 remedy="name it first",
             )
     return [first, *others]
-
-
-def _sentence_hint(path: Path) -> str:
-    text = str(path)
-    if " " in text.strip():
-        return f"to translate a sentence: tformer translate {shlex.quote(text)}"
-    return "name the folder of a run, such as runs/demo"
 
 
 def model_settings(config: Config) -> dict[str, str]:
@@ -254,9 +241,8 @@ def check_tokenizers(saved: str, tokenizers: Tokenizers, folder: Path) -> None:
 
 
 def noted_sentences(notes: Mapping[str, str]) -> int | None:
-    """Return the sentences per training line that the notes of a plain folder tell."""
+    """Return the sentences per training line by the notes of a plain folder, from anywhere."""
     noted = notes.get(SENTENCES_NOTE, "")
-    # A folder from elsewhere may tell anything.
     return int(noted) if _SENTENCES.fullmatch(noted) else None
 
 

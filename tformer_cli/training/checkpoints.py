@@ -18,7 +18,6 @@ from tformer_cli.storage.checkpoint import (
     load_average,
     load_optimizer,
     load_weights,
-    save_average,
     save_checkpoint,
     verify_checksums,
 )
@@ -281,7 +280,7 @@ def average_checkpoints(
     best_score = None if best is None else load_progress(best).score
     newest = load_progress(max(members, key=step_of))
     checkpoint = run.checkpoints / f"average-{which}-{count}"
-    save_average(checkpoint, model, replace(newest, score=score))
+    save_checkpoint(checkpoint, model, None, replace(newest, score=score))
     has_ended = is_finished(load_progress(steps[-1]), config.training)
     is_best = has_ended and (best_score is None or score > best_score)
     if is_best:
