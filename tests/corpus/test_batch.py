@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tformer_cli.corpus.batch import Batch, Masking, collate
 from tformer_cli.corpus.store import Example
-from tformer_cli.text.vocabulary import MASK_ID, NUM_SPECIAL, PAD_ID, UNK_ID
+from tformer_cli.text.vocabulary import MASK_ID, NUM_SPECIAL, PAD_ID, UNK_ID, with_eos
 
 ids = st.lists(st.integers(6, 50), max_size=9)
 
@@ -33,7 +33,7 @@ def test_masks_agree_with_the_ids_and_nothing_is_lost(pairs):
     assert torch.equal(batch.target_mask, batch.target_out != 0)
     assert torch.equal(batch.target_mask, batch.target_in != 0)
     for row, (source, target) in enumerate(pairs):
-        assert batch.source[row][batch.source_mask[row]].tolist() == [*source, 3]
+        assert batch.source[row][batch.source_mask[row]].tolist() == (with_eos(source) or [3])
         assert batch.target_in[row][batch.target_mask[row]].tolist() == [2, *target]
         assert batch.target_out[row][batch.target_mask[row]].tolist() == [*target, 3]
     assert batch.num_target_tokens == sum(len(target) + 1 for _, target in pairs)

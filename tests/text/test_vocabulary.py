@@ -18,6 +18,7 @@ from tformer_cli.text.vocabulary import (
     SUPPRESSED_IDS,
     UNK_ID,
     Vocabulary,
+    with_eos,
 )
 
 WORDS = st.lists(st.text(min_size=1), unique=True).map(
@@ -44,6 +45,11 @@ def test_special_ids_are_the_ones_of_every_tokenizer() -> None:
 def test_unemitted_ids_are_the_special_ones_but_the_end() -> None:
     assert sorted({*SUPPRESSED_IDS, EOS_ID}) == list(range(NUM_SPECIAL))
     assert EOS_ID not in SUPPRESSED_IDS
+
+
+def test_a_source_ends_with_eos_unless_it_is_empty() -> None:
+    assert with_eos((17, 16)) == [17, 16, EOS_ID]
+    assert with_eos([]) == []
 
 
 @given(WORDS)

@@ -63,7 +63,10 @@ class Batch:
 
 
 def collate(examples: Sequence[Example], start_id: int = BOS_ID) -> Batch:
-    """Pad examples into a batch; `start_id` is the first decoder input."""
+    """Pad examples into a batch; `start_id` is the first decoder input.
+
+    EOS is added to all sources at once, as `with_eos` adds it to one.
+    """
     sources = [example.source for example in examples]
     targets = [example.target for example in examples]
     source, source_mask = pad_rows(sources, last=EOS_ID)

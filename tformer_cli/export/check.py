@@ -16,7 +16,7 @@ from tformer_cli.search.engine import Engine, NativeEngine
 from tformer_cli.search.request import Hypothesis, Request
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import EOS_ID
+from tformer_cli.text.vocabulary import with_eos
 from tformer_cli.translate.preprocess import special_tokens
 
 # Largest difference of two scores, in log probability per token.
@@ -81,7 +81,7 @@ class CheckText:
             name,
             tuple(lines[index] for index in indices),
             tuple(index + 1 for index in indices),
-            tuple((*encoded[index], EOS_ID) for index in indices),
+            tuple(tuple(with_eos(encoded[index])) for index in indices),
         )
 
 

@@ -1,7 +1,7 @@
 """Ids of special tokens, and the vocabulary of word and character tokenizers."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tformer_cli.errors import CheckpointError
@@ -28,6 +28,14 @@ SPECIAL_TOKENS = (
 SUPPRESSED_IDS = tuple(i for i in range(NUM_SPECIAL) if i != EOS_ID)
 
 TRAIN_AGAIN = "restore the file, or train again"
+
+
+def with_eos(ids: Sequence[int]) -> list[int]:
+    """Add EOS to the ids of a source, with which every model was trained.
+
+    An empty source stays empty: it is not translated.
+    """
+    return [*ids, EOS_ID] if ids else []
 
 
 @dataclass(frozen=True, slots=True)

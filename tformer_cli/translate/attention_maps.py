@@ -15,7 +15,7 @@ from tformer_cli.plotting.attention_maps import AttentionMaps, Part, PartMaps, P
 from tformer_cli.search.engine import NativeEngine
 from tformer_cli.search.request import Request, SpecialTokens
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
-from tformer_cli.text.vocabulary import EOS_ID
+from tformer_cli.text.vocabulary import with_eos
 from tformer_cli.translate.preprocess import special_tokens
 
 # Positions of a position table at least, if the network knows so many.
@@ -46,8 +46,8 @@ def sentence_maps(
             not translate.
         DataError: the sentence or the translation is longer than the learned positions.
     """
-    source_ids = [*_encode(tokenizers.source, "`sentence`", sentence), EOS_ID]
-    if len(source_ids) == 1:
+    source_ids = with_eos(_encode(tokenizers.source, "`sentence`", sentence))
+    if not source_ids:
         raise UsageError("`sentence`", "has no token", got=repr(sentence))
     _check_length(network, "`sentence`", len(source_ids))
     if not isinstance(network, Seq2Seq):

@@ -24,7 +24,7 @@ from tformer_cli.text.segments import (
 )
 from tformer_cli.text.subword import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
-from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID
+from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID, with_eos
 from tformer_cli.translate.options import LongLines
 
 # Pieces of a line at most; piece i of line n has the number n * MAX_PIECES + i when sampling.
@@ -202,7 +202,7 @@ class Preprocessor:
         ids = encode(line)
         is_long, num_sentences = len(ids) > limit, self._num_excess_sentences(line)
         if not is_long and not num_sentences:
-            return [(line, _with_eos(ids))]
+            return [(line, with_eos(ids))]
         what, got = f"is longer than {limit:,} tokens", f"{len(ids):,}"
         if self.long_lines == "error":
             raise DataError(where, what, got=got, remedy='split it, or use `long_lines="split"`')
@@ -228,7 +228,7 @@ class Preprocessor:
         elif not self._has_warned_of_sentences:
             self._has_warned_of_sentences = True
             on_warning(_sentences_warning(where, num_sentences, self.max_source_sentences))
-        return [(text, _with_eos(piece)) for text, piece in zip(texts, pieces, strict=True)]
+        return [(text, with_eos(piece)) for text, piece in zip(texts, pieces, strict=True)]
 
     def _num_excess_sentences(self, line: str) -> int:
         """Return the number of sentences of a line that is split for them, else 0."""
@@ -287,11 +287,6 @@ def _check_not_banned(ids: Ids, text: str, where: str, banned: Sequence[Ids]) ->
 def _contains(ids: Ids, phrase: Ids) -> bool:
     starts = range(len(ids) - len(phrase) + 1)
     return any(ids[start : start + len(phrase)] == phrase for start in starts)
-
-
-def _with_eos(ids: Sequence[int]) -> list[int]:
-    """Return ids with EOS; an empty sentence stays empty."""
-    return [*ids, EOS_ID] if ids else []
 
 
 def _sentences_warning(where: str, count: int, limit: int | None) -> Problem:

@@ -9,7 +9,7 @@ from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.errors import Problem
 from tformer_cli.search.scoring import Scorer
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import EOS_ID
+from tformer_cli.text.vocabulary import EOS_ID, with_eos
 
 # Maximum source or target length that is scored, in tokens: attention is quadratic in it.
 MAX_TOKENS = 4096
@@ -81,7 +81,7 @@ def score_pairs(
                 on_warning(Problem(f"{names[0]}:{line}", what, f"{length} tokens"))
         log_probs = scorer.score(
             [
-                ([*source, EOS_ID] if source else [], target) if length <= MAX_TOKENS else ([], [])
+                (with_eos(source), target) if length <= MAX_TOKENS else ([], [])
                 for source, target, length in zip(sources, targets, lengths, strict=True)
             ],
             on_done=on_done,
