@@ -30,8 +30,7 @@ from tformer_cli.config.schema.model import (
 )
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.errors import ConfigError, UsageError
-from tformer_cli.export.marian import MarianFormat
-from tformer_cli.export.marian_folder import read_marian
+from tformer_cli.export.marian import MarianFormat, read_marian
 from tformer_cli.model.build import build_model
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import build_tokenizers
@@ -259,12 +258,12 @@ def test_all_keys_of_another_function_are_named_at_once(tmp_path):
         "model.norm: must be layer in a Marian model; got rms",
         "model.norm_position: must be post in a Marian model; got deep",
         "model.norm_epsilon: must be 1e-05 in a Marian model; got 1e-06",
-        "model.activation: must be one of relu, gelu, silu in a Marian model; got swiglu",
         "model.bias: must be true in a Marian model; got false",
-        "model.positions: must be of kind sinusoidal in a Marian model; got rotary",
+        "model.positions: must be sinusoidal in a Marian model; got rotary",
         "model.num_kv_heads: must be null in a Marian model; got 2",
         "model.sliding_window: must be null in a Marian model; got 3",
         "model.qk_norm: must be false in a Marian model; got true",
+        "model.activation: must be one of relu, gelu, silu in a Marian model; got swiglu",
         "tokenizer.lowercase: must be none in a Marian model; got source",
         "tokenizer.nfkc: must be none in a Marian model; got both",
     ]
@@ -279,7 +278,8 @@ def test_all_keys_of_another_function_are_named_at_once(tmp_path):
         ),
         (
             {"model": replace(PLAIN, latent=LatentConfig(kv_lora_rank=6, rope_head_dim=4))},
-            "model.latent: must be null in a Marian model; got dim 6",
+            "model.latent: must be null in a Marian model; "
+            'got {"kv_lora_rank": 6, "rope_head_dim": 4}',
         ),
         (
             {"tokenizer": CharConfig()},

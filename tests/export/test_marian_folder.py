@@ -24,7 +24,7 @@ from transformers import MarianMTModel, MarianTokenizer
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.errors import ConfigError, TformerError
-from tformer_cli.export.marian_folder import read_marian
+from tformer_cli.export.marian import read_marian
 from tformer_cli.export.run import import_run
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model
@@ -387,11 +387,11 @@ def test_all_settings_that_are_no_model_of_ours_come_at_once(opus):
     )
     pad = json.loads(file.read_text())["pad_token_id"]
     assert refused(opus) == [
+        f'{file}: d_model: must be a whole number; got "wide"',
         f"{file}: decoder_attention_heads: must be encoder_attention_heads (3); got 4",
         f"{file}: decoder_ffn_dim: must be encoder_ffn_dim (17); got 18",
-        f"{file}: activation_function: must be one of relu, gelu, silu, swish; got tanh",
-        f'{file}: d_model: must be a whole number; got "wide"',
         f"{file}: dropout: must be a number; got nothing",
+        f"{file}: activation_function: must be one of relu, gelu, silu, swish; got tanh",
         f"{file}: decoder_start_token_id: must be pad_token_id ({pad}); got 0",
         f"{file}: scale_embedding: must be true or false; got 1",
     ]

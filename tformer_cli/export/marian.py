@@ -1,4 +1,4 @@
-"""Export to a folder that transformers' MarianMTModel and MarianTokenizer load.
+"""Export to a folder that transformers' MarianMTModel and MarianTokenizer load, and import of it.
 
 Logits are ours, and suppressed tokens have none to speak of, so greedy translations and
 probabilities are equal. Empty translations are excluded by the folder's `generate` settings. Text
@@ -8,53 +8,68 @@ Marian and is plain text to us; all other text has the same ids.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
+from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.decoding import DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.errors import Problem
+from tformer_cli.config.schema.tokenizer import MarianConfig
+from tformer_cli.errors import CheckpointError, ConfigError, Problem
 from tformer_cli.export.card import filled
 from tformer_cli.export.format import Format
-from tformer_cli.export.marian_folder import (
-    LOGITS_BIAS,
-    OUTPUT_PROJECTION,
+from tformer_cli.export.imported_folder import (
+    RESTORE,
+    check_weights,
+    fill,
+    json_object,
+    new_model,
+    read_weights,
+    shapes,
+    weights_file,
+)
+from tformer_cli.export.marian_settings import (
+    LANGUAGES_FILE,
     SEARCH_FILE,
     SETTINGS_FILE,
-    SHARED,
-    SOURCE_EMBEDDINGS,
-    TARGET_EMBEDDINGS,
-    read_marian,
+    SPECIAL_IDS,
+    Shape,
+    language_settings,
+    model_settings,
+    read_languages,
+    read_search,
+    read_shape,
+    search_settings,
+    unsupported,
 )
 from tformer_cli.export.marian_weights import (
-    ACTIVATIONS,
-    NORM_EPSILON,
+    LOGITS_BIAS,
     OUR_IDS,
-    EmbeddingTables,
-    VocabularyMapping,
+    OUTSIDE,
+    SOURCE,
+    table_names,
+    to_ours,
     to_theirs,
+    weight_names,
 )
+from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.engine import NativeEngine
 from tformer_cli.storage.atomic import atomic_write, write_json
 from tformer_cli.storage.checkpoint import save_tensors
 from tformer_cli.storage.run_directory import MODEL_FILE
 from tformer_cli.storage.trained_model import TrainedModel
-from tformer_cli.text.subword import MarianTokenizer
-from tformer_cli.text.tokenizer import Tokenizer
+from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.subword import MarianTokenizer, marian_file
+from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import NUM_SPECIAL
 from tformer_cli.translate.preprocess import special_tokens
 
-# Marian's ids of its special tokens.
-SPECIAL_IDS = {token: i for i, token in enumerate(OUR_IDS)}
-# Marian's activations by ours; of two names for one, the last is its own.
-THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
-# Rows of Marian's table of sinusoids, which fails past the last; more if our limits are higher.
-MIN_POSITIONS = 1024
-# Logit bias of suppressed tokens.
-SUPPRESSED = -1e9
+PICKLE_FILE = "pytorch_model.bin"
+VOCABULARY_FILE, TARGET_VOCABULARY_FILE = "vocab.json", "target_vocab.json"
+SOURCE_PIECES_FILE, TARGET_PIECES_FILE = "source.spm", "target.spm"
 
 
 class MarianFormat(Format):
@@ -67,24 +82,24 @@ class MarianFormat(Format):
     program: ClassVar = "transformers"
 
     def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
-        rules = _model_rules(trained.config) + _tokenizer_rules(trained.config)
-        for key, required, got, is_met in rules:
-            if not is_met:
-                yield Problem(key, f"must be {required} in a Marian model", got)
+        return unsupported(trained.config)
 
     def write(self, trained: TrainedModel, folder: Path) -> None:
         config, tokenizers = trained.config, trained.tokenizers
-        vocabularies = [_vocabulary(side) for side in (tokenizers.source, tokenizers.target)]
+        source, target = map(_vocabulary, (tokenizers.source, tokenizers.target))
         # Files of safetensors are private to their owner; those of `atomic_write` are not.
         with atomic_write(folder / MODEL_FILE) as temporary:
             save_tensors(_weights(trained), temporary, {"format": "pt"})
-        write_json(folder / SETTINGS_FILE, _settings(config, *map(len, vocabularies)))
-        write_json(folder / SEARCH_FILE, _generation(config))
-        write_json(folder / "tokenizer_config.json", _tokenizer_settings(config))
-        write_json(folder / "vocab.json", vocabularies[0])
+        write_json(folder / SETTINGS_FILE, model_settings(config, len(source), len(target)))
+        write_json(folder / SEARCH_FILE, search_settings(config))
+        write_json(folder / LANGUAGES_FILE, language_settings(config))
+        write_json(folder / VOCABULARY_FILE, source)
         if not tokenizers.shared:
-            write_json(folder / "target_vocab.json", vocabularies[1])
-        for name, side in (("source.spm", tokenizers.source), ("target.spm", tokenizers.target)):
+            write_json(folder / TARGET_VOCABULARY_FILE, target)
+        for name, side in (
+            (SOURCE_PIECES_FILE, tokenizers.source),
+            (TARGET_PIECES_FILE, tokenizers.target),
+        ):
             content = side.model if isinstance(side, MarianTokenizer) else side.content
             (folder / name).write_bytes(content)
 
@@ -103,145 +118,143 @@ class MarianFormat(Format):
         return ["transformers", "sentencepiece", "torch"]
 
 
-# Key, required value, actual value, and whether it is met.
-Rule = tuple[str, str, str, bool]
-
-
-def _model_rules(config: Config) -> list[Rule]:
-    model = config.model
-    if not isinstance(model, EncoderDecoderConfig):
-        return [("model.kind", "encoder_decoder", model.kind, False)]
-    latent = "" if model.latent is None else f"dim {model.latent.kv_lora_rank}"
-    window, positions = model.sliding_window, model.positions.kind
-    activations = f"one of {', '.join(THEIR_ACTIVATIONS)}"
-    epsilon, is_known = f"{model.norm_epsilon:g}", model.activation in THEIR_ACTIVATIONS
-    is_multi_head = model.kv_heads == model.num_heads
-    return [
-        ("model.norm", "layer", model.norm, model.norm == "layer"),
-        ("model.norm_position", "post", model.norm_position, model.norm_position == "post"),
-        ("model.norm_epsilon", f"{NORM_EPSILON:g}", epsilon, model.norm_epsilon == NORM_EPSILON),
-        ("model.activation", activations, model.activation, is_known),
-        ("model.bias", "true", "false", model.bias),
-        ("model.positions", "of kind sinusoidal", positions, positions == "sinusoidal"),
-        ("model.num_kv_heads", "null", str(model.num_kv_heads), is_multi_head),
-        ("model.latent", "null", latent, model.latent is None),
-        ("model.sliding_window", "null", str(window), window is None),
-        ("model.qk_norm", "false", "true", not model.qk_norm),
-    ]
-
-
-def _tokenizer_rules(config: Config) -> list[Rule]:
-    tokenizer = config.tokenizer
-    if not isinstance(config.model, EncoderDecoderConfig) or tokenizer.kind == "marian":
-        return []
-    if tokenizer.kind != "subword":
-        return [("tokenizer.kind", "subword", tokenizer.kind, False)]
-    return [
-        ("tokenizer.lowercase", "none", tokenizer.lowercase, tokenizer.lowercase == "none"),
-        ("tokenizer.nfkc", "none", tokenizer.nfkc, tokenizer.nfkc == "none"),
-    ]
-
-
 def _vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
     """Return Marian's id of each piece."""
     pieces = tokenizer.tokens(range(NUM_SPECIAL, tokenizer.size))
     return SPECIAL_IDS | {piece: i for i, piece in enumerate(pieces, start=len(SPECIAL_IDS))}
 
 
-def _vocabulary_mapping(tokenizer: Tokenizer) -> VocabularyMapping:
-    their_size = len(SPECIAL_IDS) + tokenizer.size - NUM_SPECIAL
-    return VocabularyMapping(
-        ours=torch.tensor([*OUR_IDS.values(), *range(NUM_SPECIAL, tokenizer.size)]),
-        theirs=torch.arange(their_size),
-        our_size=tokenizer.size,
-        their_size=their_size,
-    )
-
-
 def _weights(trained: TrainedModel) -> dict[str, Tensor]:
-    """Return the weights by Marian's names, shared ones once."""
-    config, tokenizers = trained.config.model, trained.tokenizers
+    """Return the weights by Marian's names."""
+    config = trained.config.model
     assert isinstance(config, EncoderDecoderConfig)
-    source, target = map(_vocabulary_mapping, (tokenizers.source, tokenizers.target))
     named = trained.model.named_parameters(remove_duplicate=False)
     ours = {name: weight.detach().to("cpu", torch.float32) for name, weight in named}
-    weights, tables = to_theirs(ours, source, target, config)
-    is_suppressed = torch.isin(target.ours, torch.tensor(tokenizers.target.suppressed_ids))
-    bias = tables.bias.masked_fill(is_suppressed, SUPPRESSED)
-    weights |= _named_tables(tables, config) | {LOGITS_BIAS: bias[None]}
-    return {name: weight.contiguous() for name, weight in weights.items()}
+    return to_theirs(ours, trained.tokenizers.target.suppressed_ids, config)
 
 
-def _named_tables(tables: EmbeddingTables, config: EncoderDecoderConfig) -> dict[str, Tensor]:
-    if config.tie_embeddings == "all":
-        return {SHARED: tables.source}
-    named = {SOURCE_EMBEDDINGS: tables.source, TARGET_EMBEDDINGS: tables.target}
-    if config.tie_embeddings == "none":
-        named[OUTPUT_PROJECTION] = tables.output
-    return named
+class Side(NamedTuple):
+    """The tokenizer of a language, and Marian's ids (n,) of the tokens that it has too."""
+
+    tokenizer: MarianTokenizer
+    ids: Tensor
 
 
-def _settings(config: Config, source_size: int, target_size: int) -> dict[str, Any]:
-    """Return the content of config.json."""
-    model = config.model
-    assert isinstance(model, EncoderDecoderConfig)
-    return {
-        "architectures": ["MarianMTModel"],
-        "model_type": "marian",
-        "is_encoder_decoder": True,
-        "d_model": model.dim,
-        "encoder_layers": model.num_encoder_layers,
-        "decoder_layers": model.num_decoder_layers,
-        "encoder_attention_heads": model.num_heads,
-        "decoder_attention_heads": model.num_heads,
-        "encoder_ffn_dim": model.feedforward_dim,
-        "decoder_ffn_dim": model.feedforward_dim,
-        "activation_function": THEIR_ACTIVATIONS[model.activation],
-        "scale_embedding": True,
-        "share_encoder_decoder_embeddings": model.tie_embeddings == "all",
-        "tie_word_embeddings": model.tie_embeddings != "none",
-        "max_position_embeddings": _num_positions(config),
-        "dropout": model.dropout,
-        "attention_dropout": model.own_dropout(model.attention_dropout),
-        "activation_dropout": model.own_dropout(model.feedforward_dropout),
-        "vocab_size": source_size,
-        "decoder_vocab_size": target_size,
-        "bos_token_id": None,
-        **_special_ids(),
+def read_marian(
+    folder: Path, *, source_language: str | None = None, target_language: str | None = None
+) -> TrainedModel:
+    """Return the model of a folder, with the search of its generation_config.json.
+
+    Nothing is unpickled. Arguments and errors are those of `import_run`.
+    """
+    _check_files(folder)
+    shape = read_shape(folder / SETTINGS_FILE)
+    decoding = read_search(folder / SEARCH_FILE)
+    languages = read_languages(folder / LANGUAGES_FILE)
+    if languages.are_separate and shape.model.tie_embeddings == "all":
+        what = "has two vocabularies, but config.json has one embedding table"
+        got = "separate_vocabs true"
+        raise CheckpointError(str(folder / LANGUAGES_FILE), what, got=got, remedy=RESTORE)
+    source = _side(folder, SOURCE_PIECES_FILE, VOCABULARY_FILE, shape.source_size)
+    target_file = TARGET_VOCABULARY_FILE if languages.are_separate else VOCABULARY_FILE
+    target = _side(folder, TARGET_PIECES_FILE, target_file, shape.target_size)
+    _check_special_ids(folder, target_file, shape, target.ids)
+    model = _model(weights_file(folder), shape, source, target)
+    tokenizers = Tokenizers(source.tokenizer, target.tokenizer, not languages.are_separate)
+    config = Config(
+        data=_data(source_language or languages.source, target_language or languages.target),
+        tokenizer=MarianConfig(shared=tokenizers.shared),
+        model=shape.model,
+        decoding=decoding,
+    )
+    return TrainedModel(config, tokenizers, model, step=0)
+
+
+def _check_files(folder: Path) -> None:
+    weights = weights_file(folder)
+    if (folder / PICKLE_FILE).exists() and not weights.exists():
+        saving = f"MarianMTModel.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+        raise CheckpointError(
+            str(folder / PICKLE_FILE),
+            f"is a pickle, which can run any program; only {weights.name} is read",
+            remedy="if you trust it, convert it: "
+            f'python -c "from transformers import MarianMTModel; {saving}"',
+        )
+    pieces = SOURCE_PIECES_FILE, TARGET_PIECES_FILE
+    for name in (SETTINGS_FILE, weights.name, *pieces, VOCABULARY_FILE, LANGUAGES_FILE):
+        if not (folder / name).is_file():
+            remedy = "name a folder of a Marian model as transformers saves it"
+            raise CheckpointError(str(folder / name), "no such file", remedy=remedy)
+
+
+def _side(folder: Path, pieces_name: str, vocabulary_name: str, size: int) -> Side:
+    file = folder / vocabulary_name
+    ids = json_object(file)
+    got = None
+    if not all(type(i) is int for i in ids.values()):
+        got = "an id that is no whole number"
+    elif any("\ud800" <= character <= "\udfff" for piece in ids for character in piece):
+        # JSON escaped one of the two surrogates of a character without the other.
+        got = "half a character of Unicode"
+    if got is not None:
+        raise CheckpointError(str(file), "is not a vocabulary", got=got, remedy=RESTORE)
+    if len(ids) != size or sorted(ids.values()) != list(range(size)):
+        what = f"must name each of the {size} embedding rows once"
+        raise CheckpointError(str(file), what, got=f"{len(ids)} pieces", remedy=RESTORE)
+    for token in OUR_IDS:
+        if token not in ids:
+            raise CheckpointError(str(file), f"has no {token}", remedy=RESTORE)
+    pieces = sorted(ids.keys() - OUR_IDS.keys(), key=ids.__getitem__)
+    model_file = folder / pieces_name
+    content = marian_file(model_file.read_bytes(), pieces)
+    tokenizer = MarianTokenizer(content, Normalizer(), name=str(model_file))
+    return Side(tokenizer, torch.tensor([ids[piece] for piece in (*OUR_IDS, *pieces)]))
+
+
+def _check_special_ids(folder: Path, name: str, shape: Shape, ids: Tensor) -> None:
+    """Check that config.json has the special ids of the target vocabulary."""
+    settings = folder / SETTINGS_FILE
+    theirs = dict(zip(OUR_IDS, ids.tolist(), strict=False))
+    problems = [
+        Problem(f"{settings}: {key}", f"must be the id of {token} in {name} ({theirs[token]})", got)
+        for key, token, got in (
+            ("eos_token_id", "</s>", str(shape.end_id)),
+            ("pad_token_id", "<pad>", str(shape.pad_id)),
+        )
+        if got != str(theirs[token])
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _model(file: Path, shape: Shape, source: Side, target: Side) -> Seq2Seq:
+    theirs, settings = read_weights(file), file.with_name(SETTINGS_FILE)
+    actual = {name: tuple(weight.shape) for name, weight in theirs.items()}
+    # Tables come first: they say how large the rest can be.
+    tables = {
+        name: (shape.source_size if ours == SOURCE else shape.target_size, shape.model.dim)
+        for ours, name in table_names(shape.model, theirs).items()
     }
+    if LOGITS_BIAS in theirs:
+        tables[LOGITS_BIAS] = 1, shape.target_size
+    in_tables = {name: size for name, size in actual.items() if name in tables}
+    check_weights(file, in_tables, tables, SETTINGS_FILE)
+    sizes = {"source_size": source.tokenizer.size, "target_size": target.tokenizer.size}
+    ours = shapes(shape.model, **sizes, num_weights=len(theirs), settings=settings)
+    layers = {name.theirs: ours[name.ours] for name in weight_names(shape.model)}
+    in_layers = {name: size for name, size in actual.items() if name not in OUTSIDE}
+    check_weights(file, in_layers, layers, SETTINGS_FILE)
+    model = new_model(shape.model, **sizes, settings=settings)
+    weights = to_ours(theirs, source.ids, target.ids, shape.model, is_scaled=shape.is_scaled)
+    fill(model, weights, file)
+    return model
 
 
-def _generation(config: Config) -> dict[str, Any]:
-    """Return the content of generation_config.json: the run's search, as far as Marian has it."""
-    search = config.decoding
-    beam: dict[str, Any] = {"num_beams": 1}
-    if isinstance(search, BeamConfig):
-        beam = {"num_beams": search.beam_size, "length_penalty": search.length_penalty}
-    return _special_ids() | {"min_new_tokens": 1, "max_new_tokens": search.max_length} | beam
-
-
-def _special_ids() -> dict[str, int | None]:
-    end, pad = SPECIAL_IDS["</s>"], SPECIAL_IDS["<pad>"]
-    return {
-        "eos_token_id": end,
-        # A translation that is cut off has no EOS, as with us.
-        "forced_eos_token_id": None,
-        "pad_token_id": pad,
-        "decoder_start_token_id": pad,
-    }
-
-
-def _tokenizer_settings(config: Config) -> dict[str, Any]:
-    """Return the content of tokenizer_config.json."""
-    return {
-        "tokenizer_class": "MarianTokenizer",
-        "source_lang": config.data.source_language,
-        "target_lang": config.data.target_language,
-        "separate_vocabs": not config.tokenizer.shared,
-        "model_max_length": _num_positions(config),
-    }
-
-
-def _num_positions(config: Config) -> int:
-    longest = max(config.data.filters.max_length, config.decoding.max_length)
-    return max(MIN_POSITIONS, longest + 1)
+def _data(source: str, target: str) -> DataConfig:
+    """Return the text files that a further training expects below its `data.root`."""
+    return DataConfig(
+        source_language=source,
+        target_language=target,
+        train=(TrainingText(source=Path(f"train.{source}"), target=Path(f"train.{target}")),),
+        valid=ParallelText(source=Path(f"valid.{source}"), target=Path(f"valid.{target}")),
+    )

@@ -1,17 +1,55 @@
-"""The JSON settings of a Marian folder: config, tokenizer config and generation config."""
+"""Marian's JSON settings by ours, both ways: config, tokenizer config and generation config."""
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from tformer_cli.config.load import as_plain
+from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.fields import check
-from tformer_cli.config.schema.model import EncoderDecoderConfig
+from tformer_cli.config.schema.model import EncoderDecoderConfig, SinusoidalPositions
+from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
 from tformer_cli.export.imported_folder import json_object
-from tformer_cli.export.marian_weights import ACTIVATIONS, NORM_EPSILON
+from tformer_cli.export.marian_weights import OUR_IDS
+
+SETTINGS_FILE, SEARCH_FILE = "config.json", "generation_config.json"
+LANGUAGES_FILE = "tokenizer_config.json"
+
+# Values of our keys in every Marian model.
+FIXED: dict[str, Any] = {
+    "norm": "layer",
+    "norm_position": "post",
+    "norm_epsilon": 1e-5,
+    "bias": True,
+    "positions": SinusoidalPositions(),
+    "num_kv_heads": None,
+    "latent": None,
+    "sliding_window": None,
+    "qk_norm": False,
+}
+# Our keys by Marian's. Two of one key have one value.
+SIZES = {
+    "d_model": "dim",
+    "encoder_layers": "num_encoder_layers",
+    "decoder_layers": "num_decoder_layers",
+    "encoder_attention_heads": "num_heads",
+    "decoder_attention_heads": "num_heads",
+    "encoder_ffn_dim": "feedforward_dim",
+    "decoder_ffn_dim": "feedforward_dim",
+}
+DROPOUTS = {
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "activation_dropout": "feedforward_dropout",
+}
+# Our activations by Marian's; of two names for one, the last is its own.
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu"}
+THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 
 # transformers' defaults of missing keys.
 DEFAULTS: dict[str, Any] = {
@@ -23,9 +61,98 @@ DEFAULTS: dict[str, Any] = {
     "activation_dropout": 0.0,
     "separate_vocabs": False,
 }
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+# Marian's ids of its special tokens in our exports.
+SPECIAL_IDS = {token: i for i, token in enumerate(OUR_IDS)}
+# Rows of Marian's table of sinusoids, which fails past the last; more if our limits are higher.
+MIN_POSITIONS = 1024
 
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 Kind = TypeVar("Kind", int, float, bool, str)
+
+
+def unsupported(config: Config) -> Iterator[Problem]:
+    """Yield the keys of a config that no Marian model has."""
+    model, tokenizer = config.model, config.tokenizer
+    required: dict[str, tuple[object, object]] = {}  # and actual values by key
+    if not isinstance(model, EncoderDecoderConfig):
+        required["model.kind"] = "encoder_decoder", model.kind
+    else:
+        if model.kv_heads == model.num_heads:
+            model = replace(model, num_kv_heads=None)
+        required |= {f"model.{key}": (value, getattr(model, key)) for key, value in FIXED.items()}
+        if model.activation not in THEIR_ACTIVATIONS:
+            activations = f"one of {', '.join(THEIR_ACTIVATIONS)}"
+            required["model.activation"] = activations, model.activation
+        if isinstance(tokenizer, SubwordConfig):
+            required["tokenizer.lowercase"] = "none", tokenizer.lowercase
+            required["tokenizer.nfkc"] = "none", tokenizer.nfkc
+        elif tokenizer.kind != "marian":
+            required["tokenizer.kind"] = "subword", tokenizer.kind
+    for key, (value, actual) in required.items():
+        if actual != value:
+            yield Problem(key, f"must be {_shown(value)} in a Marian model", _shown(actual))
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else getattr(value, "kind", json.dumps(as_plain(value)))
+
+
+def model_settings(config: Config, source_size: int, target_size: int) -> dict[str, Any]:
+    """Return the content of config.json."""
+    model = config.model
+    assert isinstance(model, EncoderDecoderConfig)
+    return {
+        "architectures": ["MarianMTModel"],
+        "model_type": "marian",
+        "is_encoder_decoder": True,
+        **{theirs: getattr(model, ours) for theirs, ours in SIZES.items()},
+        "activation_function": THEIR_ACTIVATIONS[model.activation],
+        "scale_embedding": True,
+        "share_encoder_decoder_embeddings": model.tie_embeddings == "all",
+        "tie_word_embeddings": model.tie_embeddings != "none",
+        "max_position_embeddings": _num_positions(config),
+        **{theirs: model.own_dropout(getattr(model, ours)) for theirs, ours in DROPOUTS.items()},
+        "vocab_size": source_size,
+        "decoder_vocab_size": target_size,
+        "bos_token_id": None,
+        **_special_ids(),
+    }
+
+
+def search_settings(config: Config) -> dict[str, Any]:
+    """Return the content of generation_config.json: the run's search, as far as Marian has it."""
+    search = config.decoding
+    beam: dict[str, Any] = {"num_beams": 1}
+    if isinstance(search, BeamConfig):
+        beam = {"num_beams": search.beam_size, "length_penalty": search.length_penalty}
+    return _special_ids() | {"min_new_tokens": 1, "max_new_tokens": search.max_length} | beam
+
+
+def language_settings(config: Config) -> dict[str, Any]:
+    """Return the content of tokenizer_config.json."""
+    return {
+        "tokenizer_class": "MarianTokenizer",
+        "source_lang": config.data.source_language,
+        "target_lang": config.data.target_language,
+        "separate_vocabs": not config.tokenizer.shared,
+        "model_max_length": _num_positions(config),
+    }
+
+
+def _special_ids() -> dict[str, int | None]:
+    end, pad = SPECIAL_IDS["</s>"], SPECIAL_IDS["<pad>"]
+    return {
+        "eos_token_id": end,
+        # A translation that is cut off has no EOS, as with us.
+        "forced_eos_token_id": None,
+        "pad_token_id": pad,
+        "decoder_start_token_id": pad,
+    }
+
+
+def _num_positions(config: Config) -> int:
+    longest = max(config.data.filters.max_length, config.decoding.max_length)
+    return max(MIN_POSITIONS, longest + 1)
 
 
 class Shape(NamedTuple):
@@ -35,7 +162,7 @@ class Shape(NamedTuple):
     source_size: int  # vocabulary
     target_size: int
     end_id: int  # Marian's id of `</s>`
-    start_id: int  # Marian's id of the decoder start token, its pad
+    pad_id: int  # and of `<pad>`, with which translations begin
     is_scaled: bool  # whether embeddings are multiplied by sqrt(D), as ours are
 
 
@@ -54,11 +181,6 @@ class Settings:
         self.file = file
         self.values = DEFAULTS | values
         self.problems: list[Problem] = []
-
-    @classmethod
-    def read(cls, file: Path) -> "Settings":
-        """Read a file."""
-        return cls(file, json_object(file))
 
     def take(self, key: str, kind: type[Kind]) -> Kind:
         """Return a value; note a missing or mistyped one, and return an empty one."""
@@ -90,69 +212,58 @@ class Settings:
 
 def read_shape(file: Path) -> Shape:
     """Read config.json."""
-    settings = Settings.read(file)
+    settings = Settings(file, json_object(file))
     kind = settings.values.get("model_type")
     if kind != "marian":
         what, got = "is not of a Marian model", f"model_type {json.dumps(kind)}"
         raise CheckpointError(str(file), what, got=got)
     is_shared = settings.take("share_encoder_decoder_embeddings", bool)
-    model = _model(settings, is_shared=is_shared)
+    is_tied = settings.take("tie_word_embeddings", bool)
+    model = EncoderDecoderConfig(
+        **_sizes(settings),  # type: ignore[arg-type]
+        **{ours: settings.take(theirs, float) for theirs, ours in DROPOUTS.items()},  # type: ignore[arg-type]
+        activation=_activation(settings),
+        tie_embeddings="none" if not is_tied else "all" if is_shared else "output",
+        output_bias=True,
+        **FIXED,
+    )
+    settings.note_conflicts(model, "model")
     source_size = target_size = settings.take("vocab_size", int)
     if not is_shared and settings.values.get("decoder_vocab_size") is not None:
         target_size = settings.take("decoder_vocab_size", int)
-    start_id, pad_id = (settings.take(f"{x}_token_id", int) for x in ("decoder_start", "pad"))
+    keys = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
+    start_id, pad_id, end_id = (settings.take(key, int) for key in keys)
     if start_id != pad_id:
         rule = f"must be pad_token_id ({pad_id})"
         settings.note(Problem("decoder_start_token_id", rule, str(start_id)))
-    shape = Shape(
-        model,
-        source_size,
-        target_size,
-        settings.take("eos_token_id", int),
-        start_id,
-        settings.take("scale_embedding", bool),
-    )
+    is_scaled = settings.take("scale_embedding", bool)
     settings.check()
-    return shape
+    return Shape(model, source_size, target_size, end_id, pad_id, is_scaled)
 
 
-def _model(settings: Settings, *, is_shared: bool) -> EncoderDecoderConfig:
-    """Return our config; problems are noted."""
-    num_heads = settings.take("encoder_attention_heads", int)
-    feedforward_dim = settings.take("encoder_ffn_dim", int)
-    if (got := settings.take("decoder_attention_heads", int)) != num_heads:
-        rule = f"must be encoder_attention_heads ({num_heads})"
-        settings.note(Problem("decoder_attention_heads", rule, str(got)))
-    if (got := settings.take("decoder_ffn_dim", int)) != feedforward_dim:
-        rule = f"must be encoder_ffn_dim ({feedforward_dim})"
-        settings.note(Problem("decoder_ffn_dim", rule, str(got)))
+def _sizes(settings: Settings) -> dict[str, int]:
+    """Return the sizes of the model by our keys; problems are noted."""
+    sizes: dict[str, int] = {}
+    for key, ours in SIZES.items():
+        size = settings.take(key, int)
+        if size != sizes.setdefault(ours, size):
+            rule = f"must be {key.replace('decoder', 'encoder')} ({sizes[ours]})"
+            settings.note(Problem(key, rule, str(size)))
+    return sizes
+
+
+def _activation(settings: Settings) -> Any:
+    """Return our activation; a problem is noted."""
     activation = settings.take("activation_function", str)
     if activation not in ACTIVATIONS:
         rule = f"must be one of {', '.join(ACTIVATIONS)}"
         settings.note(Problem("activation_function", rule, activation))
-    is_tied = settings.take("tie_word_embeddings", bool)
-    model = EncoderDecoderConfig(
-        dim=settings.take("d_model", int),
-        num_heads=num_heads,
-        feedforward_dim=feedforward_dim,
-        num_encoder_layers=settings.take("encoder_layers", int),
-        num_decoder_layers=settings.take("decoder_layers", int),
-        activation=ACTIVATIONS.get(activation, "relu"),  # type: ignore[arg-type]
-        norm_position="post",
-        norm_epsilon=NORM_EPSILON,
-        dropout=settings.take("dropout", float),
-        attention_dropout=settings.take("attention_dropout", float),
-        feedforward_dropout=settings.take("activation_dropout", float),
-        tie_embeddings="none" if not is_tied else "all" if is_shared else "output",
-        output_bias=True,
-    )
-    settings.note_conflicts(model, "model")
-    return model
+    return ACTIVATIONS.get(activation, "relu")
 
 
 def read_languages(file: Path) -> Languages:
     """Read tokenizer_config.json."""
-    settings = Settings.read(file)
+    settings = Settings(file, json_object(file))
     for side in ("source", "target"):
         # transformers writes null for an unknown language.
         if settings.values.get(f"{side}_lang") is None:
@@ -175,29 +286,23 @@ def read_search(file: Path) -> DecodingConfig:
     """
     if not file.is_file():
         return BeamConfig()
-    settings = Settings.read(file)
-    search = _search(settings)
-    remedy = f"correct {file.name}, or remove it to have a search of ours"
-    settings.note_conflicts(search, "decoding", remedy)
-    settings.check()
-    return search
-
-
-def _search(settings: Settings) -> DecodingConfig:
-    """Return the search of a file; problems are noted."""
+    settings = Settings(file, json_object(file))
     # transformers writes null for what nobody chose.
     chosen = {key for key, value in settings.values.items() if value is not None}
     limits: dict[str, Any] = {}
+    beam: dict[str, Any] = {}
     if "max_new_tokens" in chosen:
         limits["max_length"] = settings.take("max_new_tokens", int)
     elif "max_length" in chosen:
         # It counts the decoder start token.
         limits["max_length"] = settings.take("max_length", int) - 1
-    beam: dict[str, Any] = {}
     if "num_beams" in chosen:
         beam["beam_size"] = settings.take("num_beams", int)
     if "length_penalty" in chosen:
         beam["length_penalty"] = settings.take("length_penalty", float)
-    if beam.get("beam_size") == 1:
-        return GreedyConfig(**limits)
-    return BeamConfig(**limits, **beam)
+    is_greedy = beam.get("beam_size") == 1
+    search = GreedyConfig(**limits) if is_greedy else BeamConfig(**limits, **beam)
+    remedy = f"correct {file.name}, or remove it to have a search of ours"
+    settings.note_conflicts(search, "decoding", remedy)
+    settings.check()
+    return search

@@ -1,26 +1,26 @@
-"""Marian's names, token ids and weight layout by ours.
+"""Marian's weights by ours, both ways: their names, token ids and layout.
 
 Marian's sinusoids are all sines, then all cosines (transformers'
 MarianSinusoidalPositionalEmbedding); ours alternate (Vaswani et al. 2017, section 3.5). So
 component 2i of our hidden states is its component i, and our 2i + 1 its D/2 + i. Norms and heads
 do not depend on the order: a model is the same when every weight that reads or writes hidden
 states is laid out in the other order.
+
+Our start token stands for Marian's pad, with which its targets begin. Tokens that Marian does not
+have, such as `<mask>`, get zero embeddings and an output bias that leaves them no probability.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, UNK_ID
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, NUM_SPECIAL, UNK_ID
 
 Weights = dict[str, Tensor]
-
-# Our activations by Marian's names, and the epsilon of its norms.
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu"}
-NORM_EPSILON = 1e-5
 
 # Our ids of Marian's special tokens. Its targets begin with <pad>, our <s>.
 OUR_IDS = {"</s>": EOS_ID, "<unk>": UNK_ID, "<pad>": BOS_ID}
@@ -49,15 +49,28 @@ CROSS_WRITING = {
     "cross_attention_norm": "encoder_attn_layer_norm",
 }
 
+# Our tables of a row per token, and Marian's.
 SOURCE, TARGET = "encoder.embeddings.tokens.weight", "decoder.embeddings.tokens.weight"
 OUTPUT, BIAS = "output.weight", "output.bias"
+SHARED = "model.shared.weight"
+SOURCE_EMBEDDINGS = "model.encoder.embed_tokens.weight"
+TARGET_EMBEDDINGS = "model.decoder.embed_tokens.weight"
+OUTPUT_PROJECTION = "lm_head.weight"
+LOGITS_BIAS = "final_logits_bias"
+TABLES = {SHARED, SOURCE_EMBEDDINGS, TARGET_EMBEDDINGS, OUTPUT_PROJECTION}
+# Marian's weights outside the layers; sinusoids are the same in every model.
+OUTSIDE = (
+    TABLES | {LOGITS_BIAS} | {f"model.{x}.embed_positions.weight" for x in ("encoder", "decoder")}
+)
 
 # Logit bias of tokens that Marian does not have: no probability, but small enough for label
 # smoothing, which wants a little of every token.
 ABSENT = -100.0
+# Logit bias of suppressed tokens in Marian's model.
+SUPPRESSED = -1e9
 
 
-class WeightMapping(NamedTuple):
+class WeightName(NamedTuple):
     """Both names of a weight inside the layers, and its axis of hidden-state components, if any."""
 
     ours: str
@@ -65,93 +78,106 @@ class WeightMapping(NamedTuple):
     axis: int | None
 
 
-class EmbeddingTables(NamedTuple):
-    """Weights with a row per token: (V, D) embeddings and output projection, (V,) logit bias."""
-
-    source: Tensor
-    target: Tensor
-    output: Tensor
-    bias: Tensor
-
-
-class VocabularyMapping(NamedTuple):
-    """Ids (n,) of the same n tokens in our vocabulary and in Marian's, and the sizes of both."""
-
-    ours: Tensor
-    theirs: Tensor
-    our_size: int
-    their_size: int
-
-    def to_ours(self, table: Tensor, absent: float = 0.0) -> Tensor:
-        """Return a table with a row for each of our ids."""
-        rows = table.new_full((self.our_size, *table.shape[1:]), absent)
-        rows[self.ours] = table[self.theirs]
-        return rows
-
-    def to_theirs(self, table: Tensor) -> Tensor:
-        """Return a table with a row for each of Marian's ids."""
-        rows = table.new_zeros((self.their_size, *table.shape[1:]))
-        rows[self.theirs] = table[self.ours]
-        return rows
-
-
-def weight_mappings(config: EncoderDecoderConfig) -> Iterator[WeightMapping]:
+def weight_names(config: EncoderDecoderConfig) -> Iterator[WeightName]:
     """Yield the weights inside the layers."""
     for number in range(config.num_encoder_layers):
-        yield from _layer_mappings(f"encoder.layers.{number}", READING, WRITING)
+        yield from _layer_names(f"encoder.layers.{number}", READING, WRITING)
     for number in range(config.num_decoder_layers):
         reading, writing = READING | CROSS_READING, WRITING | CROSS_WRITING
-        yield from _layer_mappings(f"decoder.layers.{number}", reading, writing)
+        yield from _layer_names(f"decoder.layers.{number}", reading, writing)
 
 
-def _layer_mappings(
+def _layer_names(
     layer: str, reading: Mapping[str, str], writing: Mapping[str, str]
-) -> Iterator[WeightMapping]:
+) -> Iterator[WeightName]:
     for modules, weight_axis, bias_axis in ((reading, 1, None), (writing, 0, 0)):
         for ours, theirs in modules.items():
             our_name, their_name = f"{layer}.{ours}", f"model.{layer}.{theirs}"
-            yield WeightMapping(f"{our_name}.weight", f"{their_name}.weight", weight_axis)
-            yield WeightMapping(f"{our_name}.bias", f"{their_name}.bias", bias_axis)
+            yield WeightName(f"{our_name}.weight", f"{their_name}.weight", weight_axis)
+            yield WeightName(f"{our_name}.bias", f"{their_name}.bias", bias_axis)
+
+
+def table_names(config: EncoderDecoderConfig, stored: Container[str] = TABLES) -> dict[str, str]:
+    """Return Marian's name of each of our (V, D) tables, given the names that a file has."""
+    if config.tie_embeddings == "all":
+        return dict.fromkeys(
+            (SOURCE, TARGET, OUTPUT), SHARED if SHARED in stored else TARGET_EMBEDDINGS
+        )
+    source, target = (
+        name if name in stored else SHARED for name in (SOURCE_EMBEDDINGS, TARGET_EMBEDDINGS)
+    )
+    output = target if config.tie_embeddings == "output" else OUTPUT_PROJECTION
+    return {SOURCE: source, TARGET: target, OUTPUT: output}
 
 
 def to_ours(
     theirs: Mapping[str, Tensor],
-    tables: EmbeddingTables,
-    source: VocabularyMapping,
-    target: VocabularyMapping,
+    source_ids: Tensor,
+    target_ids: Tensor,
     config: EncoderDecoderConfig,
+    *,
+    is_scaled: bool,
 ) -> Weights:
-    """Return our weights, shared ones under each of their names."""
-    weights = {
-        SOURCE: interleave(source.to_ours(tables.source), 1),
-        TARGET: interleave(target.to_ours(tables.target), 1),
-        OUTPUT: interleave(target.to_ours(tables.output), 1),
-        BIAS: target.to_ours(tables.bias.clamp(min=ABSENT), absent=ABSENT),
-    }
-    for ours, name, axis in weight_mappings(config):
+    """Return our weights, shared ones under each of their names.
+
+    Args:
+        theirs: Marian's weights.
+        source_ids: Marian's ids (n,) of the source tokens, in the order of `shared_ids`.
+        target_ids: those of the target tokens.
+        config: of our model.
+        is_scaled: whether Marian's model multiplies embeddings by sqrt(D), as ours does.
+    """
+    weights = {}
+    for ours, name in table_names(config, theirs).items():
+        rows = theirs[name][source_ids if ours == SOURCE else target_ids]
+        weights[ours] = interleave(_all_rows(rows), 1)
+    bias = theirs.get(LOGITS_BIAS, torch.zeros(1, len(target_ids)))[0, target_ids]
+    weights[BIAS] = _all_rows(bias.clamp(min=ABSENT), absent=ABSENT)
+    for ours, name, axis in weight_names(config):
         weights[ours] = theirs[name] if axis is None else interleave(theirs[name], axis)
-    return weights
+    return weights if is_scaled else _scaled_down(weights, config)
 
 
 def to_theirs(
-    ours: Mapping[str, Tensor],
-    source: VocabularyMapping,
-    target: VocabularyMapping,
-    config: EncoderDecoderConfig,
-) -> tuple[Weights, EmbeddingTables]:
-    """Return Marian's weights inside the layers and its tables, from ours under all their names."""
+    ours: Mapping[str, Tensor], suppressed_ids: Sequence[int], config: EncoderDecoderConfig
+) -> Weights:
+    """Return Marian's weights, shared ones once, from ours under all their names."""
     weights = {
         theirs: ours[name] if axis is None else deinterleave(ours[name], axis)
-        for name, theirs, axis in weight_mappings(config)
+        for name, theirs, axis in weight_names(config)
     }
-    bias = ours[BIAS] if config.output_bias else ours[OUTPUT].new_zeros(target.our_size)
-    tables = EmbeddingTables(
-        source=deinterleave(source.to_theirs(ours[SOURCE]), 1),
-        target=deinterleave(target.to_theirs(ours[TARGET]), 1),
-        output=deinterleave(target.to_theirs(ours[OUTPUT]), 1),
-        bias=target.to_theirs(bias),
-    )
-    return weights, tables
+    for name, theirs in table_names(config).items():
+        weights[theirs] = deinterleave(ours[name][shared_ids(len(ours[name]))], 1)
+    bias = ours[BIAS].clone() if config.output_bias else torch.zeros(len(ours[OUTPUT]))
+    bias[list(suppressed_ids)] = SUPPRESSED
+    weights[LOGITS_BIAS] = bias[None, shared_ids(len(bias))]
+    return {name: weight.contiguous() for name, weight in weights.items()}
+
+
+def shared_ids(size: int) -> Tensor:
+    """Return our ids (n,) of the tokens that Marian has too, for a vocabulary of ours."""
+    return torch.tensor([*OUR_IDS.values(), *range(NUM_SPECIAL, size)])
+
+
+def _all_rows(rows: Tensor, absent: float = 0.0) -> Tensor:
+    """Return a table with a row for each of our ids, from the rows of `shared_ids`."""
+    size = NUM_SPECIAL + len(rows) - len(OUR_IDS)
+    table = rows.new_full((size, *rows.shape[1:]), absent)
+    table[shared_ids(size)] = rows
+    return table
+
+
+def _scaled_down(weights: Weights, config: EncoderDecoderConfig) -> Weights:
+    """Return weights for a model that multiplies embeddings by sqrt(D), from one that does not.
+
+    If the output projection shares them, the last norm compensates.
+    """
+    root = math.sqrt(config.dim)
+    factors = {SOURCE: 1 / root, TARGET: 1 / root}
+    if config.tie_embeddings != "none":
+        last = f"decoder.layers.{config.num_decoder_layers - 1}.feedforward_norm"
+        factors |= {OUTPUT: 1 / root, f"{last}.weight": root, f"{last}.bias": root}
+    return weights | {name: weights[name] * factor for name, factor in factors.items()}
 
 
 def interleave(weight: Tensor, axis: int) -> Tensor:

@@ -18,8 +18,8 @@ from tformer_cli.export.card import CARD_FILE, UNKNOWN_LICENSE, Card, known_scor
 from tformer_cli.export.check import CheckText, Comparison, exported
 from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.export.format import Format
-from tformer_cli.export.marian import MarianFormat
-from tformer_cli.export.marian_folder import SETTINGS_FILE, read_marian
+from tformer_cli.export.marian import MarianFormat, read_marian
+from tformer_cli.export.marian_settings import SETTINGS_FILE
 from tformer_cli.export.onnx import OnnxFormat
 from tformer_cli.export.plain import PlainFormat, read_plain_folder
 from tformer_cli.storage.atomic import check_absent, new_directory, write_text
