@@ -43,7 +43,7 @@ from harness import CONDITIONS, Condition, Worker, log, play_rounds, spread, wat
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.schema.config import Config
-from tformer_cli.corpus.pipeline import training_pairs
+from tformer_cli.corpus.reader import read_texts
 from tformer_cli.device import has_vnni
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.export.ctranslate2 import CTranslate2Format
@@ -323,7 +323,7 @@ def decode(
         if run_folder is None:
             first = next(iter(configs.values()))
             tokenizers = build_tokenizers(
-                first.tokenizer, lambda: training_pairs(first.data), first.seed
+                first.tokenizer, lambda: read_texts(first.data.train), first.seed
             )
         else:
             known = load_trained_model(RunDirectory(run_folder))

@@ -22,7 +22,8 @@ from train_baselines import Ours, Task
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.schema.training import AdamWConfig
-from tformer_cli.corpus.pipeline import training_pairs, training_store
+from tformer_cli.corpus.reader import read_texts
+from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.model.blocks.attention import kernel_attend, naive_attend
 from tformer_cli.model.blocks.attention_mask import AttentionMask
 from tformer_cli.model.blocks.residual import build_norm
@@ -130,7 +131,7 @@ def perplexity_ratios(data: Path, steps: int) -> dict[str, float]:
     )
     config = replace(config, model=BASE, training=training)
     tokenizers = build_tokenizers(
-        config.tokenizer, lambda: training_pairs(config.data), config.seed
+        config.tokenizer, lambda: read_texts(config.data.train), config.seed
     )
     store, _ = training_store(config.data, tokenizers)
     losses = valid_losses(Task(config, tokenizers, store, torch.float32), steps)

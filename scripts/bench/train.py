@@ -42,8 +42,10 @@ from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingTex
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.config.schema.training import AdamWConfig, TrainingConfig
-from tformer_cli.corpus.pipeline import epoch_plans, training_pairs, training_store
+from tformer_cli.corpus.bucketing import epoch_plans
+from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.store import TokenStore
+from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.run_directory import RunDirectory
@@ -331,7 +333,7 @@ def train(
     torch.set_num_threads(threads)
     configs = {name: benchmark_config(data, name, vocab_size) for name in names}
     first = configs[names[0]]
-    tokenizers = build_tokenizers(first.tokenizer, lambda: training_pairs(first.data), first.seed)
+    tokenizers = build_tokenizers(first.tokenizer, lambda: read_texts(first.data.train), first.seed)
     store, _ = training_store(first.data, tokenizers)
     results = {}
     for (name, config), condition in itertools.product(configs.items(), columns):

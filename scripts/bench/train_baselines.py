@@ -26,15 +26,14 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.training import CosineSchedule
 from tformer_cli.corpus.batch import Batch, collate
-from tformer_cli.corpus.bucketing import DataPosition
-from tformer_cli.corpus.pipeline import (
+from tformer_cli.corpus.bucketing import (
+    DataPosition,
     batches_in_order,
     epoch_plans,
-    evaluation_store,
     training_micro_batches,
-    training_store,
 )
 from tformer_cli.corpus.store import TokenStore
+from tformer_cli.corpus.store_builder import evaluation_store, training_store
 from tformer_cli.device import derive_seed, peak_memory, resolve_precision
 from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS, reference_likelihood
 from tformer_cli.model.build import build_model

@@ -39,8 +39,8 @@ from marian_training import POINTER, train_marian
 
 from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.corpus.pipeline import evaluation_store, training_pairs
-from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.corpus.reader import read_pairs, read_texts
+from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
 from tformer_cli.evaluation.metrics import Score, build_metric
 from tformer_cli.storage.atomic import write_text
@@ -215,7 +215,7 @@ class Marian(TrainingRun):
         """Return the tokenizers that tformer builds from the same config."""
         config = self.config
         if not self.run.tokenizer.is_dir():
-            pairs = lambda: training_pairs(config.data)  # noqa: E731 - read twice
+            pairs = lambda: read_texts(config.data.train)  # noqa: E731 - read twice
             build_tokenizers(config.tokenizer, pairs, config.seed).save(self.run.tokenizer)
         return load_tokenizers(self.run.tokenizer)
 

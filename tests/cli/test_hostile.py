@@ -19,7 +19,8 @@ from tformer_cli import Translator
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.config.schema.tokenizer import CharConfig
-from tformer_cli.corpus.pipeline import training_pairs, training_store
+from tformer_cli.corpus.reader import read_texts
+from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 
 
@@ -337,7 +338,7 @@ def stored(source: Path, target: Path) -> tuple[Tokenizers, list[tuple[str, str]
         train=(TrainingText(source=source, target=target),),
         valid=ParallelText(source=source, target=target),
     )
-    tokenizers = build_tokenizers(CharConfig(), lambda: training_pairs(data), 1)
+    tokenizers = build_tokenizers(CharConfig(), lambda: read_texts(data.train), 1)
     store, report = training_store(data, tokenizers)
     examples = [store[i] for i in range(len(store))]
     decode = tokenizers.source.decode, tokenizers.target.decode

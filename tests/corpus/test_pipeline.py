@@ -1,4 +1,3 @@
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -13,15 +12,14 @@ from tformer_cli.config.schema.data import (
     TrainingText,
 )
 from tformer_cli.config.schema.tokenizer import CharConfig
-from tformer_cli.corpus.bucketing import DataPosition
-from tformer_cli.corpus.pipeline import (
+from tformer_cli.corpus.bucketing import (
+    DataPosition,
     batches_in_order,
     epoch_plans,
-    evaluation_store,
     training_micro_batches,
-    training_pairs,
-    training_store,
 )
+from tformer_cli.corpus.reader import read_texts
+from tformer_cli.corpus.store_builder import evaluation_store, training_store
 from tformer_cli.errors import DataError
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 
@@ -44,7 +42,7 @@ def data(tmp_path: Path) -> DataConfig:
 
 @pytest.fixture
 def tokenizers(data: DataConfig) -> Tokenizers:
-    return build_tokenizers(CharConfig(), lambda: training_pairs(data), 1)
+    return build_tokenizers(CharConfig(), lambda: read_texts(data.train), 1)
 
 
 def test_training_store_holds_the_pairs_that_the_filters_keep(data, tokenizers):
@@ -78,7 +76,7 @@ def test_a_text_alone_is_its_own_target(data, tokenizers, tmp_path):
         ids = tokenizers.source.encode(line)
         assert list(store[place].source) == list(store[place].target) == ids
     plain = PlainTrainingText(text=tmp_path / "b.src")
-    assert list(training_pairs(replace(data, train=(plain,)))) == [("c", ""), ("ba", "")]
+    assert list(read_texts([plain])) == [("c", ""), ("ba", "")]
 
 
 def test_an_empty_evaluation_text_is_refused(tokenizers, tmp_path):

@@ -32,7 +32,8 @@ from typer.testing import CliRunner
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.config.schema.fields import check
-from tformer_cli.corpus.pipeline import training_pairs, training_store
+from tformer_cli.corpus.reader import read_texts
+from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import build_tokenizers
@@ -154,7 +155,7 @@ def test_a_norm_and_both_attentions_are_timed(capsys):
 
 def test_each_optimizer_trains_from_the_same_weights(monkeypatch, tmp_path):
     config = load_config(write_toy(tmp_path / "data", pairs=60))
-    tokenizers = build_tokenizers(config.tokenizer, lambda: training_pairs(config.data), 1)
+    tokenizers = build_tokenizers(config.tokenizer, lambda: read_texts(config.data.train), 1)
     store, _ = training_store(config.data, tokenizers)
     task = Task(config, tokenizers, store, torch.float32)
     # No step of a learning rate of zero changes a weight.

@@ -3,7 +3,7 @@
 import store
 
 from tformer_cli.config.schema.tokenizer import CharConfig
-from tformer_cli.corpus.pipeline import training_pairs
+from tformer_cli.corpus.reader import read_texts
 from tformer_cli.text.tokenizer import build_tokenizers
 
 
@@ -13,7 +13,7 @@ def test_a_second_start_opens_what_the_build_left(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "WARM_UP_LINES", 30)
     store.write_text(tmp_path, 300)
     data = store.data_of(tmp_path)
-    pairs = list(training_pairs(data))
+    pairs = list(read_texts(data.train))
     assert len(pairs) == 300
     build_tokenizers(CharConfig(), lambda: pairs, 1).save(tmp_path / "tokenizer")
     built = store.measure_build(tmp_path)

@@ -36,7 +36,8 @@ from typer.testing import CliRunner
 
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus.batch import Batch
-from tformer_cli.corpus.pipeline import training_pairs, training_store
+from tformer_cli.corpus.reader import read_texts
+from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.errors import TrainingError, UsageError
 from tformer_cli.model.build import build_model
 from tformer_cli.storage.run_directory import RunDirectory
@@ -71,7 +72,7 @@ def task(folder: Path) -> Task:
         model=SMALLEST,
         training=replace(config.training, batch_tokens=300),
     )
-    tokenizers = build_tokenizers(config.tokenizer, lambda: training_pairs(config.data), 1)
+    tokenizers = build_tokenizers(config.tokenizer, lambda: read_texts(config.data.train), 1)
     store, _ = training_store(config.data, tokenizers)
     return Task(config, tokenizers, store, torch.float32)
 
@@ -82,7 +83,7 @@ def without_dropout(task: Task) -> Task:
 
 def sentence_tokens(task: Task, batch: Batch) -> int:
     """The characters of the sentences of a batch, and their ends."""
-    lines = [target for _, target in training_pairs(task.config.data)]
+    lines = [target for _, target in read_texts(task.config.data.train)]
     return sum(len(lines[index]) + 1 for index in batch.indices.tolist())
 
 

@@ -22,16 +22,11 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch
-from tformer_cli.corpus.bucketing import DataPosition
+from tformer_cli.corpus.bucketing import DataPosition, epoch_plans, training_micro_batches
 from tformer_cli.corpus.filters import FilterReport
-from tformer_cli.corpus.pipeline import (
-    epoch_plans,
-    training_micro_batches,
-    training_pairs,
-    training_store,
-)
-from tformer_cli.corpus.reader import read_pairs
+from tformer_cli.corpus.reader import read_pairs, read_texts
 from tformer_cli.corpus.store import TokenStore, build_store
+from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.errors import (
     ConfigError,
     DataError,
@@ -81,7 +76,7 @@ def store_files(config_file: Path, folder: Path) -> int:
     """Bytes of the store that a training would make, but for its index."""
     config = load_config(config_file)
     data = config.data
-    tokenizers = build_tokenizers(config.tokenizer, lambda: training_pairs(data), config.seed)
+    tokenizers = build_tokenizers(config.tokenizer, lambda: read_texts(data.train), config.seed)
     training_store(data, tokenizers, folder)
     files = [*folder.glob("*/*.ids"), *folder.glob("*/*.offsets")]
     assert len(files) == 4

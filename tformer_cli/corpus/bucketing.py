@@ -1,17 +1,18 @@
-"""Bucketing by length: the batches of an epoch and their order.
+"""Bucketing by length: the batches of an epoch, their order, and their micro-batches.
 
 The plan of an epoch is a function of (seed, epoch) and the corpus, so a position in the data is
 two integers (`DataPosition`), and resuming there repeats and skips nothing.
 """
 
-from array import array
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
-from tformer_cli.corpus.store import PairWeights, slices
+from tformer_cli.corpus.batch import Batch, collate
+from tformer_cli.corpus.store import PairWeights, TokenStore, slices
+from tformer_cli.text.vocabulary import BOS_ID
 
 # Batches sorted by length together: enough for little padding, few enough for batches to differ
 # between epochs.
@@ -19,6 +20,9 @@ POOL_BATCHES = 64
 
 # Fraction of an epoch after which the next epoch is planned.
 PREFETCH_FROM = 0.9
+
+# The batches of an epoch in the order of training, each an array of example indices.
+EpochPlan = list[np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,62 +34,28 @@ class DataPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochPlan:
-    """The batches of one epoch, each an array of example indices.
-
-    Batch b is examples[stops[b] : stops[b + 1]], and `order` is the order of training. These flat
-    arrays take four bytes an example and a few a batch.
-    """
-
-    examples: np.ndarray
-    stops: np.ndarray
-    order: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        batch = self.order[index]
-        return self.examples[self.stops[batch] : self.stops[batch + 1]]
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return (self[index] for index in range(len(self)))
-
-
-@dataclass(frozen=True, slots=True)
 class Bucketing:
-    """Batches of examples of similar length within a token budget.
+    """Batches of examples of similar length within a token budget."""
 
-    Attributes:
-        source_lengths: (n,) tokens of each example, special ones included.
-        target_lengths: (n,) of the target.
-        weights: (n,) number of times an epoch sees each example.
-        batch_tokens: maximum padded tokens of either side; a longer example is its own batch.
-        seed: determines the order, with the epoch.
-    """
-
-    source_lengths: np.ndarray
-    target_lengths: np.ndarray
-    weights: np.ndarray | PairWeights
-    batch_tokens: int
-    seed: int
+    source_lengths: np.ndarray  # (n,) tokens of each source, special ones included
+    target_lengths: np.ndarray  # (n,) of each target
+    weights: np.ndarray | PairWeights  # (n,) number of times an epoch sees each example
+    batch_tokens: int  # maximum padded tokens of either side; a longer example is its own batch
+    seed: int  # determines the order, with the epoch
 
     def plan(self, epoch: int) -> EpochPlan:
         """Return the batches of one epoch."""
         random = np.random.default_rng((self.seed, epoch))
         examples = self._sample(random)
         random.shuffle(examples)
-        num_tokens = sum(
-            int(self.target_lengths[examples[span]].sum(dtype=np.int64))
-            for span in slices(len(examples))
-        )
+        num_tokens = int(self.target_lengths[examples].sum(dtype=np.int64))
         mean_length = max(1.0, num_tokens / max(1, len(examples)))
         pool_size = max(1, int(POOL_BATCHES * self.batch_tokens / mean_length))
-        stops = array("q", [0])
+        batches: EpochPlan = []
         for start in range(0, len(examples), pool_size):
-            longest = self._sort(examples[start : start + pool_size])
-            stops.extend(start + stop for stop in _batch_stops(longest, self.batch_tokens))
-        return EpochPlan(examples, np.asarray(stops), random.permutation(len(stops) - 1))
+            pool = examples[start : start + pool_size]
+            batches += _split(pool, self._sort(pool), self.batch_tokens)
+        return [batches[index] for index in random.permutation(len(batches)).tolist()]
 
     def _sample(self, random: np.random.Generator) -> np.ndarray:
         """Return example indices, each floor(weight) or ceil(weight) times."""
@@ -112,8 +82,7 @@ class Bucketing:
         # Both sides are padded: the longer one leads, the other breaks ties.
         by_length = np.lexsort((source + target, longest))
         pool[:] = pool[by_length]
-        in_order: np.ndarray = longest[by_length]
-        return in_order
+        return np.asarray(longest[by_length])
 
 
 class EpochPlans:
@@ -126,9 +95,8 @@ class EpochPlans:
 
     def __getitem__(self, epoch: int) -> EpochPlan:
         self.prefetch(epoch)
-        self._plans = {
-            kept: self._plans[kept] for kept in self._plans if epoch <= kept <= epoch + 1
-        }
+        for other in self._plans.keys() - {epoch, epoch + 1}:
+            del self._plans[other]
         return self._plans[epoch].result()
 
     def prefetch(self, epoch: int) -> None:
@@ -147,19 +115,68 @@ class EpochPlans:
                 is_last = index + 1 == len(plan)
                 if index + 1 > PREFETCH_FROM * len(plan):
                     self.prefetch(epoch + 1)
-                yield (
-                    plan[index],
-                    DataPosition(epoch + 1) if is_last else DataPosition(epoch, index + 1),
-                )
+                after = DataPosition(epoch + 1) if is_last else DataPosition(epoch, index + 1)
+                yield plan[index], after
             epoch, start = epoch + 1, 0
 
 
-def _batch_stops(longest: np.ndarray, batch_tokens: int) -> Iterator[int]:
-    """Yield the stop of each batch, before the example that would exceed the budget."""
+def _split(pool: np.ndarray, longest: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
+    """Yield the batches of a sorted pool; each ends before the example that exceeds the budget."""
     # Lengths ascend, so the last example of a batch has its width.
     start = 0
-    while start < len(longest):
+    while start < len(pool):
         widths = longest[start : start + max(1, batch_tokens // int(longest[start]))]
         padded = widths * np.arange(1, len(widths) + 1)
-        start += max(1, int(np.searchsorted(padded, batch_tokens, side="right")))
-        yield start
+        size = max(1, int(np.searchsorted(padded, batch_tokens, side="right")))
+        yield pool[start : start + size]
+        start += size
+
+
+def epoch_plans(store: TokenStore, *, batch_tokens: int, seed: int) -> EpochPlans:
+    """Return the batches of each epoch; `batch_tokens` is the budget of one optimizer step."""
+    return EpochPlans(_bucketing(store, batch_tokens, seed))
+
+
+def training_micro_batches(
+    store: TokenStore,
+    plans: EpochPlans,
+    *,
+    accumulate: int,
+    data_position: DataPosition,
+    start_id: int = BOS_ID,
+    rank: int = 0,
+    num_ranks: int = 1,
+) -> Iterator[tuple[list[Batch], DataPosition]]:
+    """Yield forever the micro-batches of each optimizer step, and the data position after it.
+
+    Each batch is split by rows into `accumulate` micro-batches for each rank. A rank beyond the
+    rows of a batch gets an empty list.
+    """
+    for indices, next_position in plans.batches_from(data_position):
+        parts = np.array_split(indices, min(accumulate * num_ranks, len(indices)))
+        own = parts[rank::num_ranks]
+        yield [collate(store.examples(part), start_id) for part in own], next_position
+
+
+def batches_in_order(
+    store: TokenStore, *, batch_tokens: int, start_id: int = BOS_ID
+) -> Iterator[Batch]:
+    """Yield every example once, in batches of similar length."""
+    for indices in _bucketing(store, batch_tokens, seed=0).plan(epoch=0):
+        yield collate(store.examples(indices), start_id)
+
+
+def _bucketing(store: TokenStore, batch_tokens: int, seed: int) -> Bucketing:
+    return Bucketing(
+        source_lengths=_with_special(store.source_lengths),  # EOS
+        target_lengths=_with_special(store.target_lengths),  # BOS of the input, EOS of the labels
+        weights=store.weights,
+        batch_tokens=batch_tokens,
+        seed=seed,
+    )
+
+
+def _with_special(lengths: np.ndarray) -> np.ndarray:
+    """Add one special token to each length, in 16 bits if all fit."""
+    fits = int(lengths.max(initial=0)) + 1 < 1 << 16
+    return lengths.astype(np.uint16 if fits else np.int32) + 1

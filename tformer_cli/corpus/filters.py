@@ -5,7 +5,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,16 +31,15 @@ class FilterReport:
     @property
     def seen(self) -> int:
         """All pairs, kept or not."""
-        return self.kept + self.empty + self.too_long + self.ratio + self.duplicate
+        return sum(astuple(self))
 
     def __add__(self, other: "FilterReport") -> "FilterReport":
-        more = asdict(other)
-        return FilterReport(**{reason: n + more[reason] for reason, n in asdict(self).items()})
+        return FilterReport(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
     def __str__(self) -> str:
-        return self.describe("pair")
+        return self.describe()
 
-    def describe(self, noun: str) -> str:
+    def describe(self, noun: str = "pair") -> str:
         """Return the counts in words; `noun` is what is counted: pairs or lines."""
         reasons = {
             "empty": self.empty,
@@ -96,7 +95,7 @@ def find_repeats(digests: np.ndarray, directory: Path) -> np.ndarray:
         file.flush()
         for group in range(num_groups):
             parts = [_read_pairs(file, part[group], part[group + 1]) for part in bounds]
-            pairs = np.concatenate(parts, dtype=DIGEST_AND_INDEX)
+            pairs = np.concatenate(parts)
             # A stable sort keeps the first of equal pairs first.
             low, high = pairs["digest"].T
             pairs = pairs[np.lexsort((low, high))]

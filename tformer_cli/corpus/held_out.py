@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from tformer_cli.config.schema.data import ParallelText, Text
 from tformer_cli.corpus.reader import read_pairs, read_texts
-from tformer_cli.errors import DataError, Problem, UsageError
+from tformer_cli.errors import DataError, Problem, Rule, check_usage
 from tformer_cli.storage.atomic import atomic_directory, read_json, write_json
 
 # Maximum number of pairs in each held-out part.
@@ -32,6 +33,7 @@ EMPTY_KEY = 0
 _TOLERATED_OVERLAP = 0.01
 
 OnRead = Callable[[int], object]
+_Key = tuple[str | None, str | None]
 
 
 class SplitPart(IntEnum):
@@ -48,21 +50,13 @@ _WRITTEN = (SplitPart.TRAIN, SplitPart.VALID, SplitPart.TEST)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """Training, validation and test text.
+    """Training, validation and test text."""
 
-    Attributes:
-        texts: `train`, `valid` and optionally `test`.
-        num_pairs: of each of them.
-        num_in_training: pairs of `valid` and `test` that are also training pairs.
-        num_set_aside: pairs in no part, since a side of them is in validation or test text.
-        num_characters: distinct characters of the text that was split.
-    """
-
-    texts: dict[str, ParallelText]
-    num_pairs: dict[str, int]
-    num_in_training: dict[str, int]
-    num_set_aside: int
-    num_characters: int
+    texts: dict[str, ParallelText]  # `train`, `valid` and optionally `test`
+    num_pairs: dict[str, int]  # of each of them
+    num_in_training: dict[str, int]  # pairs of `valid` and `test` that are also training pairs
+    num_set_aside: int  # pairs in no part, since a side of them is in validation or test text
+    num_characters: int  # distinct characters of the text that was split
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +92,12 @@ def split_text(
     names = {
         part: tuple(f"{part.name.lower()}.{ending}" for ending in endings) for part in _WRITTEN
     }
-    origin = {
+    origin: dict[str, object] = {
         "files": sorted(name for sides in names.values() for name in sides),
         **{side: _file_state(file) for side, file in text.files.items()},
     }
-    _check_replaceable(output, origin, text, overwrite)
+    if output.exists():
+        _check_replaceable(output, origin, text, overwrite)
     keys, num_characters = _keys_and_characters(text, on_done)
     if not len(keys):
         raise DataError(str(text.source), "has no lines")
@@ -186,29 +181,27 @@ def overlaps(
     Memory grows with the held-out texts only.
     """
     rows = {
-        name: [(normalized(s), normalized(t)) for s, t in read_texts([text])]
+        name: [_overlap_keys(pair) for pair in read_texts([text])]
         for name, text in held_out.items()
     }
-    pairs = {row for text_rows in rows.values() for row in text_rows if any(row)}
-    sources, targets = ({pair[side] for pair in pairs} - {""} for side in (0, 1))
-    seen_pairs, seen_sources, seen_targets = set[tuple[str, str]](), set[str](), set[str]()
+    wanted = {key for keys in rows.values() for row in keys for key in row if any(key)}
+    seen = set[_Key]()
     for pair in training:
-        source, target = map(normalized, pair)
-        if source in sources:
-            seen_sources.add(source)
-        if target in targets:
-            seen_targets.add(target)
-        if (source, target) in pairs:
-            seen_pairs.add((source, target))
+        seen.update(wanted.intersection(_overlap_keys(pair)))
+
+    def num_seen(keys: Sequence[Sequence[_Key]], which: int) -> int:
+        return sum(row[which] in seen for row in keys)
+
     return {
-        name: Overlap(
-            num_pairs=len(text_rows),
-            pairs=sum(row in seen_pairs for row in text_rows),
-            sources=sum(source in seen_sources for source, _ in text_rows),
-            targets=sum(target in seen_targets for _, target in text_rows),
-        )
-        for name, text_rows in rows.items()
+        name: Overlap(len(keys), *(num_seen(keys, which) for which in range(3)))
+        for name, keys in rows.items()
     }
+
+
+def _overlap_keys(pair: tuple[str, str]) -> tuple[_Key, _Key, _Key]:
+    """Return a key of the pair, of its source, and of its target."""
+    source, target = map(normalized, pair)
+    return (source, target), (source, None), (None, target)
 
 
 def overlap_warnings(
@@ -229,9 +222,9 @@ def overlap_warnings(
 
 def normalized(line: str) -> str:
     """Return the normal form that equal lines share; empty for a line of whitespace."""
-    is_normal = line.isascii() or unicodedata.is_normalized("NFKC", line)
-    folded = (line if is_normal else unicodedata.normalize("NFKC", line)).casefold()
-    return " ".join(folded.split())
+    if not line.isascii():
+        line = unicodedata.normalize("NFKC", line)
+    return " ".join(line.casefold().split())
 
 
 def line_key(line: str) -> int:
@@ -274,7 +267,6 @@ def _write_parts(
     files: Mapping[SplitPart, Sequence[Path]],
     on_done: OnRead,
 ) -> None:
-    num_read = 0
     with contextlib.ExitStack() as stack:
         writers = {
             int(part): [
@@ -283,19 +275,15 @@ def _write_parts(
             ]
             for part, sides in files.items()
         }
-        pairs = _count_reads(text, on_done)
-        for part, pair in zip(parts.tobytes(), pairs, strict=False):
-            num_read += 1
-            if part in writers:
-                for writer, line in zip(writers[part], pair, strict=True):
-                    writer.write(f"{line}\n")
-        is_longer = next(pairs, None) is not None
-    if is_longer or num_read != len(parts):
-        raise DataError(
-            str(text.source),
-            "the text changed while it was read",
-            remedy="run the same command again",
-        )
+        for part, pair in zip_longest(parts.tobytes(), _count_reads(text, on_done)):
+            if part is None or pair is None:
+                raise DataError(
+                    str(text.source),
+                    "the text changed while it was read",
+                    remedy="run the same command again",
+                )
+            for writer, line in zip(writers.get(part, ()), pair, strict=False):
+                writer.write(f"{line}\n")
 
 
 def _file_state(file: Path) -> dict[str, object]:
@@ -315,27 +303,21 @@ def _check_replaceable(
     output: Path, origin: Mapping[str, object], text: ParallelText, overwrite: bool
 ) -> None:
     """Refuse to replace a directory with files of the user."""
-    if not output.exists():
-        return
-    if any(file.resolve().is_relative_to(output.resolve()) for file in text.files.values()):
-        raise UsageError(
-            str(output),
-            "contains one of the given texts, which would be lost",
-            remedy="choose another `output`",
-        )
+    where, another = str(output), "choose another `output`"
+    is_inside = any(f.resolve().is_relative_to(output.resolve()) for f in text.files.values())
     previous = _origin_of(output)
-    if previous is None:
-        raise UsageError(
-            str(output),
-            "contains files that config new did not write",
-            remedy="choose another `output`",
-        )
-    if not overwrite and (previous != origin or _is_edited(output)):
-        raise UsageError(
-            str(output),
+    is_changed = previous is not None and (previous != origin or _is_edited(output))
+    what = "contains one of the given texts, which would be lost"
+    check_usage(
+        Rule(where, what, is_inside, remedy=another),
+        Rule(where, "contains files that config new did not write", not previous, remedy=another),
+        Rule(
+            where,
             "already exists",
-            remedy="choose another `output`, or add `overwrite=True`",
-        )
+            is_changed and not overwrite,
+            remedy=f"{another}, or add `overwrite=True`",
+        ),
+    )
 
 
 def _origin_of(directory: Path) -> dict[str, object] | None:

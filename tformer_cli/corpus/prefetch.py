@@ -3,8 +3,10 @@
 import itertools
 import queue
 import threading
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 _Item = TypeVar("_Item")
 
@@ -51,38 +53,22 @@ def available_lines(lines: Iterable[str], max_lines: int) -> Iterator[list[str]]
 
 
 def prefetch(items: Iterable[_Item], buffer_size: int) -> Generator[_Item]:
-    """Yield items in order, up to `buffer_size` of them produced in advance by a thread.
+    """Yield items in order, up to `buffer_size` of them waiting, and the next one being produced.
 
-    A consumer that stops early closes the generator. An error of the producer is raised here.
+    They are produced in a thread. A consumer that stops early closes the generator. An error of the
+    producer is raised here.
     """
-    produced: queue.Queue[tuple[_Item] | BaseException | None] = queue.Queue()
-    room = threading.Semaphore(buffer_size)
-    is_closed = threading.Event()
+    remaining, end = iter(items), object()
+    producer = ThreadPoolExecutor(1)
 
-    def produce() -> None:
-        try:
-            for item in items:
-                room.acquire()
-                if is_closed.is_set():
-                    return
-                produced.put((item,))
-            produced.put(None)
-        except BaseException as error:
-            produced.put(error)
+    def produce() -> Future[Any]:
+        return producer.submit(next, remaining, end)
 
-    producer = threading.Thread(target=produce, daemon=True)
-    producer.start()
     try:
-        while True:
-            item = produced.get()
-            if item is None:
-                return
-            if isinstance(item, BaseException):
-                raise item
-            room.release()
-            yield item[0]
+        produced = deque(produce() for _ in range(buffer_size + 1))
+        while (item := produced.popleft().result()) is not end:
+            produced.append(produce())
+            yield item
     finally:
-        is_closed.set()
-        room.release()
         # A thread that is killed inside torch when the program exits takes the program down.
-        producer.join()
+        producer.shutdown(cancel_futures=True)

@@ -6,7 +6,6 @@ readers agree on the number of lines, and parallel files stay parallel.
 
 import contextlib
 import gzip
-import hashlib
 import itertools
 import json
 import re
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from tformer_cli.config.schema.data import ParallelText, Text
 from tformer_cli.errors import DataError
-from tformer_cli.storage.atomic import parse_json, read_json, write_text
+from tformer_cli.storage.atomic import file_checksum, parse_json, read_json, write_text
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 GZIP_MARK = b"\x1f\x8b"
@@ -25,22 +24,21 @@ UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 _HEAD_LINES = 10
 _SPLIT_SIDES = "write source and target into two text files, one sentence a line"
+# Patterns of their first bytes. Text may also begin with "BZh".
 _ARCHIVES = {
-    b"PK\x03\x04": ("a zip archive", "unpack it with `unzip`"),
-    b"BZh": ("a bzip2 archive", "unpack it with `bunzip2`"),
-    b"\xfd7zXZ\x00": ("an xz archive", "unpack it with `unxz`"),
-    b"\x28\xb5\x2f\xfd": ("a Zstandard archive", "unpack it with `unzstd`"),
-    b"7z\xbc\xaf\x27\x1c": ("a 7-Zip archive", "unpack it with `7z x`"),
+    rb".{257}ustar": ("a tar archive", "unpack it with `tar -xf`"),
+    rb"PK\x03\x04": ("a zip archive", "unpack it with `unzip`"),
+    rb"BZh.(1AY&SY|\x17\x72\x45\x38\x50\x90)": ("a bzip2 archive", "unpack it with `bunzip2`"),
+    rb"\xfd7zXZ\x00": ("an xz archive", "unpack it with `unxz`"),
+    rb"\x28\xb5\x2f\xfd": ("a Zstandard archive", "unpack it with `unzstd`"),
+    rb"7z\xbc\xaf\x27\x1c": ("a 7-Zip archive", "unpack it with `7z x`"),
 }
-# Follows "BZh" and a digit in every bzip2 file; text may also begin with "BZh".
-_BZIP2_BLOCKS = (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")
 _OFFICE = {
     ".xlsx": ("an Excel workbook", f"open it and {_SPLIT_SIDES}"),
     ".ods": ("a spreadsheet", f"open it and {_SPLIT_SIDES}"),
     ".docx": ("a Word document", "save it as plain text, one sentence a line"),
     ".odt": ("an office document", "save it as plain text, one sentence a line"),
 }
-_TAR_MARK, _TAR_OFFSET = b"ustar", 257
 _MARKUP = re.compile(r"\s*<(\?xml|tmx|xliff|srcset|refset|tstset|!DOCTYPE)\b", re.IGNORECASE)
 _MARKUP_NAMES = {".tmx": "TMX", ".xlf": "XLIFF", ".xliff": "XLIFF", ".sgm": "SGML"}
 _TABLES = {".csv": ("CSV", ",;"), ".tsv": ("TSV", "\t"), ".tab": ("TSV", "\t")}
@@ -143,7 +141,7 @@ def text_checksums(texts: Sequence[Path], stores: Path) -> list[str]:
             status = text.stat()
             state = [status.st_size, status.st_mtime_ns]
             is_known = updated.get(name, [])[:2] == state
-            checksum = str(updated[name][2]) if is_known else _checksum(text)
+            checksum = str(updated[name][2]) if is_known else file_checksum(text)
         except OSError as error:
             raise DataError(str(text), "cannot be read", got=error.strerror) from None
         checksums.append(checksum)
@@ -188,19 +186,10 @@ def _zip_lines(
 
 
 def _reject_archive(first_bytes: bytes, name: str) -> None:
-    archive = _archive(first_bytes)
-    if archive is not None:
-        what, remedy = _OFFICE.get(Path(name).suffix.lower(), archive)
-        raise DataError(name, f"is {what}, not plain text", remedy=remedy)
-
-
-def _archive(first_bytes: bytes) -> tuple[str, str] | None:
-    """Return the kind of archive that begins with these bytes, and how to unpack it."""
-    if first_bytes[_TAR_OFFSET:].startswith(_TAR_MARK):
-        return "a tar archive", "unpack it with `tar -xf`"
-    if first_bytes.startswith(b"BZh") and not first_bytes[4:].startswith(_BZIP2_BLOCKS):
-        return None
-    return next((kind for mark, kind in _ARCHIVES.items() if first_bytes.startswith(mark)), None)
+    for pattern, archive in _ARCHIVES.items():
+        if re.match(pattern, first_bytes, re.DOTALL):
+            what, remedy = _OFFICE.get(Path(name).suffix.lower(), archive)
+            raise DataError(name, f"is {what}, not plain text", remedy=remedy)
 
 
 def _structure(head: Sequence[str], path: Path) -> str | None:
@@ -263,11 +252,6 @@ def _not_utf8(line: bytes, number: int, error_index: int, name: str) -> DataErro
         f"not UTF-8 (byte 0x{line[error_index]:02x} at column {column})",
         remedy=remedy,
     )
-
-
-def _checksum(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _read_cache(file: Path) -> dict[str, list[int | str]]:

@@ -4,12 +4,13 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 
 import numpy as np
 
-from tformer_cli.config.schema.data import Text
+from tformer_cli.config.schema.data import DataConfig, ParallelText, Text
 from tformer_cli.corpus.prefetch import chunks
-from tformer_cli.corpus.reader import read_rows
+from tformer_cli.corpus.reader import read_lines, read_texts
 from tformer_cli.text.segments import sentence_ends
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import UNK_ID
@@ -38,28 +39,18 @@ class LengthReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VocabularyReport:
-    """How well a vocabulary fits one side of a text.
+    """How well a vocabulary fits one side of a text."""
 
-    Attributes:
-        vocabulary_size: ids, special ones included.
-        num_sentences: lines of the text.
-        num_tokens: tokens of the text without special ones.
-        coverage: fraction of the characters, whitespace excluded, in tokens of the vocabulary:
-            neither unknown, nor bytes, nor dropped.
-        unknown_rate: fraction of unknown tokens.
-        byte_rate: fraction of single-byte tokens.
-        lengths: of the sentences.
-        characters_per_token: whitespace included.
-    """
-
-    vocabulary_size: int
-    num_sentences: int
-    num_tokens: int
+    vocabulary_size: int  # ids, special ones included
+    num_sentences: int  # lines of the text
+    num_tokens: int  # of the text without special ones
+    # Fraction of the characters, whitespace excluded, in tokens of the vocabulary: neither unknown,
+    # nor bytes, nor dropped.
     coverage: float
-    unknown_rate: float
-    byte_rate: float
+    unknown_rate: float  # fraction of unknown tokens
+    byte_rate: float  # fraction of single-byte tokens
     lengths: LengthReport
-    characters_per_token: float
+    characters_per_token: float  # whitespace included
 
 
 def report_lengths(lengths: Sequence[int] | np.ndarray) -> LengthReport:
@@ -84,6 +75,12 @@ def p99_sentences(lines: Iterable[str]) -> int:
             if len(counted) == 2 * COUNTED_LINES:
                 counted, spacing = counted[::2], 2 * spacing
     return report_lengths([len(sentence_ends(line.strip())) for line in counted]).p99
+
+
+def source_sentences(data: DataConfig) -> int | None:
+    """Return how many sentences 99% of the source lines do not exceed; None of monolingual text."""
+    sources = [text.source for text in data.train if isinstance(text, ParallelText)]
+    return p99_sentences(chain.from_iterable(map(read_lines, sources))) if sources else None
 
 
 def report_vocabulary(tokenizer: Tokenizer, lines: Iterable[str]) -> VocabularyReport:
@@ -120,12 +117,10 @@ def report_vocabulary(tokenizer: Tokenizer, lines: Iterable[str]) -> VocabularyR
 def report_sides(tokenizers: Tokenizers, texts: Sequence[Text]) -> dict[str, VocabularyReport]:
     """Report on `source` and `target` of parallel texts, or on `source` of monolingual texts."""
     sides = {"source": tokenizers.source, "target": tokenizers.target}
-    names = list(sides)[: len(texts[0].files)]
     return {
-        name: report_vocabulary(
-            sides[name], (row[side] for text in texts for row in read_rows(text))
-        )
-        for side, name in enumerate(names)
+        name: report_vocabulary(tokenizer, map(itemgetter(side), read_texts(texts)))
+        for side, (name, tokenizer) in enumerate(sides.items())
+        if side < len(texts[0].files)
     }
 
 

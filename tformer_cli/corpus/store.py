@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from tformer_cli.corpus.filters import FilterReport
-from tformer_cli.storage.atomic import read_json, write_json
+from tformer_cli.storage.atomic import file_checksum, read_json, write_json
 
 # Part of every store's key: raise it when the files of a store or of a shard change.
 FORMAT_VERSION = 2
@@ -146,7 +146,7 @@ def write_index(directory: Path, id_dtypes: Sequence[str], reports: Iterable[Fil
     index = {
         "id_dtypes": list(id_dtypes),
         "texts": [asdict(report) for report in reports],
-        "sha256": _checksums(directory, len(id_dtypes)),
+        "sha256": _file_checksums(directory, len(id_dtypes)),
         "fingerprints": {},
     }
     _write_index(directory, index)
@@ -155,8 +155,7 @@ def write_index(directory: Path, id_dtypes: Sequence[str], reports: Iterable[Fil
 def open_store(directory: Path, weights: Sequence[float]) -> tuple[TokenStore, FilterReport] | None:
     """Verify the checksums of a store directory and memory-map it with the weights of its texts.
 
-    Returns:
-        The store and the filter counts; None if it is missing or damaged.
+    The filter counts are returned too; None if the store is missing or damaged.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
         index = read_json(directory / "index.json")
@@ -169,7 +168,7 @@ def open_store(directory: Path, weights: Sequence[float]) -> tuple[TokenStore, F
         ]
         kept = (report.kept for report in reports)
         store = TokenStore(*sides[0], *sides[-1], weights=PairWeights.of_runs(kept, weights))
-        if _checksums(directory, len(index["id_dtypes"])) == index["sha256"]:
+        if _file_checksums(directory, len(index["id_dtypes"])) == index["sha256"]:
             name = " ".join(map(repr, weights))
             if name not in index["fingerprints"]:
                 index["fingerprints"][name] = store.fingerprint()
@@ -203,13 +202,9 @@ def _memory_map(file: Path, dtype: str) -> np.ndarray:
     return np.memmap(file, dtype=dtype, mode="r").view(np.ndarray)
 
 
-def _checksums(directory: Path, num_sides: int) -> dict[str, str]:
-    """Return the SHA-256 of each file except the index."""
-    checksums = {}
-    for name in itertools.chain.from_iterable(SIDES[:num_sides]):
-        with (directory / name).open("rb") as file:
-            checksums[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return checksums
+def _file_checksums(directory: Path, num_sides: int) -> dict[str, str]:
+    names = itertools.chain.from_iterable(SIDES[:num_sides])
+    return {name: file_checksum(directory / name) for name in names}
 
 
 def _write_index(directory: Path, index: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""Build a token store on disk: cached by a content hash, multi-process, resumable.
+"""From text to stores: in memory, or on disk: cached by a content hash, multi-process, resumable.
 
-Lines are encoded in shards of fixed size, each an atomic file; a resumed build skips the shards
-that exist. The shards are then merged without duplicates. Child processes import this module, so
-it does without torch.
+For a store on disk, lines are encoded in shards of fixed size, each an atomic file; a resumed build
+skips the shards that exist. The shards are then merged without duplicates. Child processes import
+this module, so it does without torch.
 """
 
 import contextlib
@@ -15,18 +15,18 @@ import shutil
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from tformer_cli.config.schema.data import AnyTrainingText, FilterConfig
+from tformer_cli.config.schema.data import AnyTrainingText, DataConfig, FilterConfig, Text
 from tformer_cli.corpus.filters import FilterReport, filter_lengths, find_repeats, pair_digests
 from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.corpus.reader import TEXTS_FILE, read_rows, text_checksums
@@ -35,6 +35,7 @@ from tformer_cli.corpus.store import (
     OFFSET_DTYPE,
     SIDES,
     TokenStore,
+    build_store,
     open_store,
     write_index,
 )
@@ -57,6 +58,57 @@ QUEUED_SHARDS = 2
 SMALL_BYTES = 16 << 20
 
 Rows = Sequence[tuple[str, ...]]
+
+
+def training_store(
+    data: DataConfig, tokenizers: Tokenizers, stores: Path | None = None
+) -> tuple[TokenStore, FilterReport]:
+    """Return the training text, encoded, filtered and memory-mapped, and the filter counts.
+
+    The directory `stores` caches it; None for no cache.
+    """
+    with contextlib.ExitStack() as stack:
+        if stores is None:
+            # A mapped file stays readable after its removal.
+            stores = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        return load_or_build_store(data.train, tokenizers, data.filters, stores=stores)
+
+
+def evaluation_store(
+    text: Text, tokenizers: Tokenizers, *, max_length: int | None = None
+) -> TokenStore:
+    """Encode every line of a text without filters, so pair i is line i + 1.
+
+    Monolingual lines are their own targets. `max_length` counts EOS.
+
+    Raises:
+        DataError: a file cannot be read, has no lines, or a line is longer than `max_length`.
+    """
+    store = build_store(
+        (source, target, 1.0)
+        for rows in chunks(read_rows(text), SHARD_LINES)
+        for sides in [encode_sides(rows, tokenizers)]
+        for source, target in zip(sides[0], sides[-1], strict=True)
+    )
+    files = list(text.files.values())
+    if len(store) == 0:
+        raise DataError(str(files[0]), "no lines", remedy="name a file with text")
+    if max_length is not None:
+        sides = store.source_lengths + 1, store.target_lengths + 1
+        for file, lengths in zip(files, sides, strict=False):
+            for line in np.flatnonzero(lengths > max_length):
+                raise too_long_error(f"{file}:{line + 1}", int(lengths[line]), max_length)
+    return store
+
+
+def too_long_error(where: str, length: int, max_length: int) -> DataError:
+    """Return the error of a sentence that is longer than the model's learned positions."""
+    return DataError(
+        where,
+        f"is longer than the positions that the model has learned ({max_length} tokens)",
+        got=f"{length} tokens",
+        remedy="split it, or train with model.positions: {kind: sinusoidal}",
+    )
 
 
 def load_or_build_store(
@@ -112,8 +164,8 @@ def load_or_build_store(
                 assert opened is not None
             shutil.rmtree(shards, ignore_errors=True)
     # Leftovers of a killed process under names that are not written again.
-    for path in (directory, stores / TEXTS_FILE):
-        recover_interrupted_writes(path.parent, path.name)
+    for name in (key, TEXTS_FILE):
+        recover_interrupted_writes(stores, name)
     return opened
 
 
@@ -134,68 +186,68 @@ class StoreWriter:
         """Encode all lines whose shards do not exist yet."""
         with storage_errors(self.path):
             make_directory(self.path)
-        with (
-            self._encoder(num_processes) as encode,
-            tqdm(desc="encoding", unit="pair", disable=not sys.stderr.isatty(), leave=False) as bar,
-        ):
-            for number, text in enumerate(self.texts):
-                reports = {}
-                for path, report in encode(self._jobs(number, text, shard_lines)):
-                    reports[path] = report
-                    bar.update(report.seen)
-                self.reports.append(reports)
+        self.reports = [{} for _ in self.texts]
+        # Number of the text and first line name the file of a shard.
+        jobs = (
+            (number, self.path / f"{number}-{index * shard_lines}.shard", rows)
+            for number, text in enumerate(self.texts)
+            for index, rows in enumerate(chunks(read_rows(text), shard_lines))
+        )
+        encoded = self._encode(jobs, num_processes)
+        with tqdm(
+            desc="encoding", unit="pair", disable=not sys.stderr.isatty(), leave=False
+        ) as bar:
+            for number, path, report in encoded:
+                self.reports[number][path] = report
+                bar.update(report.seen)
         report = sum(map(_total, self.reports), FilterReport())
-        if report.kept == 0:
+        if report.seen == 0:
             files = ", ".join(str(next(iter(text.files.values()))) for text in self.texts)
+            raise DataError("data.train", "no lines", got=files, remedy="name files with text")
+        if report.kept == 0:
             raise DataError(
                 "data.train",
-                "no lines" if report.seen == 0 else "nothing is left after the filters",
-                got=files if report.seen == 0 else str(report),
-                remedy="name files with text" if report.seen == 0 else "loosen data.filters",
+                "nothing is left after the filters",
+                got=str(report),
+                remedy="loosen data.filters",
             )
 
     def write_store(self, directory: Path) -> None:
         """Merge the shards, without duplicates, into a store directory."""
         with storage_errors(self.path):
             is_duplicate = self._find_duplicates()
-        id_dtypes = _id_dtypes(self.tokenizers, self._num_sides)
         # If this fails, the shards are still there.
         with atomic_directory(directory) as temporary:
-            write_index(temporary, id_dtypes, self._merge_shards(temporary, ~is_duplicate))
+            reports = self._merge_shards(temporary, ~is_duplicate)
+            write_index(temporary, _id_dtypes(self.tokenizers, self._num_sides), reports)
 
     @property
     def _num_sides(self) -> int:
         return len(self.texts[0].files)
 
-    def _jobs(
-        self, number: int, text: AnyTrainingText, shard_lines: int
-    ) -> Iterator[tuple[Path, Rows]]:
-        """Yield the file and the lines of each shard; number and first line name the file."""
-        for index, rows in enumerate(chunks(read_rows(text), shard_lines)):
-            yield self.path / f"{number}-{index * shard_lines}.shard", rows
-
-    @contextlib.contextmanager
-    def _encoder(
-        self, num_processes: int
-    ) -> Iterator[Callable[[Iterable[tuple[Path, Rows]]], Iterator[tuple[Path, FilterReport]]]]:
-        """Yield a function that encodes a stream of shards in order."""
+    def _encode(
+        self, jobs: Iterable[tuple[int, Path, Rows]], num_processes: int
+    ) -> Iterator[tuple[int, Path, FilterReport]]:
+        """Encode shards; yield number, path and report of each, in order."""
         if num_processes == 1:
-            yield lambda jobs: (
-                (path, encode_shard(path, rows, self.tokenizers, self.filters))
-                for path, rows in jobs
-            )
+            for number, path, rows in jobs:
+                yield number, path, encode_shard(path, rows, self.tokenizers, self.filters)
             return
         directory = self.path / "tokenizer"
         self.tokenizers.save(directory)
+        queue: deque[tuple[int, Path, Future[FilterReport]]] = deque()
         # A fork would copy threads of torch and of the tokenizers in the middle of their work.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(num_processes, context, initializer=begin_child) as pool:
-
-            def submit(path: Path, rows: Rows) -> Future[FilterReport]:
-                return pool.submit(_encode_in_child, directory, self.filters, path, rows)
-
             try:
-                yield lambda jobs: _in_order(submit, jobs, QUEUED_SHARDS * num_processes)
+                for number, path, rows in jobs:
+                    future = pool.submit(_encode_in_child, directory, self.filters, path, rows)
+                    queue.append((number, path, future))
+                    if len(queue) > QUEUED_SHARDS * num_processes:
+                        number, path, future = queue.popleft()
+                        yield number, path, future.result()
+                for number, path, future in queue:
+                    yield number, path, future.result()
             except BrokenProcessPool:
                 raise TrainingError(
                     "data.train",
@@ -231,7 +283,12 @@ class StoreWriter:
                 total, num_kept = _total(reports), 0
                 for path, report in reports.items():
                     kept = is_kept[start : start + report.kept]
-                    _append_pairs(files, read_shard(path), kept)
+                    shard = read_shard(path)
+                    for side, (ids_file, offsets_file) in enumerate(files):
+                        ids, lengths = shard[f"ids {side}"], shard[f"lengths {side}"]
+                        ends = ids_file.tell() // ids.itemsize + np.cumsum(lengths[kept])
+                        ids_file.write(ids[np.repeat(kept, lengths)].tobytes())
+                        offsets_file.write(ends.astype(OFFSET_DTYPE).tobytes())
                     start += report.kept
                     num_kept += int(kept.sum())
                 final = replace(total, kept=num_kept, duplicate=total.kept - num_kept)
@@ -287,6 +344,10 @@ def id_dtype(vocabulary_size: int) -> str:
     return "<u2" if vocabulary_size <= 1 << 16 else "<u4"
 
 
+def _id_dtypes(tokenizers: Tokenizers, num_sides: int) -> list[str]:
+    return [id_dtype(side.size) for side in (tokenizers.source, tokenizers.target)[:num_sides]]
+
+
 def _key(
     texts: Sequence[AnyTrainingText], tokenizers: Tokenizers, filters: FilterConfig, stores: Path
 ) -> str:
@@ -305,21 +366,6 @@ def _num_processes(texts: Sequence[AnyTrainingText]) -> int:
     return 1 if num_bytes < SMALL_BYTES else num_cores()
 
 
-def _in_order(
-    submit: Callable[[Path, Rows], Future[FilterReport]],
-    jobs: Iterable[tuple[Path, Rows]],
-    max_queued: int,
-) -> Iterator[tuple[Path, FilterReport]]:
-    queue: deque[tuple[Path, Future[FilterReport]]] = deque()
-    for path, rows in jobs:
-        queue.append((path, submit(path, rows)))
-        if len(queue) > max_queued:
-            path, report = queue.popleft()
-            yield path, report.result()
-    for path, report in queue:
-        yield path, report.result()
-
-
 def _encode_in_child(
     directory: Path, filters: FilterConfig, path: Path, rows: Rows
 ) -> FilterReport:
@@ -329,20 +375,6 @@ def _encode_in_child(
 @functools.cache
 def _cached_tokenizers(directory: Path) -> Tokenizers:
     return load_tokenizers(directory)
-
-
-def _append_pairs(
-    files: Sequence[Sequence[BinaryIO]], shard: dict[str, np.ndarray], kept: np.ndarray
-) -> None:
-    for side, (ids_file, offsets_file) in enumerate(files):
-        ids, lengths = shard[f"ids {side}"], shard[f"lengths {side}"]
-        ends = ids_file.tell() // ids.itemsize + np.cumsum(lengths[kept])
-        ids_file.write(ids[np.repeat(kept, lengths)].tobytes())
-        offsets_file.write(ends.astype(OFFSET_DTYPE).tobytes())
-
-
-def _id_dtypes(tokenizers: Tokenizers, num_sides: int) -> list[str]:
-    return [id_dtype(side.size) for side in (tokenizers.source, tokenizers.target)[:num_sides]]
 
 
 def _lengths(rows: Sequence[Sequence[int]]) -> np.ndarray:

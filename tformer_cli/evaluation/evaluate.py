@@ -17,10 +17,11 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, Text
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.batch import Batch
+from tformer_cli.corpus.bucketing import batches_in_order
 from tformer_cli.corpus.held_out import overlap_warnings
-from tformer_cli.corpus.pipeline import batches_in_order, evaluation_store
 from tformer_cli.corpus.reader import read_pairs, read_texts
 from tformer_cli.corpus.store import TokenStore
+from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.device import autocast, resolve_device, resolve_precision
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import DataError, Problem, UsageError, reject_str

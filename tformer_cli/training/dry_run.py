@@ -19,9 +19,9 @@ from tformer_cli.config.load import check_data_files, dump_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.filters import FilterReport
-from tformer_cli.corpus.pipeline import evaluation_store
 from tformer_cli.corpus.reader import read_rows
 from tformer_cli.corpus.store import TokenStore, build_store
+from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.device import is_out_of_memory, peak_memory
 from tformer_cli.distributed import num_processes
 from tformer_cli.errors import TrainingError, UsageError

@@ -12,7 +12,7 @@ from tformer_cli.config.schema.model import (
     ModelConfig,
     TransformerConfig,
 )
-from tformer_cli.corpus.pipeline import training_pairs
+from tformer_cli.corpus.reader import read_texts
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
 from tformer_cli.model.build import build_network
 from tformer_cli.model.encoder import MaskedEncoder
@@ -86,7 +86,7 @@ class PretrainedRun:
         log("building the vocabulary of the target")
         learned = build_tokenizers(
             tokenizer,
-            lambda: (("", target) for _, target in training_pairs(config.data)),
+            lambda: (("", target) for _, target in read_texts(config.data.train)),
             config.seed,
         )
         return Tokenizers(pretrained.source, learned.target, shared=False)

@@ -15,18 +15,18 @@ from tformer_cli.config.load import as_plain, dump_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.model import MaskedEncoderConfig, ModelConfig
 from tformer_cli.corpus.batch import Masking
-from tformer_cli.corpus.bucketing import DataPosition, EpochPlans
-from tformer_cli.corpus.filters import FilterReport
-from tformer_cli.corpus.pipeline import (
+from tformer_cli.corpus.bucketing import (
+    DataPosition,
+    EpochPlans,
     epoch_plans,
     training_micro_batches,
-    training_pairs,
-    training_store,
 )
+from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.prefetch import prefetch
-from tformer_cli.corpus.reader import text_checksums
+from tformer_cli.corpus.reader import read_texts, text_checksums
 from tformer_cli.corpus.statistics import report_lengths
 from tformer_cli.corpus.store import TokenStore
+from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import Problem, UsageError
 from tformer_cli.model.build import build_network
@@ -247,7 +247,7 @@ def new_tokenizers(config: Config, pretrained: PretrainedRun | None, log: Log) -
     if pretrained is not None:
         return pretrained.tokenizers(config, log)
     log("building the vocabulary")
-    return build_tokenizers(config.tokenizer, lambda: training_pairs(config.data), config.seed)
+    return build_tokenizers(config.tokenizer, lambda: read_texts(config.data.train), config.seed)
 
 
 def origin_of(config: Config, pretrained: PretrainedRun | None, stores: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 
 from tformer_cli.config.load import check_data_files, dump_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.corpus.pipeline import source_sentences
+from tformer_cli.corpus.statistics import source_sentences
 from tformer_cli.device import resolve_precision
 from tformer_cli.distributed import SINGLE_PROCESS, World, local_device, process_group
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError

@@ -13,9 +13,9 @@ from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch, Masking
-from tformer_cli.corpus.pipeline import evaluation_store
 from tformer_cli.corpus.reader import read_pairs, read_rows
 from tformer_cli.corpus.store import TokenStore
+from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import DataError
 from tformer_cli.evaluation.evaluate import (

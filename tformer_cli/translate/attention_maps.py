@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.corpus.pipeline import too_long_error
+from tformer_cli.corpus.store_builder import too_long_error
 from tformer_cli.errors import UsageError
 from tformer_cli.model.inspection.attention_maps import LayerMaps, attention_maps, position_tables
 from tformer_cli.model.network import Network, Seq2Seq

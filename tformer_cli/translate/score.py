@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from tformer_cli.corpus.pipeline import too_long_error
 from tformer_cli.corpus.prefetch import chunks
+from tformer_cli.corpus.store_builder import too_long_error
 from tformer_cli.errors import Problem
 from tformer_cli.search.scoring import Scorer
 from tformer_cli.text.tokenizer import Tokenizers
