@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import platform
-import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,8 +38,10 @@ def resolve_device(name: str) -> torch.device:
     Raises:
         DeviceError: this machine or this build of torch does not have it.
     """
+    has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    best = "cuda" if has_cuda else "mps" if has_mps else "cpu"
     try:
-        device = torch.device(_best_device() if name == "auto" else name)
+        device = torch.device(best if name == "auto" else name)
     except RuntimeError:
         raise DeviceError(
             "`device`", "no device has this name", got=name, remedy="use auto, cpu, cuda or mps"
@@ -48,7 +49,7 @@ def resolve_device(name: str) -> torch.device:
     is_available = (
         device.type == "cpu"
         or (device.type == "cuda" and (device.index or 0) < torch.cuda.device_count())
-        or (device.type == "mps" and torch.backends.mps.is_available())
+        or (device.type == "mps" and has_mps)
     )
     if not is_available:
         raise DeviceError(
@@ -64,12 +65,6 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def _best_device() -> str:
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
-
-
 def resolve_precision(name: str, device: torch.device) -> torch.dtype:
     """Return the dtype of matrix products: auto, float32, bfloat16, float16 or int8.
 
@@ -83,11 +78,27 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
         raise DeviceError(
             "`precision`", f"must be auto, {', '.join(PRECISIONS)}", got=name, remedy="use auto"
         )
-    if name == "int8":
-        _check_int8(device)
-    has_bfloat16 = device.type != "cuda" or _gpu_has_bfloat16(device)
+    if name == "int8" and device.type != "cpu":
+        raise DeviceError(
+            "`precision`",
+            "int8 is for translation on a CPU",
+            got=str(device),
+            remedy='use auto, or `device="cpu"`',
+        )
+    if name == "int8" and not has_vnni():
+        raise DeviceError(
+            "`precision`",
+            "int8 is slower than float32 on a processor without VNNI",
+            got=hardware_name(device),
+            remedy="use float32, or `tformer translate --backend ctranslate2 --quantization int8`",
+        )
+    is_gpu, has_bfloat16 = device.type == "cuda", True
+    if is_gpu:
+        # torch answers for the current device.
+        with torch.cuda.device(device):
+            has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
     if name == "auto":
-        if device.type == "cuda":
+        if is_gpu:
             return torch.bfloat16 if has_bfloat16 else torch.float16
         is_fast = device.type == "cpu" and has_bfloat16_matmul()
         return torch.bfloat16 if is_fast else torch.float32
@@ -99,30 +110,6 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
             remedy="use precision auto",
         )
     return PRECISIONS[name]
-
-
-def _check_int8(device: torch.device) -> None:
-    if device.type != "cpu":
-        raise DeviceError(
-            "`precision`",
-            "int8 is for translation on a CPU",
-            got=str(device),
-            remedy='use auto, or `device="cpu"`',
-        )
-    if not has_vnni():
-        raise DeviceError(
-            "`precision`",
-            "int8 is slower than float32 on a processor without VNNI",
-            got=hardware_name(device),
-            remedy="use float32, or `tformer translate --backend ctranslate2 --quantization int8`",
-        )
-
-
-def _gpu_has_bfloat16(device: torch.device) -> bool:
-    # torch answers for the current device.
-    with torch.cuda.device(device):
-        has_bfloat16: bool = torch.cuda.is_bf16_supported(including_emulation=False)
-    return has_bfloat16
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
@@ -256,5 +243,7 @@ def peak_memory(device: torch.device) -> int:
         # That of `getrusage` starts from the peak of the parent process.
         status = Path("/proc/self/status").read_text(encoding="utf-8")
         return int(status.partition("VmHWM:")[2].split()[0]) * 2**10
+    import resource  # absent on Windows
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 2**10

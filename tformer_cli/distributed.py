@@ -7,7 +7,7 @@ running out of memory keeps the others waiting and does not confuse them.
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -59,8 +59,7 @@ class World:
             flat = bucket[0].flatten()
             if len(bucket) > 1:
                 flat = torch.cat([tensor.flatten() for tensor in bucket])
-            with _peer_errors():
-                distributed.all_reduce(flat, group=self._group(flat))
+            self._run(distributed.all_reduce, flat, group=self._group(flat))
             parts = torch.split(flat, [tensor.numel() for tensor in bucket])
             for tensor, part in zip(bucket, parts, strict=True):
                 tensor.copy_(part.view_as(tensor))
@@ -74,32 +73,24 @@ class World:
     def all_reduce_max(self, number: int) -> int:
         """Return the maximum of a number over all processes."""
         maximum = torch.tensor(number)
-        if self.size > 1:
-            with _peer_errors():
-                distributed.all_reduce(maximum, distributed.ReduceOp.MAX)
+        self._run(distributed.all_reduce, maximum, distributed.ReduceOp.MAX)
         return int(maximum)
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by that of rank 0."""
-        if self.size > 1:
-            for tensor in tensors:
-                with _peer_errors():
-                    distributed.broadcast(tensor, 0, group=self._group(tensor))
+        for tensor in tensors:
+            self._run(distributed.broadcast, tensor, 0, group=self._group(tensor))
 
     def broadcast_object(self, value: Any = None) -> Any:
         """Return the plain value that rank 0 passes; the others pass none."""
         values = [value]
-        if self.size > 1:
-            with _peer_errors():
-                distributed.broadcast_object_list(values)
+        self._run(distributed.broadcast_object_list, values)
         return values[0]
 
     def gather(self, lines: Sequence[str]) -> list[list[str]]:
         """Return the lines of every process, by rank."""
         gathered = [list(lines) for _ in range(self.size)]
-        if self.size > 1:
-            with _peer_errors():
-                distributed.all_gather_object(gathered, list(lines))
+        self._run(distributed.all_gather_object, gathered, list(lines))
         return gathered
 
     def shard(self, items: Sequence[Item]) -> Sequence[Item]:
@@ -130,6 +121,19 @@ class World:
         yield
         for _ in range(turn, 2):
             self.barrier()
+
+    def _run(self, collective: Callable[..., object], *arguments: Any, **options: Any) -> None:
+        """Call a collective of torch, unless this process is alone."""
+        if self.size == 1:
+            return
+        try:
+            collective(*arguments, **options)
+        except RuntimeError as error:
+            if not any(phrase in str(error) for phrase in PEER_CLOSED):
+                raise
+            raise DeviceError(
+                "torchrun", "another process has ended", remedy="see what it says"
+            ) from None
 
     def _group(self, tensor: Tensor) -> "distributed.ProcessGroup | None":
         return self.gpu_group if tensor.is_cuda else None
@@ -216,16 +220,3 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         size += tensor.nbytes
     if bucket:
         yield bucket
-
-
-@contextlib.contextmanager
-def _peer_errors() -> Iterator[None]:
-    """Raise a short DeviceError if another process has ended, which says itself what was wrong."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not any(phrase in str(error) for phrase in PEER_CLOSED):
-            raise
-        raise DeviceError(
-            "torchrun", "another process has ended", remedy="see what it says"
-        ) from None
