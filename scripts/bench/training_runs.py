@@ -49,7 +49,7 @@ from tformer_cli.storage.run_directory import CHECKSUMS_FILE, MODEL_FILE, RunDir
 from tformer_cli.storage.state import TrainingProgress, load_progress
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
-from tformer_cli.training.logging import NullLogger
+from tformer_cli.training.logging import TrainingLogger
 from tformer_cli.training.setup import init_model
 from tformer_cli.training.trainer import Trainer, train
 from tformer_cli.training.validation import is_finished
@@ -187,7 +187,7 @@ class Marian(TrainingRun):
 
     def train(self) -> None:
         tokenizers = self._tokenizers()
-        logger = NullLogger(self.run, self.config.training)
+        logger = TrainingLogger(None, self.config.training)
         trainer = Trainer.setup(self.config, self.run, tokenizers, device=CPU, logger=logger)
         marian = self._model(tokenizers)
         train_marian(

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 from toy import CONFIG, write_toy
 
-from tformer_cli.training import checkpoints, find_batch_size
+from tformer_cli.training import find_batch_size, saving
 from tformer_cli.training import trainer as training
 
 
@@ -144,9 +144,9 @@ def test_a_full_disk_ends_the_training_and_leaves_what_was_saved(tformer, tmp_pa
     def refuse(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    save_checkpoint = checkpoints.save_checkpoint
+    save_checkpoint = saving.save_checkpoint
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "save_checkpoint", filling)
+        patch.setattr(saving, "save_checkpoint", filling)
         result = tformer("train", file, "--run", run)
     assert (result.exit_code, result.stderr) == (
         2,

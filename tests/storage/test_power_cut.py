@@ -24,7 +24,7 @@ from tformer_cli.storage.atomic import (
 from tformer_cli.storage.checkpoint import verify_checksums
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import build_tokenizers, load_tokenizers
-from tformer_cli.training.checkpoints import take_checkpoint
+from tformer_cli.training.saving import take_checkpoint
 from tformer_cli.training.setup import save_tokenizers
 from tformer_cli.training.step import TrainState
 

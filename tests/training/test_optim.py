@@ -28,12 +28,12 @@ from tformer_cli.training.optim import (
     NEWTON_SCHULZ_STEPS,
     MovingAverage,
     Muon,
-    PartsWatch,
     build_optimizer,
     build_schedule,
     orthogonalize,
     part_of,
     set_learning_rate,
+    watch_parts,
 )
 from tformer_cli.training.step import accumulate_gradients
 
@@ -296,12 +296,12 @@ def flat(tensors: list[torch.Tensor]) -> torch.Tensor:
 def test_norms_and_ratios_are_those_of_all_numbers_of_a_part():
     subject = train_state()
     accumulate_gradients(subject, [batch()], num_tokens=6)
-    watch = PartsWatch(subject.model)
+    part_reports = watch_parts(subject.model)
     before = {name: weight.detach().clone() for name, weight in subject.model.named_parameters()}
     weights: dict[str, nn.Parameter] = dict(subject.model.named_parameters())
     gradients = {name: weight.grad.clone() for name, weight in weights.items()}
     subject.optimizer.step()
-    reports = watch.reports()
+    reports = part_reports()
     assert reports.keys() == {part_of(name) for name in weights}
     for part, report in reports.items():
         names = [name for name in weights if part_of(name) == part]
@@ -320,6 +320,6 @@ def test_a_part_that_was_zero_has_no_ratio():
         part.bias.zero_()
     for weight in part.parameters():
         weight.grad = torch.ones_like(weight)
-    watch = PartsWatch(part)
+    part_reports = watch_parts(part)
     torch.optim.SGD(part.parameters(), lr=0.1).step()
-    assert [report.update_ratio for report in watch.reports().values()] == [None]
+    assert [report.update_ratio for report in part_reports().values()] == [None]

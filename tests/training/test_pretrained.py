@@ -18,7 +18,11 @@ from tformer_cli.storage.run_directory import MODEL_FILE, RAW_MODEL_FILE, RunDir
 from tformer_cli.storage.state import load_progress
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
-from tformer_cli.training.pretrained import PretrainedRun
+from tformer_cli.training.pretrained import (
+    load_pretrained,
+    pretrained_run,
+    pretrained_tokenizers,
+)
 from tformer_cli.training.setup import init_model
 from tformer_cli.training.trainer import train
 
@@ -182,11 +186,11 @@ def begun(
     """Return a model that begins with a run, and without it, its tokenizers and what was said."""
     setting = f"training.init_from={masked.path}"
     config = load_config(translation, [setting, *overrides])
-    pretrained = PretrainedRun.of(config, RunDirectory(translation.parent / "run"))
+    pretrained = pretrained_run(config, RunDirectory(translation.parent / "run"))
     said: list[str] = []
-    tokenizers = pretrained.tokenizers(config, said.append)
+    tokenizers = pretrained_tokenizers(pretrained, config, said.append)
     model, without = (init_model(config, tokenizers) for _ in range(2))
-    pretrained.load_into(model, config, said.append)
+    load_pretrained(pretrained, model, config, said.append)
     return model, without, tokenizers, said
 
 

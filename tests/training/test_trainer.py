@@ -30,7 +30,7 @@ from tformer_cli.storage.checkpoint import write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import best_checkpoints, load_progress, save_progress
 from tformer_cli.storage.trained_model import load_trained_model
-from tformer_cli.training import retry, setup
+from tformer_cli.training import recovery, setup
 from tformer_cli.training import trainer as run_module
 from tformer_cli.training.optim import build_schedule
 from tformer_cli.training.resume import locked
@@ -489,8 +489,8 @@ def test_torn_reports_and_samples_of_ones_own_do_not_keep_a_run_from_going_on(
 def test_float16_with_its_loss_scale_goes_on_to_the_bit(toy, tmp_path, monkeypatch):
     settings = ("training.precision=float16", "training.max_steps=12")
     # A scale that overflows, and that has to be what it was after the break.
-    monkeypatch.setattr(retry, "INITIAL_LOSS_SCALE", 2.0**40)
-    monkeypatch.setattr(retry, "GROWTH_INTERVAL", 5)
+    monkeypatch.setattr(recovery, "INITIAL_LOSS_SCALE", 2.0**40)
+    monkeypatch.setattr(recovery, "GROWTH_INTERVAL", 5)
     unbroken = trained(toy, tmp_path / "unbroken", *settings)
     with monkeypatch.context() as patch:
         on_step(patch, 10, lambda: signal.raise_signal(signal.SIGTERM))
@@ -520,7 +520,7 @@ def test_on_a_device_of_another_precision_the_loss_scale_begins_anew(
     ) in capsys.readouterr().err
     factors = {line["step"]: line["loss_scale"] for line in kinds(run, "train")}
     assert factors[8] == 1.0
-    assert factors[10] == retry.INITIAL_LOSS_SCALE
+    assert factors[10] == recovery.INITIAL_LOSS_SCALE
 
 
 @pytest.mark.parametrize("kind", ["adam", "muon"])

@@ -203,7 +203,7 @@ def average(
     count = best or last or max(2, min(MAX_AVERAGED, len(run_directory.step_checkpoints())))
 
     from tformer_cli.device import resolve_device
-    from tformer_cli.training.checkpoints import average_checkpoints
+    from tformer_cli.training.saving import average_checkpoints
 
     result = average_checkpoints(run_directory, which, count, device=resolve_device(device))
     if as_json:

@@ -32,8 +32,8 @@ from tformer_cli.text.subword import reservoir_sample
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import NUM_SPECIAL
 from tformer_cli.training.logging import TrainingLogger
+from tformer_cli.training.recovery import memory_shortage_reported
 from tformer_cli.training.resume import check_run_folder
-from tformer_cli.training.retry import memory_shortage_reported
 from tformer_cli.training.setup import TrainingData, run_tokenizers
 from tformer_cli.training.shutdown import sigterm_raised
 from tformer_cli.training.step import NonFiniteStep, StepReport, train_steps

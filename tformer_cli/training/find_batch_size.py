@@ -22,7 +22,7 @@ from tformer_cli.process import begin_child, tune_allocator
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
 from tformer_cli.training.dry_run import OutOfMemory, sampled_trainer, worst_case_steps
-from tformer_cli.training.logging import NullLogger
+from tformer_cli.training.logging import TrainingLogger
 from tformer_cli.training.trainer import Trainer
 
 # The second step needs the optimizer's moments and all the rest at once.
@@ -183,7 +183,7 @@ def _trial_of_run(folder: Path, batch_tokens: int, limit: int, num_threads: int)
     run = RunDirectory(folder)
     try:
         config = load_config(run.config_file)
-        tokenizers, logger = load_tokenizers(run.tokenizer), NullLogger(run, config.training)
+        tokenizers, logger = load_tokenizers(run.tokenizer), TrainingLogger(None, config.training)
         trainer = Trainer.setup(config, run, tokenizers, device=torch.device("cpu"), logger=logger)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):

@@ -4,7 +4,6 @@ Like torch.nn.functional.linear_cross_entropy (torch 2.13), which lacks the sums
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -18,17 +17,11 @@ LOG2_E = math.log2(math.e)
 
 
 class LossSums(NamedTuple):
-    """Sums over target tokens, in nats; means divide them by the tokens of the whole step.
+    """Sums over target tokens, in nats; means divide them by the tokens of the whole step."""
 
-    Attributes:
-        loss: smoothed cross-entropy; its gradient is multiplied by `factor`.
-        nll: cross-entropy without smoothing.
-        num_correct: tokens whose target has the highest logit.
-    """
-
-    loss: Tensor
-    nll: Tensor
-    num_correct: Tensor
+    loss: Tensor  # smoothed cross-entropy; its gradient is multiplied by `factor`
+    nll: Tensor  # without smoothing
+    num_correct: Tensor  # tokens whose target has the highest logit
 
 
 def smoothed_nll_sum(
@@ -79,7 +72,9 @@ class _SmoothedNll(torch.autograd.Function):
         bias_grad = None if bias is None else torch.zeros_like(bias)
         wide = torch.promote_types(weight.dtype, torch.float32)
         sums = torch.zeros(3, dtype=wide, device=hidden_states.device)
-        for rows in _chunks(hidden_states):
+        size = ROWS_ON_CPU if hidden_states.device.type == "cpu" else ROWS_ON_GPU
+        for start in range(0, len(hidden_states), size):
+            rows = slice(start, start + size)
             logits = output(hidden_states[rows])
             with torch.autocast(hidden_states.device.type, enabled=False):
                 chunk_sums, gradient = _sums_and_gradient(logits, targets[rows], smoothing, factor)
@@ -101,11 +96,6 @@ class _SmoothedNll(torch.autograd.Function):
         loss_grad, *_ = gradients
         scaled = [None if saved is None else saved.mul_(loss_grad) for saved in ctx.saved_tensors]
         return *scaled, None, None, None, None
-
-
-def _chunks(hidden_states: Tensor) -> Iterator[slice]:
-    size = ROWS_ON_CPU if hidden_states.device.type == "cpu" else ROWS_ON_GPU
-    return (slice(start, start + size) for start in range(0, len(hidden_states), size))
 
 
 def _sums_and_gradient(

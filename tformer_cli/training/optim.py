@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -169,10 +169,7 @@ class MovingAverage:
 
     After step t the average a of a weight w is d * a + (1 - d) * w, where d is the decay or, early
     on, (1 + t) / (10 + t), so that the initial weights soon count for nothing. The average is a
-    function of the steps alone: only its weights are saved.
-
-    Attributes:
-        model: a copy of the model with the averaged weights.
+    function of the steps alone: only its weights, those of `model`, are saved.
     """
 
     def __init__(self, model: Network, decay: float) -> None:
@@ -187,47 +184,37 @@ class MovingAverage:
 
 
 class PartReport(NamedTuple):
-    """What one step did to a part of the model.
+    """What one step did to a part of the model."""
 
-    Attributes:
-        grad_norm: norm of the part's gradient before clipping.
-        update_ratio: norm of the change of the weights over the norm of the weights before it. Far
-            below 1e-4 a part hardly learns; far above 1e-2 it is unstable. None if all were zero.
-    """
-
-    grad_norm: float
+    grad_norm: float  # before clipping
+    # Norm of the change of the weights over their norm before it. Far below 1e-4 a part hardly
+    # learns; far above 1e-2 it is unstable. None if all were zero.
     update_ratio: float | None
 
 
-class PartsWatch:
-    """Compares the parts of a model before and after an optimizer step."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._parts: dict[str, list[nn.Parameter]] = {}
-        for name, weight in model.named_parameters():
-            self._parts.setdefault(part_of(name), []).append(weight)
-        self._before = {
-            part: [weight.detach().clone() for weight in weights]
-            for part, weights in self._parts.items()
-        }
-        self._grad_norms = {
-            part: get_total_norm([w.grad for w in weights if w.grad is not None])
-            for part, weights in self._parts.items()
-        }
+def watch_parts(model: nn.Module) -> Callable[[], dict[str, PartReport]]:
+    """Return a function that reports, after an optimizer step, what it did to each part."""
+    parts: dict[str, list[nn.Parameter]] = {}
+    for name, weight in model.named_parameters():
+        parts.setdefault(part_of(name), []).append(weight)
+    before = {part: [w.detach().clone() for w in weights] for part, weights in parts.items()}
+    grad_norms = {
+        part: get_total_norm([w.grad for w in weights if w.grad is not None])
+        for part, weights in parts.items()
+    }
 
     @torch.no_grad()
-    def reports(self) -> Mapping[str, PartReport]:
-        return {
-            part: PartReport(self._grad_norms[part].item(), self._update_ratio(part))
-            for part in self._parts
-        }
+    def reports() -> dict[str, PartReport]:
+        result = {}
+        for part, weights in parts.items():
+            changes = [w - old for w, old in zip(weights, before[part], strict=True)]
+            ratio = (get_total_norm(changes) / get_total_norm(before[part])).item()
+            # JSON has no infinity.
+            update_ratio = ratio if math.isfinite(ratio) else None
+            result[part] = PartReport(grad_norms[part].item(), update_ratio)
+        return result
 
-    def _update_ratio(self, part: str) -> float | None:
-        before = self._before[part]
-        changes = [weight - was for weight, was in zip(self._parts[part], before, strict=True)]
-        ratio = (get_total_norm(changes) / get_total_norm(before)).item()
-        # JSON has no infinity.
-        return ratio if math.isfinite(ratio) else None
+    return reports
 
 
 def part_of(weight: str) -> str:

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
+from typing import Any
 
 from tformer_cli.config.load import as_plain, load_config
 from tformer_cli.config.schema.config import Config
@@ -23,7 +24,7 @@ from tformer_cli.storage.run_directory import MODEL_FILE, RAW_MODEL_FILE, RunDir
 from tformer_cli.storage.state import load_progress
 from tformer_cli.storage.trained_model import check_tokenizers
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
-from tformer_cli.training.checkpoints import Log, last_checkpoint
+from tformer_cli.training.resume import Log, last_checkpoint
 
 DROPOUTS = ("dropout", "embedding_dropout", "attention_dropout", "feedforward_dropout")
 # Keys in which models may differ that are the same function of the same weights; a model may also
@@ -32,144 +33,109 @@ FREE_KEYS = ("initialization", "sliding_window", *DROPOUTS)
 FREE_ENCODER_KEYS = ("kind", "initialization", *DROPOUTS)
 
 
-@dataclass(frozen=True, slots=True)
-class PretrainedRun:
-    """The run that `training.init_from` names."""
+def pretrained_run(config: Config, run: RunDirectory) -> RunDirectory | None:
+    """Return the run that `training.init_from` names, or None; `run` is the new one.
 
-    run: RunDirectory
-
-    @classmethod
-    def of(cls, config: Config, run: RunDirectory) -> "PretrainedRun | None":
-        """Return the run that a config begins with, or None; `run` is the new one.
-
-        Raises:
-            CheckpointError: it is the new run itself, or is missing.
-        """
-        path = config.training.init_from
-        if path is None:
-            return None
-        if path.resolve() == run.path.resolve():
-            raise CheckpointError(
-                str(run.path),
-                "a run cannot be initialized from itself",
-                remedy="name another folder with `run`",
-            )
-        if not path.is_dir():
-            raise CheckpointError(
-                str(path), "no such run folder", remedy="name the folder of a run"
-            )
-        return cls(RunDirectory(path))
-
-    def fingerprint(self) -> str:
-        """Return the hash of the tokenizers of the run."""
-        return load_tokenizers(self.run.tokenizer).fingerprint
-
-    def tokenizers(self, config: Config, log: Log) -> Tokenizers:
-        """Return the tokenizers of the run.
-
-        A masked encoder has a source vocabulary alone. For a translation model without a shared
-        vocabulary, that of the target is learned from the training text.
-        """
-        tokenizer = config.tokenizer
-        is_target_learned = self._is_encoder_for(config) and not tokenizer.shared
-        if is_target_learned:
-            tokenizer = replace(tokenizer, shared=True)
-        if load_config(self.run.config_file).tokenizer != tokenizer:
-            raise CheckpointError(
-                str(self.run.path),
-                "was trained with another tokenizer than the config asks for",
-                remedy=f"take over `tokenizer` from {self.run.config_file}",
-            )
-        pretrained = load_tokenizers(self.run.tokenizer)
-        if not is_target_learned:
-            return pretrained
-        log("building the vocabulary of the target")
-        learned = build_tokenizers(
-            tokenizer,
-            lambda: (("", target) for _, target in read_texts(config.data.train)),
-            config.seed,
+    Raises:
+        CheckpointError: it is the new run itself, or is missing.
+    """
+    path = config.training.init_from
+    if path is None:
+        return None
+    if path.resolve() == run.path.resolve():
+        raise CheckpointError(
+            str(run.path),
+            "a run cannot be initialized from itself",
+            remedy="name another folder with `run`",
         )
-        return Tokenizers(pretrained.source, learned.target, shared=False)
+    if not path.is_dir():
+        raise CheckpointError(str(path), "no such run folder", remedy="name the folder of a run")
+    return RunDirectory(path)
 
-    def load_into(self, model: Network, config: Config, log: Log) -> None:
-        """Load the weights of the run's last checkpoint into a new model, or into its encoder.
 
-        Raises:
-            CheckpointError: there is no checkpoint, or the tokenizers beside it are not its own.
-            ConfigError: the model or the encoder is another function of the weights.
-        """
-        checkpoint = last_checkpoint(self.run, log)
-        if checkpoint is None:
-            raise CheckpointError(
-                str(self.run.path), "has no checkpoint yet", remedy="train it first"
-            )
-        fingerprint = load_progress(checkpoint).tokenizer_fingerprint
-        check_tokenizers(fingerprint, load_tokenizers(self.run.tokenizer), self.run.tokenizer)
-        # Of an averaged run, the weights that its training would resume with.
-        is_averaged = (checkpoint / RAW_MODEL_FILE).exists()
-        file_name = RAW_MODEL_FILE if is_averaged else MODEL_FILE
-        saved, wanted = load_config(self.run.config_file).model, config.model
-        if isinstance(saved, MaskedEncoderConfig) and isinstance(wanted, EncoderDecoderConfig):
-            _refuse(_encoder_mismatches(saved, wanted, self.run))
-            assert isinstance(model, EncoderDecoder), "an encoder_decoder config builds one"
-            size = model.encoder.embeddings.tokens.num_embeddings
-            network = build_network(saved, source_size=size, target_size=size, seed=0)
-            assert isinstance(network, MaskedEncoder), "a masked_encoder config builds one"
-            load_weights(checkpoint, network, file_name)
-            model.encoder.load_state_dict(network.encoder.state_dict())
-            log(f"initializing from the encoder of {checkpoint}: {_describe_encoder(model)}")
-        else:
-            _refuse(_mismatches(saved, wanted, self.run))
-            load_weights(checkpoint, model, file_name)
-            log(f"initializing from the weights of {checkpoint}")
+def pretrained_tokenizers(pretrained: RunDirectory, config: Config, log: Log) -> Tokenizers:
+    """Return the tokenizers of a pretrained run.
 
-    def _is_encoder_for(self, config: Config) -> bool:
-        saved = load_config(self.run.config_file).model
-        return isinstance(saved, MaskedEncoderConfig) and isinstance(
-            config.model, EncoderDecoderConfig
+    A masked encoder has a source vocabulary alone. For a translation model without a shared
+    vocabulary, that of the target is learned from the training text.
+    """
+    saved, tokenizer = load_config(pretrained.config_file), config.tokenizer
+    is_target_learned = _is_encoder_for(saved.model, config.model) and not tokenizer.shared
+    if is_target_learned:
+        tokenizer = replace(tokenizer, shared=True)
+    if saved.tokenizer != tokenizer:
+        raise CheckpointError(
+            str(pretrained.path),
+            "was trained with another tokenizer than the config asks for",
+            remedy=f"take over `tokenizer` from {pretrained.config_file}",
         )
+    tokenizers = load_tokenizers(pretrained.tokenizer)
+    if not is_target_learned:
+        return tokenizers
+    log("building the vocabulary of the target")
+    targets = lambda: (("", target) for _, target in read_texts(config.data.train))  # noqa: E731
+    learned = build_tokenizers(tokenizer, targets, config.seed)
+    return Tokenizers(tokenizers.source, learned.target, shared=False)
 
 
-def check_pretrained(config: Config, run: RunDirectory) -> None:
-    """Refuse to begin a run without the run that it begins with; once begun it needs none."""
-    if not run.path.exists():
-        PretrainedRun.of(config, run)
+def load_pretrained(pretrained: RunDirectory, model: Network, config: Config, log: Log) -> None:
+    """Load the weights of a run's last checkpoint into a new model, or into its encoder.
 
-
-def _refuse(problems: Iterator[Problem]) -> None:
-    if mismatches := list(problems):
+    Raises:
+        CheckpointError: there is no checkpoint, or the tokenizers beside it are not its own.
+        ConfigError: the model or the encoder is another function of the weights.
+    """
+    checkpoint = last_checkpoint(pretrained, log)
+    if checkpoint is None:
+        raise CheckpointError(
+            str(pretrained.path), "has no checkpoint yet", remedy="train it first"
+        )
+    fingerprint = load_progress(checkpoint).tokenizer_fingerprint
+    check_tokenizers(fingerprint, load_tokenizers(pretrained.tokenizer), pretrained.tokenizer)
+    # Of an averaged run, the weights that its training would resume with.
+    is_averaged = (checkpoint / RAW_MODEL_FILE).exists()
+    file_name = RAW_MODEL_FILE if is_averaged else MODEL_FILE
+    saved = load_config(pretrained.config_file).model
+    if mismatches := list(_mismatches(saved, config.model, pretrained)):
         raise ConfigError(mismatches)
+    if not _is_encoder_for(saved, config.model):
+        load_weights(checkpoint, model, file_name)
+        log(f"initializing from the weights of {checkpoint}")
+        return
+    assert isinstance(model, EncoderDecoder), "an encoder_decoder config builds one"
+    size = model.encoder.embeddings.tokens.num_embeddings
+    network = build_network(saved, source_size=size, target_size=size, seed=0)
+    assert isinstance(network, MaskedEncoder), "a masked_encoder config builds one"
+    load_weights(checkpoint, network, file_name)
+    model.encoder.load_state_dict(network.encoder.state_dict())
+    log(f"initializing from the encoder of {checkpoint}: {_describe_encoder(model)}")
+
+
+def _is_encoder_for(saved: ModelConfig, wanted: ModelConfig) -> bool:
+    return isinstance(saved, MaskedEncoderConfig) and isinstance(wanted, EncoderDecoderConfig)
 
 
 def _mismatches(saved: ModelConfig, wanted: ModelConfig, run: RunDirectory) -> Iterator[Problem]:
     """Yield each key that makes another function of the same weights, or needs other weights."""
-    is_same_kind = saved.kind == wanted.kind
-    keys = [part.name for part in fields(saved)] if is_same_kind else ["kind"]
-    for key in keys:
-        theirs, ours = getattr(saved, key), getattr(wanted, key)
+    origin, keys = str(run.path), [part.name for part in fields(saved)]
+    free_keys, renamed = FREE_KEYS, dict[str, Any]()
+    if isinstance(saved, MaskedEncoderConfig) and isinstance(wanted, EncoderDecoderConfig):
+        origin, keys = f"the encoder of {run.path}", [x.name for x in fields(TransformerConfig)]
+        free_keys, renamed = FREE_ENCODER_KEYS, {"num_encoder_layers": saved.num_layers}
+    elif saved.kind != wanted.kind:
+        keys = ["kind"]
+    for key in (*keys, *renamed):
+        ours = getattr(wanted, key)
+        theirs: Any = renamed[key] if key in renamed else getattr(saved, key)
         # Fine-tuning on longer sentences changes the base, or the scaling.
         is_rotary = key == "positions" and theirs.kind == ours.kind == "rotary"
-        if theirs != ours and key not in FREE_KEYS and not is_rotary:
-            what = f"must be {_as_yaml(theirs)}, as in {run.path}"
-            yield Problem(f"model.{key}", what, _as_yaml(ours))
-
-
-def _encoder_mismatches(
-    saved: MaskedEncoderConfig, wanted: EncoderDecoderConfig, run: RunDirectory
-) -> Iterator[Problem]:
-    keys = [part.name for part in fields(TransformerConfig) if part.name not in FREE_ENCODER_KEYS]
-    values = {key: (getattr(saved, key), getattr(wanted, key)) for key in keys}
-    values["num_encoder_layers"] = saved.num_layers, wanted.num_encoder_layers
-    for key, (theirs, ours) in values.items():
-        if theirs != ours:
-            what = f"must be {_as_yaml(theirs)}, as in the encoder of {run.path}"
-            yield Problem(f"model.{key}", what, _as_yaml(ours))
-    if saved.norm_position == wanted.norm_position == "deep":
-        yield Problem(
-            "model.norm_position",
-            f"must not be deep with the encoder of {run.path}, whose residuals weigh otherwise",
-            "deep",
-        )
+        if theirs != ours and key not in free_keys and not (is_rotary and not renamed):
+            yield Problem(
+                f"model.{key}", f"must be {_as_yaml(theirs)}, as in {origin}", _as_yaml(ours)
+            )
+    if renamed and saved.norm_position == wanted.norm_position == "deep":
+        what = f"must not be deep with {origin}, whose residuals weigh otherwise"
+        yield Problem("model.norm_position", what, "deep")
 
 
 def _describe_encoder(model: EncoderDecoder) -> str:

@@ -1,25 +1,29 @@
-"""Whether a run folder can be trained in, and whether a run can resume with a changed config."""
+"""Whether a run can be trained in and resumed with its config, and from which checkpoint."""
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.fields import leaves
+from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import hardware_name
-from tformer_cli.errors import CheckpointError, TrainingError, UsageError
+from tformer_cli.errors import CheckpointError, Problem, TrainingError, UsageError
 from tformer_cli.storage.atomic import storage_errors
+from tformer_cli.storage.checkpoint import verify_checksums
 from tformer_cli.storage.lock import acquire, open_lock_file
-from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingProgress
+from tformer_cli.storage.run_directory import STATE_FILE, RunDirectory, step_of
+from tformer_cli.storage.state import TrainingProgress, load_progress
+
+Log = Callable[[str], object]
 
 # Keys that do not change what training steps compute; `gradient_accumulation_steps` changes
-# dropout masks only. The
-# training text is compared by the hash of its examples, not by its path.
+# dropout masks only. The training text is compared by the hash of its examples, not by its path.
 FREE_KEYS = (
     "data.source_language",
     "data.target_language",
@@ -96,17 +100,14 @@ def trajectory_settings(config: Config) -> dict[str, str]:
 def accepted_changes(run: RunDirectory, before: Config, now: Config) -> list[str]:
     """Return a line for each changed key that leaves the trajectory alone.
 
-    Text that moved to another folder, under the same names, is one line.
-
     Raises:
         CheckpointError: a key of the trajectory changed.
     """
     old, new = dict(leaves(before)), dict(leaves(now))
-    moved = _moved_data(old, new)
-    accepted = [f"data moved: {moved[0]} -> {moved[1]}"] if moved else []
+    accepted = []
     for key in sorted(old.keys() | new.keys()):
         was, is_now = old.get(key, "nothing"), new.get(key, "nothing")
-        if was == is_now or (moved is not None and _is_moved(was, is_now, *moved)):
+        if was == is_now:
             continue
         if not _is_free(key):
             raise CheckpointError(
@@ -119,33 +120,81 @@ def accepted_changes(run: RunDirectory, before: Config, now: Config) -> list[str
     return accepted
 
 
-def _moved_data(old: Mapping[str, object], new: Mapping[str, object]) -> tuple[Path, Path] | None:
-    """Return the longest folders between which all changed files of a run moved, if they did."""
-    pairs = [
-        (was, new[key])
-        for key, was in old.items()
-        if key in new and was != new[key] and key.startswith("data.") and isinstance(was, Path)
-    ]
-    files = [(was, now) for was, now in pairs if isinstance(now, Path)]
-    if not files:
-        return None
-    before, after = (Path(os.path.commonpath(sides)) for sides in zip(*files, strict=True))
-    if (before, after) in files and ("data.root" not in old or old["data.root"] != before):
-        # A single file moved.
-        before, after = before.parent, after.parent
-    return (before, after) if all(_is_moved(*file, before, after) for file in files) else None
-
-
-def _is_moved(was: object, now: object, before: Path, after: Path) -> bool:
-    if not isinstance(was, Path) or not isinstance(now, Path):
-        return False
-    if not was.is_relative_to(before) or not now.is_relative_to(after):
-        return False
-    return before != after and was.relative_to(before) == now.relative_to(after)
-
-
 def _is_free(key: str) -> bool:
     return any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
+
+
+def last_checkpoint(run: RunDirectory, log: Log) -> Path | None:
+    """Return the checkpoint to resume from: the last one, or the newest intact one before it.
+
+    It is None in a run without checkpoints; `log` is called with what is wrong with newer ones.
+    """
+    last, steps = run.pointed("last"), run.step_checkpoints()
+    if last in steps:
+        return _newest_intact(run, steps[: steps.index(last) + 1], log)
+    if last is None and not steps:
+        return None
+    return _newest_intact(run, [*steps, last or run.path / "last"], log)
+
+
+def checkpoint_before(
+    run: RunDirectory, step: int, config: TrainingConfig, log: Log
+) -> Path | None:
+    """Return the checkpoint to roll back to when no step beyond `step` can be taken, if any.
+
+    It is one of an uninterrupted training. One at that very step may hold diverged weights already,
+    so it is the last choice.
+    """
+    steps = scheduled_checkpoints(run, config)
+    if len(steps) > 1 and steps[-1] == run.checkpoint(step):
+        steps = [steps[-1], *steps[:-1]]
+    return _newest_intact(run, steps, log) if steps else None
+
+
+def scheduled_checkpoints(run: RunDirectory, config: TrainingConfig) -> list[Path]:
+    """Return the checkpoints due by this config or by that of their time, whatever interrupted."""
+    return [
+        checkpoint
+        for checkpoint in run.step_checkpoints()
+        if config.saves_at(step_of(checkpoint))
+        or (
+            verify_checksums(checkpoint, [STATE_FILE]) is None
+            and load_progress(checkpoint).is_scheduled
+        )
+    ]
+
+
+def _newest_intact(run: RunDirectory, checkpoints: Sequence[Path], log: Log) -> Path:
+    """Return the last of some checkpoints that is intact and of this training."""
+    settings = trajectory_settings(load_config(run.config_file))
+    problems: list[Problem] = []
+    for checkpoint in reversed(checkpoints):
+        problem = verify_checksums(checkpoint) or _mismatch(checkpoint, settings)
+        if problem is None:
+            for newer in problems:
+                log(str(replace(newer, remedy=f"resuming from {checkpoint.name}")))
+            return checkpoint
+        problems.append(problem)
+    raise CheckpointError(
+        str(run.path),
+        "has no intact checkpoint",
+        got="; ".join(map(str, problems)),
+        remedy="restore one, or start over with `fresh=True`",
+    )
+
+
+def _mismatch(checkpoint: Path, settings: Mapping[str, str]) -> Problem | None:
+    """Return what shows that an intact checkpoint is of another training, or None.
+
+    An older program may have saved fewer settings.
+    """
+    progress = load_progress(checkpoint)
+    saved = {"step": str(progress.step), **progress.settings}
+    expected = {"step": str(step_of(checkpoint)), **settings}
+    for key, value in saved.items():
+        if expected.get(key, value) != value:
+            return Problem(str(checkpoint), "belongs to another training", got=f"{key} {value}")
+    return None
 
 
 def resumed(saved: TrainingProgress, initial: TrainingProgress) -> TrainingProgress:

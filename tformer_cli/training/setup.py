@@ -4,7 +4,7 @@ import base64
 import functools
 import hashlib
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from tformer_cli.corpus.statistics import report_lengths
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.distributed import SINGLE_PROCESS, World
-from tformer_cli.errors import Problem, UsageError
+from tformer_cli.errors import Problem, Rule, check_usage
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Network
 from tformer_cli.storage.atomic import (
@@ -42,9 +42,8 @@ from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import DECODER_START_IDS
-from tformer_cli.training.checkpoints import Log
-from tformer_cli.training.pretrained import PretrainedRun
-from tformer_cli.training.resume import check_run_folder, environment_of, locked
+from tformer_cli.training.pretrained import pretrained_run, pretrained_tokenizers
+from tformer_cli.training.resume import Log, check_run_folder, environment_of, locked
 from tformer_cli.training.step import StepBatch, TrainState
 
 PREFETCHED_BATCHES = 2
@@ -54,17 +53,12 @@ LOADED_BYTES = 16
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The encoded training text, and its batches.
-
-    Attributes:
-        report: what the filters dropped.
-        masking: of a masked encoder; None for models that translate.
-    """
+    """The encoded training text, and its batches."""
 
     config: Config
     store: TokenStore
     report: FilterReport
-    masking: Masking | None
+    masking: Masking | None  # of a masked encoder; None for models that translate
 
     @functools.cached_property
     def plans(self) -> EpochPlans:
@@ -78,11 +72,13 @@ class TrainingData:
         A thread pads the next batches while the model computes. A batch is a function of its
         position alone.
         """
-        skipped = set(state.progress.skipped_batches)
-        return prefetch(self._batches(state, state.data_position, skipped), PREFETCHED_BATCHES)
+        return prefetch(
+            self._batches(state, state.data_position, state.progress.skipped_batches),
+            PREFETCHED_BATCHES,
+        )
 
     def _batches(
-        self, state: TrainState, position: DataPosition, skipped: set[tuple[int, int]]
+        self, state: TrainState, position: DataPosition, skipped: Collection[tuple[int, int]]
     ) -> Iterator[StepBatch]:
         for micro_batches, next_position in training_micro_batches(
             self.store,
@@ -212,51 +208,48 @@ def run_tokenizers(
     The first process does, and sends them to the others, which need no file for it. A resumed run
     needs the tokenizers of its folder; a fresh one ignores them. `stores` caches checksums of text.
     """
-    if world.is_main_process:
-        tokenizers = _load_or_build(config, run, log, stores, is_resumed, fresh)
-        files = tokenizers.files().items()
-        world.broadcast_object(
-            {name: base64.b64encode(content).decode() for name, content in files}
-        )
-        return tokenizers
-    with tempfile.TemporaryDirectory() as folder:
-        for name, content in world.broadcast_object().items():
-            (Path(folder) / name).write_bytes(base64.b64decode(content))
-        return load_tokenizers(Path(folder))
+    if not world.is_main_process:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in world.broadcast_object().items():
+                (Path(folder) / name).write_bytes(base64.b64decode(content))
+            return load_tokenizers(Path(folder))
+    pretrained = None if is_resumed else pretrained_run(config, run)
+    if is_resumed or (not fresh and _has_tokenizers(config, run, pretrained, stores)):
+        tokenizers = load_tokenizers(run.tokenizer)
+    else:
+        tokenizers = new_tokenizers(config, pretrained, log)
+    files = tokenizers.files().items()
+    world.broadcast_object({name: base64.b64encode(file).decode() for name, file in files})
+    return tokenizers
 
 
-def _load_or_build(
-    config: Config, run: RunDirectory, log: Log, stores: Path, is_resumed: bool, fresh: bool
-) -> Tokenizers:
-    if is_resumed:
-        return load_tokenizers(run.tokenizer)
-    pretrained = PretrainedRun.of(config, run)
-    if not fresh:
-        try:
-            origin = read_json(run.origin_file)
-        except (OSError, ValueError):
-            origin = None
-        # The origin to compare with takes reading the whole text.
-        if origin is not None and origin == origin_of(config, pretrained, stores):
-            return load_tokenizers(run.tokenizer)
-    return new_tokenizers(config, pretrained, log)
+def _has_tokenizers(
+    config: Config, run: RunDirectory, pretrained: RunDirectory | None, stores: Path
+) -> bool:
+    """Return whether the tokenizers of a run are those that its config builds."""
+    try:
+        origin = read_json(run.origin_file)
+    except (OSError, ValueError):
+        return False
+    # The origin to compare with takes reading the whole text.
+    return bool(origin == origin_of(config, pretrained, stores))
 
 
-def new_tokenizers(config: Config, pretrained: PretrainedRun | None, log: Log) -> Tokenizers:
+def new_tokenizers(config: Config, pretrained: RunDirectory | None, log: Log) -> Tokenizers:
     """Return the tokenizers of a pretrained run, or build them from the training text."""
     if pretrained is not None:
-        return pretrained.tokenizers(config, log)
+        return pretrained_tokenizers(pretrained, config, log)
     log("building the vocabulary")
     return build_tokenizers(config.tokenizer, lambda: read_texts(config.data.train), config.seed)
 
 
-def origin_of(config: Config, pretrained: PretrainedRun | None, stores: Path) -> dict[str, Any]:
+def origin_of(config: Config, pretrained: RunDirectory | None, stores: Path) -> dict[str, Any]:
     """Return what decides the tokenizers that a config builds, as plain data."""
     return {
         "tokenizer": as_plain(config.tokenizer),
         "seed": config.seed,
         "texts": [text_checksums(list(text.files.values()), stores) for text in config.data.train],
-        "predecessor": None if pretrained is None else pretrained.fingerprint(),
+        "predecessor": pretrained and load_tokenizers(pretrained.tokenizer).fingerprint,
     }
 
 
@@ -276,7 +269,7 @@ def build_vocabulary(config: Config, run: RunDirectory, *, overwrite: bool) -> T
         TformerError: the tokenizers cannot be built or saved.
     """
     _check_no_vocabulary(run, overwrite)
-    pretrained = PretrainedRun.of(config, run)
+    pretrained = pretrained_run(config, run)
     with storage_errors(run.path):
         make_directory(run.path)
     with locked(run):
@@ -291,17 +284,18 @@ def build_vocabulary(config: Config, run: RunDirectory, *, overwrite: bool) -> T
 def _check_no_vocabulary(run: RunDirectory, overwrite: bool) -> None:
     check_run_folder(run)
     # The config is written last: without it, the vocabulary is incomplete.
-    if not run.tokenizer.exists() or not run.config_file.exists():
-        return
-    if run.pointed("last") is not None:
-        raise UsageError(
-            str(run.tokenizer),
-            "belongs to the model that this run has trained",
-            remedy="name another folder with `run`",
-        )
-    if not overwrite:
-        raise UsageError(
-            str(run.tokenizer),
-            "already exists",
-            remedy="add `overwrite=True` to replace it, or name another folder with `run`",
+    if run.tokenizer.exists() and run.config_file.exists():
+        check_usage(
+            Rule(
+                str(run.tokenizer),
+                "belongs to the model that this run has trained",
+                run.pointed("last") is not None,
+                remedy="name another folder with `run`",
+            ),
+            Rule(
+                str(run.tokenizer),
+                "already exists",
+                not overwrite,
+                remedy="add `overwrite=True` to replace it, or name another folder with `run`",
+            ),
         )

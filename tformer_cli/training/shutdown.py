@@ -4,13 +4,14 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from types import FrameType, TracebackType
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Self
 
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import Interrupted
 
+Handler = Callable[[int, FrameType | None], None]
 ACKNOWLEDGEMENT = b"\nstopping after this step; Ctrl-C again leaves without saving\n"
 
 
@@ -36,26 +37,16 @@ class GracefulShutdown:
         self.world = world
         self.signal: int | None = None
         self._received = 0
-        self._handlers: dict[int, object] = {}
+        self._handlers = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        # Python lets only the main thread handle signals.
-        if threading.current_thread() is threading.main_thread():
-            self._handlers = {
-                number: signal.signal(number, self._receive)
-                for number in self.SIGNALS
-                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
-            }
+        for number in self.SIGNALS:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._handlers.enter_context(_handled(number, self._receive))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+    def __exit__(self, *error: object) -> None:
+        self._handlers.close()
 
     def poll(self) -> None:
         """Set `signal` if one has come to any process."""
@@ -100,12 +91,18 @@ def sigterm_raised(where: str) -> Iterator[None]:
             remedy="re-run the command to start over",
         )
 
-    # Python lets only the main thread handle signals.
+    with _handled(signal.SIGTERM, leave):
+        yield
+
+
+@contextlib.contextmanager
+def _handled(number: int, handler: Handler) -> Iterator[None]:
+    """Handle a signal; only in the main thread, as Python lets no other."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = signal.signal(signal.SIGTERM, leave)
+    former = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        signal.signal(number, former)

@@ -29,24 +29,18 @@ from tformer_cli.training.loss import smoothed_nll_sum
 from tformer_cli.training.optim import (
     MovingAverage,
     PartReport,
-    PartsWatch,
     Schedule,
     build_optimizer,
     build_schedule,
     set_learning_rate,
+    watch_parts,
 )
-from tformer_cli.training.retry import LossScale, in_halves
+from tformer_cli.training.recovery import LossScale, in_halves
 
 
 @dataclass(slots=True)
 class TrainState:
-    """What a training step changes, and the settings of the step.
-
-    Attributes:
-        seed: decides the dropout of every step.
-        average: exponential moving average of the weights, if the config asks for one.
-        progress: step, data position and what else state.json holds.
-    """
+    """What a training step changes, and the settings of the step."""
 
     model: Network
     optimizer: torch.optim.Optimizer
@@ -54,9 +48,9 @@ class TrainState:
     config: TrainingConfig
     device: torch.device
     precision: torch.dtype
-    seed: int
+    seed: int  # of the dropout of every step
     world: World = SINGLE_PROCESS
-    average: MovingAverage | None = None
+    average: MovingAverage | None = None  # of the weights, if the config asks for one
     progress: TrainingProgress = field(default_factory=lambda: TrainingProgress.initial("", {}))
 
     @classmethod
@@ -105,45 +99,28 @@ class TrainState:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The batch of one optimizer step.
+    """The batch of one optimizer step, and where it stands in the data."""
 
-    Attributes:
-        micro_batches: this process's share of the batch; empty if there are too few rows.
-    """
-
-    micro_batches: Sequence[Batch]
+    micro_batches: Sequence[Batch]  # of this process; none if there are too few rows
     position: DataPosition
     next_position: DataPosition
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One optimizer step.
+    """One optimizer step."""
 
-    Attributes:
-        step: its number, counted from 1.
-        position: the next batch in the data.
-        loss: smoothed cross-entropy per target token before the step, in nats; `nll` is without
-            smoothing.
-        accuracy: share of the target tokens that the model ranks first.
-        num_tokens: target tokens, EOS included, padding excluded.
-        grad_norm: before clipping.
-        seconds: wall-clock time, waiting for the batch included.
-        num_oom_micro_batches: after memory ran out and they were halved; 0 if it did not.
-        loss_scale: of the next step.
-    """
-
-    step: int
-    position: DataPosition
-    loss: float
-    nll: float
-    accuracy: float
-    num_tokens: int
+    step: int  # counted from 1
+    position: DataPosition  # of the next batch
+    loss: float  # smoothed cross-entropy per target token before the step, in nats
+    nll: float  # the same without smoothing
+    accuracy: float  # share of the target tokens that the model ranks first
+    num_tokens: int  # target tokens, EOS included, padding excluded
     learning_rate: float
-    grad_norm: float
-    seconds: float
-    num_oom_micro_batches: int
-    loss_scale: LossScale
+    grad_norm: float  # before clipping
+    seconds: float  # wall-clock time, waiting for the batch included
+    num_oom_micro_batches: int  # after memory ran out and they were halved; 0 if it did not
+    loss_scale: LossScale  # of the next step
     parts: Mapping[str, PartReport] = field(default_factory=dict)
 
 
@@ -165,40 +142,45 @@ def train_steps(
     The loss is summed over the target tokens of all micro-batches and divided by their number over
     all processes, so the cut of a batch into micro-batches changes the gradient by rounding only.
     """
-    model, optimizer, config = state.model, state.optimizer, state.config
-    for started, batch in _timed(batches):
-        step = state.step + 1
-        gradient = _step_gradient(state, batch.micro_batches)
-        if not gradient.is_finite:
-            optimizer.zero_grad(set_to_none=True)
-            state.progress = skip_batch(state.progress, batch.position, batch.next_position)
-            yield NonFiniteStep(step, batch, gradient.loss, gradient.norm)
-            continue
-        is_watched = config.log_parameter_norms and step % config.report_every == 0
-        watch = PartsWatch(model) if is_watched else None
-        clip_grad_norm(model, gradient.norm, config.clip_norm)
-        learning_rate = state.scheduler(step) * state.progress.learning_rate_factor
-        set_learning_rate(optimizer, learning_rate)
-        optimizer.step()
+    started = time.perf_counter()
+    for batch in batches:
+        yield _take_step(state, batch, started)
+        started = time.perf_counter()
+
+
+def _take_step(state: TrainState, batch: StepBatch, started: float) -> StepReport | NonFiniteStep:
+    model, optimizer, config, step = state.model, state.optimizer, state.config, state.step + 1
+    gradient = _step_gradient(state, batch.micro_batches)
+    if not gradient.is_finite:
         optimizer.zero_grad(set_to_none=True)
-        report = StepReport(
-            step=step,
-            position=batch.next_position,
-            loss=gradient.loss,
-            nll=gradient.nll,
-            accuracy=gradient.accuracy,
-            num_tokens=gradient.num_tokens,
-            learning_rate=learning_rate,
-            grad_norm=gradient.norm,
-            seconds=time.perf_counter() - started,
-            num_oom_micro_batches=gradient.num_oom_micro_batches,
-            loss_scale=gradient.loss_scale.stepped(state.precision),
-            parts={} if watch is None else watch.reports(),
-        )
-        if state.average is not None:
-            state.average.update(model, step)
-        state.progress = _advance(state.progress, report)
-        yield report
+        state.progress = skip_batch(state.progress, batch.position, batch.next_position)
+        return NonFiniteStep(step, batch, gradient.loss, gradient.norm)
+    is_watched = config.log_parameter_norms and step % config.report_every == 0
+    part_reports = watch_parts(model) if is_watched else dict
+    if config.clip_norm is not None and gradient.norm > config.clip_norm:
+        torch._foreach_mul_(_gradients(model), config.clip_norm / gradient.norm)
+    learning_rate = state.scheduler(step) * state.progress.learning_rate_factor
+    set_learning_rate(optimizer, learning_rate)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    report = StepReport(
+        step=step,
+        position=batch.next_position,
+        loss=gradient.loss,
+        nll=gradient.nll,
+        accuracy=gradient.accuracy,
+        num_tokens=gradient.num_tokens,
+        learning_rate=learning_rate,
+        grad_norm=gradient.norm,
+        seconds=time.perf_counter() - started,
+        num_oom_micro_batches=gradient.num_oom_micro_batches,
+        loss_scale=gradient.loss_scale.stepped(state.precision),
+        parts=part_reports(),
+    )
+    if state.average is not None:
+        state.average.update(model, step)
+    state.progress = _advance(state.progress, report)
+    return report
 
 
 def skip_batch(
@@ -225,17 +207,6 @@ def _advance(progress: TrainingProgress, report: StepReport) -> TrainingProgress
         loss_scale=report.loss_scale.factor,
         num_loss_scale_steps=report.loss_scale.num_steps,
     )
-
-
-def _timed(batches: Iterable[StepBatch]) -> Iterator[tuple[float, StepBatch]]:
-    """Yield each batch with the time at which it was asked for."""
-    remaining = iter(batches)
-    while True:
-        started = time.perf_counter()
-        batch = next(remaining, None)
-        if batch is None:
-            return
-        yield started, batch
 
 
 class _Gradient(NamedTuple):
@@ -343,9 +314,3 @@ def _accumulate(
         loss.loss.backward()  # type: ignore[no-untyped-call]
         sums += torch.stack((loss.loss.detach(), loss.nll, loss.num_correct))
     return sums
-
-
-def clip_grad_norm(model: nn.Module, norm: float, max_norm: float | None) -> None:
-    """Scale a gradient of that norm down to `max_norm`; null leaves it."""
-    if max_norm is not None and norm > max_norm:
-        torch._foreach_mul_(_gradients(model), max_norm / norm)

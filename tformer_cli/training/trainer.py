@@ -5,13 +5,17 @@ need of it.
 """
 
 import contextlib
-from dataclasses import replace
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 
-from tformer_cli.config.load import check_data_files, dump_config
+from tformer_cli.config.load import check_data_files, dump_config, load_config
 from tformer_cli.config.schema.config import Config
+from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.statistics import source_sentences
 from tformer_cli.device import resolve_precision
 from tformer_cli.distributed import SINGLE_PROCESS, World, local_device, process_group
@@ -26,26 +30,28 @@ from tformer_cli.storage.atomic import (
 from tformer_cli.storage.run_directory import STATE_FILE, RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_progress
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.training.checkpoints import (
-    checkpoint_before,
-    restart,
-    restore_checkpoint,
-    resumable_checkpoint,
-    take_checkpoint,
+from tformer_cli.training.logging import TrainingLogger
+from tformer_cli.training.pretrained import load_pretrained, pretrained_run
+from tformer_cli.training.recovery import (
+    MAX_ROLLBACKS,
+    first_not_finite,
+    memory_shortage_reported,
+    rolled_back,
+    verdict,
 )
-from tformer_cli.training.logging import NullLogger, TrainingLogger
-from tformer_cli.training.nonfinite import MAX_ROLLBACKS, first_not_finite, rolled_back, verdict
-from tformer_cli.training.pretrained import PretrainedRun, check_pretrained
 from tformer_cli.training.replicas import broadcast_state, check_inputs_agree, check_replicas
 from tformer_cli.training.resume import (
     TRAIN_ELSEWHERE,
+    accepted_changes,
     check_run_folder,
+    checkpoint_before,
     environment_changes,
+    last_checkpoint,
     locked,
     resumed,
     trajectory_settings,
 )
-from tformer_cli.training.retry import memory_shortage_reported
+from tformer_cli.training.saving import restart, restore_checkpoint, take_checkpoint
 from tformer_cli.training.setup import (
     TrainingData,
     build_state,
@@ -58,7 +64,13 @@ from tformer_cli.training.setup import (
     slow_attention,
 )
 from tformer_cli.training.shutdown import GracefulShutdown, ShutdownRequested
-from tformer_cli.training.step import NonFiniteStep, StepReport, TrainState, train_steps
+from tformer_cli.training.step import (
+    NonFiniteStep,
+    StepReport,
+    TrainState,
+    accumulate_gradients,
+    train_steps,
+)
 from tformer_cli.training.validation import (
     check_metric,
     check_validation,
@@ -76,13 +88,8 @@ def train(
     """Train a new run to the end, or resume it from its last intact checkpoint.
 
     The end is `max_steps`, or early stopping after `patience` validations without a better one.
-    Processes started by torchrun share the work.
-
-    Args:
-        config: everything that decides the run.
-        run: its folder.
-        device: where to train.
-        fresh: remove what the folder holds, and begin again.
+    Processes started by torchrun share the work. `fresh` removes what the folder holds, and begins
+    again.
 
     Raises:
         TformerError: a file cannot be used, the config changed since the run began, another
@@ -97,16 +104,21 @@ def train(
         check_metric(config)
         if world.is_main_process:
             check_run_folder(run)
-            check_pretrained(config, run)
-        logger_type = TrainingLogger if world.is_main_process else NullLogger
-        logger = stack.enter_context(logger_type(run, config.training))
+            # Once begun, a run needs its pretrained run no more.
+            if not run.path.exists():
+                pretrained_run(config, run)
+        logger = stack.enter_context(
+            TrainingLogger(run if world.is_main_process else None, config.training)
+        )
         stack.enter_context(memory_shortage_reported(str(run.path)))
         checkpoint = None
         if world.is_main_process:
             stack.enter_context(locked(run))
             recover_interrupted_writes(run.checkpoints)
-            if not fresh:
-                checkpoint = resumable_checkpoint(run, config, logger.log)
+            checkpoint = None if fresh else last_checkpoint(run, logger.log)
+            if checkpoint is not None:
+                for change in accepted_changes(run, load_config(run.config_file), config):
+                    logger.log(f"{run.path}: {change}")
         tokenizers = run_tokenizers(
             config,
             run,
@@ -126,26 +138,17 @@ def train(
         return trainer.state.progress
 
 
+@dataclass(slots=True)
 class Trainer:
     """Trains a model: `setup`, `start`, `run`."""
 
-    def __init__(
-        self,
-        config: Config,
-        run_directory: RunDirectory,
-        tokenizers: Tokenizers,
-        data: TrainingData,
-        state: TrainState,
-        logger: TrainingLogger,
-    ) -> None:
-        self.config = config
-        self.run_directory = run_directory
-        self.tokenizers = tokenizers
-        self.data = data
-        self.state = state
-        self.logger = logger
-        # The progress before the first step.
-        self.initial = state.progress
+    config: Config
+    run_directory: RunDirectory
+    tokenizers: Tokenizers
+    data: TrainingData
+    state: TrainState
+    logger: TrainingLogger
+    initial: TrainingProgress  # before the first step
 
     @classmethod
     def setup(
@@ -157,7 +160,7 @@ class Trainer:
         device: torch.device,
         logger: TrainingLogger,
         world: World = SINGLE_PROCESS,
-    ) -> "Trainer":
+    ) -> Self:
         """Encode the training text, and build the model, its optimizer and its scheduler.
 
         Nothing is written into the run folder; the token store lies beside it.
@@ -169,7 +172,7 @@ class Trainer:
         state = build_state(
             config, tokenizers, data, device=device, precision=precision, world=world
         )
-        return cls(config, run_directory, tokenizers, data, state, logger)
+        return cls(config, run_directory, tokenizers, data, state, logger, state.progress)
 
     def start(self, checkpoint: Path | None) -> None:
         """Begin the run, or resume it from a checkpoint, in all processes.
@@ -201,19 +204,24 @@ class Trainer:
         self.logger.log(describe(config, self.tokenizers, self.data, state))
 
     def _begin(self) -> None:
-        if self.config.training.init_from is not None:
+        """Load pretrained weights, and clear the run folder, except for its log and its config."""
+        config, run = self.config, self.run_directory
+        if config.training.init_from is not None:
             self.initialize()
-        _clear(self.run_directory)
-        pretrained = PretrainedRun.of(self.config, self.run_directory)
-        origin = origin_of(self.config, pretrained, self.run_directory.stores)
-        save_tokenizers(self.tokenizers, origin, self.run_directory)
+        with storage_errors(run.path):
+            for file in (*run.pointers, run.metrics_file):
+                file.unlink(missing_ok=True)
+        for folder in run.folders:
+            empty_directory(folder)
+        origin = origin_of(config, pretrained_run(config, run), run.stores)
+        save_tokenizers(self.tokenizers, origin, run)
 
     def initialize(self) -> None:
         """Give the model its initial weights: random, or those of the pretrained run."""
         model = init_model(self.config, self.tokenizers)
-        pretrained = PretrainedRun.of(self.config, self.run_directory)
+        pretrained = pretrained_run(self.config, self.run_directory)
         if pretrained is not None:
-            pretrained.load_into(model, self.config, self.logger.log)
+            load_pretrained(pretrained, model, self.config, self.logger.log)
         restart(self.state, model)
 
     def _resume(self, checkpoint: Path) -> None:
@@ -345,13 +353,23 @@ class Trainer:
             case "roll back":
                 self._roll_back()
             case "give up":
-                source = first_not_finite(self.state, step.batch.micro_batches)
+                source = self._first_not_finite(step.batch.micro_batches)
                 raise TrainingError(
                     f"step {step.step}",
                     f"the training diverged again after {MAX_ROLLBACKS} rollbacks",
                     got=f"loss {step.loss}, gradient norm {step.grad_norm}, first in {source}",
                     remedy="lower training.optimizer.learning_rate or lengthen the warm-up",
                 )
+
+    def _first_not_finite(self, micro_batches: Sequence[Batch]) -> str:
+        """Return what is not finite first in a step, by the first process that finds something."""
+        state = self.state
+        num_tokens = sum(batch.num_target_tokens for batch in micro_batches)
+        name = first_not_finite(
+            state.model, lambda: accumulate_gradients(state, micro_batches, num_tokens)
+        )
+        gathered = state.world.gather([] if name is None else [name])
+        return next(itertools.chain.from_iterable(gathered), "the loss")
 
     def _roll_back(self) -> None:
         """Roll back to a checkpoint, or to the initial weights if there is none."""
@@ -370,12 +388,3 @@ class Trainer:
         self.logger.truncate(replace(state.progress, num_rollbacks=failed.num_rollbacks))
         state.progress = rolled_back(failed, state.progress)
         self.logger.log_rollback(state.progress, failed.step + 1)
-
-
-def _clear(run: RunDirectory) -> None:
-    """Remove what a training wrote into a run folder, except its log and its config."""
-    with storage_errors(run.path):
-        for file in (*run.pointers, run.metrics_file):
-            file.unlink(missing_ok=True)
-    for folder in run.folders:
-        empty_directory(folder)

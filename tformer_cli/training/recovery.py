@@ -1,20 +1,33 @@
-"""Redo a step: in halved micro-batches after running out of memory, or by a lower loss scale."""
+"""Recover from a step that fails: halved micro-batches, a lower loss scale, a rollback.
+
+A loss or gradient that is not finite all the same skips its batch and leaves the weights. After
+`MAX_FAILURES` such batches in a row the weights have diverged: the training rolls back to a
+checkpoint and goes on from there without the batches that failed, at a learning rate lower by
+`ROLLBACK_FACTOR`. After `MAX_ROLLBACKS` it gives up. All of it is a function of the saved progress,
+so a resumed run decides as an unbroken one.
+"""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Literal, Self
 
 import torch
+from torch import Tensor, nn
 
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.device import is_out_of_memory
 from tformer_cli.errors import TrainingError
+from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.vocabulary import PAD_ID
 
 INITIAL_LOSS_SCALE = 2.0**16
 # Steps after which a larger loss scale is tried.
 GROWTH_INTERVAL = 2000
+MAX_FAILURES = 3
+MAX_ROLLBACKS = 3
+ROLLBACK_FACTOR = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +36,10 @@ class LossScale:
 
     Gradients of the scaled loss are unscaled before they are used. The factor is a power of two,
     which changes no digit; without float16 it stays 1.
-
-    Attributes:
-        factor: multiplies the loss.
-        num_steps: steps taken since the factor changed.
     """
 
     factor: float = 1.0
-    num_steps: int = 0
+    num_steps: int = 0  # since the factor changed
 
     @classmethod
     def initial(cls, precision: torch.dtype) -> Self:
@@ -97,3 +106,62 @@ def memory_shortage_reported(where: str) -> Iterator[None]:
             got=str(error).partition("\n")[0] or None,
             remedy="lower training.batch_tokens, or train a smaller model",
         ) from error
+
+
+def verdict(progress: TrainingProgress) -> Literal["go on", "roll back", "give up"]:
+    """Return what to do after a batch that was skipped."""
+    if progress.num_consecutive_skips < MAX_FAILURES:
+        return "go on"
+    return "roll back" if progress.num_rollbacks < MAX_ROLLBACKS else "give up"
+
+
+def rolled_back(failed: TrainingProgress, saved: TrainingProgress) -> TrainingProgress:
+    """Return the progress from which to try again, after rolling back from `failed` to `saved`."""
+    return replace(
+        saved,
+        environment=failed.environment,
+        skipped_batches=failed.skipped_batches,
+        learning_rate_factor=failed.learning_rate_factor * ROLLBACK_FACTOR,
+        num_rollbacks=failed.num_rollbacks + 1,
+    )
+
+
+def first_not_finite(model: nn.Module, forward_backward: Callable[[], object]) -> str | None:
+    """Return what of a forward and a backward pass is not finite first, or None.
+
+    It is the first module whose output is not finite; or the last weight whose gradient is not, as
+    gradients flow backward.
+    """
+    names: list[str] = []
+
+    def hook(name: str) -> Callable[[nn.Module, object, object], None]:
+        def check(module: nn.Module, inputs: object, output: object) -> None:
+            if not names and not _is_finite(output):
+                names.append(name)
+
+        return check
+
+    modules = [(name, module) for name, module in model.named_modules() if name]
+    handles = [module.register_forward_hook(hook(name)) for name, module in modules]
+    try:
+        forward_backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    names += [
+        f"the gradient of {name}"
+        for name, weight in reversed(list(model.named_parameters()))
+        if weight.grad is not None and not _is_finite(weight.grad)
+    ]
+    return next(iter(names), None)
+
+
+def _is_finite(output: object) -> bool:
+    """Return whether all tensors in what a module returns are finite."""
+    if isinstance(output, Tensor):
+        return bool(output.isfinite().all())
+    if isinstance(output, tuple):
+        return all(map(_is_finite, output))
+    if dataclasses.is_dataclass(output):
+        return all(_is_finite(getattr(output, part.name)) for part in dataclasses.fields(output))
+    return True

@@ -18,15 +18,14 @@ from tformer_cli.storage.atomic import write_text
 from tformer_cli.storage.checkpoint import save_checkpoint, write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_progress
-from tformer_cli.training.checkpoints import (
+from tformer_cli.training.optim import MovingAverage
+from tformer_cli.training.resume import checkpoint_before, last_checkpoint
+from tformer_cli.training.saving import (
     average_checkpoints,
-    checkpoint_before,
-    last_checkpoint,
     restart,
     restore_checkpoint,
     take_checkpoint,
 )
-from tformer_cli.training.optim import MovingAverage
 from tformer_cli.training.step import TrainState
 from tformer_cli.training.trainer import train
 
@@ -342,7 +341,7 @@ def test_an_average_that_does_better_becomes_best_and_one_that_does_not_leaves_i
     before = run.pointed("best")
     for score, best in ((-1.0, before), (101.0, run.checkpoints / "average-last-2")):
         monkeypatch.setattr(
-            "tformer_cli.training.checkpoints.selection_score", lambda *_, score=score: score
+            "tformer_cli.training.saving.selection_score", lambda *_, score=score: score
         )
         assert average_checkpoints(run, "last", 2, device=CPU).is_best == (score > 0)
         assert run.pointed("best") == best
@@ -353,7 +352,7 @@ def test_best_stays_while_the_run_is_not_finished(tmp_path, monkeypatch):
     config = run.config_file.read_text().replace("max_steps: 24", "max_steps: 1000")
     run.config_file.write_text(config)
     before = run.pointed("best")
-    monkeypatch.setattr("tformer_cli.training.checkpoints.selection_score", lambda *_: 101.0)
+    monkeypatch.setattr("tformer_cli.training.saving.selection_score", lambda *_: 101.0)
     found = average_checkpoints(run, "last", 2, device=CPU)
     assert (found.run_has_ended, found.is_best) == (False, False)
     assert run.pointed("best") == before

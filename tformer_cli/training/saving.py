@@ -1,17 +1,14 @@
-"""Checkpoints of a training: saved, chosen to resume from or roll back to, dropped, averaged."""
+"""Save the checkpoints of a run, restore, drop and average them, and keep `best` and `last`."""
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from tformer_cli.config.load import load_config
-from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import resolve_precision
-from tformer_cli.errors import CheckpointError, Problem
+from tformer_cli.errors import CheckpointError
 from tformer_cli.model.network import Network
 from tformer_cli.storage.atomic import recover_interrupted_writes, remove_directory
 from tformer_cli.storage.checkpoint import (
@@ -24,7 +21,7 @@ from tformer_cli.storage.checkpoint import (
 from tformer_cli.storage.run_directory import RAW_MODEL_FILE, STATE_FILE, RunDirectory, step_of
 from tformer_cli.storage.state import TrainingProgress, best_checkpoints, load_progress
 from tformer_cli.storage.trained_model import load_trained_network
-from tformer_cli.training.resume import accepted_changes, trajectory_settings
+from tformer_cli.training.resume import scheduled_checkpoints
 from tformer_cli.training.step import TrainState
 from tformer_cli.training.validation import (
     Validation,
@@ -33,8 +30,6 @@ from tformer_cli.training.validation import (
     selection_score,
     validate,
 )
-
-Log = Callable[[str], object]
 
 
 def take_checkpoint(run: RunDirectory, state: TrainState) -> None:
@@ -110,13 +105,9 @@ def _is_below_average(run: RunDirectory, progress: TrainingProgress) -> bool:
     if average is None or verify_checksums(average, [STATE_FILE]) is not None:
         return False
     other = load_progress(average)
-    if (
-        other.validation_fingerprint != progress.validation_fingerprint
-        or other.score is None
-        or progress.score is None
-    ):
+    if other.validation_fingerprint != progress.validation_fingerprint:
         return False
-    return other.score > progress.score
+    return other.score is not None and progress.score is not None and other.score > progress.score
 
 
 def _drop_old(run: RunDirectory, config: TrainingConfig) -> None:
@@ -125,7 +116,7 @@ def _drop_old(run: RunDirectory, config: TrainingConfig) -> None:
     best = best_checkpoints(
         [step for step in steps if verify_checksums(step, [STATE_FILE]) is None]
     )
-    newest = _scheduled(steps, config)[-config.keep_checkpoints :]
+    newest = scheduled_checkpoints(run, config)[-config.keep_checkpoints :]
     kept = [*newest, run.pointed("last"), run.pointed("best"), *best[: config.keep_best]]
     for checkpoint in steps:
         if checkpoint not in kept:
@@ -133,110 +124,17 @@ def _drop_old(run: RunDirectory, config: TrainingConfig) -> None:
     recover_interrupted_writes(run.checkpoints)
 
 
-def _scheduled(checkpoints: Sequence[Path], config: TrainingConfig) -> list[Path]:
-    """Return the checkpoints due by this config or by that of their time, whatever interrupted."""
-    return [
-        checkpoint
-        for checkpoint in checkpoints
-        if config.saves_at(step_of(checkpoint)) or _was_scheduled(checkpoint)
-    ]
-
-
-def _was_scheduled(checkpoint: Path) -> bool:
-    return (
-        verify_checksums(checkpoint, [STATE_FILE]) is None
-        and load_progress(checkpoint).is_scheduled
-    )
-
-
-def last_checkpoint(run: RunDirectory, log: Log) -> Path | None:
-    """Return the checkpoint to resume from: the last one, or the newest intact one before it.
-
-    It is None in a run without checkpoints; `log` is called with what is wrong with newer ones.
-    """
-    last, steps = run.pointed("last"), run.step_checkpoints()
-    if last in steps:
-        return _newest_intact(run, steps[: steps.index(last) + 1], log)
-    if last is None and not steps:
-        return None
-    return _newest_intact(run, [*steps, last or run.path / "last"], log)
-
-
-def resumable_checkpoint(run: RunDirectory, config: Config, log: Log) -> Path | None:
-    """Return the last checkpoint, if there is one, for a config that may resume its training."""
-    checkpoint = last_checkpoint(run, log)
-    if checkpoint is not None:
-        for change in accepted_changes(run, load_config(run.config_file), config):
-            log(f"{run.path}: {change}")
-    return checkpoint
-
-
-def checkpoint_before(
-    run: RunDirectory, step: int, config: TrainingConfig, log: Log
-) -> Path | None:
-    """Return the checkpoint to roll back to when no step beyond `step` can be taken, if any.
-
-    It is one of an uninterrupted training. One at that very step may hold diverged weights already,
-    so it is the last choice.
-    """
-    steps = _scheduled(run.step_checkpoints(), config)
-    if len(steps) > 1 and steps[-1] == run.checkpoint(step):
-        steps = [steps[-1], *steps[:-1]]
-    return _newest_intact(run, steps, log) if steps else None
-
-
-def _newest_intact(run: RunDirectory, checkpoints: Sequence[Path], log: Log) -> Path:
-    """Return the last of some checkpoints that is intact and of this training."""
-    settings = trajectory_settings(load_config(run.config_file))
-    problems: list[Problem] = []
-    for checkpoint in reversed(checkpoints):
-        problem = verify_checksums(checkpoint) or _mismatch(checkpoint, settings)
-        if problem is None:
-            for newer in problems:
-                log(str(replace(newer, remedy=f"resuming from {checkpoint.name}")))
-            return checkpoint
-        problems.append(problem)
-    raise CheckpointError(
-        str(run.path),
-        "has no intact checkpoint",
-        got="; ".join(map(str, problems)),
-        remedy="restore one, or start over with `fresh=True`",
-    )
-
-
-def _mismatch(checkpoint: Path, settings: Mapping[str, str]) -> Problem | None:
-    """Return what shows that an intact checkpoint is of another training, or None.
-
-    An older program may have saved fewer settings.
-    """
-    progress = load_progress(checkpoint)
-    saved = {"step": str(progress.step), **progress.settings}
-    expected = {"step": str(step_of(checkpoint)), **settings}
-    for key, value in saved.items():
-        if expected.get(key, value) != value:
-            return Problem(str(checkpoint), "belongs to another training", got=f"{key} {value}")
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Average:
-    """An averaged checkpoint.
-
-    Attributes:
-        members: the checkpoints averaged.
-        score: the selection score, BLEU or negative loss.
-        best_score: of the best checkpoint before; None if none was validated.
-        run_has_ended: before it has, its own best may still come.
-        is_best: whether it is the run's best checkpoint now.
-    """
+    """An averaged checkpoint."""
 
     checkpoint: Path
-    members: tuple[Path, ...]
+    members: tuple[Path, ...]  # the checkpoints averaged
     validation: Validation
-    score: float
-    best_score: float | None
-    run_has_ended: bool
-    is_best: bool
+    score: float  # that decides which is best: BLEU or negative loss
+    best_score: float | None  # of the best checkpoint before; None if none was validated
+    run_has_ended: bool  # before it has, its own best may still come
+    is_best: bool  # of the run, now
 
 
 def average_checkpoints(
