@@ -187,7 +187,7 @@ def test_a_decoder_alone_has_no_other_part(tformer, tmp_path):
 
 
 def test_a_network_without_positions_has_no_such_part(toy_run, tformer, monkeypatch):
-    nothing = "tformer_cli.translate.attention_maps.position_tables"
+    nothing = "tformer_cli.translate.sentence_maps.position_tables"
     monkeypatch.setattr(nothing, lambda stack, num_places: [])
     result = tformer("heatmap", toy_run, "ab", "--part", "positions")
     assert (result.exit_code, result.stderr) == (

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sentences import BIAS, TURNS, VECTORS, maps, sentence
+from sentences import BIAS, VECTORS, maps, sentence
 
 from tformer_cli.errors import UsageError
 
@@ -60,12 +60,6 @@ def test_what_the_network_does_not_have_is_refused(selection, message):
     with pytest.raises(UsageError) as caught:
         ALL.select(**selection)
     assert str(caught.value) == message
-
-
-def test_tables_of_the_same_numbers_are_equal_whatever_their_stacks():
-    assert VECTORS.equals(replace(VECTORS, stacks=("decoder",)))
-    assert not VECTORS.equals(TURNS)
-    assert not VECTORS.equals(replace(VECTORS, values=VECTORS.values + 1))
 
 
 def test_json_has_six_digits_and_null_for_hidden_keys():

@@ -63,7 +63,7 @@ def heatmap(
         raise UsageError("--output", "must end in .png, .svg or .html", got=str(output))
 
     from tformer_cli.storage.trained_model import load_trained_network
-    from tformer_cli.translate.attention_maps import sentence_maps
+    from tformer_cli.translate.sentence_maps import sentence_maps
 
     trained = load_trained_network(run, checkpoint)
     network, tokenizers, config = trained.model, trained.tokenizers, trained.config

@@ -25,12 +25,10 @@ class PartMaps:
     weights: "np.ndarray[Any, Any]"  # (layers, heads, rows, columns); exactly 0 where masked
 
     def of_layer(self, number: int) -> "PartMaps":
-        """Return the maps of one layer."""
         index = self.layers.index(number)
         return replace(self, layers=(number,), weights=self.weights[index : index + 1])
 
     def of_head(self, number: int) -> "PartMaps":
-        """Return the maps of one head."""
         index = self.heads.index(number)
         return replace(self, heads=(number,), weights=self.weights[:, index : index + 1])
 
@@ -48,11 +46,6 @@ class PositionTable:
     rows: tuple[int, ...]  # positions; heads of a bias, none if all share it
     columns: tuple[float, ...]  # components; radians per token; tokens from query to key
     values: "np.ndarray[Any, Any]"  # (rows, columns), of a shared bias one row; -inf hides a key
-
-    def equals(self, other: "PositionTable") -> bool:
-        """Return whether another table has the same numbers, whatever its stacks."""
-        axes = (self.kind, self.rows, self.columns) == (other.kind, other.rows, other.columns)
-        return axes and self.values.tolist() == other.values.tolist()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,45 +69,34 @@ class AttentionMaps:
         if part not in ("all", *parts):
             what, remedy = "must be one that the network has", f"use {' or '.join(parts)}"
             raise UsageError("`part`", what, got=part, remedy=remedy)
-        chosen = [maps for maps in self.maps if part in ("all", maps.part)]
+        selected = [maps for maps in self.maps if part in ("all", maps.part)]
         for where, axis, number in (("`layer`", "layers", layer), ("`head`", "heads", head)):
             if number is None:
                 continue
             if part == "positions":
                 what = 'has no effect on `part="positions"`'
                 raise UsageError(where, what, remedy="leave it out")
-            highest = max(len(getattr(maps, axis)) for maps in chosen)
+            highest = max(len(getattr(maps, axis)) for maps in selected)
             if number > highest:
-                what = f"must be at most the {axis} ({highest})"
-                raise UsageError(where, what, got=str(number))
-            chosen = [maps for maps in chosen if number in getattr(maps, axis)]
+                raise UsageError(where, f"must be at most the {axis} ({highest})", got=str(number))
+            selected = [maps for maps in selected if number in getattr(maps, axis)]
         if layer is not None:
-            chosen = [maps.of_layer(layer) for maps in chosen]
+            selected = [maps.of_layer(layer) for maps in selected]
         if head is not None:
-            chosen = [maps.of_head(head) for maps in chosen]
+            selected = [maps.of_head(head) for maps in selected]
         tables = self.positions if part in ("all", "positions") else ()
-        return replace(self, maps=tuple(chosen), positions=tables)
+        return replace(self, maps=tuple(selected), positions=tables)
 
     def as_plain(self) -> dict[str, Any]:
         """Return JSON values: numbers with six digits, None for infinite ones."""
-        return {
-            "source": self.source,
-            "target": self.target,
-            "maps": [{**_plain(maps), "shape": list(maps.weights.shape)} for maps in self.maps],
-            "positions": [_plain(table) for table in self.positions],
-        }
+        maps = [{**_plain(part, "weights"), "shape": part.weights.shape} for part in self.maps]
+        tables = [_plain(table, "values") for table in self.positions]
+        return {"source": self.source, "target": self.target, "maps": maps, "positions": tables}
 
 
-def _plain(part: PartMaps | PositionTable) -> dict[str, Any]:
+def _plain(part: PartMaps | PositionTable, array: str) -> dict[str, Any]:
     values = {field.name: getattr(part, field.name) for field in fields(part)}
-    return {
-        name: _rounded(value.tolist())
-        if name in ("weights", "values")
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-        for name, value in values.items()
-    }
+    return values | {array: _rounded(values[array].tolist())}
 
 
 def _rounded(values: Any) -> Any:

@@ -1,10 +1,10 @@
 """Training curves of runs, read from their metrics and drawn one panel per quantity."""
 
 import contextlib
+import io
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -21,11 +21,9 @@ Point = tuple[float, float]
 
 
 class Panel(NamedTuple):
-    """A pair of axes: its y label, the curves on it, and its relative height."""
-
-    label: str
+    label: str  # of the y axis
     names: tuple[str, ...]
-    height: float = 1.0
+    height: float = 1.0  # relative
 
 
 PANELS = (
@@ -76,8 +74,7 @@ STYLE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class History:
+class History(NamedTuple):
     """The curves of a run by name, as points (x, y) in file order.
 
     Losses are in nats per target token without label smoothing. What was never logged is absent.
@@ -167,46 +164,63 @@ def plot(runs: Sequence[RunDirectory], by: Axis, file: Path | None) -> list[Hist
     return histories
 
 
+@contextlib.contextmanager
+def style(parameters: dict[str, Any], where: str, remedy: str) -> Iterator[None]:
+    """Apply matplotlib's defaults and `parameters` for a while, whatever the user has set.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib import style as matplotlib_style
+    except ModuleNotFoundError as error:
+        what = "needs matplotlib, which is not installed"
+        raise UsageError(where, what, remedy=remedy) from error
+    with matplotlib_style.context(parameters, after_reset=True):
+        yield
+
+
+curves_style = style(STYLE, "tformer plot", "install it with: pip install 'tformer[plot]'")
+
+
+@curves_style
 def draw(histories: Sequence[History], by: Axis) -> "Figure":
     """Return the curves of runs, one color per run."""
-    with _curves_style():
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
-        names = {name for history in histories for name in history.curves}
-        panels = [panel for panel in PANELS if names.intersection(panel.names)]
-        heights = [panel.height for panel in panels]
-        figure = Figure(figsize=(8, 1 + 1.3 * sum(heights)), layout="constrained")
-        grid = figure.subplots(
-            len(panels), sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
-        )
-        for panel, axes in zip(panels, grid[:, 0], strict=True):
-            _draw_panel(axes, panel, histories)
-        lowest = grid[-1, 0]
-        lowest.set_xlim(left=0)
-        lowest.set_xlabel(X_LABELS[by])
-        lowest.xaxis.set_major_locator(
-            MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=by != "hours")
-        )
-        lowest.xaxis.set_major_formatter(_tick_label)
-        figure.align_ylabels()
-        _draw_legend(figure, histories)
+    names = {name for history in histories for name in history.curves}
+    panels = [panel for panel in PANELS if names.intersection(panel.names)]
+    heights = [panel.height for panel in panels]
+    figure = Figure(figsize=(8, 1 + 1.3 * sum(heights)), layout="constrained")
+    grid = figure.subplots(
+        len(panels), sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
+    )
+    for panel, axes in zip(panels, grid[:, 0], strict=True):
+        _draw_panel(axes, panel, histories)
+    lowest = grid[-1, 0]
+    lowest.set_xlim(left=0)
+    lowest.set_xlabel(X_LABELS[by])
+    steps = [1, 2, 2.5, 5, 10]
+    lowest.xaxis.set_major_locator(MaxNLocator("auto", steps=steps, integer=by != "hours"))
+    lowest.xaxis.set_major_formatter(_tick_label)
+    figure.align_ylabels()
+    _draw_legend(figure, histories)
     return figure
 
 
+@curves_style
 def save(figure: "Figure", file: Path) -> None:
     """Write a figure in the format of the file name, one of `FORMATS`."""
-    with _curves_style(), saved(figure, file, FORMATS):
-        pass
-
-
-@contextlib.contextmanager
-def saved(figure: "Figure", file: Path, formats: dict[str, dict[str, None]]) -> Iterator[Path]:
-    """Write a figure atomically, and yield the temporary file before it takes its name."""
-    suffix = file.suffix.lower()
     with atomic_write(file) as temporary:
-        figure.savefig(temporary, format=suffix.removeprefix("."), metadata=formats[suffix])
-        yield temporary
+        temporary.write_bytes(encoded(figure, file.suffix.lower()))
+
+
+def encoded(figure: "Figure", suffix: str) -> bytes:
+    """Return the content of a picture file."""
+    content = io.BytesIO()
+    figure.savefig(content, format=suffix.removeprefix("."), metadata=FORMATS[suffix])
+    return content.getvalue()
 
 
 def _draw_panel(axes: "Axes", panel: Panel, histories: Sequence[History]) -> None:
@@ -264,23 +278,3 @@ def _labels(runs: Sequence[Path]) -> list[str]:
 
 def _tick_label(value: float, _position: float) -> str:
     return f"{value:,.10g}"
-
-
-def _curves_style() -> contextlib.AbstractContextManager[None]:
-    return style(STYLE, "tformer plot", "install it with: pip install 'tformer[plot]'")
-
-
-def style(
-    parameters: dict[str, Any], where: str, remedy: str
-) -> contextlib.AbstractContextManager[None]:
-    """Apply matplotlib's defaults and `parameters` for a while, whatever the user has set.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib import style as matplotlib_style
-    except ModuleNotFoundError as error:
-        what = "needs matplotlib, which is not installed"
-        raise UsageError(where, what, remedy=remedy) from error
-    return matplotlib_style.context(parameters, after_reset=True)

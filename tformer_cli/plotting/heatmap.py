@@ -5,19 +5,19 @@ import html
 import json
 import math
 import sys
-import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unicodedata import category, east_asian_width
 
 from tformer_cli.errors import Problem, UsageError
 from tformer_cli.plotting import curves
 from tformer_cli.plotting.attention_maps import AttentionMaps, PartMaps, PositionTable
 from tformer_cli.plotting.curves import COLORS, DASHES, GRAY
-from tformer_cli.storage.atomic import write_text
+from tformer_cli.storage.atomic import atomic_write, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +46,7 @@ LINES = "#dddddd"
 SPACE = "␣"
 MAX_LABEL_LENGTH = 24
 
-FORMATS = {suffix: curves.FORMATS[suffix] for suffix in (".png", ".svg")}
+FORMATS = (".png", ".svg")
 # Sizes in inches.
 MAP_SIZE = 4.4
 MIN_CELL, MAX_CELL = 0.11, 0.2
@@ -78,6 +78,15 @@ BUNDLED_FONT = "DejaVu Sans"
 UNDRAWN = {"Cf", "Mn"}
 
 
+@contextlib.contextmanager
+def heatmap_style() -> Iterator[None]:
+    remedy = "write .html, or install it with: pip install 'tformer[plot]'"
+    with curves.style(STYLE, "tformer heatmap", remedy), warnings.catch_warnings():
+        # `missing_glyphs` reports them all at once.
+        warnings.filterwarnings("ignore", r"Glyph \d+", UserWarning)
+        yield
+
+
 def page(maps: AttentionMaps) -> str:
     """Return an HTML page to choose layers and heads and read single weights."""
     content = maps.as_plain()
@@ -87,20 +96,19 @@ def page(maps: AttentionMaps) -> str:
         plain["title"], plain["note"] = table_title(table), TABLE_TEXTS[table.kind][1]
     content |= {"weights": WEIGHTS, "signs": SIGNS, "masked": MASKED}
     content |= {"colors": COLORS, "space": SPACE}
-    return Template(_template("heatmap.html")).substitute(
+    template, style, script = (
+        (TEMPLATES / f"heatmap.{suffix}").read_text(encoding="utf-8")
+        for suffix in ("html", "css", "js")
+    )
+    return Template(template).substitute(
         policy=POLICY,
-        title=html.escape(maps.source),
-        style=_template("heatmap.css"),
+        style=style,
         source=html.escape(maps.source),
         target=html.escape(maps.target or ""),
         # Only a tag can end a script element.
         content=json.dumps(content, ensure_ascii=False).replace("<", "\\u003c"),
-        script=_template("heatmap.js"),
+        script=script,
     )
-
-
-def _template(name: str) -> str:
-    return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def save_page(maps: AttentionMaps, file: Path) -> None:
@@ -134,18 +142,19 @@ def pick_fonts(texts: Iterable[str]) -> tuple[list[str], str]:
 
     These are the bundled font, and as few installed ones as cover the rest, such as CJK.
     """
-    characters = dict.fromkeys(character for text in texts for character in text)
-    missing = {one for one in characters if unicodedata.category(one) not in UNDRAWN}
+    characters = dict.fromkeys("".join(texts))
     files = _font_files()
     families = [BUNDLED_FONT]
+    missing = {character for character in characters if category(character) not in UNDRAWN}
     missing -= _characters(files[BUNDLED_FONT])
     while missing:
-        best = min(files, key=lambda family: (len(missing - _characters(files[family])), family))
-        if not missing & _characters(files[best]):
+        lacks = {family: missing - _characters(file) for family, file in files.items()}
+        best = min(lacks, key=lambda family: (len(lacks[family]), family))
+        if lacks[best] == missing:
             break
         families.append(best)
-        missing -= _characters(files[best])
-    return families, "".join(one for one in characters if one in missing)
+        missing = lacks[best]
+    return families, "".join(character for character in characters if character in missing)
 
 
 def _font_files() -> dict[str, str]:
@@ -203,42 +212,41 @@ class _Grid(NamedTuple):
 
 def _num_widths(token: str) -> float:
     """Return the length of a label in widths of an em."""
-    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in label(token))
+    wide = sum(east_asian_width(character) in "WF" for character in label(token))
     return wide + 0.65 * (len(label(token)) - wide)
 
 
+@heatmap_style()
 def draw(maps: AttentionMaps) -> "Figure":
     """Return a picture: a grid of layers and heads for each part, then the position tables.
 
     Raises:
         UsageError: matplotlib is not installed, or the picture is too large.
     """
-    with _style():
-        from matplotlib.figure import Figure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-        grids = [_Grid.of(part) for part in maps.maps]
-        heights = [SCALE] * bool(grids) + [grid.height for grid in grids]
-        heights += [TABLE_HEIGHT] * len(maps.positions)
-        width, height = max([TABLE_WIDTH, *(grid.width for grid in grids)]), sum(heights)
-        if width * height * DOTS_PER_INCH**2 > MAX_DOTS:
-            what = f"would have more than {MAX_DOTS // 10**6} million dots"
-            got = f"{round(width * DOTS_PER_INCH):,} x {round(height * DOTS_PER_INCH):,}"
-            remedy = "choose a part, a layer or a head, or write .html"
-            raise UsageError("the picture", what, got=got, remedy=remedy)
-        figure = Figure(
-            figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=MARGIN, h_pad=MARGIN)
-        )
-        sections = iter(figure.subfigures(len(heights), height_ratios=heights, squeeze=False)[:, 0])
-        families = [*pick_fonts(labels(maps))[0], "sans-serif"]
-        if grids:
-            draw_scale(_left(next(sections), SCALE_WIDTH, width).subplots())
-        for grid in grids:
-            _draw_maps(_left(next(sections), grid.width, width), grid, families)
-        for table in maps.positions:
-            section = _left(next(sections), TABLE_WIDTH, width)
-            _write_heading(section, table_title(table), TABLE_TEXTS[table.kind][1])
-            draw_table(section.subplots(), table)
+    grids = [_Grid.of(part) for part in maps.maps]
+    heights = [SCALE] * bool(grids) + [grid.height for grid in grids]
+    heights += [TABLE_HEIGHT] * len(maps.positions)
+    width, height = max([TABLE_WIDTH, *(grid.width for grid in grids)]), sum(heights)
+    if width * height * DOTS_PER_INCH**2 > MAX_DOTS:
+        what = f"would have more than {MAX_DOTS // 10**6} million dots"
+        got = f"{round(width * DOTS_PER_INCH):,} x {round(height * DOTS_PER_INCH):,}"
+        remedy = "choose a part, a layer or a head, or write .html"
+        raise UsageError("the picture", what, got=got, remedy=remedy)
+    layout = ConstrainedLayoutEngine(w_pad=MARGIN, h_pad=MARGIN)
+    figure = Figure(figsize=(width, height), layout=layout)
+    sections = iter(figure.subfigures(len(heights), height_ratios=heights, squeeze=False)[:, 0])
+    families = [*pick_fonts(labels(maps))[0], "sans-serif"]
+    if grids:
+        draw_scale(_left(next(sections), SCALE_WIDTH, width).subplots())
+    for grid in grids:
+        _draw_maps(_left(next(sections), grid.width, width), grid, families)
+    for table in maps.positions:
+        section = _left(next(sections), TABLE_WIDTH, width)
+        _write_heading(section, table_title(table), TABLE_TEXTS[table.kind][1])
+        draw_table(section.subplots(), table)
     return figure
 
 
@@ -266,19 +274,16 @@ def draw_scale(axes: "Axes") -> None:
 def _draw_maps(section: "SubFigure", grid: _Grid, families: Sequence[str]) -> None:
     maps = grid.maps
     _write_heading(section, *MAP_TEXTS[maps.part])
-    num_lines = len(maps.layers) * grid.num_lines
-    all_axes = section.subplots(num_lines, grid.num_beside, squeeze=False)
     rows, columns = ([label(token) for token in side] for side in (maps.rows, maps.columns))
-    for line, axes_of_line in enumerate(all_axes):
-        layer, part = divmod(line, grid.num_lines)
-        for column, axes in enumerate(axes_of_line):
-            head = part * grid.num_beside + column
-            if head >= len(maps.heads):
-                axes.set_axis_off()
-                continue
-            title = f"layer {maps.layers[layer]}, head {maps.heads[head]}"
-            draw_map(axes, maps.weights[layer, head], title)
-            _write_tokens(axes, [] if column else rows, columns, grid.points, families)
+    lines = section.subplots(len(maps.layers) * grid.num_lines, grid.num_beside, squeeze=False)
+    per_layer = lines.reshape(len(maps.layers), -1)
+    for layer, weights, all_axes in zip(maps.layers, maps.weights, per_layer, strict=True):
+        for index, (head, axes) in enumerate(zip(maps.heads, all_axes, strict=False)):
+            draw_map(axes, weights[index], f"layer {layer}, head {head}")
+            own_rows = [] if index % grid.num_beside else rows
+            _write_tokens(axes, own_rows, columns, grid.points, families)
+        for axes in all_axes[len(maps.heads) :]:
+            axes.set_axis_off()
 
 
 def draw_map(axes: "Axes", weights: Any, title: str) -> None:
@@ -320,14 +325,8 @@ def draw_table(axes: "Axes", table: PositionTable) -> None:
         _draw_bias(axes, table)
         return
     highest = abs(table.values).max()
-    image = axes.imshow(
-        table.values,
-        cmap=_gradient(SIGNS),
-        vmin=-highest,
-        vmax=highest,
-        aspect="auto",
-        interpolation="none",
-    )
+    colors = {"cmap": _gradient(SIGNS), "vmin": -highest, "vmax": highest}
+    image = axes.imshow(table.values, **colors, aspect="auto", interpolation="none")
     axes.set_ylabel("position")
     if table.kind == "vectors":
         axes.set_xlabel("component")
@@ -344,15 +343,10 @@ def _draw_bias(axes: "Axes", table: PositionTable) -> None:
     """Draw a line for each head, with gaps at hidden keys."""
     names = [f"head {row}" for row in table.rows] or ["all heads"]
     for number, (name, values) in enumerate(zip(names, table.values.tolist(), strict=True)):
-        round_, color = divmod(number, len(COLORS))
-        axes.plot(
-            table.columns,
-            [value if math.isfinite(value) else math.nan for value in values],
-            label=name,
-            linewidth=1.2,
-            color=COLORS[color],
-            linestyle=DASHES[round_ % len(DASHES)],
-        )
+        repeats, color = divmod(number, len(COLORS))
+        dashes = DASHES[repeats % len(DASHES)]
+        finite = [value if math.isfinite(value) else math.nan for value in values]
+        axes.plot(table.columns, finite, dashes, color=COLORS[color], label=name, linewidth=1.2)
     axes.set_xlim(table.columns[0] - 0.5, table.columns[-1] + 0.5)
     axes.set_xlabel("tokens from query to key; negative is before the query")
     axes.set_ylabel("bias")
@@ -368,13 +362,15 @@ def _gradient(stops: Sequence[str]) -> "LinearSegmentedColormap":
     return LinearSegmentedColormap.from_list("tformer", stops)
 
 
+@heatmap_style()
 def save(figure: "Figure", file: Path) -> None:
     """Write a picture in the format of the file name, one of `FORMATS`."""
-    with _style(), curves.saved(figure, file, FORMATS) as temporary:
-        if file.suffix.lower() == ".svg":
-            picture = temporary.read_text(encoding="utf-8")
-            picture = picture.replace("</style>", f"{SVG_STYLE}</style>", 1)
-            temporary.write_text(picture, encoding="utf-8")
+    suffix = file.suffix.lower()
+    picture = curves.encoded(figure, suffix)
+    if suffix == ".svg":
+        picture = picture.replace(b"</style>", f"{SVG_STYLE}</style>".encode(), 1)
+    with atomic_write(file) as temporary:
+        temporary.write_bytes(picture)
 
 
 def missing_glyphs(maps: AttentionMaps, file: Path) -> Problem | None:
@@ -382,18 +378,6 @@ def missing_glyphs(maps: AttentionMaps, file: Path) -> Problem | None:
     _, missing = pick_fonts(labels(maps))
     if file.suffix.lower() != ".png" or not missing:
         return None
-    return Problem(
-        str(file),
-        "has boxes for characters that no installed font has",
-        missing[:MAX_MISSING],
-        "install a font that has them, or write .svg or .html",
-    )
-
-
-@contextlib.contextmanager
-def _style() -> Iterator[None]:
-    remedy = "write .html, or install it with: pip install 'tformer[plot]'"
-    with curves.style(STYLE, "tformer heatmap", remedy), warnings.catch_warnings():
-        # `missing_glyphs` reports them all at once.
-        warnings.filterwarnings("ignore", r"Glyph \d+", UserWarning)
-        yield
+    what = "has boxes for characters that no installed font has"
+    remedy = "install a font that has them, or write .svg or .html"
+    return Problem(str(file), what, missing[:MAX_MISSING], remedy)

@@ -13,7 +13,7 @@ from tformer_cli.model.inspection.attention_maps import LayerMaps, attention_map
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.plotting.attention_maps import AttentionMaps, Part, PartMaps, PositionTable
 from tformer_cli.search.engine import NativeEngine
-from tformer_cli.search.request import Request, SpecialTokens
+from tformer_cli.search.request import Request
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import with_eos
 from tformer_cli.translate.preprocess import special_tokens
@@ -50,15 +50,14 @@ def sentence_maps(
     if not source_ids:
         raise UsageError("`sentence`", "has no token", got=repr(sentence))
     _check_length(network, "`sentence`", len(source_ids))
+    source = tokenizers.source.tokens(source_ids)
     if not isinstance(network, Seq2Seq):
         if target is not None:
             what = "has no effect on a network that does not translate"
             raise UsageError("`target`", what, remedy="leave it out")
-        (layers,) = _record(network, source_ids, source_ids)
-        tokens = tokenizers.source.tokens(source_ids)
-        maps = _part_maps("encoder", [layer.self_attention for layer in layers], tokens, tokens)
-        tables = _position_tables(network, ["encoder"], len(tokens))
-        return AttentionMaps(sentence, None, (maps,), tables)
+        (own,) = _record(network, source_ids, source_ids)
+        maps = [_part_maps("encoder", own, source)]
+        return AttentionMaps(sentence, None, tuple(maps), _tables(network, maps))
     special = special_tokens(tokenizers.target, config.model)
     if target is None:
         engine = NativeEngine(network, special, device=torch.device("cpu"))
@@ -67,36 +66,23 @@ def sentence_maps(
     else:
         target_ids = _encode(tokenizers.target, "`target`", target)
     _check_length(network, "the translation", len(target_ids) + 1)
-    parts, stacks, length = _seq2seq_maps(network, tokenizers, special, source_ids, target_ids)
-    tables = _position_tables(network, stacks, length)
-    return AttentionMaps(sentence, tokenizers.target.decode(target_ids), tuple(parts), tables)
-
-
-def _seq2seq_maps(
-    network: Seq2Seq,
-    tokenizers: Tokenizers,
-    special: SpecialTokens,
-    source_ids: Ids,
-    target_ids: Ids,
-) -> tuple[list[PartMaps], list[str], int]:
-    """Return the maps of each kind of attention, the names of the stacks, and their length."""
-    input_ids = [special.bos, *target_ids]
-    source, read = tokenizers.source.tokens(source_ids), tokenizers.target.tokens(input_ids)
-    stacks = _record(network, source_ids, input_ids)
-    own = [[layer.self_attention for layer in layers] for layers in stacks]
-    cross = [layer.cross_attention for layer in stacks[-1] if layer.cross_attention is not None]
-    if not cross:
+    read, written = (
+        tokenizers.target.tokens(ids)
+        for ids in ([special.bos, *target_ids], [*target_ids, special.eos])
+    )
+    stacks = _record(network, source_ids, [special.bos, *target_ids])
+    if len(stacks) == 1:
         # A decoder-only network reads the source and the target as one sequence.
-        sequence = [*source, *read]
-        maps = _part_maps("decoder", own[0], sequence, sequence)
-        return [maps], ["decoder"], len(sequence)
-    written = tokenizers.target.tokens([*target_ids, special.eos])
-    parts = [
-        _part_maps("encoder", own[0], source, source),
-        _part_maps("decoder", own[1], read, read),
-        _part_maps("cross", cross, written, source),
-    ]
-    return parts, ["encoder", "decoder"], max(len(source), len(read))
+        maps = [_part_maps("decoder", stacks[0], [*source, *read])]
+    else:
+        cross = [layer.cross_attention for layer in stacks[1] if layer.cross_attention is not None]
+        maps = [
+            _part_maps("encoder", stacks[0], source),
+            _part_maps("decoder", stacks[1], read),
+            _maps("cross", cross, written, source),
+        ]
+    translation = tokenizers.target.decode(target_ids)
+    return AttentionMaps(sentence, translation, tuple(maps), _tables(network, maps))
 
 
 def _encode(tokenizer: Tokenizer, where: str, text: str) -> list[int]:
@@ -119,7 +105,11 @@ def _record(network: Network, source_ids: Ids, target_ids: Ids) -> list[list[Lay
     return attention_maps(network, source, torch.ones_like(source, dtype=torch.bool), target)
 
 
-def _part_maps(
+def _part_maps(part: Part, layers: Sequence[LayerMaps], tokens: Sequence[str]) -> PartMaps:
+    return _maps(part, [layer.self_attention for layer in layers], tokens, tokens)
+
+
+def _maps(
     part: Part, layers: Sequence[Tensor], rows: Sequence[str], columns: Sequence[str]
 ) -> PartMaps:
     weights = torch.cat(list(layers))  # a batch of one for each layer: (layers, H, T, S)
@@ -128,17 +118,17 @@ def _part_maps(
     return PartMaps(part, tuple(rows), tuple(columns), layer_numbers, heads, numbers)
 
 
-def _position_tables(
-    network: Network, names: Sequence[str], length: int
-) -> tuple[PositionTable, ...]:
-    """Return the tables of all stacks; equal ones are listed once."""
-    tables: list[PositionTable] = []
-    for name, stack in zip(names, network.stacks(), strict=True):
-        for table in position_tables(stack, max(length, MIN_POSITIONS)):
-            for index, other in enumerate(tables):
-                if table.equals(other):
-                    tables[index] = replace(other, stacks=(*other.stacks, name))
-                    break
-            else:
-                tables.append(replace(table, stacks=(name,)))
-    return tuple(tables)
+def _tables(network: Network, maps: Sequence[PartMaps]) -> tuple[PositionTable, ...]:
+    """Return the position tables of all stacks, named by their self-attention.
+
+    Tables of the same numbers are listed once.
+    """
+    stacks = zip([part.part for part in maps], network.stacks(), strict=False)
+    length = max(MIN_POSITIONS, *(len(part.rows) for part in maps))
+    tables: dict[tuple[object, ...], PositionTable] = {}
+    for name, stack in stacks:
+        for table in position_tables(stack, length):
+            key = (table.kind, table.rows, table.columns, table.values.tobytes())
+            earlier = tables.get(key, table)
+            tables[key] = replace(earlier, stacks=(*earlier.stacks, name))
+    return tuple(tables.values())

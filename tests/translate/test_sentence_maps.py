@@ -25,7 +25,7 @@ from tformer_cli.model.network import Network
 from tformer_cli.plotting.attention_maps import AttentionMaps
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SEP_ID
-from tformer_cli.translate.attention_maps import sentence_maps
+from tformer_cli.translate.sentence_maps import sentence_maps
 
 SHAPE = {"dim": 12, "num_heads": 3, "feedforward_dim": 16}
 TRANSLATES = EncoderDecoderConfig(**SHAPE, num_encoder_layers=1, num_decoder_layers=2)
