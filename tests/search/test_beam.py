@@ -19,7 +19,7 @@ from search.tables import (
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.search.beam import BeamSearch
-from tformer_cli.search.greedy import GreedySearch
+from tformer_cli.search.sample import GreedySearch
 
 seeds = st.integers(0, 10_000)
 

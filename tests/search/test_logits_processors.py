@@ -22,7 +22,6 @@ from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleC
 from tformer_cli.config.schema.fields import check
 from tformer_cli.search.beam import BeamSearch
 from tformer_cli.search.engine import Job, build_search
-from tformer_cli.search.greedy import GreedySearch
 from tformer_cli.search.logits_processors import (
     LogitsProcessor,
     ban_phrase,
@@ -31,7 +30,7 @@ from tformer_cli.search.logits_processors import (
     penalize_repetition,
 )
 from tformer_cli.search.request import Request
-from tformer_cli.search.sample import SampleSearch
+from tformer_cli.search.sample import GreedySearch, SampleSearch
 from tformer_cli.search.state import Sequences
 
 V, K = 7, 2

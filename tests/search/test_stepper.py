@@ -26,9 +26,8 @@ from tformer_cli.search.beam import BeamSearch
 from tformer_cli.search.continuous_batching import decode_all
 from tformer_cli.search.diverse import DiverseBeamSearch
 from tformer_cli.search.engine import Job, NativeEngine, build_search, longest_first
-from tformer_cli.search.greedy import GreedySearch
 from tformer_cli.search.request import Request
-from tformer_cli.search.sample import SampleSearch
+from tformer_cli.search.sample import GreedySearch, SampleSearch
 from tformer_cli.search.stepper import ModelStepper, first_batch
 from tformer_cli.search.workers import WorkersEngine
 

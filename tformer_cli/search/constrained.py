@@ -1,5 +1,6 @@
 """Beam search for required phrases, by dynamic beam allocation (Post and Vilar 2018)."""
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -11,10 +12,77 @@ from torch import Tensor
 
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.search.beam import BeamHypotheses, BeamSearch, BeamState, Candidates
-from tformer_cli.search.constraints import Constraints, ConstraintState
 from tformer_cli.search.request import Hypothesis, Phrase, Request
 from tformer_cli.search.state import SearchStep
 from tformer_cli.search.topk import NextTokens, topk_tokens
+
+
+class Constraints:
+    """Required phrases as an automaton (Anderson et al. 2017); states are made when first reached.
+
+    A phrase that is listed n times must occur at n positions; occurrences may overlap.
+    """
+
+    def __init__(self, phrases: Sequence[Phrase]) -> None:
+        self.phrases = tuple(phrases)
+        self._states: dict[tuple[tuple[Phrase, ...], Phrase], ConstraintState] = {}
+        self.start = self.state(self.phrases, ())
+
+    def state(self, missing: tuple[Phrase, ...], partial: Phrase) -> "ConstraintState":
+        """Return the `ConstraintState` of these arguments, always the same object."""
+        key = (missing, partial)
+        if key not in self._states:
+            self._states[key] = ConstraintState(self, missing, partial)
+        return self._states[key]
+
+    def reached(self, tokens: Sequence[int]) -> "ConstraintState":
+        """Return the state of a sequence of these tokens."""
+        return functools.reduce(ConstraintState.after, tokens, self.start)
+
+
+class ConstraintState:
+    """How much of the required phrases a sequence has met.
+
+    Args:
+        constraints: the phrases.
+        missing: phrases that have still to occur.
+        partial: longest suffix of the sequence that is a proper prefix of a missing phrase.
+    """
+
+    def __init__(
+        self, constraints: Constraints, missing: tuple[Phrase, ...], partial: Phrase
+    ) -> None:
+        self._constraints, self._missing, self._partial = constraints, missing, partial
+        self._successors: dict[int, ConstraintState] = {}
+        self.num_met = len(constraints.phrases) - len(missing)
+        self.is_complete = not missing
+        # Tokens of the met phrases and of the partial one: the bank of the sequence.
+        num_missing = sum(map(len, missing)) - len(partial)
+        self.num_tokens = sum(map(len, constraints.phrases)) - num_missing
+        # Tokens that continue a phrase, so that `num_tokens` grows.
+        continued = [phrase for phrase in missing if _is_begun(phrase, partial)]
+        self.next_tokens = sorted({phrase[len(partial)] for phrase in continued})
+
+    def after(self, token: int) -> "ConstraintState":
+        """Return the state of the sequence with one more token."""
+        if token not in self._successors:
+            self._successors[token] = self._successor(token)
+        return self._successors[token]
+
+    def _successor(self, token: int) -> "ConstraintState":
+        suffix = (*self._partial, token)
+        missing = list(self._missing)
+        for phrase in set(missing):
+            if suffix[-len(phrase) :] == phrase:
+                missing.remove(phrase)
+        while suffix and not any(_is_begun(phrase, suffix) for phrase in missing):
+            suffix = suffix[1:]
+        return self._constraints.state(tuple(missing), suffix)
+
+
+def _is_begun(phrase: Phrase, partial: Phrase) -> bool:
+    """Return whether `partial` is a proper prefix of a phrase."""
+    return len(phrase) > len(partial) and phrase[: len(partial)] == partial
 
 
 class Candidate(NamedTuple):
@@ -47,8 +115,7 @@ class ConstrainedBeam(BeamHypotheses):
     def add(self, hypothesis: Hypothesis, rank: int) -> None:
         """Store a hypothesis; without all phrases it counts as unfinished."""
         is_complete = self.constraints.reached(hypothesis.token_ids).is_complete
-        finished = hypothesis.finished and is_complete
-        super().add(replace(hypothesis, finished=finished), rank)
+        super().add(replace(hypothesis, finished=hypothesis.finished and is_complete), rank)
 
     def is_done(self) -> bool:
         """Return False: `is_settled` decides when the live sequences of the step are known."""
@@ -66,8 +133,7 @@ class ConstrainedBeam(BeamHypotheses):
 
     def best(self) -> list[Hypothesis]:
         """Return the best hypotheses among those with most phrases."""
-        reached = self.constraints.reached
-        num_met = [reached(hypothesis.token_ids).num_met for hypothesis in self.stored]
+        num_met = [self.constraints.reached(stored.token_ids).num_met for stored in self.stored]
         pairs = zip(self.stored, num_met, strict=True)
         self.stored = [hypothesis for hypothesis, count in pairs if count == max(num_met)]
         return super().best()
@@ -209,20 +275,18 @@ class ConstrainedBeamSearch(BeamSearch):
         if not beams:
             return candidates
         slots = torch.tensor(list(beams), device=self.device)
-        offered = self._offered(state, next_tokens, slots, [*beams.values()])
         is_last = (state.sequences.lengths + 1 == state.sequences.max_lengths)[slots]
+        offered = self._offered(state, next_tokens, slots, list(beams.values()))
         columns = (part.tolist() for part in (is_last, *offered))
         width = candidates.totals.shape[1]
-        nothing = (-math.inf, -math.inf, 0, self.bos)
+        padding = [(-math.inf, -math.inf, 0, self.bos)] * width
         rows = []
         for beam, last, *parts in zip(beams.values(), *columns, strict=True):
-            chosen = beam.allocate(beam.candidates(*parts), is_last=last)[:width]
-            rows.append(
-                [*(candidate[:4] for candidate in chosen), *[nothing] * (width - len(chosen))]
-            )
-        for index, member in enumerate(candidates):
-            values = [[candidate[index] for candidate in row] for row in rows]
-            member[slots] = torch.tensor(values, dtype=member.dtype, device=self.device)
+            chosen = beam.allocate(beam.candidates(*parts), is_last=last)
+            rows.append([*(candidate[:4] for candidate in chosen), *padding][:width])
+        values = torch.tensor(rows, dtype=torch.float64)
+        for member, chosen_values in zip(candidates, values.unbind(dim=2), strict=True):
+            member[slots] = chosen_values.to(member)
         return candidates
 
     def _offered(
@@ -236,8 +300,12 @@ class ConstrainedBeamSearch(BeamSearch):
         scores, log_probs, norms = next_tokens
         norms = norms[slots][:, :, None]
         best = topk_tokens(scores[slots].flatten(0, 1), 2 * self.num_beams)[1]
-        continuing = self._continuing_tokens(beams)
-        tokens = torch.cat((best.view(*norms.shape[:2], -1), continuing), dim=2)
+        # The tokens that continue phrases, padded with BOS, which is suppressed.
+        continuing = [[state.next_tokens for state in beam.states] for beam in beams]
+        width = max(len(part) for row in continuing for part in row)
+        padded = [[[*part, *[self.bos] * width][:width] for part in row] for row in continuing]
+        more = torch.tensor(padded, dtype=torch.long, device=self.device)
+        tokens = torch.cat((best.view(*norms.shape[:2], -1), more), dim=2)
         index = (slots[:, None, None], torch.arange(self.num_beams, device=self.device)[:, None])
         before = state.log_probs[slots][:, :, None]
         totals = state.totals[slots][:, :, None] + (scores[*index, tokens] - norms)
@@ -246,10 +314,3 @@ class ConstrainedBeamSearch(BeamSearch):
         is_complete = [[part.is_complete for part in beam.states] for beam in beams]
         is_early = ~torch.tensor(is_complete, device=self.device)[:, :, None] & (tokens == self.eos)
         return tokens, totals, torch.where(is_early, before, sums)
-
-    def _continuing_tokens(self, beams: Sequence[ConstrainedBeam]) -> Tensor:
-        """Return the tokens (B', K, n) that continue phrases, padded with BOS (suppressed)."""
-        tokens = [[state.next_tokens for state in beam.states] for beam in beams]
-        width = max(len(part) for row in tokens for part in row)
-        padded = [[[*part, *[self.bos] * (width - len(part))] for part in row] for row in tokens]
-        return torch.tensor(padded, dtype=torch.long, device=self.device)

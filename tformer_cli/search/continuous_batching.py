@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.search.logits_processors import LogitsProcessor
@@ -50,6 +51,7 @@ class Search(ABC, Generic[Config, State]):
         Each sentence has `nbest` hypotheses, at most the beam size, with scores if `scored`.
         """
         self.config = config
+        self.special_tokens = special_tokens
         self.bos, self.eos = special_tokens.bos, special_tokens.eos
         self.device = device
         self.nbest = nbest
@@ -60,6 +62,10 @@ class Search(ABC, Generic[Config, State]):
     def num_beams(self) -> int:
         """K, the sequences of a slot."""
         return self.config.beam_size if isinstance(self.config, BeamConfig) else self.nbest
+
+    def rows(self, slots: Tensor) -> Tensor:
+        """Return the rows of the state for some slots (B',): the same, if a slot has one row."""
+        return slots
 
     @abstractmethod
     def start(self, requests: Sequence[Request]) -> State:
@@ -84,15 +90,9 @@ def decode_all(
     if not requests:
         return
     scheduler = SlotScheduler(requests, max_slots)
-    first = [requests[index] for index in scheduler.running()]
+    first = requests[: len(scheduler.slots)]
     stepper.start([request.source for request in first], search.num_beams)
     state = search.start(first)
-
-    def select(slots: Sequence[int]) -> None:
-        order = torch.tensor(slots, device=search.device)
-        stepper.select(order)
-        state.select(order)
-
     while True:
         step = search.step(state, stepper)
         scheduler.num_steps += 1
@@ -102,23 +102,20 @@ def decode_all(
             stepper.reorder(step.beam_indices)
         if not scheduler.should_reschedule():
             continue
-        scheduler.requeue_stragglers()
-        admitted = scheduler.take_waiting()
-        if more := max(0, len(admitted) - len(scheduler.idle_slots())):
-            select(scheduler.add(more))
-        if admitted:
-            slots = torch.tensor(scheduler.assign(admitted), device=search.device)
-            new = [requests[index] for index in admitted]
-            stepper.insert(
-                slots, [request.source for request in new], scheduler.lookahead(len(new))
-            )
-            state.insert(slots, search.start(new))
-        num_slots = len(scheduler.slots)
-        kept = scheduler.compact()
-        if not kept:
+        unmoved = list(range(len(scheduler.slots)))
+        old_slots, started = scheduler.reschedule()
+        if not old_slots:
             return
-        if len(kept) < num_slots:
-            select(kept)
+        if old_slots != unmoved:
+            order = torch.tensor(old_slots, device=search.device)
+            stepper.select(order)
+            state.select(search.rows(order))
+        if started:
+            slots = torch.tensor(list(started), device=search.device)
+            new = [requests[index] for index in started.values()]
+            lookahead = (requests[index].source for index in scheduler.lookahead(len(new)))
+            stepper.insert(slots, [request.source for request in new], lookahead)
+            state.insert(search.rows(slots), search.start(new))
 
 
 class SlotScheduler:
@@ -126,7 +123,6 @@ class SlotScheduler:
 
     def __init__(self, requests: Sequence[Request], max_slots: Callable[[int], int]) -> None:
         self._lengths = [len(request.source) for request in requests]
-        self._requests = requests
         self._max_slots = max_slots
         count = min(len(requests), max_slots(self._lengths[0]))
         self.slots: list[int | None] = list(range(count))  # None is an idle slot
@@ -141,10 +137,6 @@ class SlotScheduler:
         """Return the running requests."""
         return [index for index in self.slots if index is not None]
 
-    def idle_slots(self) -> list[int]:
-        """Return the idle slots."""
-        return [slot for slot, index in enumerate(self.slots) if index is None]
-
     def finish(self, slot: int) -> int:
         """Free the slot of a request that is done; return the request."""
         index = self._free(slot)
@@ -158,10 +150,40 @@ class SlotScheduler:
         # all running ones.
         ages = zip(self._start_steps, self.slots, strict=True)
         oldest = min((start for start, index in ages if index is not None), default=0)
-        num_idle = len(self.idle_slots())
+        num_idle = self.slots.count(None)
         return min(self._start_steps) < oldest or num_idle >= max(1, IDLE_SHARE * len(self.slots))
 
-    def requeue_stragglers(self) -> None:
+    def reschedule(self) -> tuple[list[int], dict[int, int]]:
+        """Start waiting requests in idle slots, add slots for more, and drop idle ones.
+
+        The last slots fill the gaps that dropped ones leave among the first.
+
+        Returns:
+            The old slot whose state each slot continues or, if it is new, copies; and the requests
+            that start, in their order, by slot.
+        """
+        self._requeue_stragglers()
+        started = self._take_waiting()
+        old_slots = list(range(len(self.slots)))
+        num_new = max(0, len(started) - self.slots.count(None))
+        old_slots += [0] * num_new
+        self.slots += [None] * num_new
+        self._start_steps += [self.num_steps] * num_new
+        idle = [slot for slot, index in enumerate(self.slots) if index is None]
+        for slot, index in zip(idle, started, strict=False):
+            self.slots[slot], self._start_steps[slot] = index, self.num_steps
+        busy = [slot for slot, index in enumerate(self.slots) if index is not None]
+        last = iter(reversed(busy))
+        kept = [slot if self.slots[slot] is not None else next(last) for slot in range(len(busy))]
+        self.slots = [self.slots[slot] for slot in kept]
+        self._start_steps = [self._start_steps[slot] for slot in kept]
+        return [old_slots[slot] for slot in kept], {self.slots.index(i): i for i in started}
+
+    def lookahead(self, num_started: int) -> Iterator[int]:
+        """Return what waits, up to as many as there are slots besides those that start."""
+        return islice(self._waiting, len(self.slots) - num_started)
+
+    def _requeue_stragglers(self) -> None:
         """Move stragglers to the end of the queue, each request at most once."""
         if not self._waiting or not self._num_source_tokens:
             return
@@ -175,7 +197,7 @@ class SlotScheduler:
                 self._waiting.append(self._free(slot))
                 self._requeued.add(index)
 
-    def take_waiting(self) -> list[int]:
+    def _take_waiting(self) -> list[int]:
         """Take as many requests from the queue as slots are allowed for."""
         together = self.running()
         num_running = len(together)
@@ -186,34 +208,6 @@ class SlotScheduler:
                 break
             together.append(self._waiting.popleft())
         return together[num_running:]
-
-    def lookahead(self, num_admitted: int) -> Iterator[Sequence[int]]:
-        """Yield waiting sources, at most as many as there are slots for besides those admitted."""
-        indices = islice(self._waiting, len(self.slots) - num_admitted)
-        return (self._requests[index].source for index in indices)
-
-    def add(self, count: int) -> list[int]:
-        """Add idle slots; return the slots to copy for all, which is slot 0 for the new ones."""
-        copied = [*range(len(self.slots)), *[0] * count]
-        self.slots += [None] * count
-        self._start_steps += [self.num_steps] * count
-        return copied
-
-    def assign(self, indices: Sequence[int]) -> list[int]:
-        """Assign requests to idle slots; return these slots."""
-        assigned = self.idle_slots()[: len(indices)]
-        for slot, index in zip(assigned, indices, strict=True):
-            self.slots[slot], self._start_steps[slot] = index, self.num_steps
-        return assigned
-
-    def compact(self) -> list[int]:
-        """Drop idle slots; return the others, of which the last fill the gaps among the first."""
-        busy = [slot for slot, index in enumerate(self.slots) if index is not None]
-        last = iter(reversed(busy))
-        slots = [slot if self.slots[slot] is not None else next(last) for slot in range(len(busy))]
-        self.slots = [self.slots[slot] for slot in slots]
-        self._start_steps = [self._start_steps[slot] for slot in slots]
-        return slots
 
     def _free(self, slot: int) -> int:
         index, self.slots[slot] = self.slots[slot], None

@@ -1,36 +1,28 @@
 """Diverse beam search (Vijayakumar et al. 2018): groups of a beam that repel each other."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.decoding import BeamConfig
-from tformer_cli.search.beam import BeamSearch, BeamState, Candidates
+from tformer_cli.search.beam import BeamSearch, BeamState, Candidates, live_candidates
 from tformer_cli.search.continuous_batching import Search
-from tformer_cli.search.request import Hypothesis, Request, SpecialTokens
+from tformer_cli.search.request import Hypothesis, Request
 from tformer_cli.search.state import SearchState, SearchStep, by_score
 from tformer_cli.search.stepper import Stepper
-from tformer_cli.search.topk import TopK
-
-
-@dataclass(slots=True)
-class GroupState(SearchState):
-    """State of a group."""
-
-    beam: BeamState
-    penalties: Tensor  # (B, K / G) diversity penalties of each sequence so far
+from tformer_cli.search.topk import NextTokens
 
 
 @dataclass(slots=True)
 class DiverseState(SearchState):
-    """State of all groups."""
+    """State of a diverse beam search, with a row for each group of each slot."""
 
-    groups: tuple[GroupState, ...]
-    hypotheses: list[list[Hypothesis]]  # of the groups of a slot that are done
-    num_running: list[int]  # groups of a slot that are not
+    beam: BeamState
+    penalties: Tensor  # (B * G, K / G) diversity penalties of each sequence so far
 
 
 class DiverseBeamSearch(Search[BeamConfig, DiverseState]):
@@ -42,80 +34,79 @@ class DiverseBeamSearch(Search[BeamConfig, DiverseState]):
     sentence is done when all groups are; equal hypotheses of several groups count once.
     """
 
-    def __init__(
-        self,
-        config: BeamConfig,
-        special_tokens: SpecialTokens,
-        device: torch.device,
-        *,
-        nbest: int = 1,
-        scored: bool = True,
-    ) -> None:
-        super().__init__(config, special_tokens, device, nbest=nbest, scored=scored)
-        self.size = config.beam_size // config.num_beam_groups
-        own = replace(config, beam_size=self.size, num_beam_groups=1)
-        self.search = BeamSearch(own, special_tokens, device, nbest=min(nbest, self.size))
+    @cached_property
+    def group_search(self) -> BeamSearch:
+        """The search of one group, to which the groups of a sentence are sentences."""
+        size = self.config.beam_size // self.config.num_beam_groups
+        config = replace(self.config, beam_size=size, num_beam_groups=1)
+        return BeamSearch(config, self.special_tokens, self.device, nbest=min(self.nbest, size))
+
+    def rows(self, slots: Tensor) -> Tensor:
+        groups = torch.arange(self.config.num_beam_groups, device=slots.device)
+        return (slots[:, None] * len(groups) + groups).flatten()
 
     def start(self, requests: Sequence[Request]) -> DiverseState:
         num_groups = self.config.num_beam_groups
-        beams = [self.search.start(requests) for _ in range(num_groups)]
-        groups = tuple(GroupState(beam, torch.zeros_like(beam.log_probs)) for beam in beams)
-        return DiverseState(groups, [[] for _ in requests], [num_groups] * len(requests))
+        beam = self.group_search.start([part for part in requests for _ in range(num_groups)])
+        return DiverseState(beam, torch.zeros_like(beam.log_probs))
 
     def step(self, state: DiverseState, stepper: Stepper) -> SearchStep:
-        last = torch.cat([group.beam.sequences.last for group in state.groups], dim=1)
-        logits = stepper.step(last)
-        token_counts = torch.zeros((len(logits), logits.shape[2]), device=self.device)
-        beam_indices, finished = [], {}
-        for index, group in enumerate(state.groups):
-            first = index * self.size
-            # Only penalized tokens can drop out of the best of a sequence.
-            num_offered = 2 * self.size + first
-            own_logits = logits[:, first : first + self.size]
-            offered = self.search.processor(own_logits, group.beam.sequences).topk(num_offered)
-            step, token_counts = self._step_group(group, offered, token_counts)
-            assert step.beam_indices is not None
-            beam_indices.append(first + step.beam_indices)
-            for slot, hypotheses in step.finished.items():
-                state.hypotheses[slot] += hypotheses
-                state.num_running[slot] -= 1
-                if state.num_running[slot] == 0:
-                    finished[slot] = self._best(state.hypotheses[slot])
-        return SearchStep(torch.cat(beam_indices, dim=1), finished)
-
-    def _step_group(
-        self, group: GroupState, offered: TopK, token_counts: Tensor
-    ) -> tuple[SearchStep, Tensor]:
-        """Continue the sequences of a group by some of the tokens offered.
-
-        `token_counts` (B, V) are how often earlier groups have selected each token at this step;
-        returned as well are the counts with the tokens of this group.
-        """
-        sequences = group.beam.sequences
-
-        def penalties(beams: Tensor, tokens: Tensor) -> Tensor:
-            """Return the penalties (B, n) of sequences (B, n) continued by tokens (B, n)."""
-            new = self.config.diversity_penalty * token_counts.gather(1, tokens)
-            return group.penalties.gather(1, beams) + new
-
-        tokens = offered.tokens.flatten(1)
-        beams = torch.arange(self.size, device=self.device)[:, None].expand(offered.tokens.shape)
-        penalty = penalties(beams.flatten(1), tokens).view(offered.tokens.shape)
-        totals = (group.beam.totals[:, :, None] + (offered.scores - penalty)).flatten(1)
-        log_probs = (group.beam.log_probs[:, :, None] + offered.log_probs).flatten(1)
-        best, indices = totals.topk(min(2 * self.size, totals.shape[1]), dim=-1)
-        beams, tokens = indices // offered.tokens.shape[2], tokens.gather(1, indices)
-        is_selected = (best[:, : self.size] > -math.inf) & sequences.active[:, None]
-        new_counts = token_counts.scatter_add(1, tokens[:, : self.size], is_selected.float())
-        unpenalized = best + penalties(beams, tokens)
-        candidates = Candidates(unpenalized, log_probs.gather(1, indices), beams, tokens)
-        step = self.search.advance(group.beam, candidates)
+        sequences, num_groups = state.beam.sequences, self.config.num_beam_groups
+        last = sequences.last.view(-1, self.num_beams)
+        logits = stepper.step(last).view(*sequences.last.shape, -1)
+        candidates, penalties = self._candidates(state, logits)
+        step = self.group_search.advance(state.beam, candidates)
         assert step.beam_indices is not None
-        group.penalties = penalties(step.beam_indices, sequences.last)
-        return step, new_counts
+        live = live_candidates(candidates.tokens == self.eos, sequences.last.shape[1])
+        state.penalties = penalties.gather(1, live)
+        first = torch.arange(0, self.num_beams, live.shape[1], device=self.device)[:, None]
+        beam_indices = step.beam_indices.view(-1, num_groups, live.shape[1]) + first
+        finished = {}
+        for slot in {row // num_groups for row in step.finished}:
+            rows = range(slot * num_groups, (slot + 1) * num_groups)
+            if not sequences.active[rows.start : rows.stop].any():
+                finished[slot] = self._best(state, rows)
+        return SearchStep(beam_indices.flatten(1), finished)
 
-    def _best(self, hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
-        distinct = {hypothesis.token_ids: hypothesis for hypothesis in hypotheses}
-        return by_score(distinct.values())[
-            : self.nbest if self.config.coverage_penalty == 0 else None
-        ]
+    def _candidates(self, state: DiverseState, logits: Tensor) -> tuple[Candidates, Tensor]:
+        """Return the best continuations of each row, by logits (B * G, K / G, V).
+
+        Their order counts diversity penalties, their totals do not; the penalties are returned too.
+        """
+        num_groups, (_, size, vocab_size) = self.config.num_beam_groups, logits.shape
+        next_tokens = self.group_search.processor(logits, state.beam.sequences)
+        token_counts = torch.zeros((len(logits) // num_groups, vocab_size), device=self.device)
+        parts = []
+        for group in range(num_groups):
+            rows = slice(group, None, num_groups)
+            # Only penalized tokens can drop out of the best of a sequence.
+            offered = NextTokens(*(part[rows] for part in next_tokens)).topk((2 + group) * size)
+            tokens, scores, log_probs = offered  # (B, K / G, n)
+            counts = token_counts.gather(1, tokens.flatten(1)).view(tokens.shape)
+            penalties = state.penalties[rows, :, None] + self.config.diversity_penalty * counts
+            totals = (state.beam.totals[rows, :, None] + (scores - penalties)).flatten(1)
+            best, indices = totals.topk(min(2 * size, totals.shape[1]), dim=-1)
+            penalty, token, log_prob = (
+                part.flatten(1).gather(1, indices)
+                for part in (penalties, tokens, state.beam.log_probs[rows, :, None] + log_probs)
+            )
+            parts.append((best + penalty, log_prob, indices // tokens.shape[2], token, penalty))
+            is_active = state.beam.sequences.active[rows, None]
+            is_selected = (best[:, :size] > -math.inf) & is_active
+            token_counts.scatter_add_(1, token[:, :size], is_selected.float())
+        *columns, penalty = (
+            torch.stack(part, dim=1).flatten(0, 1) for part in zip(*parts, strict=True)
+        )
+        return Candidates(*columns), penalty
+
+    def _best(self, state: DiverseState, rows: Iterable[int]) -> list[Hypothesis]:
+        """Return the best hypotheses of the groups in some rows, which are done."""
+        # Of equal ones that of the group that was done last counts, which is the longest.
+        lengths = state.beam.sequences.lengths.tolist()
+        distinct = {
+            hypothesis.token_ids: hypothesis
+            for row in sorted(rows, key=lengths.__getitem__)
+            for hypothesis in state.beam.hypotheses[row].best()
+        }
+        best = by_score(distinct.values())
+        return best[: self.nbest] if self.config.coverage_penalty == 0 else best

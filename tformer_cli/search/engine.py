@@ -32,9 +32,8 @@ from tformer_cli.search.beam import BeamSearch
 from tformer_cli.search.constrained import ConstrainedBeamSearch
 from tformer_cli.search.continuous_batching import Search, decode_all
 from tformer_cli.search.diverse import DiverseBeamSearch
-from tformer_cli.search.greedy import GreedySearch
 from tformer_cli.search.request import EMPTY, Hypothesis, Request, SpecialTokens
-from tformer_cli.search.sample import SampleSearch
+from tformer_cli.search.sample import GreedySearch, SampleSearch
 from tformer_cli.search.scoring import ModelScorer, Scorer
 from tformer_cli.search.state import by_score
 from tformer_cli.search.stepper import ModelStepper

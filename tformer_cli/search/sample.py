@@ -1,14 +1,15 @@
-"""Sampling from the distribution of the model, with temperature, top-k and nucleus (top-p)."""
+"""Searches whose sequences do not compete: greedy search, and sampling."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tformer_cli.config.schema.decoding import SampleConfig
+from tformer_cli.config.schema.decoding import GreedyConfig, SampleConfig
 from tformer_cli.device import derive_seed
 from tformer_cli.search.continuous_batching import Search
 from tformer_cli.search.request import Hypothesis, Request
@@ -18,6 +19,40 @@ from tformer_cli.search.topk import log_softmax
 
 # A vocabulary has at most 2 ** MAX_DEPTH tokens.
 MAX_DEPTH = 20
+
+
+@dataclass(slots=True)
+class GreedyState(SearchState):
+    """State of a greedy search."""
+
+    sequences: Sequences
+    scores: Tensor  # (B, 1) sums of scores; NaN if they are not needed
+    log_probs: Tensor  # (B, 1) sums of log probabilities, or NaN
+
+
+class GreedySearch(Search[GreedyConfig, GreedyState]):
+    """The best token at each step; the score is the sum of the scores of the tokens.
+
+    Where scores are not needed, logits are not normalized.
+    """
+
+    def start(self, requests: Sequence[Request]) -> GreedyState:
+        shape, initial = (len(requests), 1), 0.0 if self.scored else math.nan
+        scores = torch.full(shape, initial, device=self.device)
+        return GreedyState(self.processor.start(requests, 1), scores, scores)
+
+    def step(self, state: GreedyState, stepper: Stepper) -> SearchStep:
+        sequences = state.sequences
+        if self.scored or self.processor.is_active(sequences):
+            next_tokens = self.processor(stepper.step(sequences.last), sequences)
+            tokens, scores, log_probs = (part[:, 0] for part in next_tokens.topk(1))
+            state.scores = state.scores + scores
+            state.log_probs = state.log_probs + log_probs
+        else:
+            suppress = partial(self.processor.suppress, sequences=sequences)
+            tokens = stepper.argmax(sequences.last, suppress)
+        sequences.append(tokens)
+        return finish(sequences, tokens[:, 0] == self.eos, state.scores, state.log_probs, self.eos)
 
 
 @dataclass(slots=True)
@@ -33,25 +68,21 @@ class SampleState(SearchState):
 class SampleSearch(Search[SampleConfig, SampleState]):
     """`nbest` independent samples of each sentence; their score is their log probability.
 
-    The samples of a sentence depend on the seed and its number alone, not on the batch.
+    The distribution is the model's, with temperature, top-k and nucleus (top-p). The samples of a
+    sentence depend on the seed and its number alone, not on the batch.
     """
 
     def start(self, requests: Sequence[Request]) -> SampleState:
         sequences = self.processor.start(requests, self.num_beams)
         log_probs = torch.zeros((len(requests), self.num_beams), device=self.device)
         finished = torch.zeros_like(log_probs, dtype=torch.bool)
-        noise = self._noise(requests, int(sequences.max_lengths.max()))
-        return SampleState(sequences, log_probs, finished, noise)
-
-    def _noise(self, requests: Sequence[Request], max_length: int) -> Tensor:
-        generator = torch.Generator()
-        noise = []
+        # Steps come first, so the noise of a step does not depend on the maximum length.
+        shape = (int(sequences.max_lengths.max()), self.num_beams, MAX_DEPTH)
+        generator, noise = torch.Generator(), []
         for request in requests:
             generator.manual_seed(derive_seed(self.config.seed, "sample", request.number))
-            # Steps come first, so the noise of a step does not depend on `max_length`.
-            shape = (max_length, self.num_beams, MAX_DEPTH)
             noise.append(torch.rand(shape, generator=generator))
-        return torch.stack(noise).to(self.device)
+        return SampleState(sequences, log_probs, finished, torch.stack(noise).to(self.device))
 
     def step(self, state: SampleState, stepper: Stepper) -> SearchStep:
         sequences = state.sequences
@@ -68,12 +99,8 @@ class SampleSearch(Search[SampleConfig, SampleState]):
         state.log_probs = torch.where(state.finished, state.log_probs, state.log_probs + new)
         sequences.append(tokens)
         state.finished = state.finished | (tokens == self.eos)
-        is_done = state.finished.all(dim=1) | (sequences.lengths == sequences.max_lengths)
-        finished = {}
-        for slot in (sequences.active & is_done).nonzero()[:, 0].tolist():
-            finished[slot] = self._hypotheses(state, slot)
-            sequences.active[slot] = False
-        return SearchStep(None, finished)
+        has_ended = state.finished.all(dim=1)
+        return finish(sequences, has_ended, state.log_probs, state.log_probs, self.eos)
 
     def _probabilities(self, scores: Tensor) -> Tensor:
         """Return the distributions (B, K, V) to sample from."""
@@ -94,14 +121,26 @@ class SampleSearch(Search[SampleConfig, SampleState]):
             probabilities = probabilities.masked_fill(is_out.scatter(-1, tokens, is_out), 0.0)
         return probabilities
 
-    def _hypotheses(self, state: SampleState, slot: int) -> list[Hypothesis]:
-        beams = torch.arange(self.num_beams, device=self.device)
-        token_ids = state.sequences.token_ids(torch.full_like(beams, slot), beams)
-        parts = (state.log_probs[slot].tolist(), state.finished[slot].tolist())
-        return by_score(
-            Hypothesis(ids[: ids.index(self.eos)] if has_eos else ids, log_prob, log_prob, has_eos)
-            for ids, log_prob, has_eos in zip(token_ids, *parts, strict=True)
-        )
+
+def finish(
+    sequences: Sequences, has_ended: Tensor, scores: Tensor, log_probs: Tensor, eos: int
+) -> SearchStep:
+    """Stop the slots that have ended (B,) or are at their limit, and return their hypotheses.
+
+    `scores` and `log_probs` are those of the sequences, (B, K).
+    """
+    is_done = sequences.active & (has_ended | (sequences.lengths == sequences.max_lengths))
+    slots, beams = is_done[:, None].expand_as(scores).nonzero(as_tuple=True)
+    finished: dict[int, list[Hypothesis]] = {slot: [] for slot in slots.tolist()}
+    if finished:
+        sequences.active[slots] = False
+        columns = (part[slots, beams].tolist() for part in (scores, log_probs))
+        token_ids = sequences.token_ids(slots, beams)
+        for slot, ids, score, log_prob in zip(slots.tolist(), token_ids, *columns, strict=True):
+            has_eos = eos in ids
+            ids = ids[: ids.index(eos)] if has_eos else ids
+            finished[slot].append(Hypothesis(ids, log_prob, score, has_eos))
+    return SearchStep(None, {slot: by_score(parts) for slot, parts in finished.items()})
 
 
 def sample_categorical(probabilities: Tensor, noise: Tensor) -> Tensor:

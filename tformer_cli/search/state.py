@@ -1,8 +1,8 @@
 """State of a search: tensors and lists with an item per slot."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
-from typing import Self
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -11,22 +11,20 @@ from torch.nn.functional import pad
 from tformer_cli.search.request import Hypothesis, Phrase, Request
 
 
-@dataclass(frozen=True, slots=True)
-class SearchStep:
+class SearchStep(NamedTuple):
     """Result of a step of a search."""
 
     # (B, K) backpointers: which sequence of its slot each one continues; None if all its own.
-    beam_indices: Tensor | None = None
+    beam_indices: Tensor | None
     # Hypotheses, best first, of each slot whose sentence is done.
-    finished: dict[int, list[Hypothesis]] = field(default_factory=dict)
+    finished: Mapping[int, list[Hypothesis]]
 
 
 @dataclass(slots=True)
 class SearchState:
     """State of B slots, which decode a sentence each.
 
-    A field is a tensor (B, ...), a list with an item per slot, a state of the slots, or a tuple of
-    states.
+    A field is a tensor (B, ...), a list with an item per slot, or another state.
     """
 
     def select(self, slots: Tensor) -> None:
@@ -38,8 +36,7 @@ class SearchState:
             elif isinstance(content, list):
                 content[:] = [content[slot] for slot in slots.tolist()]
             else:
-                for state in content if isinstance(content, tuple) else (content,):
-                    state.select(slots)
+                content.select(slots)
 
     def insert(self, slots: Tensor, new: Self) -> None:
         """Overwrite these slots (B',) with the B' slots of `new`."""
@@ -50,9 +47,6 @@ class SearchState:
             elif isinstance(content, list):
                 for slot, item in zip(slots.tolist(), new_content, strict=True):
                     content[slot] = item
-            elif isinstance(content, tuple):
-                for state, new_state in zip(content, new_content, strict=True):
-                    state.insert(slots, new_state)
             else:
                 content.insert(slots, new_content)
 

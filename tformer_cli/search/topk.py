@@ -19,14 +19,6 @@ LOG2_E = math.log2(math.e)
 MAX_LOG_SUM = 60.0
 
 
-class TopK(NamedTuple):
-    """The k best next tokens of each sequence, best first; each member is (B, K, k)."""
-
-    tokens: Tensor
-    scores: Tensor
-    log_probs: Tensor
-
-
 class NextTokens(NamedTuple):
     """All next tokens; it is cheaper to subtract `norms` from a few of them than from all."""
 
@@ -34,12 +26,15 @@ class NextTokens(NamedTuple):
     log_probs: Tensor  # (B, K, V) natural logarithms of the probabilities, plus `norms`
     norms: Tensor  # (B, K) to subtract from both
 
-    def topk(self, k: int) -> TopK:
-        """Return the `k` best tokens of each sequence, or all of a smaller vocabulary."""
+    def topk(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the `k` best tokens of each sequence, their scores and their log probabilities.
+
+        Each is (B, K, k), best first; a smaller vocabulary has fewer.
+        """
         values, tokens = topk_tokens(self.scores.flatten(0, 1), k)
         shape = (*self.scores.shape[:2], -1)
         tokens, norms = tokens.view(shape), self.norms[..., None]
-        return TopK(tokens, values.view(shape) - norms, self.log_probs.gather(-1, tokens) - norms)
+        return tokens, values.view(shape) - norms, self.log_probs.gather(-1, tokens) - norms
 
 
 def log_softmax(logits: Tensor) -> Tensor:
