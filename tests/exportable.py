@@ -1,5 +1,7 @@
 """Members of the family that CTranslate2 can be, with random weights, and what they translate."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from tformer_cli.config.schema.model import (
     YarnScaling,
 )
 from tformer_cli.config.schema.tokenizer import CharConfig
+from tformer_cli.export.check import CheckText, Comparison, check
+from tformer_cli.export.format import Format
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.trained_model import TrainedModel
@@ -93,3 +97,12 @@ def trained(model: Seq2Seq, tokenizers: Tokenizers, config: ModelConfig) -> Trai
     )
     whole = Config(data=data, model=config, decoding=BeamConfig(max_length=15))
     return TrainedModel(whole, tokenizers, model, step=120)
+
+
+@contextlib.contextmanager
+def exported(
+    model: TrainedModel, form: Format, folder: Path, text: CheckText, **options
+) -> Iterator[tuple[Path, list[Comparison]]]:
+    """Write a folder, and yield it with its comparisons once it has passed its check."""
+    with form.written(model, folder) as temporary:
+        yield temporary, check(model, form, temporary, text, **options)

@@ -144,9 +144,7 @@ def test_an_imported_run_goes_back_where_it_came_from(opus, run, tmp_path, tform
 def test_marian_has_no_rounded_numbers(run, tmp_path, tformer):
     result = tformer("export", run, tmp_path / "x", "--format", "marian", "--quantization", "int8")
     assert result.exit_code == 2
-    assert result.stderr == (
-        "--quantization: has no effect on --format marian; got int8; leave it out\n"
-    )
+    assert result.stderr == ("--quantization: must be float32 with --format marian; got int8\n")
 
 
 def test_a_mistake_is_one_line(tmp_path, tformer):

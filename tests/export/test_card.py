@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,13 +15,16 @@ from tformer_cli.storage.run_directory import RunDirectory
 
 CARD = Card(
     name="toy-en-de",
-    program="CTranslate2",
     license="unknown",
-    packages=["ctranslate2", "sentencepiece"],
-    example="print('Hallo')",
+    line="Hello",
     translation="Hallo",
     checks=["greedy search: 8 of 8 lines translated alike"],
-    versions={"ctranslate2": "4.8.5"},
+)
+FORM = SimpleNamespace(
+    program="CTranslate2",
+    packages=lambda trained: ["ctranslate2", "sentencepiece"],
+    example=lambda trained, line: f"print({line!r})",
+    versions=lambda: {"ctranslate2": "4.8.5"},
 )
 BLEU = SetScore("flickr", "BLEU", 38.1234, "nrefs:1|tok:13a", 1000)
 
@@ -37,7 +41,7 @@ def front_matter(page: str):
 
 
 def test_front_matter_is_what_model_hubs_read(model):
-    page = model_card(model, replace(CARD, license="cc-by-4.0"), [BLEU])
+    page = model_card(model, FORM, replace(CARD, license="cc-by-4.0"), [BLEU])
     assert front_matter(page) == {
         "language": ["en", "de"],
         "license": "cc-by-4.0",
@@ -60,12 +64,12 @@ def test_front_matter_is_what_model_hubs_read(model):
 
 
 def test_page_says_what_the_model_is_and_how_to_use_it(model):
-    page = model_card(model, CARD, [BLEU])
+    page = model_card(model, FORM, CARD, [BLEU])
     for part in (
         "\n# toy-en-de\n",
         f"a Transformer of {model.model.num_parameters():,} parameters after 120 steps",
         "`pip install ctranslate2 sentencepiece`",
-        "```python\nprint('Hallo')\n```",
+        "```python\nprint('Hello')\n```",
         "> Hallo",
         "Training has seen none of more than 256 tokens",
         "| flickr | BLEU | 38.12 | 1,000 | `nrefs:1|tok:13a` |",
@@ -81,14 +85,14 @@ def test_page_names_the_data_and_no_folder_of_this_machine(model):
     config = model.config
     training = replace(config.training, init_from=Path("/secret/runs/first"))
     with_ancestor = replace(config, training=training)
-    page = model_card(replace(model, config=with_ancestor), CARD, [])
+    page = model_card(replace(model, config=with_ancestor), FORM, CARD, [])
     assert "- `data.train.0`: `text.en`, `text.de`" in page
     assert "init_from: first" in page
     assert "secret" not in page
 
 
 def test_network_is_there_as_a_config_has_it(model):
-    page = model_card(model, CARD, [])
+    page = model_card(model, FORM, CARD, [])
     config = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
     assert config["model"]["dim"] == BASE.dim
     assert config["decoding"]["max_length"] == 15
@@ -96,13 +100,13 @@ def test_network_is_there_as_a_config_has_it(model):
 
 
 def test_without_scores_the_page_says_how_to_get_some(model):
-    page = model_card(model, CARD, [])
+    page = model_card(model, FORM, CARD, [])
     assert "None yet: `tformer eval` before the export puts them here." in page
     assert "model-index" not in front_matter(page)
 
 
 def test_an_empty_translation_is_quoted_too(model):
-    page = model_card(model, replace(CARD, translation=""), [])
+    page = model_card(model, FORM, replace(CARD, translation=""), [])
     assert "It prints:\n\n> \n" in page
 
 

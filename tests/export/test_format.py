@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from exportable import BASE, LINES, lively
+from exportable import BASE, LINES, exported, lively
 
 from tformer_cli.config.schema.model import LatentConfig, RotaryPositions
 from tformer_cli.errors import ConfigError, DataError, ExportError, StorageError, UsageError
-from tformer_cli.export.check import CheckText, check, exported
+from tformer_cli.export.check import CheckText, check
 from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.export.format import EXTRAS, package
 

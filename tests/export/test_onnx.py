@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from exportable import BASE, LINES, MEMBERS, ROTARY, lively
+from exportable import BASE, LINES, MEMBERS, ROTARY, exported, lively
 from family import translating
 from hypothesis import given
 
@@ -24,7 +24,7 @@ from tformer_cli.config.schema.model import (
 )
 from tformer_cli.errors import ExportError, UsageError
 from tformer_cli.export import onnx as onnx_format
-from tformer_cli.export.check import CheckText, check, exported
+from tformer_cli.export.check import CheckText, check
 from tformer_cli.export.onnx import OnnxFormat, SourceGraph, StepGraph, traceable
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from exportable import BASE, LINES, MEMBERS, char_tokenizers, lively, trained
+from exportable import BASE, LINES, MEMBERS, char_tokenizers, exported, lively, trained
 from family import translating
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ from tformer_cli.config.schema.model import (
 )
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import CheckpointError, ConfigError, ExportError, TformerError
-from tformer_cli.export.check import CheckText, check, exported
+from tformer_cli.export.check import CheckText, check
 from tformer_cli.export.format import BEAM_SIZE
 from tformer_cli.export.plain import PlainFormat, portable_config, read_plain_folder
 from tformer_cli.model.build import build_model

@@ -1,10 +1,7 @@
-"""Model cards and code examples: what a model is, how good it is, and how to use it."""
+"""Model cards: what a model is, how good it is, and how to use it."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from string import Template
 from typing import Any
 
 import torch
@@ -13,107 +10,24 @@ import yaml
 from tformer_cli import __version__
 from tformer_cli.config.load import as_plain
 from tformer_cli.errors import CheckpointError
+from tformer_cli.export.format import Format, filled
 from tformer_cli.storage.atomic import read_json
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel
-from tformer_cli.text.subword import MarianTokenizer
-from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 
 CARD_FILE = "README.md"
 UNKNOWN_LICENSE = "unknown"
-TEMPLATES = Path(__file__).with_name("templates")
-
-# Packages that tokenize in a code example, by tokenizer kind.
-TOKENIZER_PACKAGES = {
-    "subword": ["sentencepiece"],
-    "marian": ["sentencepiece"],
-    "word": ["torchtext==0.6.0"],
-    "char": [],
-}
-
-
-def filled(template: str, **values: object) -> str:
-    """Return a template of this folder with its values."""
-    return Template((TEMPLATES / template).read_text(encoding="utf-8")).substitute(values)
-
-
-def sentencepiece_models(tokenizers: Tokenizers) -> dict[str, bytes]:
-    """Return the sentencepiece models of both sides by file name without suffix."""
-    source, target = tokenizers.source, tokenizers.target
-    if isinstance(source, MarianTokenizer) and isinstance(target, MarianTokenizer):
-        return {"source": source.model, "target": target.model}
-    if source.kind != "subword":
-        return {}
-    if tokenizers.shared:
-        return {"shared": source.content}
-    return {"source": source.content, "target": target.content}
-
-
-def write_sentencepiece_models(tokenizers: Tokenizers, folder: Path) -> None:
-    """Write the sentencepiece models that `token_code` loads."""
-    for name, content in sentencepiece_models(tokenizers).items():
-        (folder / f"{name}.model").write_bytes(content)
-
-
-def token_code(
-    tokenizers: Tokenizers, line: str, *, modules: Sequence[str], target_tokens: str
-) -> dict[str, str]:
-    """Return the Python code that a template needs to tokenize and detokenize.
-
-    These are modules to import, statements that load models, and expressions for the tokens of a
-    line and for the text of `target_tokens`.
-    """
-    source, models = tokenizers.source, list(sentencepiece_models(tokenizers))
-    imports = [*modules, *(["sentencepiece"] if models else [])]
-    if source.normalizer.nfkc:
-        imports.append("unicodedata")
-    loads = [
-        f'{name} = sentencepiece.SentencePieceProcessor(model_file="{name}.model")\n'
-        for name in models
-    ]
-    if source.kind == "word":
-        loads = ["from torchtext.data.utils import get_tokenizer\n"]
-    match tokenizers.target.kind:
-        case "char":
-            text = f'"".join({target_tokens})'
-        case "word":
-            text = f'" ".join({target_tokens})'
-        case _:
-            text = f"{models[-1]}.decode({target_tokens})"
-    tokens = _source_tokens_code(source, line, models)
-    return {"modules": ", ".join(imports), "models": "".join(loads), "tokens": tokens, "text": text}
-
-
-def _source_tokens_code(source: Tokenizer, line: str, models: Sequence[str]) -> str:
-    # Marian's target language code is one token, which sentencepiece does not know.
-    code = re.match(">>.*?<<", line) if source.kind == "marian" else None
-    text = repr(line[code.end() :] if code else line)
-    if source.normalizer.nfkc:
-        text = f'unicodedata.normalize("NFKC", {text})'
-    if source.normalizer.lowercase:
-        text = f"{text}.lower()"
-    match source.kind:
-        case "char":
-            return f"list({text})"
-        case "word":
-            return f'get_tokenizer("basic_english")({text})'
-        case _:
-            pieces = f"{models[0]}.encode({text}, out_type=str)"
-            return f"[{code[0]!r}, *{pieces}]" if code else pieces
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a card says beyond the model itself."""
+    """What a card says beyond the model and its format."""
 
     name: str
-    program: str
     license: str  # SPDX identifier
-    packages: Sequence[str]  # that the example needs
-    example: str  # Python code
-    translation: str  # that the example prints
+    line: str  # that the code example translates
+    translation: str  # that it prints
     checks: Sequence[str]
-    versions: Mapping[str, str]  # of packages that wrote the files
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +42,7 @@ class SetScore:
 
 
 def known_scores(run: RunDirectory) -> list[SetScore]:
-    """Return the scores that `tformer eval` left in a run, without those of ensembles.
-
-    Raises:
-        CheckpointError: a file is damaged.
-    """
+    """Return the scores that `tformer eval` left in a run, without those of ensembles."""
     scores: list[SetScore] = []
     for file in sorted(run.eval.glob("*.json")):
         try:
@@ -149,31 +59,29 @@ def known_scores(run: RunDirectory) -> list[SetScore]:
     return scores
 
 
-def model_card(trained: TrainedModel, card: Card, scores: Sequence[SetScore]) -> str:
+def model_card(trained: TrainedModel, form: Format, card: Card, scores: Sequence[SetScore]) -> str:
     """Return the card: Markdown after the YAML front matter that model hubs read."""
     config = trained.config
-    versions = {"tformer": __version__, "torch": torch.__version__, **card.versions}
-    texts = config.data.texts().items()
+    versions = {"tformer": __version__, "torch": torch.__version__, **form.versions()}
+    matter = _front_matter(trained, form, card, scores)
     return filled(
         "card.md",
-        front_matter=yaml.safe_dump(
-            _front_matter(trained, card, scores), sort_keys=False, allow_unicode=True
-        ),
+        front_matter=yaml.safe_dump(matter, sort_keys=False, allow_unicode=True),
         name=card.name,
         source=config.data.source_language,
         target=config.data.target_language,
         num_parameters=f"{trained.model.num_parameters():,}",
         steps=f"{trained.step:,}",
-        program=card.program,
-        packages=" ".join(card.packages),
-        example=card.example.rstrip("\n"),
+        program=form.program,
+        packages=" ".join(form.packages(trained)),
+        example=form.example(trained, card.line).rstrip("\n"),
         translation="\n".join(f"> {line}" for line in card.translation.splitlines() or [""]),
         max_length=f"{config.data.filters.max_length:,}",
         scores=_score_table(scores),
         checks="\n".join(f"- {check}" for check in card.checks),
         data="\n".join(
             f"- `data.{key}`: " + ", ".join(f"`{file.name}`" for file in text.files.values())
-            for key, text in texts
+            for key, text in config.data.texts().items()
         ),
         config=_config_yaml(trained),
         versions="\n".join(f"- {name} {version}" for name, version in versions.items()),
@@ -183,8 +91,17 @@ def model_card(trained: TrainedModel, card: Card, scores: Sequence[SetScore]) ->
     )
 
 
-def _front_matter(trained: TrainedModel, card: Card, scores: Sequence[SetScore]) -> dict[str, Any]:
-    data, library = trained.config.data, card.program.lower()
+def _front_matter(
+    trained: TrainedModel, form: Format, card: Card, scores: Sequence[SetScore]
+) -> dict[str, Any]:
+    data, library = trained.config.data, form.program.lower()
+    matter: dict[str, Any] = {
+        "language": list(dict.fromkeys([data.source_language, data.target_language])),
+        "license": card.license,
+        "library_name": library,
+        "pipeline_tag": "translation",
+        "tags": list(dict.fromkeys(["translation", library, "tformer"])),
+    }
     results = [
         {
             "task": {"type": "translation"},
@@ -197,13 +114,6 @@ def _front_matter(trained: TrainedModel, card: Card, scores: Sequence[SetScore])
         }
         for name in dict.fromkeys(score.test_set for score in scores)
     ]
-    matter: dict[str, Any] = {
-        "language": list(dict.fromkeys([data.source_language, data.target_language])),
-        "license": card.license,
-        "library_name": library,
-        "pipeline_tag": "translation",
-        "tags": list(dict.fromkeys(["translation", library, "tformer"])),
-    }
     if results:
         matter["model-index"] = [{"name": card.name, "results": results}]
     return matter
@@ -217,8 +127,7 @@ def _score_table(scores: Sequence[SetScore]) -> str:
         f"| `{score.signature}` |"
         for score in scores
     ]
-    head = "| Test set | Metric | Score | Sentences | sacrebleu signature |\n|---|---|---|---|---|"
-    return "\n".join([head, *rows]) + "\n\nComputed with tformer's own translations."
+    return filled("scores.md", rows="\n".join(rows)).rstrip("\n")
 
 
 def _config_yaml(trained: TrainedModel) -> str:

@@ -1,26 +1,24 @@
 """Compare the translations of an exported model with the model's own, on real lines."""
 
-import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.errors import DataError, ExportError
-from tformer_cli.export.format import Format
-from tformer_cli.search.engine import Engine, NativeEngine
+from tformer_cli.export.format import Format, native_engine
+from tformer_cli.search.engine import Engine
 from tformer_cli.search.request import Hypothesis, Request
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import with_eos
-from tformer_cli.translate.preprocess import special_tokens
 
 # Largest difference of two scores, in log probability per token.
 TOLERANCE = 1e-4
+
+OnDone = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +62,12 @@ class CheckText:
     def of(
         cls, lines: Sequence[str], tokenizers: Tokenizers, *, name: str, max_length: int
     ) -> "CheckText":
-        """Encode the lines of 1 to `max_length` tokens.
-
-        Raises:
-            DataError: there are none.
-        """
+        """Encode the lines of 1 to `max_length` tokens; raise DataError if there are none."""
         encoded = [tokenizers.source.encode(line) for line in lines]
         indices = [index for index, ids in enumerate(encoded) if 0 < len(ids) <= max_length]
         if not indices:
-            raise DataError(
-                name,
-                f"has no line of 1 to {max_length:,} tokens to check the export by",
-                remedy="give another text",
-            )
+            what = f"has no line of 1 to {max_length:,} tokens to check the export by"
+            raise DataError(name, what, remedy="give another text")
         return cls(
             name,
             tuple(lines[index] for index in indices),
@@ -85,36 +76,20 @@ class CheckText:
         )
 
 
-@contextlib.contextmanager
-def exported(
-    trained: TrainedModel,
-    form: Format,
-    folder: Path,
-    text: CheckText,
-    *,
-    on_done: Callable[[int], object] = lambda count: None,
-) -> Iterator[tuple[Path, list[Comparison]]]:
-    """Write a new folder atomically, and yield it with its comparisons once it passed its check."""
-    with form.written(trained, folder) as temporary:
-        yield temporary, check(trained, form, temporary, text, on_done=on_done)
-
-
 def check(
     trained: TrainedModel,
     form: Format,
     folder: Path,
     text: CheckText,
     *,
-    on_done: Callable[[int], object] = lambda count: None,
+    on_done: OnDone = lambda count: None,
 ) -> list[Comparison]:
     """Compare the translations of a written folder with the model's own, by each search.
 
     Raises:
         ExportError: they differ although the format is exact.
     """
-    tokens = special_tokens(trained.tokenizers.target, trained.config.model)
-    ours = NativeEngine(trained.model, tokens, device=torch.device("cpu"))
-    theirs = form.engine(trained, folder)
+    ours, theirs = native_engine(trained), form.engine(trained, folder)
     requests = [Request(source) for source in text.sources]
     comparisons = []
     for search in form.searches(trained.config.decoding.max_length):
@@ -131,7 +106,7 @@ def compare(
     requests: Sequence[Request],
     search: DecodingConfig,
     *,
-    on_done: Callable[[int], object] = lambda count: None,
+    on_done: OnDone = lambda count: None,
 ) -> Comparison:
     """Compare two engines by greedy search, or by all hypotheses of a beam search."""
     nbest = search.beam_size if isinstance(search, BeamConfig) else 1
@@ -149,7 +124,7 @@ def compare(
                 differing_lines.add(line)
                 is_tie = _is_tie(difference, ours, theirs, requests[line], search)
                 (ties if is_tie else differences).append(difference)
-            elif abs(score(pair[0]) - score(pair[1])) > TOLERANCE:
+            elif abs(_score(pair[0]) - _score(pair[1])) > TOLERANCE:
                 differences.append(difference)
     return Comparison(
         search,
@@ -168,9 +143,14 @@ def _have_equal_tokens(ours: Hypothesis | None, theirs: Hypothesis | None) -> bo
     return (ours.token_ids, ours.finished) == (theirs.token_ids, theirs.finished)
 
 
-def score(hypothesis: Hypothesis) -> float:
-    """Return the log probability per token, EOS included."""
-    return hypothesis.log_prob / max(1, len(hypothesis.token_ids) + hypothesis.finished)
+def _length(hypothesis: Hypothesis) -> int:
+    """Return the number of tokens, EOS included."""
+    return len(hypothesis.token_ids) + hypothesis.finished
+
+
+def _score(hypothesis: Hypothesis) -> float:
+    """Return the log probability per token."""
+    return hypothesis.log_prob / max(1, _length(hypothesis))
 
 
 def _is_tie(
@@ -184,9 +164,11 @@ def _is_tie(
     if pair.ours is None or pair.theirs is None:
         return False
     both = pair.ours, pair.theirs
-    lengths = [len(hypothesis.token_ids) + hypothesis.finished for hypothesis in both]
+    lengths = [_length(hypothesis) for hypothesis in both]
     if isinstance(search, GreedyConfig):
-        lengths = [_common_prefix_length(*both) + 1] * 2
+        tokens = zip(pair.ours.token_ids, pair.theirs.token_ids, strict=False)
+        common = itertools.takewhile(lambda ids: ids[0] == ids[1], tokens)
+        lengths = [sum(1 for _ in common) + 1] * 2
     pairs = [(request.source, hypothesis.token_ids) for hypothesis in both]
     scores = [
         math.fsum(log_probs[:length]) / length
@@ -196,18 +178,13 @@ def _is_tie(
     return max(scores) - min(scores) <= TOLERANCE
 
 
-def _common_prefix_length(ours: Hypothesis, theirs: Hypothesis) -> int:
-    pairs = zip(ours.token_ids, theirs.token_ids, strict=False)
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
 def _export_error(
     program: str, tokenizers: Tokenizers, text: CheckText, differences: Sequence[Difference]
 ) -> ExportError:
     def described(hypothesis: Hypothesis | None) -> str:
         if hypothesis is None:
             return "none"
-        return f"{tokenizers.target.decode(hypothesis.token_ids)!r} ({score(hypothesis):.5f})"
+        return f"{tokenizers.target.decode(hypothesis.token_ids)!r} ({_score(hypothesis):.5f})"
 
     first = differences[0]
     rank = "the best" if first.rank == 0 else f"number {first.rank + 1}"

@@ -8,9 +8,9 @@ penalty it needs `max_batch_size=1` too, since it counts padding as source token
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import torch
@@ -29,14 +29,17 @@ from tformer_cli.config.schema.model import (
     YarnScaling,
 )
 from tformer_cli.errors import Problem
-from tformer_cli.export.card import (
+from tformer_cli.export.ctranslate2_engine import CTranslate2Engine
+from tformer_cli.export.format import (
+    BEAM_SIZE,
     TOKENIZER_PACKAGES,
+    Format,
+    Quantization,
     filled,
+    package,
     token_code,
     write_sentencepiece_models,
 )
-from tformer_cli.export.ctranslate2_engine import CTranslate2Engine
-from tformer_cli.export.format import BEAM_SIZE, Format, package
 from tformer_cli.model.blocks.attention import Attention
 from tformer_cli.model.blocks.bias import DistanceBias
 from tformer_cli.model.blocks.feedforward import FeedForward, GatedFeedForward
@@ -48,8 +51,6 @@ from tformer_cli.storage.lock import exclusive_lock
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SPECIAL_TOKENS, UNK_ID
-
-Quantization = Literal["int8", "int8_float32", "float16", "bfloat16", "float32"]
 
 # Logit bias of suppressed tokens: probability 0, and finite in half precision.
 SUPPRESSED = -6e4
@@ -69,12 +70,12 @@ ACTIVATIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class CTranslate2Format(Format):
     """A folder that CTranslate2 loads, with the sentencepiece models of its tokens."""
 
     program: ClassVar = "CTranslate2"
-    quantization: Quantization = "float32"
+    quantizations: ClassVar = get_args(Quantization)
+    extra: ClassVar = "ctranslate2"
 
     def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
         return unsupported(trained.config.model, self.quantization)
@@ -126,9 +127,6 @@ class CTranslate2Format(Format):
 
     def packages(self, trained: TrainedModel) -> list[str]:
         return ["ctranslate2", *TOKENIZER_PACKAGES[trained.tokenizers.source.kind]]
-
-    def versions(self) -> dict[str, str]:
-        return {"ctranslate2": package("ctranslate2", "ctranslate2").__version__}
 
 
 def cached_engine(

@@ -1,32 +1,55 @@
-"""What every export format provides: write a folder, and run it to prove that it is right."""
+"""What every export format provides: write a folder, run it as a check, and show how to use it."""
 
 import contextlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from string import Template
+from typing import Any, ClassVar, Literal
+
+import torch
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.errors import ConfigError, Problem, UsageError
-from tformer_cli.search.engine import Engine
+from tformer_cli.search.engine import Engine, NativeEngine
 from tformer_cli.storage.atomic import new_directory
 from tformer_cli.storage.trained_model import TrainedModel
+from tformer_cli.text.subword import MarianTokenizer
+from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.translate.preprocess import special_tokens
+
+TEMPLATES = Path(__file__).with_name("templates")
+
+Quantization = Literal["int8", "int8_float32", "float16", "bfloat16", "float32"]
 
 BEAM_SIZE = 5
 # The oldest version of each package that will do, by extra of pyproject.toml.
 EXTRAS = {
     "ctranslate2": {"ctranslate2": (4, 8)},
-    "onnx": {"torch": (2, 7), "onnx": (1, 17), "onnxruntime": (1, 20), "onnxscript": (0, 3)},
+    # torch and onnxscript write the graphs, onnxruntime runs them.
+    "onnx": {"torch": (2, 7), "onnx": (1, 17), "onnxscript": (0, 3), "onnxruntime": (1, 20)},
+}
+# Packages that tokenize in a code example, by tokenizer kind.
+TOKENIZER_PACKAGES = {
+    "subword": ["sentencepiece"],
+    "marian": ["sentencepiece"],
+    "word": ["torchtext==0.6.0"],
+    "char": [],
 }
 
 
+@dataclass(frozen=True)
 class Format(ABC):
-    """A format that another program runs."""
+    """A format that another program runs, with a number format of its matrices."""
 
     program: ClassVar[str]
-    quantization: str = "float32"
+    quantizations: ClassVar[tuple[Quantization, ...]] = ("float32",)
+    extra: ClassVar[str] = ""  # of pyproject.toml, with the packages that write the folder
+
+    quantization: Quantization = "float32"
 
     @property
     def is_exact(self) -> bool:
@@ -59,8 +82,8 @@ class Format(ABC):
         """Return the packages that the example needs, as arguments of pip."""
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of the packages that wrote the folder, besides torch."""
-        return {}
+        """Return the versions of the packages that write the folder, besides torch."""
+        return {name: package(name, self.extra).__version__ for name in EXTRAS.get(self.extra, {})}
 
     @contextlib.contextmanager
     def written(self, trained: TrainedModel, folder: Path) -> Iterator[Path]:
@@ -81,12 +104,14 @@ class Format(ABC):
             pass
 
 
-def package(name: str, extra: str) -> Any:
-    """Return the module of an optional package.
+def native_engine(trained: TrainedModel) -> NativeEngine:
+    """Return our own engine of a model, on the CPU."""
+    tokens = special_tokens(trained.tokenizers.target, trained.config.model)
+    return NativeEngine(trained.model, tokens, device=torch.device("cpu"))
 
-    Raises:
-        UsageError: it is not installed, or too old.
-    """
+
+def package(name: str, extra: str) -> Any:
+    """Return the module of an optional package; refuse a missing or too old one."""
     try:
         module = import_module(name)
     except ImportError:
@@ -102,3 +127,62 @@ def package(name: str, extra: str) -> Any:
             remedy=f"pip install --upgrade 'tformer[{extra}]'",
         )
     return module
+
+
+def filled(template: str, **values: object) -> str:
+    """Return a template of this room with its values."""
+    return Template((TEMPLATES / template).read_text(encoding="utf-8")).substitute(values)
+
+
+def sentencepiece_models(tokenizers: Tokenizers) -> dict[str, bytes]:
+    """Return the sentencepiece models of both sides by file name without suffix."""
+    source, target = tokenizers.source, tokenizers.target
+    if isinstance(source, MarianTokenizer) and isinstance(target, MarianTokenizer):
+        return {"source": source.model, "target": target.model}
+    if source.kind != "subword":
+        return {}
+    if tokenizers.shared:
+        return {"shared": source.content}
+    return {"source": source.content, "target": target.content}
+
+
+def write_sentencepiece_models(tokenizers: Tokenizers, folder: Path) -> None:
+    """Write the sentencepiece models that `token_code` loads."""
+    for name, content in sentencepiece_models(tokenizers).items():
+        (folder / f"{name}.model").write_bytes(content)
+
+
+def token_code(
+    tokenizers: Tokenizers, line: str, *, modules: Sequence[str], target_tokens: str
+) -> dict[str, str]:
+    """Return the Python code that a template needs to tokenize and detokenize.
+
+    These are modules to import, statements that load models, and expressions for the tokens of a
+    line and for the text of `target_tokens`.
+    """
+    source, names = tokenizers.source, list(sentencepiece_models(tokenizers))
+    # Marian's target language code is one token, which sentencepiece does not know.
+    code = re.match(">>.*?<<", line) if source.kind == "marian" else None
+    line_code = repr(line[code.end() :] if code else line)
+    if source.normalizer.nfkc:
+        line_code = f'unicodedata.normalize("NFKC", {line_code})'
+    if source.normalizer.lowercase:
+        line_code = f"{line_code}.lower()"
+    models = ""
+    if source.kind == "char":
+        tokens, text = f"list({line_code})", f'"".join({target_tokens})'
+    elif source.kind == "word":
+        models = "from torchtext.data.utils import get_tokenizer\n"
+        tokens = f'get_tokenizer("basic_english")({line_code})'
+        text = f'" ".join({target_tokens})'
+    else:
+        for name in names:
+            models += f'{name} = sentencepiece.SentencePieceProcessor(model_file="{name}.model")\n'
+        tokens = f"{names[0]}.encode({line_code}, out_type=str)"
+        if code:
+            tokens = f"[{code[0]!r}, *{tokens}]"
+        text = f"{names[-1]}.decode({target_tokens})"
+    imports = [*modules, *(["sentencepiece"] if names else [])]
+    if source.normalizer.nfkc:
+        imports.append("unicodedata")
+    return {"modules": ", ".join(imports), "models": models, "tokens": tokens, "text": text}

@@ -19,8 +19,7 @@ from tformer_cli.config.schema.decoding import DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import MarianConfig
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
-from tformer_cli.export.card import filled
-from tformer_cli.export.format import Format
+from tformer_cli.export.format import Format, filled, native_engine
 from tformer_cli.export.imported_folder import (
     RESTORE,
     check_weights,
@@ -65,7 +64,6 @@ from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import MarianTokenizer, marian_file
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import NUM_SPECIAL
-from tformer_cli.translate.preprocess import special_tokens
 
 PICKLE_FILE = "pytorch_model.bin"
 VOCABULARY_FILE, TARGET_VOCABULARY_FILE = "vocab.json", "target_vocab.json"
@@ -104,9 +102,7 @@ class MarianFormat(Format):
             (folder / name).write_bytes(content)
 
     def engine(self, trained: TrainedModel, folder: Path) -> NativeEngine:
-        written = read_marian(folder)
-        tokens = special_tokens(written.tokenizers.target, written.config.model)
-        return NativeEngine(written.model, tokens, device=torch.device("cpu"))
+        return native_engine(read_marian(folder))
 
     def searches(self, max_length: int) -> list[DecodingConfig]:
         return [GreedyConfig(max_length=max_length)]

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.errors import UsageError
-from tformer_cli.export.card import (
+from tformer_cli.export.format import (
     TOKENIZER_PACKAGES,
+    Format,
     filled,
     token_code,
     write_sentencepiece_models,
 )
-from tformer_cli.export.format import Format, package
 from tformer_cli.export.onnx_engine import SOURCE_FILE, STEP_FILE, OnnxEngine
 from tformer_cli.model.blocks.attention import (
     KeyValue,
@@ -42,8 +42,6 @@ from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID, UNK_ID
 from tformer_cli.translate.preprocess import special_tokens
 
-# torch and onnxscript write the graphs, onnxruntime runs them.
-PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime")
 # Larger weights stand in a file beside the graph: protobuf holds no more.
 MAX_BYTES = 1 << 31
 # Sizes of the example inputs that torch traces; 0 and 1 would be taken for constants.
@@ -54,10 +52,10 @@ class OnnxFormat(Format):
     """Two graphs, both vocabularies, and the sentencepiece models of their tokens."""
 
     program: ClassVar = "onnxruntime"
+    extra: ClassVar = "onnx"
 
     def write(self, trained: TrainedModel, folder: Path) -> None:
-        for name in PACKAGES:
-            package(name, "onnx")
+        self.versions()  # Refuses missing packages before anything is traced.
         _write_graphs(trained, folder)
         write_sentencepiece_models(trained.tokenizers, folder)
         for name, tokens in _vocabularies(trained.tokenizers).items():
@@ -89,9 +87,6 @@ class OnnxFormat(Format):
 
     def packages(self, trained: TrainedModel) -> list[str]:
         return ["numpy", "onnxruntime", *TOKENIZER_PACKAGES[trained.tokenizers.source.kind]]
-
-    def versions(self) -> dict[str, str]:
-        return {name: package(name, "onnx").__version__ for name in PACKAGES}
 
 
 def _vocabularies(tokenizers: Tokenizers) -> dict[str, list[str]]:

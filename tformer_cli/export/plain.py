@@ -5,9 +5,9 @@ ties it to the others; config.yaml, with text files by name instead of path; and
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import safetensors
 import torch
@@ -17,8 +17,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import Text
 from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.errors import CheckpointError, Problem
-from tformer_cli.export.card import filled
-from tformer_cli.export.format import BEAM_SIZE, Format
+from tformer_cli.export.format import BEAM_SIZE, Format, filled, native_engine
 from tformer_cli.export.imported_folder import (
     check_weights,
     fill,
@@ -40,20 +39,17 @@ from tformer_cli.storage.trained_model import (
     noted_sentences,
 )
 from tformer_cli.text.tokenizer import load_tokenizers
-from tformer_cli.translate.preprocess import special_tokens
 
-Quantization = Literal["float16", "bfloat16", "float32"]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 _Text = TypeVar("_Text", bound=Text)
 
 
-@dataclass(frozen=True, slots=True)
 class PlainFormat(Format):
     """A plain folder; weights may be stored in half precision, and are computed in float32."""
 
     program: ClassVar = "tformer"
-    quantization: Quantization = "float32"
+    quantizations: ClassVar = ("float16", "bfloat16", "float32")
 
     def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
         for name, weight in trained.model.named_parameters():
@@ -79,9 +75,7 @@ class PlainFormat(Format):
         trained.tokenizers.save(run.tokenizer)
 
     def engine(self, trained: TrainedModel, folder: Path) -> NativeEngine:
-        written = read_plain_folder(folder)
-        tokens = special_tokens(written.tokenizers.target, written.config.model)
-        return NativeEngine(written.model, tokens, device=torch.device("cpu"))
+        return native_engine(read_plain_folder(folder))
 
     def example(self, trained: TrainedModel, line: str) -> str:
         max_length = trained.config.decoding.max_length

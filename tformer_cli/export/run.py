@@ -1,7 +1,7 @@
 """Export the model of a run, checked and with a model card; import a model as a run."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -15,9 +15,9 @@ from tformer_cli.corpus.reader import read_lines, read_pairs
 from tformer_cli.errors import CheckpointError, DataError, UsageError
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.export.card import CARD_FILE, UNKNOWN_LICENSE, Card, known_scores, model_card
-from tformer_cli.export.check import CheckText, Comparison, exported
+from tformer_cli.export.check import CheckText, Comparison, check
 from tformer_cli.export.ctranslate2 import CTranslate2Format
-from tformer_cli.export.format import Format
+from tformer_cli.export.format import Format, Quantization
 from tformer_cli.export.marian import MarianFormat, read_marian
 from tformer_cli.export.marian_settings import SETTINGS_FILE
 from tformer_cli.export.onnx import OnnxFormat
@@ -29,7 +29,12 @@ from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model, model_settings
 
 FormatName = Literal["ctranslate2", "marian", "onnx", "safetensors"]
-Quantization = Literal["int8", "int8_float32", "float16", "bfloat16", "float32"]
+FORMATS: dict[FormatName, type[Format]] = {
+    "ctranslate2": CTranslate2Format,
+    "marian": MarianFormat,
+    "onnx": OnnxFormat,
+    "safetensors": PlainFormat,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,63 +95,46 @@ def export_run(
         on_done: called with numbers of lines done, by each program and search.
 
     Raises:
-        ConfigError: all config keys that the format cannot represent.
-        UsageError: the format has no such quantization, a package is not installed, or the folder
-            exists.
-        CheckpointError: the run is damaged, or does not translate.
-        DataError: the text cannot be read.
-        ExportError: translations differ.
+        TformerError: the run does not translate; the format cannot represent it; translations
+            differ; a package, the text or the folder is not as it must be.
     """
     trained = load_trained_model(run, checkpoint)
     form = build_format(format, quantization)
     text = _check_text(trained, check_file, check_lines)
     references = _references(trained, text) if check_file is None and not form.is_exact else None
     scores = known_scores(run)
-    decode = trained.tokenizers.target.decode
-    with exported(trained, form, folder, text, on_done=on_done) as (temporary, comparisons):
+    with form.written(trained, folder) as temporary:
+        comparisons = check(trained, form, temporary, text, on_done=on_done)
         checks = tuple(_check(trained, comparison, references) for comparison in comparisons)
         card = Card(
             name=folder.resolve().name,
-            program=form.program,
             license=license,
-            packages=form.packages(trained),
-            example=form.example(trained, text.lines[0]),
-            translation=decode(comparisons[-1].theirs[0].token_ids),
+            line=text.lines[0],
+            translation=trained.tokenizers.target.decode(comparisons[-1].theirs[0].token_ids),
             checks=[str(result) for result in checks],
-            versions=form.versions(),
         )
-        write_text(temporary / CARD_FILE, model_card(trained, card, scores))
-    ties = [tie for one in comparisons if form.is_exact for tie in _ties(trained, text, one)]
+        write_text(temporary / CARD_FILE, model_card(trained, form, card, scores))
+    ties = [tie for part in comparisons if form.is_exact for tie in _ties(trained, text, part)]
     return Export(form.program, folder / CARD_FILE, checks, tuple(ties))
 
 
 def build_format(name: FormatName, quantization: Quantization) -> Format:
-    """Return a format with a number format.
-
-    Raises:
-        UsageError: the format has no such number format.
-    """
-    if name == "ctranslate2":
-        return CTranslate2Format(quantization)
-    if name == "safetensors":
-        if quantization == "int8" or quantization == "int8_float32":
-            what = 'must be float16, bfloat16 or float32 with `format="safetensors"`'
-            raise UsageError("`quantization`", what, got=quantization)
-        return PlainFormat(quantization)
-    if quantization != "float32":
-        what = f'has no effect on `format="{name}"`'
-        raise UsageError("`quantization`", what, got=quantization, remedy="leave it out")
-    return MarianFormat() if name == "marian" else OnnxFormat()
+    """Return a format with a number format, and refuse one that it does not have."""
+    form = FORMATS[name]
+    if quantization not in form.quantizations:
+        *others, last = form.quantizations
+        choices = f"{', '.join(others)} or {last}" if others else last
+        raise UsageError(
+            "`quantization`", f'must be {choices} with `format="{name}"`', got=quantization
+        )
+    return form(quantization)
 
 
 def _check_text(trained: TrainedModel, file: Path | None, num_lines: int) -> CheckText:
     source = _valid(trained).source if file is None else file
     if file is None and not source.exists():
-        what, remedy = (
-            "does not exist, so the export cannot be checked",
-            "name a text by `check_file`",
-        )
-        raise DataError(str(source), what, remedy=remedy)
+        what = "does not exist, so the export cannot be checked"
+        raise DataError(str(source), what, remedy="name a text by `check_file`")
     return CheckText.of(
         list(itertools.islice(read_lines(source), num_lines)),
         trained.tokenizers,
@@ -169,9 +157,7 @@ def _valid(trained: TrainedModel) -> ParallelText:
     return valid
 
 
-def _check(
-    trained: TrainedModel, comparison: Comparison, references: Sequence[str] | None
-) -> Check:
+def _check(trained: TrainedModel, comparison: Comparison, references: list[str] | None) -> Check:
     search, config = comparison.search, trained.config
     bleu = our_bleu = None
     if references is not None:
@@ -181,11 +167,10 @@ def _check(
             metric.score([decode(best.token_ids) for best in translations], references).score
             for translations in (comparison.theirs, comparison.ours)
         )
-    name = "greedy search"
-    if isinstance(search, BeamConfig):
-        name = f"beam search of {search.beam_size}"
     return Check(
-        search=name,
+        search=f"beam search of {search.beam_size}"
+        if isinstance(search, BeamConfig)
+        else "greedy search",
         num_lines=comparison.num_lines,
         num_best_equal=comparison.num_best_equal,
         num_equal=comparison.num_equal,
@@ -222,10 +207,8 @@ def import_run(
         target_language: an ISO code; None for what the folder says.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or holds something else.
-        ConfigError: all that differs from any model of ours.
-        UsageError: the run folder exists.
-        StorageError: the run folder cannot be written.
+        TformerError: the folder holds no model of ours, or the run folder exists or cannot be
+            written.
     """
     check_absent(run.path)
     trained = read_model(folder, source_language=source_language, target_language=target_language)

@@ -42,7 +42,7 @@ from tformer_cli.translate.preprocess import (
 from tformer_cli.translate.score import ScoredPair, score_pairs
 
 if TYPE_CHECKING:
-    from tformer_cli.export.ctranslate2 import Quantization
+    from tformer_cli.export.format import Quantization
 
 # Lines that are read before they are sorted by length and translated: enough for full batches of
 # sentences of equal length, few enough for memory whatever the size of the file.
