@@ -79,7 +79,7 @@ def write_endless(config: Config, tokenizers: Tokenizers, folder: RunDirectory) 
         # Its logit is 0, and one of all the others is positive.
         model.output.weight[EOS_ID] = 0
     tokenizers.save(folder.tokenizer)
-    save_checkpoint(folder.checkpoint(0), model, None, TrainingProgress.initial("", {}))
+    save_checkpoint(folder.checkpoint(0), model, None, TrainingProgress())
     folder.point("last", folder.checkpoint(0))
     write_text(folder.config_file, dump_config(config))
 

@@ -261,7 +261,7 @@ def test_marian_stops_when_it_gets_no_better(config, tmp_path, monkeypatch):
 
 
 def test_training_is_over_when_it_is_judged_or_its_time_is_up(config):
-    state = replace(TrainingProgress.initial("", {}), step=4, seconds=30.0)
+    state = replace(TrainingProgress(), step=4, seconds=30.0)
 
     def is_over(state: TrainingProgress | None, seconds: float) -> bool:
         training = Ours(config, RunDirectory(Path("nowhere")))
@@ -355,7 +355,7 @@ class Standing(TrainingRun):
     train = translate = num_parameters = None
 
     def progress(self) -> TrainingProgress:
-        return replace(TrainingProgress.initial("", {}), step=3, num_tokens=9, seconds=60.0)
+        return replace(TrainingProgress(), step=3, num_tokens=9, seconds=60.0)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ REPORT = json.dumps({"kind": "train", "step": 3, "loss": 1.0})
 def test_lines_that_are_no_reports_are_left_out(tmp_path, line):
     run = RunDirectory(tmp_path)
     run.metrics_file.write_text(f"{line}\n{REPORT}\n", encoding="utf-8")
-    before = TrainingProgress.initial("", {})
+    before = TrainingProgress()
     TrainingLogger(run, TrainingConfig()).truncate(before)
     assert run.metrics_file.read_text(encoding="utf-8") == ""
     run.metrics_file.write_text(f"{REPORT}\n{line}\n{REPORT}\n", encoding="utf-8")

@@ -29,7 +29,7 @@ from tformer_cli.training.recovery import (
 from tformer_cli.training.step import TrainState, accumulate_gradients, skip_batch
 from tformer_cli.training.trainer import Trainer
 
-BEGINNING = TrainingProgress.initial("abc", {})
+BEGINNING = TrainingProgress(data_fingerprint="abc")
 
 
 def after(state: TrainingProgress, *batches: int) -> TrainingProgress:

@@ -16,7 +16,7 @@ from tformer_cli.training.optim import build_optimizer
 from tformer_cli.training.step import StepBatch, TrainState
 
 V = 29
-INITIAL = TrainingProgress.initial("abc", {})
+INITIAL = TrainingProgress(data_fingerprint="abc")
 
 
 def train_state(

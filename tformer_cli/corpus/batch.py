@@ -26,29 +26,21 @@ NUM_DRAWS = 4
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch of examples, padded on the right; `source_mask` is True at real tokens.
+    """A batch of examples, padded on the right.
 
     The source ends with EOS. `target_in` begins with BOS or another start, `target_out` ends with
-    EOS: position t of `target_out` is predicted from positions 0..t of `target_in`.
-
-    Attributes:
-        source: (B, S) ids.
-        source_mask: (B, S) bool.
-        target_in: (B, T) ids, the decoder input.
-        target_out: (B, T) ids, the labels.
-        target_mask: (B, T) bool, True where the loss counts: real tokens, or those to predict of a
-            masked language model. The network makes its attention masks of both.
-        indices: (B,) index of each example in its corpus.
-        num_target_tokens: real tokens of `target_out`, EOS included.
+    EOS: position t of `target_out` is predicted from positions 0..t of `target_in`. The network
+    makes its attention masks of both masks.
     """
 
-    source: Tensor
-    source_mask: Tensor
-    target_in: Tensor
-    target_out: Tensor
+    source: Tensor  # (B, S) ids
+    source_mask: Tensor  # (B, S) bool, True at real tokens
+    target_in: Tensor  # (B, T) ids, the decoder input
+    target_out: Tensor  # (B, T) ids, the labels
+    # (B, T) bool, True where the loss counts: real tokens, or those a masked model predicts.
     target_mask: Tensor
-    indices: Tensor
-    num_target_tokens: int
+    indices: Tensor  # (B,) index of each example in its corpus
+    num_target_tokens: int  # real tokens of `target_out`, EOS included
 
     def to(self, device: torch.device) -> "Batch":
         if device.type == "cpu":

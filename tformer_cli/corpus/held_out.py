@@ -82,10 +82,6 @@ def split_text(
     No side of a test pair is in validation text, and no side of either is in training text. The
     text is read twice; `on_done` is called with the number of pairs read. File names end in the
     languages. A directory made of other files is replaced only with `overwrite`.
-
-    Raises:
-        DataError: the text cannot be read, or is too short to be split.
-        UsageError: the directory exists, or contains one of the files.
     """
     source, target = languages
     endings = languages if source != target else (f"source.{source}", f"target.{target}")

@@ -58,17 +58,26 @@ def prefetch(items: Iterable[_Item], buffer_size: int) -> Generator[_Item]:
     They are produced in a thread. A consumer that stops early closes the generator. An error of the
     producer is raised here.
     """
-    remaining, end = iter(items), object()
+    remaining = iter(items)
+    end: Any = object()
     producer = ThreadPoolExecutor(1)
-
-    def produce() -> Future[Any]:
-        return producer.submit(next, remaining, end)
-
+    produced = (producer.submit(next, remaining, end) for _ in itertools.count())
     try:
-        produced = deque(produce() for _ in range(buffer_size + 1))
-        while (item := produced.popleft().result()) is not end:
-            produced.append(produce())
+        for item in in_order(produced, buffer_size + 1):
+            if item is end:
+                return
             yield item
     finally:
         # A thread that is killed inside torch when the program exits takes the program down.
         producer.shutdown(cancel_futures=True)
+
+
+def in_order(futures: Iterable[Future[_Item]], num_ahead: int) -> Iterator[_Item]:
+    """Yield the results of futures; up to `num_ahead` are submitted beyond the one waited for."""
+    submitted: deque[Future[_Item]] = deque()
+    for future in futures:
+        submitted.append(future)
+        if len(submitted) > num_ahead:
+            yield submitted.popleft().result()
+    while submitted:
+        yield submitted.popleft().result()

@@ -53,9 +53,6 @@ def read_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a file, decompressed if it is named `.gz`.
 
     An error may appear only at the end, so no result is valid before all lines are read.
-
-    Raises:
-        DataError: the file cannot be read, is not what its name says, or a line is not UTF-8.
     """
     name = str(path)
     with _read_errors(name), path.open("rb") as file:
@@ -73,19 +70,14 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    """Yield the decoded lines of a stream as they arrive; `name` is its name in messages.
-
-    Raises:
-        DataError: a line is not UTF-8, the stream is an archive, or it cannot be read.
-    """
+    """Yield the decoded lines of a stream as they arrive; `name` is its name in messages."""
     with _read_errors(name):
         for number, line in enumerate(stream, start=1):
             if number == 1:
                 _reject_archive(line, name)
-            if number == 1 and line.startswith(BYTE_ORDER_MARK):
-                line = line.removeprefix(BYTE_ORDER_MARK)
-                if not line:
+                if line == BYTE_ORDER_MARK:
                     return
+                line = line.removeprefix(BYTE_ORDER_MARK)
             if line.endswith(b"\n"):
                 line = line[:-1].removesuffix(b"\r")
             try:
@@ -95,12 +87,7 @@ def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
 
 
 def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
-    """Yield line n of `source` with line n of `target`.
-
-    Raises:
-        DataError: a file cannot be read or is not plain text, both are the same file, or (after
-            the last pair) one has more lines.
-    """
+    """Yield line n of `source` with line n of `target`; after the last pair, refuse more lines."""
     if source.is_file() and target.is_file() and source.samefile(target):
         raise DataError(
             str(target),

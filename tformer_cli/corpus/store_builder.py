@@ -14,9 +14,8 @@ import multiprocessing
 import shutil
 import sys
 import tempfile
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
@@ -28,7 +27,7 @@ from tqdm import tqdm
 
 from tformer_cli.config.schema.data import AnyTrainingText, DataConfig, FilterConfig, Text
 from tformer_cli.corpus.filters import FilterReport, filter_lengths, find_repeats, pair_digests
-from tformer_cli.corpus.prefetch import chunks
+from tformer_cli.corpus.prefetch import chunks, in_order
 from tformer_cli.corpus.reader import TEXTS_FILE, read_rows, text_checksums
 from tformer_cli.corpus.store import (
     FORMAT_VERSION,
@@ -58,6 +57,8 @@ QUEUED_SHARDS = 2
 SMALL_BYTES = 16 << 20
 
 Rows = Sequence[tuple[str, ...]]
+# The number of a text, and a shard of it.
+Job = tuple[int, Path, Rows]
 
 
 def training_store(
@@ -79,10 +80,8 @@ def evaluation_store(
 ) -> TokenStore:
     """Encode every line of a text without filters, so pair i is line i + 1.
 
-    Monolingual lines are their own targets. `max_length` counts EOS.
-
-    Raises:
-        DataError: a file cannot be read, has no lines, or a line is longer than `max_length`.
+    Monolingual lines are their own targets. A line above `max_length`, which counts EOS, is
+    refused.
     """
     store = build_store(
         (source, target, 1.0)
@@ -120,19 +119,11 @@ def load_or_build_store(
     num_processes: int | None = None,
     shard_lines: int = SHARD_LINES,
 ) -> tuple[TokenStore, FilterReport]:
-    """Open the store of some texts; build it if it is missing or damaged.
+    """Open the store of some texts, all parallel or none; build it if it is missing or damaged.
 
-    Args:
-        texts: all parallel, or none.
-        tokenizers: of both sides.
-        filters: decide which pairs are dropped.
-        stores: directory of all stores, each named by a hash of all that it depends on.
-        num_processes: that encode; None for one a core, or for only this one if the text is small.
-        shard_lines: lines of a shard; the store does not depend on them.
-
-    Raises:
-        DataError: a text cannot be read, or no pair is left.
-        TrainingError: a child process died.
+    `stores` is the directory of all stores, each named by a hash of all that it depends on.
+    `num_processes` encode; None for one a core, or for only this one if the text is small. The
+    store does not depend on them nor on `shard_lines`.
     """
     weights = [text.weight for text in texts]
     with storage_errors(stores):
@@ -226,7 +217,7 @@ class StoreWriter:
         return len(self.texts[0].files)
 
     def _encode(
-        self, jobs: Iterable[tuple[int, Path, Rows]], num_processes: int
+        self, jobs: Iterable[Job], num_processes: int
     ) -> Iterator[tuple[int, Path, FilterReport]]:
         """Encode shards; yield number, path and report of each, in order."""
         if num_processes == 1:
@@ -235,19 +226,14 @@ class StoreWriter:
             return
         directory = self.path / "tokenizer"
         self.tokenizers.save(directory)
-        queue: deque[tuple[int, Path, Future[FilterReport]]] = deque()
         # A fork would copy threads of torch and of the tokenizers in the middle of their work.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(num_processes, context, initializer=begin_child) as pool:
             try:
-                for number, path, rows in jobs:
-                    future = pool.submit(_encode_in_child, directory, self.filters, path, rows)
-                    queue.append((number, path, future))
-                    if len(queue) > QUEUED_SHARDS * num_processes:
-                        number, path, future = queue.popleft()
-                        yield number, path, future.result()
-                for number, path, future in queue:
-                    yield number, path, future.result()
+                submitted = (
+                    pool.submit(_encode_in_child, directory, self.filters, job) for job in jobs
+                )
+                yield from in_order(submitted, QUEUED_SHARDS * num_processes)
             except BrokenProcessPool:
                 raise TrainingError(
                     "data.train",
@@ -367,9 +353,10 @@ def _num_processes(texts: Sequence[AnyTrainingText]) -> int:
 
 
 def _encode_in_child(
-    directory: Path, filters: FilterConfig, path: Path, rows: Rows
-) -> FilterReport:
-    return encode_shard(path, rows, _cached_tokenizers(directory), filters)
+    directory: Path, filters: FilterConfig, job: Job
+) -> tuple[int, Path, FilterReport]:
+    number, path, rows = job
+    return number, path, encode_shard(path, rows, _cached_tokenizers(directory), filters)
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -243,8 +243,9 @@ def _write_run(trained: TrainedModel, run: RunDirectory) -> None:
     trained.tokenizers.save(run.tokenizer)
     checkpoint = run.checkpoint(trained.step)
     fingerprint = trained.tokenizers.fingerprint
-    progress = replace(
-        TrainingProgress.initial(fingerprint, {}, fingerprint),
+    progress = TrainingProgress(
+        data_fingerprint=fingerprint,
+        tokenizer_fingerprint=fingerprint,
         max_source_sentences=trained.max_source_sentences,
         settings=model_settings(trained.config),
     )

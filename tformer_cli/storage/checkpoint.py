@@ -60,12 +60,7 @@ def save_checkpoint(
 
 
 def load_weights(directory: Path, model: nn.Module, file_name: str = MODEL_FILE) -> None:
-    """Read the weights in a file of a checkpoint into a model.
-
-    Raises:
-        CheckpointError: the file is missing or damaged, is of another model, or has weights that
-            are not finite floating-point numbers.
-    """
+    """Read the weights in a file of a checkpoint into a model; refuse those of another model."""
     file = directory / file_name
     parameters = dict(model.named_parameters())
     stored = dict(read_tensors(file))
@@ -100,23 +95,14 @@ def load_average(directories: Sequence[Path], model: nn.Module) -> None:
 
 
 def load_optimizer(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Read the optimizer state of a checkpoint.
-
-    Raises:
-        CheckpointError: the file is missing or damaged, is of another model, or lacks a tensor of
-            the right shape and dtype.
-    """
+    """Read the optimizer state of a checkpoint; refuse that of another model or optimizer."""
     file = directory / OPTIMIZER_FILE
     stored = dict(read_tensors(file))
     parameters = dict(model.named_parameters())
     for name in stored:
         if name.rpartition("/")[0] not in parameters:
-            raise CheckpointError(
-                str(file),
-                "belongs to another model than config.yaml describes",
-                got=name,
-                remedy=RESTORE_CONFIG,
-            )
+            what = "belongs to another model than config.yaml describes"
+            raise CheckpointError(str(file), what, got=name, remedy=RESTORE_CONFIG)
     keys = {
         parameter: MUON_STATE if "momentum" in group else ADAM_STATE
         for group in optimizer.param_groups
@@ -171,15 +157,15 @@ def verify_checksums(directory: Path, names: Collection[str] | None = None) -> P
             return Problem(where, f"is incomplete: {name} is missing")
         except (OSError, ValueError) as error:
             return Problem(where, f"is damaged: {name} cannot be read", got=str(error))
-    if STATE_FILE in names:
+    try:
         # Its checksum may be right and its values invalid.
-        try:
+        if STATE_FILE in names:
             load_progress(directory)
-        except NewerFormatError:
-            # Not damaged: reading the state raises an error that says to upgrade.
-            return None
-        except CheckpointError as error:
-            return error.problems[0]
+    except NewerFormatError:
+        # Not damaged: reading the state again raises an error that says to upgrade.
+        return None
+    except CheckpointError as error:
+        return error.problems[0]
     return None
 
 
@@ -195,8 +181,7 @@ def save_tensors(
 ) -> None:
     """Write tensors by name; with at most one entry of metadata, equal content gives equal bytes.
 
-    Raises:
-        OSError: the system refuses to write.
+    Raises OSError if the system refuses to write.
     """
     file.touch()
     mode = file.stat().st_mode
@@ -213,11 +198,7 @@ def save_tensors(
 
 
 def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a file by name.
-
-    Raises:
-        CheckpointError: the file is missing, damaged or cut short.
-    """
+    """Yield the tensors of a file by name."""
     with _reading(file), safe_open(file, framework="pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118 - not a mapping
             yield current_weight_name(name), tensors.get_tensor(name)
@@ -243,25 +224,17 @@ def check_dtypes(file: Path, weights: Mapping[str, Tensor], remedy: str) -> None
     """Refuse weights that are not floating-point numbers of a width that torch computes with."""
     others = [name for name, weight in weights.items() if weight.dtype not in WEIGHT_DTYPES]
     if others:
+        what = f"holds weights of an unsupported dtype ({len(others)} weights)"
         dtype = str(weights[min(others)].dtype).removeprefix("torch.")
-        raise CheckpointError(
-            str(file),
-            f"holds weights of an unsupported dtype ({len(others)} weights)",
-            got=f"{dtype} for {min(others)}",
-            remedy=remedy,
-        )
+        raise CheckpointError(str(file), what, got=f"{dtype} for {min(others)}", remedy=remedy)
 
 
 def check_finite(file: Path, weights: Mapping[str, Tensor], remedy: str) -> None:
     """Refuse weights with an infinity or NaN."""
     others = [name for name, weight in weights.items() if not torch.isfinite(weight).all()]
     if others:
-        raise CheckpointError(
-            str(file),
-            f"holds numbers that are not finite ({len(others)} weights have some)",
-            got=min(others),
-            remedy=remedy,
-        )
+        what = f"holds numbers that are not finite ({len(others)} weights have some)"
+        raise CheckpointError(str(file), what, got=min(others), remedy=remedy)
 
 
 @contextlib.contextmanager

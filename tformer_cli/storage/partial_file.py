@@ -108,12 +108,8 @@ def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[Partia
     """Open FILE.partial, new or left by an interruption; on success it replaces FILE.
 
     `path` is FILE; of a symbolic link the target is written. `made_from` is everything that
-    determines the content, by name, as JSON values.
-
-    Raises:
-        UsageError: `path` is a folder or a device, another process writes it, or the partial file
-            was made from something else.
-        DataError: the partial file was changed since.
+    determines the content, by name, as JSON values. A partial file that was made from something
+    else, was changed since, or is being written is refused.
     """
     if path.exists() and not path.is_file():
         raise UsageError(str(path), "is not a regular file", remedy="name a file")

@@ -11,6 +11,7 @@ A checkpoint is a folder of safetensors and JSON files; nothing in it is ever un
 """
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from tformer_cli.errors import CheckpointError
@@ -26,8 +27,11 @@ CHECKSUMS_FILE = "SHA256SUMS"
 CHECKPOINT_NAME = re.compile(r"\w[\w.-]{0,99}")
 
 
+@dataclass(init=False, unsafe_hash=True)
 class RunDirectory:
     """The folder of a training run."""
+
+    path: Path
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,15 +50,6 @@ class RunDirectory:
         self.stores = path.parent / ".store"  # token stores, shared by the runs beside this one
         # The folders that a training writes.
         self.folders = [self.checkpoints, self.tokenizer, self.samples, self.tensorboard, self.eval]
-
-    def __repr__(self) -> str:
-        return f"RunDirectory({self.path!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RunDirectory) and self.path == other.path
-
-    def __hash__(self) -> int:
-        return hash(self.path)
 
     def checkpoint(self, step: int) -> Path:
         """Return the checkpoint folder of an optimizer step."""
@@ -90,10 +85,9 @@ def step_of(checkpoint: Path) -> int:
 
 
 def run_of_config(config_file: Path, run: Path | None) -> RunDirectory:
-    """Return the run folder that a config trains into.
+    """Return the run folder that a config trains into: `run` if given.
 
-    That is `run` if given; else the folder of `config_file` if that is the resolved config.yaml of
-    a run; else runs/NAME of NAME.yaml.
+    Else the folder of the config, if that is the config.yaml of a run; else runs/NAME of NAME.yaml.
     """
     if run is not None:
         return RunDirectory(run)
@@ -104,11 +98,7 @@ def run_of_config(config_file: Path, run: Path | None) -> RunDirectory:
 
 
 def newest_run(runs: Path = RUNS) -> RunDirectory:
-    """Return the run under `runs` whose last checkpoint is the newest.
-
-    Raises:
-        CheckpointError: no run there has a checkpoint.
-    """
+    """Return the run under `runs` whose last checkpoint is the newest."""
     pointers = [pointer for pointer in runs.glob("*/last") if pointer.is_file()]
     if not pointers:
         raise CheckpointError(

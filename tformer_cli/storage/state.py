@@ -15,6 +15,11 @@ from tformer_cli.storage.run_directory import STATE_FILE
 
 FORMAT_VERSION = 4
 MAX_SHOWN = 60
+# What every format has.
+REQUIRED = {
+    *("step", "data_position", "best_step", "best_score"),
+    *("num_tokens", "seconds", "data_fingerprint", "environment"),
+}
 # Field names up to format 3, which also had `epoch` and `batch` for the data position.
 FORMER_NAMES = {
     "judged_by": "validation_fingerprint",
@@ -35,14 +40,14 @@ class TrainingProgress:
     products, number of processes.
     """
 
-    step: int  # optimizer steps taken
-    data_position: tuple[int, int]  # (epoch, batch) of the next batch
-    best_step: int | None  # of the best validation so far
-    best_score: float | None
-    num_tokens: int  # target tokens trained on
-    seconds: float  # in optimizer steps, waiting for data included
-    data_fingerprint: str  # hash of the training examples and of the tokenizers
-    environment: dict[str, str]
+    step: int = 0  # optimizer steps taken
+    data_position: tuple[int, int] = (0, 0)  # (epoch, batch) of the next batch
+    best_step: int | None = None  # of the best validation so far
+    best_score: float | None = None
+    num_tokens: int = 0  # target tokens trained on
+    seconds: float = 0.0  # in optimizer steps, waiting for data included
+    data_fingerprint: str = ""  # hash of the training examples and of the tokenizers
+    environment: dict[str, str] = field(default_factory=dict)
     # 99th percentile of the sentences per source line of the training text, if known
     max_source_sentences: int | None = None
     tokenizer_fingerprint: str = ""  # empty in files of older versions
@@ -57,23 +62,6 @@ class TrainingProgress:
     loss_scale: float | None = None  # of the next step
     num_loss_scale_steps: int = 0  # since the loss scale changed
     is_scheduled: bool = False  # not saved by an interruption alone
-
-    @classmethod
-    def initial(
-        cls, data_fingerprint: str, environment: dict[str, str], tokenizer_fingerprint: str = ""
-    ) -> Self:
-        """Return the progress before the first step."""
-        return cls(
-            step=0,
-            data_position=(0, 0),
-            best_step=None,
-            best_score=None,
-            num_tokens=0,
-            seconds=0.0,
-            data_fingerprint=data_fingerprint,
-            environment=environment,
-            tokenizer_fingerprint=tokenizer_fingerprint,
-        )
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
@@ -133,9 +121,7 @@ def save_progress(state: TrainingProgress, directory: Path) -> None:
 def load_progress(directory: Path) -> TrainingProgress:
     """Read the state.json of a checkpoint, of this version or an older one.
 
-    Raises:
-        CheckpointError: it is missing or damaged, or holds a value that no training writes.
-        NewerFormatError: a newer version wrote it.
+    A value that no training writes is refused, and so is a newer format.
     """
     file = directory / STATE_FILE
     try:
@@ -150,6 +136,8 @@ def load_progress(directory: Path) -> TrainingProgress:
                 got=f"format {version}",
                 remedy="upgrade tformer",
             )
+        if absent := REQUIRED - content.keys():
+            raise ValueError(f"no {min(absent)}")
         for name, value in content.items():
             if name in _VALID and not _VALID[name](value):
                 raise ValueError(f"{name} {json.dumps(value)[:MAX_SHOWN]}")

@@ -96,10 +96,6 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
         run: a run folder, or a plain folder of `tformer export --format safetensors`.
         name: `best` (before the first validation, the last), `last`, a step such as `400`, or the
             name of a checkpoint such as `step-000400`.
-
-    Raises:
-        CheckpointError: the run or checkpoint is missing or damaged, or config.yaml or the
-            tokenizers are not those of the training.
     """
     if not run.path.is_dir():
         remedy = "name the folder of a run, such as runs/demo"

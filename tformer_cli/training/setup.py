@@ -131,10 +131,10 @@ def build_state(
         model, config.training, device=device, precision=precision, seed=config.seed, world=world
     )
     fingerprint = f"{data.store.fingerprint()} {tokenizers.fingerprint}"
-    state.progress = TrainingProgress.initial(
-        hashlib.sha256(fingerprint.encode()).hexdigest(),
-        environment_of(device, precision, world.size),
-        tokenizers.fingerprint,
+    state.progress = TrainingProgress(
+        data_fingerprint=hashlib.sha256(fingerprint.encode()).hexdigest(),
+        environment=environment_of(device, precision, world.size),
+        tokenizer_fingerprint=tokenizers.fingerprint,
     )
     return state
 

@@ -51,7 +51,7 @@ class TrainState:
     seed: int  # of the dropout of every step
     world: World = SINGLE_PROCESS
     average: MovingAverage | None = None  # of the weights, if the config asks for one
-    progress: TrainingProgress = field(default_factory=lambda: TrainingProgress.initial("", {}))
+    progress: TrainingProgress = field(default_factory=TrainingProgress)
 
     @classmethod
     def of(
