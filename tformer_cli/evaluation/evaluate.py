@@ -101,19 +101,12 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """A model, or an ensemble, with its translator.
+    """A model, or an ensemble, with its translator."""
 
-    Attributes:
-        models: the models of the translator; they give the likelihood of the references.
-        translator: translates the sources.
-        precision: number format of the likelihood.
-        step: optimizer steps of the (first) checkpoint.
-    """
-
-    models: Sequence[Seq2Seq]
+    models: Sequence[Seq2Seq]  # those of the translator
     translator: Translator
-    precision: torch.dtype = torch.float32
-    step: int = 0
+    precision: torch.dtype = torch.float32  # of the likelihood of the references
+    step: int = 0  # of the (first) checkpoint
 
     @classmethod
     def load(
@@ -129,7 +122,8 @@ class Evaluator:
         """Load a run, or several as an ensemble; arguments and errors as for `Translator.load`."""
         reject_str(ensemble=ensemble)
         runs = [RunDirectory(Path(path)) for path in (run, *ensemble)]
-        first, *others = load_ensemble(runs, checkpoint)
+        trained = load_ensemble(runs, checkpoint)
+        first, models = trained[0], [each.model for each in trained]
         resolved = resolve_device(device)
         dtype = resolve_precision(precision, resolved)
         tune_allocator()
@@ -139,11 +133,11 @@ class Evaluator:
             first.config,
             resolved,
             dtype,
-            others=[other.model for other in others],
+            others=models[1:],
             max_source_sentences=first.max_source_sentences,
         )
         translator.start_workers(workers)
-        return cls([first.model, *(other.model for other in others)], translator, dtype, first.step)
+        return cls(models, translator, dtype, first.step)
 
     @property
     def config(self) -> Config:
@@ -179,8 +173,7 @@ class Evaluator:
             mbr: minimum-Bayes-risk decoding; None ranks by the search.
             world: processes that share the lines; each of them returns the whole evaluation.
             on_done: called with the number of lines whenever some are translated.
-            on_warning: called for each source line that is split or truncated, for lines without
-                loss, and once if memory runs out and batches become smaller.
+            on_warning: called as by a translator, and for lines without loss.
 
         Raises:
             DataError: a file cannot be read, the line counts differ, there are no lines, or all are
@@ -301,19 +294,14 @@ def long_lines_warning(text: Text, store: TokenStore) -> Problem | None:
     files = ", ".join(map(str, text.files.values()))
     lengths = np.maximum(store.source_lengths, store.target_lengths)
     num_long = int((lengths >= LIKELIHOOD_BATCH_TOKENS).sum())
+    long = f"{LIKELIHOOD_BATCH_TOKENS} tokens or more"
     if num_long == len(store):
-        raise DataError(
-            files,
-            f"every line has {LIKELIHOOD_BATCH_TOKENS} tokens or more; nothing is left for the "
-            "loss",
-            remedy="split the lines",
-        )
+        what = f"every line has {long}; nothing is left for the loss"
+        raise DataError(files, what, remedy="split the lines")
     if num_long == 0:
         return None
     return Problem(
-        files,
-        f"lines of {LIKELIHOOD_BATCH_TOKENS} tokens or more are left out of the loss",
-        f"{num_long} of {len(store)}",
+        files, f"lines of {long} are left out of the loss", f"{num_long} of {len(store)}"
     )
 
 
@@ -336,22 +324,15 @@ def texts_of_split(config: Config, split: str | None) -> dict[str, ParallelText]
         UsageError: there is no such split.
         DataError: a file is missing.
     """
-    test = config.data.test
-    if split == "valid":
-        valid = config.data.valid
-        assert isinstance(valid, ParallelText), "models that translate have parallel text"
-        texts = {"valid": valid}
-    elif split in test:
-        texts = {split: test[split]}
-    elif split in (None, "test") and test:
-        texts = dict(test)
-    else:
-        raise UsageError(
-            "`split`",
-            "the config has no such split" if split else "the config has no test set",
-            got=split,
-            remedy=f"choose from: {', '.join(['valid', *test])}",
-        )
+    test, valid = dict(config.data.test), config.data.valid
+    assert isinstance(valid, ParallelText), "models that translate have parallel text"
+    splits = {"test": test} | {name: {name: text} for name, text in test.items()}
+    splits["valid"] = {"valid": valid}
+    texts = test if split is None else splits.get(split)
+    if not texts:
+        what = "the config has no such split" if split else "the config has no test set"
+        remedy = f"choose from: {', '.join(['valid', *test])}"
+        raise UsageError("`split`", what, got=split, remedy=remedy)
     for file in itertools.chain.from_iterable(text.files.values() for text in texts.values()):
         if not file.is_file():
             remedy = "put it there, or name another `text`"

@@ -79,19 +79,20 @@ def build_metric(name: MetricName, config: EvaluationConfig, target_language: st
         UsageError: there is no metric of this name.
         ConfigError: its tokenizer is not installed.
     """
-    if name == "bleu":
-        tokenize: str = config.bleu.tokenize
-        if tokenize == "auto":
-            language = target_language.lower().replace("_", "-").split("-")[0]
-            tokenize = TOKENIZERS_BY_LANGUAGE.get(language, "13a")
-        options = ["-tok", tokenize, *(["-lc"] if config.bleu.lowercase else [])]
-        return Metric("bleu", _bleu(tokenize, config.bleu.lowercase), tuple(options))
-    if name == "chrf":
-        word_order = config.chrf.word_order
-        options = ["--chrf-word-order", str(word_order)]
-        return Metric("chrf", CHRF(word_order=word_order), tuple(options))
-    if name == "ter":
-        return Metric("ter", TER(), ())
+    match name:
+        case "bleu":
+            tokenize: str = config.bleu.tokenize
+            if tokenize == "auto":
+                language = target_language.lower().replace("_", "-").split("-")[0]
+                tokenize = TOKENIZERS_BY_LANGUAGE.get(language, "13a")
+            options = ("-tok", tokenize, *(("-lc",) if config.bleu.lowercase else ()))
+            return Metric("bleu", _bleu(tokenize, config.bleu.lowercase), options)
+        case "chrf":
+            word_order = config.chrf.word_order
+            options = ("--chrf-word-order", str(word_order))
+            return Metric("chrf", CHRF(word_order=word_order), options)
+        case "ter":
+            return Metric("ter", TER(), ())
     raise UsageError("`metrics`", f"must be one of {', '.join(get_args(MetricName))}", got=name)
 
 
@@ -101,10 +102,6 @@ def _bleu(tokenize: str, lowercase: bool) -> BLEU:
     except RuntimeError:
         if tokenize not in EXTRAS:
             raise
-        problem = Problem(
-            "evaluation.bleu.tokenize",
-            "needs MeCab and its dictionary, which are not installed",
-            tokenize,
-            f"pip install 'tformer[{EXTRAS[tokenize]}]'",
-        )
-        raise ConfigError([problem]) from None
+        what = "needs MeCab and its dictionary, which are not installed"
+        remedy = f"pip install 'tformer[{EXTRAS[tokenize]}]'"
+        raise ConfigError([Problem("evaluation.bleu.tokenize", what, tokenize, remedy)]) from None

@@ -1,5 +1,6 @@
 """Minimum-Bayes-risk decoding: choose the candidate that is most like all others."""
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -40,11 +41,6 @@ class MBR:
     num_candidates: int | None = None
 
     def __post_init__(self) -> None:
-        """Check both values.
-
-        Raises:
-            UsageError: there is no such utility, or no candidate.
-        """
         check_choice("`utility`", self.utility, get_args(Utility))
         if self.num_candidates is not None:
             check_positive("`num_candidates`", self.num_candidates)
@@ -55,36 +51,25 @@ class MBR:
         Raises:
             UsageError: the search returns fewer.
         """
+        remedy = "use `BeamConfig(beam_size={})`, or decoding.kind=sample"
         if isinstance(decoding, GreedyConfig):
-            raise UsageError(
-                "`mbr`",
-                "has no effect on greedy search",
-                remedy="use `BeamConfig(beam_size=8)`, or decoding.kind=sample",
-            )
+            raise UsageError("`mbr`", "has no effect on greedy search", remedy=remedy.format(8))
         if not isinstance(decoding, BeamConfig):
             return self.num_candidates or NUM_SAMPLES
-        if self.num_candidates is not None and self.num_candidates > decoding.beam_size:
-            raise UsageError(
-                "`num_candidates`",
-                f"must be at most the beam size ({decoding.beam_size})",
-                got=str(self.num_candidates),
-                remedy=f"use `BeamConfig(beam_size={self.num_candidates})`, or "
-                "decoding.kind=sample",
-            )
-        return self.num_candidates or decoding.beam_size
+        count = self.num_candidates or decoding.beam_size
+        if count > decoding.beam_size:
+            what = f"must be at most the beam size ({decoding.beam_size})"
+            remedy = remedy.format(count)
+            raise UsageError("`num_candidates`", what, got=str(count), remedy=remedy)
+        return count
 
     def rerank(
         self, candidates: Sequence[Hypothesis], texts: Sequence[str], *, uses_whitespace: bool
     ) -> list[Hypothesis]:
         """Return the candidates with distinct texts, by mean utility, highest first.
 
-        Args:
-            candidates: best first by their own scores, which break ties.
-            texts: text of each candidate.
-            uses_whitespace: whether whitespace separates words; if not, BLEU is over characters.
-
-        Returns:
-            Candidates with the mean utility, 0 to 100, as their `score`.
+        The mean utility, 0 to 100, becomes their `score`; their order breaks ties. Without
+        whitespace between words, BLEU is over characters.
         """
         # Each distinct text is compared once, and weighted by its number of candidates.
         firsts: dict[str, Hypothesis] = {}
@@ -92,17 +77,15 @@ class MBR:
             firsts.setdefault(text, candidate)
         counts = Counter(texts)
         weights = np.array([counts[text] / len(texts) for text in firsts])
-        means = self._utilities(list(firsts), uses_whitespace) @ weights
+        distinct = list(firsts)
+        is_chrf = self.utility == "chrf"
+        utilities = chrf(distinct) if is_chrf else bleu(distinct, bleu_tokenizer(uses_whitespace))
+        means = utilities @ weights
         scored = [
             replace(candidate, score=mean)
             for candidate, mean in zip(firsts.values(), means.tolist(), strict=True)
         ]
         return sorted(scored, key=lambda candidate: -round(candidate.score, DECIMALS))
-
-    def _utilities(self, texts: Sequence[str], uses_whitespace: bool) -> Matrix:
-        if self.utility == "chrf":
-            return chrf(texts)
-        return bleu(texts, bleu_tokenizer(uses_whitespace))
 
 
 def resolve_num_hypotheses(search: DecodingConfig, count: int, mbr: MBR | None) -> int:
@@ -114,22 +97,14 @@ def resolve_num_hypotheses(search: DecodingConfig, count: int, mbr: MBR | None) 
     check_positive("`count`", count)
     num_hypotheses = count if mbr is None else mbr.num_hypotheses(search)
     if count > num_hypotheses:
-        raise UsageError(
-            "`count`",
-            f"must be at most the candidates of `mbr` ({num_hypotheses})",
-            got=str(count),
-            remedy=f"use `MBR(num_candidates={count})`",
-        )
-    if isinstance(search, SampleConfig):
-        return num_hypotheses
+        what = f"must be at most the candidates of `mbr` ({num_hypotheses})"
+        remedy = f"use `MBR(num_candidates={count})`"
+        raise UsageError("`count`", what, got=str(count), remedy=remedy)
     beam_size = search.beam_size if isinstance(search, BeamConfig) else 1
-    if count > beam_size:
-        raise UsageError(
-            "`count`",
-            f"must be at most the beam size ({beam_size})",
-            got=str(count),
-            remedy=f"use `BeamConfig(beam_size={count})`",
-        )
+    if count > beam_size and not isinstance(search, SampleConfig):
+        what = f"must be at most the beam size ({beam_size})"
+        remedy = f"use `BeamConfig(beam_size={count})`"
+        raise UsageError("`count`", what, got=str(count), remedy=remedy)
     return num_hypotheses
 
 
@@ -191,10 +166,8 @@ def ngram_overlaps(
             Counter(sequence[i : i + order] for i in range(len(sequence) - order + 1))
             for sequence in sequences
         ]
-        columns: dict[str | tuple[str, ...], int] = {}
-        for counter in ngrams:
-            for ngram in counter:
-                columns.setdefault(ngram, len(columns))
+        distinct = dict.fromkeys(itertools.chain.from_iterable(ngrams))
+        columns = {ngram: column for column, ngram in enumerate(distinct)}
         counts = np.zeros((len(sequences), len(columns)))
         for row, counter in zip(counts, ngrams, strict=True):
             row[[columns[ngram] for ngram in counter]] = list(counter.values())

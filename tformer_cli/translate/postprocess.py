@@ -35,18 +35,13 @@ class Translation:
     alignments: tuple[tuple[int, int], ...] | None = None
 
 
+@dataclass(kw_only=True)
 class Postprocessor:
-    """Decodes hypotheses and joins the pieces of a line.
+    """Decodes hypotheses and joins the pieces of a line."""
 
-    Attributes:
-        separator: what stands between two sentences of the target language: a space, or nothing.
-        source_separator: the same for the source language.
-    """
-
-    def __init__(self, tokenizers: Tokenizers, *, separator: str, source_separator: str) -> None:
-        self.tokenizers = tokenizers
-        self.separator = separator
-        self.source_separator = source_separator
+    tokenizers: Tokenizers
+    separator: str  # between two sentences of the target language: a space, or nothing
+    source_separator: str  # the same for the source language
 
     def decode(self, pieces: Sequence[Hypothesis]) -> Translation:
         """Return the translation of a line from one hypothesis for each of its pieces."""
@@ -68,24 +63,18 @@ class Postprocessor:
     ) -> Iterator[list[Translation]]:
         """Yield the translations of each line, with word alignments if there is an aligner.
 
-        Args:
-            requests: the pieces of each line.
-            chosen: the translations of each line, a hypothesis for each piece.
-            aligner: aligns target tokens to source tokens.
+        `requests` are the pieces of each line; a translation in `chosen` has a hypothesis for each.
         """
         if aligner is None:
             yield from ([self.decode(pieces) for pieces in line] for line in chosen)
             return
         lines = list(zip(requests, chosen, strict=True))
-        links = iter(
-            aligner.align(
-                [
-                    (piece.source, [hypotheses[index].token_ids for hypotheses in translations])
-                    for pieces, translations in lines
-                    for index, piece in enumerate(pieces)
-                ]
-            )
-        )
+        sentences = [
+            (piece.source, [hypotheses[index].token_ids for hypotheses in translations])
+            for pieces, translations in lines
+            for index, piece in enumerate(pieces)
+        ]
+        links = iter(aligner.align(sentences))
         for pieces, translations in lines:
             by_translation = zip(*[next(links) for _ in pieces], strict=True)
             yield [
@@ -106,22 +95,18 @@ class Postprocessor:
         targets = [hypothesis.token_ids for hypothesis in hypotheses]
         # A space ends the last word of a piece. Without whitespace, words are not counted.
         texts = [f"{target.decode(ids)} " for ids in targets]
-        starts = itertools.accumulate((len(ids) for ids in sources), initial=0)
-        return replace(
-            translation,
-            source_tokens=tuple(source.tokens([token for ids in sources for token in ids])),
-            alignments=aligned_units(
-                [
-                    start + link
-                    for start, piece in zip(starts, links, strict=False)
-                    for link in piece
-                ],
-                unit_indices(
-                    source, sources, [piece.first_word for piece in pieces], self.source_separator
-                ),
-                unit_indices(target, targets, first_word_indices(texts), self.separator),
-            ),
+        starts = itertools.accumulate(map(len, sources), initial=0)
+        positions = [
+            start + link for start, piece in zip(starts, links, strict=False) for link in piece
+        ]
+        first_words = [piece.first_word for piece in pieces]
+        alignments = aligned_units(
+            positions,
+            unit_indices(source, sources, first_words, self.source_separator),
+            unit_indices(target, targets, first_word_indices(texts), self.separator),
         )
+        tokens = tuple(source.tokens([token for ids in sources for token in ids]))
+        return replace(translation, source_tokens=tokens, alignments=alignments)
 
 
 def best_combinations(
@@ -129,9 +114,7 @@ def best_combinations(
 ) -> list[tuple[Hypothesis, ...]]:
     """Return the `count` combinations of one hypothesis a piece with the highest sums of scores.
 
-    Args:
-        pieces: hypotheses of each piece, best first.
-        count: maximum number of combinations.
+    The hypotheses of a piece come best first.
     """
     best: list[tuple[float, tuple[Hypothesis, ...]]] = [(0.0, ())]
     for hypotheses in pieces:

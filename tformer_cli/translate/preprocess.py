@@ -41,17 +41,11 @@ def special_tokens(target: Tokenizer, model: ModelConfig) -> SpecialTokens:
 
 
 class InputLine(NamedTuple):
-    """A line to translate.
-
-    Attributes:
-        text: source text.
-        prefix: how its translation begins; for a line in pieces, that of the first piece.
-        phrases: required phrases, each as often as it is listed.
-    """
+    """A line to translate."""
 
     text: str
-    prefix: str = ""
-    phrases: Sequence[str] = ()
+    prefix: str = ""  # of its translation; for a line in pieces, that of the first piece
+    phrases: Sequence[str] = ()  # required, each as often as it is listed
 
 
 def zip_lines(
@@ -78,31 +72,17 @@ def zip_lines(
 
 @dataclass(kw_only=True)
 class Preprocessor:
-    """Encodes lines. A long line is split into pieces, truncated or refused.
-
-    Attributes:
-        tokenizers: of the model.
-        max_source_length: maximum number of source tokens, EOS excluded.
-        max_source_sentences: maximum number of sentences in a piece; None for no limit.
-        max_positions: number of learned positions, one of them for EOS; None for no limit.
-        long_lines: what to do with a line above `max_source_length`.
-        uses_whitespace: whether whitespace separates the words of the target language.
-    """
+    """Encodes lines. A long line is split into pieces, truncated or refused."""
 
     tokenizers: Tokenizers
-    max_source_length: int
-    max_source_sentences: int | None
-    max_positions: int | None
-    long_lines: LongLines
-    uses_whitespace: bool
+    max_source_length: int  # source tokens, EOS excluded
+    max_source_sentences: int | None  # in a piece; None for no limit
+    max_positions: int | None  # learned positions, one of them for EOS; None for no limit
+    long_lines: LongLines  # what to do with a line above `max_source_length`
+    uses_whitespace: bool  # between the words of the target language
     _has_warned_of_sentences: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        """Check the limits.
-
-        Raises:
-            UsageError: a limit is below 1 or above the learned positions; or an unknown choice.
-        """
         check_positive("`max_source_length`", self.max_source_length)
         if self.max_source_sentences is not None:
             check_positive("`max_source_sentences`", self.max_source_sentences)
@@ -131,7 +111,7 @@ class Preprocessor:
             line: text, prefix and required phrases.
             number: line number, which determines sampling noise.
             where: file and line, for messages.
-            banned: ids of phrases that no translation contains, from `encode_banned`.
+            banned: from `encode_banned`.
             terminology: terms whose translations are required where a piece contains them.
             on_warning: called if the line is split or truncated; for its number of sentences, only
                 for the first such line.
@@ -140,20 +120,18 @@ class Preprocessor:
             DataError: the line is too long (`long_lines="error"`), is split although it has
                 phrases, or its prefix or phrases cannot occur in a translation.
         """
-        whose = f"the prefix of {where}"
-        prefix = self._check_tokens(self.tokenizers.target.encode(line.prefix), line.prefix, whose)
-        _check_not_banned(prefix, line.prefix, whose, banned)
+        ids = self.tokenizers.target.encode(line.prefix)
+        prefix = self._check_ids(ids, line.prefix, f"the prefix of {where}", banned)
         pieces = self._pieces(line.text, where, on_warning)
         if line.phrases and len(pieces) > 1:
             is_long = len(self.tokenizers.source.encode(line.text)) > self.max_source_length
             argument = "max_source_length" if is_long else "max_source_sentences"
+            what, got = "has required phrases but is split into pieces", f"{len(pieces)} pieces"
             raise DataError(
-                where,
-                "has required phrases but is split into pieces",
-                got=f"{len(pieces)} pieces",
-                remedy=f"split it and them, or raise `{argument}`",
+                where, what, got=got, remedy=f"split it and them, or raise `{argument}`"
             )
         words = first_word_indices([text for text, _ in pieces])
+        whose = f"a required phrase of {where}"
         requests = []
         for index, ((text, source), word) in enumerate(zip(pieces, words, strict=True)):
             terms = [] if terminology is None else terminology.target_terms(text)
@@ -162,7 +140,10 @@ class Preprocessor:
                 source=source,
                 prefix=() if index else prefix,
                 banned=tuple(banned),
-                required=self._encode_required(phrases, where, banned),
+                required=tuple(
+                    self._check_phrase(self._encode_within(phrase), phrase, whose, banned)
+                    for phrase in phrases
+                ),
                 number=number * MAX_PIECES + index,
                 first_word=word,
             )
@@ -242,17 +223,6 @@ class Preprocessor:
         source = self.tokenizers.source
         return source.split_code(line) if isinstance(source, MarianTokenizer) else ("", line)
 
-    def _encode_required(
-        self, phrases: Sequence[str], where: str, banned: Sequence[Ids]
-    ) -> tuple[Ids, ...]:
-        whose = f"a required phrase of {where}"
-        required = []
-        for phrase in phrases:
-            ids = self._check_phrase(self._encode_within(phrase), phrase, whose)
-            _check_not_banned(ids, phrase, whose, banned)
-            required.append(ids)
-        return tuple(required)
-
     def _encode_within(self, phrase: str) -> list[int]:
         """Return the ids of a phrase that does not begin a translation."""
         encode = self.tokenizers.target.encode
@@ -264,24 +234,25 @@ class Preprocessor:
         is_separate = whole[: len(context)] == context
         return whole[len(context) :] if is_separate else encode(phrase)
 
-    def _check_phrase(self, ids: Sequence[int], phrase: str, where: str) -> Ids:
+    def _check_phrase(
+        self, ids: Sequence[int], phrase: str, where: str, banned: Sequence[Ids] = ()
+    ) -> Ids:
         if not ids:
             raise DataError(where, "has no token", got=repr(phrase))
-        return self._check_tokens(ids, phrase, where)
+        return self._check_ids(ids, phrase, where, banned)
 
-    def _check_tokens(self, ids: Sequence[int], text: str, where: str) -> Ids:
+    def _check_ids(
+        self, ids: Sequence[int], text: str, where: str, banned: Sequence[Ids] = ()
+    ) -> Ids:
+        """Return the ids of a part of a translation, if a search can generate them."""
         target = self.tokenizers.target
         if suppressed := set(ids) & set(target.suppressed_ids):
             token = target.tokens([min(suppressed)])[0]
-            raise DataError(
-                where, "has a token that no translation can contain", got=f"{token} in {text!r}"
-            )
+            what = "has a token that no translation can contain"
+            raise DataError(where, what, got=f"{token} in {text!r}")
+        if any(_contains(tuple(ids), phrase) for phrase in banned):
+            raise DataError(where, "contains a banned word", got=repr(text))
         return tuple(ids)
-
-
-def _check_not_banned(ids: Ids, text: str, where: str, banned: Sequence[Ids]) -> None:
-    if any(_contains(ids, phrase) for phrase in banned):
-        raise DataError(where, "contains a banned word", got=repr(text))
 
 
 def _contains(ids: Ids, phrase: Ids) -> bool:

@@ -79,13 +79,11 @@ def score_pairs(
             if length > MAX_TOKENS:
                 what = f"has a side of more than {MAX_TOKENS} tokens, and the pair is not scored"
                 on_warning(Problem(f"{names[0]}:{line}", what, f"{length} tokens"))
-        log_probs = scorer.score(
-            [
-                (with_eos(source), target) if length <= MAX_TOKENS else ([], [])
-                for source, target, length in zip(sources, targets, lengths, strict=True)
-            ],
-            on_done=on_done,
-        )
+        short_pairs = [
+            (with_eos(source), target) if length <= MAX_TOKENS else ([], [])
+            for source, target, length in zip(sources, targets, lengths, strict=True)
+        ]
+        log_probs = scorer.score(short_pairs, on_done=on_done)
         scored = zip(window, targets, lengths, log_probs, strict=True)
         for (source, target), ids, length, token_log_probs in scored:
             tokens = tuple(tokenizers.target.tokens([*ids, EOS_ID]))

@@ -80,7 +80,6 @@ class Translator:
         *,
         aligner: Aligner | None = None,
         device: torch.device = CPU,
-        description: str = "",
         **limits: Unpack[LineLimits],
     ) -> None:
         """Combine an engine with the tokenizers and the config of its model.
@@ -91,23 +90,23 @@ class Translator:
             config: of the run; its `decoding` is the default search.
             aligner: aligns target tokens to source tokens; without it there are no alignments.
             device: where the engine computes.
-            description: languages, device and run, for `repr`.
             limits: those of `LineLimits`.
         """
-        self.engine: Engine = engine
+        self.engine = engine
         self.tokenizers = tokenizers
         self.config = config
         self.aligner = aligner
         self.device = device
-        self.description = description
+        data = config.data
+        self.description = f"{data.source_language} -> {data.target_language}, {device}"
         self.postprocessor = Postprocessor(
-            tokenizers,
-            separator=word_separator(config.data.target_language),
-            source_separator=word_separator(config.data.source_language),
+            tokenizers=tokenizers,
+            separator=word_separator(data.target_language),
+            source_separator=word_separator(data.source_language),
         )
         max_source_length = limits.get("max_source_length")
         if max_source_length is None:
-            max_source_length = config.data.filters.max_length
+            max_source_length = data.filters.max_length
         self.preprocessor = Preprocessor(
             tokenizers=tokenizers,
             max_source_length=max_source_length,
@@ -209,23 +208,11 @@ class Translator:
         # The aligner runs in this process: its few large matrices use all threads, while worker
         # processes are idle.
         if engine is None:
-            engine = native = NativeEngine(
-                model, tokens, device=device, precision=precision, others=others
-            )
-            aligner = native.aligner
+            native = NativeEngine(model, tokens, device=device, precision=precision, others=others)
+            engine, aligner = native, native.aligner
         else:
             aligner = Aligner([model], tokens, device=device, precision=precision)
-        data = config.data
-        description = f"{data.source_language} -> {data.target_language}, {device}"
-        return cls(
-            engine,
-            tokenizers,
-            config,
-            aligner=aligner,
-            device=device,
-            description=description,
-            **limits,
-        )
+        return cls(engine, tokenizers, config, aligner=aligner, device=device, **limits)
 
     def start_workers(self, workers: int | None) -> None:
         """Share the work between processes on a CPU, one thread each; 1 stops them again.
@@ -321,9 +308,8 @@ class Translator:
         """
         aligner = self.aligner if aligned else None
         if aligned and aligner is None:
-            raise UsageError(
-                "`aligned`", "needs a translator that has an aligner", remedy="leave it out"
-            )
+            what = "needs a translator that has an aligner"
+            raise UsageError("`aligned`", what, remedy="leave it out")
         search = self.config.decoding if decoding is None else decoding
         requiring = "`required`" if has_phrases else "`terminology`" if terminology else None
         check_search(search, self.engine.scorer.max_length, requiring)
@@ -345,20 +331,16 @@ class Translator:
                 for line, number in numbered
             ]
             pieces = list(itertools.chain.from_iterable(requests))
-            hypotheses = iter(
-                self.engine.translate(
-                    pieces,
-                    search,
-                    nbest=num_hypotheses,
-                    scored=scored,
-                    on_done=_in_proportion(on_done, len(pieces), len(window)),
-                    on_warning=on_warning,
-                )
+            hypotheses = self.engine.translate(
+                pieces,
+                search,
+                nbest=num_hypotheses,
+                scored=scored,
+                on_done=_in_proportion(on_done, len(pieces), len(window)),
+                on_warning=on_warning,
             )
-            chosen = [
-                best_combinations([self._rerank(next(hypotheses), mbr) for _ in line], count)
-                for line in requests
-            ]
+            ranked = (self._rerank(candidates, mbr) for candidates in hypotheses)
+            chosen = [best_combinations([next(ranked) for _ in line], count) for line in requests]
             decoded = self.postprocessor.decode_lines(requests, chosen, aligner)
             yield [
                 TranslatedLine(number, line.text, translations)
