@@ -22,7 +22,6 @@ LADDER = [
     ["corpus"],
     ["inference", "search"],
     ["storage.checkpoint", "storage.state", "storage.trained_model"],
-    ["translate.mbr", "translate.options", "translate.preprocess"],
     ["export"],
     ["translate"],
     ["evaluation"],

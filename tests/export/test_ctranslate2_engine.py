@@ -21,9 +21,8 @@ from tformer_cli.export.ctranslate2_engine import (
     shrinking_batches,
 )
 from tformer_cli.search.engine import NativeEngine
-from tformer_cli.search.request import EMPTY, Request
+from tformer_cli.search.request import EMPTY, Request, SpecialTokens
 from tformer_cli.text.vocabulary import EOS_ID, UNK_ID
-from tformer_cli.translate.preprocess import special_tokens
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 
@@ -43,7 +42,7 @@ def theirs(model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ours(model):
-    roles = special_tokens(model.tokenizers.target, model.config.model)
+    roles = SpecialTokens(*model.tokenizers.special_ids(model.config.model.kind))
     return NativeEngine(model.model, roles, device=torch.device("cpu"))
 
 

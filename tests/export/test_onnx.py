@@ -161,10 +161,9 @@ def test_translations_do_not_depend_on_their_company(small):
 @pytest.mark.slow
 def test_scores_of_pairs_are_those_of_the_model(small):
     from tformer_cli.search.engine import NativeEngine
-    from tformer_cli.translate.preprocess import special_tokens
 
     engine = FORM.engine(small.trained, small.folder)
-    roles = special_tokens(small.trained.tokenizers.target, small.trained.config.model)
+    roles = SpecialTokens(*small.trained.tokenizers.special_ids(small.trained.config.model.kind))
     ours = NativeEngine(small.trained.model, roles, device=torch.device("cpu"))
     pairs = [((8, 9, EOS_ID), (10, 11)), ((8, EOS_ID), ()), ((), ()), ((), (9,))]
     found = engine.scorer.score(pairs)

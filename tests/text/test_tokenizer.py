@@ -16,6 +16,7 @@ from tformer_cli.config.schema.tokenizer import (
 )
 from tformer_cli.errors import CheckpointError, DataError
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SEP_ID
 
 PAIRS = [
     ("The small dog sees the big tree.", "Der kleine Hund sieht den großen Baum."),
@@ -229,3 +230,10 @@ def test_loading_refuses_a_newer_format(tmp_path: Path) -> None:
         f"{file}: was written by a newer tformer; this one reads format 1; got format 2; "
         "upgrade tformer"
     )
+
+
+def test_a_search_begins_by_the_kind_of_network_and_ends_with_eos() -> None:
+    tokenizers = build_tokenizers(CharConfig(), lambda: [("ab", "a b")] * 3, seed=1)
+    suppressed = tokenizers.target.suppressed_ids
+    assert tokenizers.special_ids("encoder_decoder") == (BOS_ID, EOS_ID, suppressed)
+    assert tokenizers.special_ids("decoder_only") == (SEP_ID, EOS_ID, suppressed)

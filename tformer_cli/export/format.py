@@ -15,11 +15,11 @@ import torch
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.errors import ConfigError, Problem, UsageError
 from tformer_cli.search.engine import Engine, NativeEngine
+from tformer_cli.search.request import SpecialTokens
 from tformer_cli.storage.atomic import new_directory
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.subword import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.translate.preprocess import special_tokens
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -106,7 +106,7 @@ class Format(ABC):
 
 def native_engine(trained: TrainedModel) -> NativeEngine:
     """Return our own engine of a model, on the CPU."""
-    tokens = special_tokens(trained.tokenizers.target, trained.config.model)
+    tokens = SpecialTokens(*trained.tokenizers.special_ids(trained.config.model.kind))
     return NativeEngine(trained.model, tokens, device=torch.device("cpu"))
 
 

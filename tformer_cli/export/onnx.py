@@ -40,7 +40,6 @@ from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID, UNK_ID
-from tformer_cli.translate.preprocess import special_tokens
 
 # Larger weights stand in a file beside the graph: protobuf holds no more.
 MAX_BYTES = 1 << 31
@@ -71,7 +70,7 @@ class OnnxFormat(Format):
         )
 
     def engine(self, trained: TrainedModel, folder: Path) -> OnnxEngine:
-        tokens = special_tokens(trained.tokenizers.target, trained.config.model)
+        tokens = SpecialTokens(*trained.tokenizers.special_ids(trained.config.model.kind))
         return OnnxEngine(folder, tokens, max_length=trained.model.max_length)
 
     def searches(self, max_length: int) -> list[DecodingConfig]:
@@ -223,7 +222,7 @@ def _attend_by_formula(
 @torch.no_grad()
 def _write_graphs(trained: TrainedModel, folder: Path) -> None:
     model = traceable(trained.model)
-    tokens = special_tokens(trained.tokenizers.target, trained.config.model)
+    tokens = SpecialTokens(*trained.tokenizers.special_ids(trained.config.model.kind))
     source_graph, step_graph = SourceGraph(model), StepGraph(model, tokens)
     ids = torch.full((BATCH, SOURCE), EOS_ID)
     mask = torch.ones_like(ids, dtype=torch.bool)

@@ -26,7 +26,7 @@ from tformer_cli.text.subword import (
     reservoir_sample,
 )
 from tformer_cli.text.symbol import CharTokenizer, WordTokenizer, learn_characters, learn_words
-from tformer_cli.text.vocabulary import TRAIN_AGAIN
+from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID, TRAIN_AGAIN
 
 FORMAT_VERSION = 1
 HEADER_FILE = "tokenizer.json"
@@ -96,6 +96,10 @@ class Tokenizers:
             digest.update(f"{name} {len(content)}\n".encode())
             digest.update(content)
         return digest.hexdigest()
+
+    def special_ids(self, kind: str) -> tuple[int, int, tuple[int, ...]]:
+        """Return the start id of a kind of network, EOS, and the ids that no translation has."""
+        return DECODER_START_IDS[kind], EOS_ID, self.target.suppressed_ids
 
     def save(self, directory: Path) -> None:
         """Write a tokenizer directory atomically, replacing an earlier one."""

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, get_args
 
-from tformer_cli.config.schema.model import ModelConfig
 from tformer_cli.errors import (
     DataError,
     Problem,
@@ -14,7 +13,7 @@ from tformer_cli.errors import (
     check_positive,
     reject_str,
 )
-from tformer_cli.search.request import Request, SpecialTokens
+from tformer_cli.search.request import Request
 from tformer_cli.text.segments import (
     Terminology,
     first_word_indices,
@@ -23,8 +22,8 @@ from tformer_cli.text.segments import (
     truncate_text,
 )
 from tformer_cli.text.subword import MarianTokenizer
-from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
-from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID, with_eos
+from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.vocabulary import with_eos
 from tformer_cli.translate.options import LongLines
 
 # Pieces of a line at most; piece i of line n has the number n * MAX_PIECES + i when sampling.
@@ -33,11 +32,6 @@ MAX_PIECES = 1 << 20
 FULL_STOP = "。"
 
 Ids = tuple[int, ...]
-
-
-def special_tokens(target: Tokenizer, model: ModelConfig) -> SpecialTokens:
-    """Return the ids of a target vocabulary that have a meaning to a search."""
-    return SpecialTokens(DECODER_START_IDS[model.kind], EOS_ID, target.suppressed_ids)
 
 
 class InputLine(NamedTuple):

@@ -13,10 +13,9 @@ from tformer_cli.model.inspection.attention_maps import LayerMaps, attention_map
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.plotting.attention_maps import AttentionMaps, Part, PartMaps, PositionTable
 from tformer_cli.search.engine import NativeEngine
-from tformer_cli.search.request import Request
+from tformer_cli.search.request import Request, SpecialTokens
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import with_eos
-from tformer_cli.translate.preprocess import special_tokens
 
 # Positions of a position table at least, if the network knows so many.
 MIN_POSITIONS = 64
@@ -58,7 +57,7 @@ def sentence_maps(
         (own,) = _record(network, source_ids, source_ids)
         maps = [_part_maps("encoder", own, source)]
         return AttentionMaps(sentence, None, tuple(maps), _tables(network, maps))
-    special = special_tokens(tokenizers.target, config.model)
+    special = SpecialTokens(*tokenizers.special_ids(config.model.kind))
     if target is None:
         engine = NativeEngine(network, special, device=torch.device("cpu"))
         ((best,),) = engine.translate([Request(source_ids)], config.decoding)

@@ -18,7 +18,7 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.process import tune_allocator
 from tformer_cli.search.alignment import Aligner
 from tformer_cli.search.engine import Engine, NativeEngine
-from tformer_cli.search.request import Hypothesis
+from tformer_cli.search.request import Hypothesis, SpecialTokens
 from tformer_cli.search.workers import WorkersEngine
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_ensemble
@@ -36,7 +36,6 @@ from tformer_cli.translate.postprocess import Postprocessor, Translation, best_c
 from tformer_cli.translate.preprocess import (
     InputLine,
     Preprocessor,
-    special_tokens,
     zip_lines,
 )
 from tformer_cli.translate.score import ScoredPair, score_pairs
@@ -204,7 +203,7 @@ class Translator:
         The model, and the `others` of an ensemble, move to `device`; on a CPU their weights are
         packed for inference. An `engine` is another program that runs the same model.
         """
-        tokens = special_tokens(tokenizers.target, config.model)
+        tokens = SpecialTokens(*tokenizers.special_ids(config.model.kind))
         # The aligner runs in this process: its few large matrices use all threads, while worker
         # processes are idle.
         if engine is None:
