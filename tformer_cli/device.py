@@ -34,9 +34,6 @@ def resolve_device(name: str) -> torch.device:
 
     `auto` is the first CUDA device, else Apple's GPU, else the CPU. For a CUDA device, attention by
     cuDNN is disabled in this process.
-
-    Raises:
-        DeviceError: this machine or this build of torch does not have it.
     """
     has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     best = "cuda" if has_cuda else "mps" if has_mps else "cpu"
@@ -70,9 +67,6 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
 
     `auto` is bfloat16 on a CUDA GPU or a CPU with instructions for it, float16 on an older GPU, and
     float32 elsewhere, where narrow formats are slower.
-
-    Raises:
-        DeviceError: there is no such precision, or the device does not support it.
     """
     if name not in ("auto", *PRECISIONS):
         raise DeviceError(

@@ -154,9 +154,6 @@ def process_group(device: torch.device) -> Iterator[World]:
     """Join the process group of torchrun; without torchrun, yield `SINGLE_PROCESS`.
 
     If `device` is a GPU, it becomes the current one.
-
-    Raises:
-        DeviceError: the environment variables of torchrun are incomplete.
     """
     if device.type == "cuda" and device.index is not None:
         # Compiled kernels and NCCL use the current GPU, whatever a tensor lies on.
@@ -188,11 +185,7 @@ def process_group(device: torch.device) -> Iterator[World]:
 
 
 def local_device(device: torch.device) -> torch.device:
-    """Return the GPU of this process on its machine if `device` is a GPU, else `device`.
-
-    Raises:
-        DeviceError: the machine has more processes than GPUs.
-    """
+    """Return the GPU of this process on its machine if `device` is a GPU, else `device`."""
     local_rank = os.environ.get("LOCAL_RANK")
     if device.type != "cuda" or local_rank is None:
         return device

@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import os
 import tempfile
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
@@ -86,6 +85,8 @@ def find_repeats(digests: np.ndarray, directory: Path) -> np.ndarray:
     `directory`, and each group is sorted. Memory is one byte a pair and a constant; time is linear.
     """
     is_repeated = np.zeros(len(digests), dtype=np.bool_)
+    if len(digests) == 0:
+        return is_repeated
     num_groups = math.ceil(len(digests) / GROUP_PAIRS)
     with tempfile.TemporaryFile(dir=directory) as file:
         bounds = [
@@ -93,9 +94,9 @@ def find_repeats(digests: np.ndarray, directory: Path) -> np.ndarray:
             for start in range(0, len(digests), GROUP_PAIRS)
         ]
         file.flush()
+        grouped = np.memmap(file, dtype=DIGEST_AND_INDEX, mode="r").view(np.ndarray)
         for group in range(num_groups):
-            parts = [_read_pairs(file, part[group], part[group + 1]) for part in bounds]
-            pairs = np.concatenate(parts)
+            pairs = np.concatenate([grouped[part[group] : part[group + 1]] for part in bounds])
             # A stable sort keeps the first of equal pairs first.
             low, high = pairs["digest"].T
             pairs = pairs[np.lexsort((low, high))]
@@ -113,9 +114,3 @@ def _append_groups(file: BinaryIO, digests: np.ndarray, start: int, num_groups: 
     pairs["digest"], pairs["index"] = digests[order], start + order
     file.write(pairs.tobytes())
     return np.searchsorted(groups[order], np.arange(num_groups + 1))
-
-
-def _read_pairs(file: BinaryIO, start: int, stop: int) -> np.ndarray:
-    size = DIGEST_AND_INDEX.itemsize
-    content = os.pread(file.fileno(), int(stop - start) * size, int(start) * size)
-    return np.frombuffer(content, dtype=DIGEST_AND_INDEX)
