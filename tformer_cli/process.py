@@ -39,22 +39,19 @@ def tune_allocator() -> None:
     By default it returns every large buffer to the system, and the next step pays for page faults
     again: a fifth of the training time of a small model.
     """
-    libc = _c_library()
-    if libc is None or not hasattr(libc, "mallopt"):
-        return
-    libc.mallopt(M_MMAP_MAX, 0)
-    libc.mallopt(M_TRIM_THRESHOLD, ctypes.c_int(2**31 - 1))
+    _call_libc("mallopt", M_MMAP_MAX, 0)
+    _call_libc("mallopt", M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def trim_allocator() -> None:
     """Return the memory that `tune_allocator` lets glibc keep to the system."""
-    libc = _c_library()
-    if libc is not None and hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
+    _call_libc("malloc_trim", 0)
 
 
-def _c_library() -> ctypes.CDLL | None:
-    return ctypes.CDLL(None) if sys.platform == "linux" else None
+def _call_libc(name: str, *arguments: int) -> None:
+    function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+    if function is not None:
+        function(*arguments)
 
 
 def num_cores() -> int:

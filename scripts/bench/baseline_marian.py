@@ -12,8 +12,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.corpus.batch import Batch
-from tformer_cli.corpus.bucketing import batches_in_order
+from tformer_cli.corpus.batch import Batch, batches_in_order
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import evaluation_store

@@ -24,7 +24,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.corpus.bucketing import DataPosition, epoch_plans, training_micro_batches
+from tformer_cli.corpus.batch import DataPosition, epoch_plans, training_micro_batches
 from tformer_cli.corpus.prefetch import prefetch
 from tformer_cli.corpus.store import PairWeights, TokenStore
 from tformer_cli.device import peak_memory, resolve_device, resolve_precision

@@ -33,7 +33,7 @@ from tformer_cli.cli.options import chosen_decoding
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
-from tformer_cli.corpus.bucketing import batches_in_order
+from tformer_cli.corpus.batch import batches_in_order
 from tformer_cli.corpus.store_builder import evaluation_store, training_store
 from tformer_cli.device import resolve_device
 from tformer_cli.errors import CheckpointError, UsageError

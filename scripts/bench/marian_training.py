@@ -16,8 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 from tformer_cli.config.load import as_plain
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.training import AdamConfig, AdamWConfig, MuonConfig
-from tformer_cli.corpus.batch import Batch
-from tformer_cli.corpus.bucketing import DataPosition, epoch_plans, training_micro_batches
+from tformer_cli.corpus.batch import Batch, DataPosition, epoch_plans, training_micro_batches
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import autocast, derive_seed
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError

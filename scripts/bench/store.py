@@ -20,7 +20,7 @@ from harness import aligned, proc_bytes
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.tokenizer import SubwordConfig
-from tformer_cli.corpus.bucketing import DataPosition, epoch_plans, training_micro_batches
+from tformer_cli.corpus.batch import DataPosition, epoch_plans, training_micro_batches
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import evaluation_store, training_store

@@ -42,7 +42,7 @@ from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingTex
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.config.schema.training import AdamWConfig, TrainingConfig
-from tformer_cli.corpus.bucketing import epoch_plans
+from tformer_cli.corpus.batch import epoch_plans
 from tformer_cli.corpus.reader import read_texts
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import training_store

@@ -25,10 +25,11 @@ from torch import nn
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.training import CosineSchedule
-from tformer_cli.corpus.batch import Batch, collate
-from tformer_cli.corpus.bucketing import (
+from tformer_cli.corpus.batch import (
+    Batch,
     DataPosition,
     batches_in_order,
+    collate,
     epoch_plans,
     training_micro_batches,
 )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer_cli.corpus import store
-from tformer_cli.corpus.bucketing import POOL_BATCHES, Bucketing, DataPosition, EpochPlans
+from tformer_cli.corpus.batch import POOL_BATCHES, Bucketing, DataPosition, EpochPlans
 from tformer_cli.corpus.store import PairWeights
 
 pair_lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=200)

@@ -12,7 +12,7 @@ from tformer_cli.config.schema.data import (
     TrainingText,
 )
 from tformer_cli.config.schema.tokenizer import CharConfig
-from tformer_cli.corpus.bucketing import (
+from tformer_cli.corpus.batch import (
     DataPosition,
     batches_in_order,
     epoch_plans,

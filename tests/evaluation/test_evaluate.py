@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.corpus.bucketing import batches_in_order
+from tformer_cli.corpus.batch import batches_in_order
 from tformer_cli.corpus.store import build_store
 from tformer_cli.errors import DeviceError
 from tformer_cli.evaluation.evaluate import Likelihood, reference_likelihood

@@ -23,8 +23,7 @@ from tformer_cli.config.schema.model import (
     YarnScaling,
 )
 from tformer_cli.config.schema.training import AdamWConfig, CosineSchedule, TrainingConfig
-from tformer_cli.corpus.batch import collate
-from tformer_cli.corpus.bucketing import DataPosition
+from tformer_cli.corpus.batch import DataPosition, collate
 from tformer_cli.corpus.store import Example
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq

@@ -20,7 +20,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.config.schema.training import AdamConfig, MuonConfig
-from tformer_cli.corpus.bucketing import batches_in_order
+from tformer_cli.corpus.batch import batches_in_order
 from tformer_cli.corpus.store_builder import evaluation_store, training_store
 from tformer_cli.errors import CheckpointError, TrainingError, UsageError
 from tformer_cli.storage.run_directory import RunDirectory

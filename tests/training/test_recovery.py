@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from train_states import batch, train_state
 
-from tformer_cli.corpus.batch import Batch, Masking, collate
-from tformer_cli.corpus.bucketing import DataPosition
+from tformer_cli.corpus.batch import Batch, DataPosition, Masking, collate
 from tformer_cli.corpus.store import Example
 from tformer_cli.distributed import World
 from tformer_cli.errors import TrainingError

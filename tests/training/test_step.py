@@ -9,8 +9,7 @@ import pytest
 import torch
 from train_states import INITIAL, batch, step_batches, train_state
 
-from tformer_cli.corpus.batch import collate
-from tformer_cli.corpus.bucketing import DataPosition
+from tformer_cli.corpus.batch import DataPosition, collate
 from tformer_cli.corpus.store import Example
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import TrainingError

@@ -16,8 +16,7 @@ from torch.nn import functional
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, Text
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.corpus.batch import Batch
-from tformer_cli.corpus.bucketing import batches_in_order
+from tformer_cli.corpus.batch import Batch, batches_in_order
 from tformer_cli.corpus.held_out import overlap_warnings
 from tformer_cli.corpus.reader import read_pairs, read_texts
 from tformer_cli.corpus.store import TokenStore

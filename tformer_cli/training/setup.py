@@ -14,10 +14,10 @@ import torch
 from tformer_cli.config.load import as_plain, dump_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.model import MaskedEncoderConfig, ModelConfig
-from tformer_cli.corpus.batch import Masking
-from tformer_cli.corpus.bucketing import (
+from tformer_cli.corpus.batch import (
     DataPosition,
     EpochPlans,
+    Masking,
     epoch_plans,
     training_micro_batches,
 )

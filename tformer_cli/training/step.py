@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.corpus.batch import Batch
-from tformer_cli.corpus.bucketing import DataPosition
+from tformer_cli.corpus.batch import Batch, DataPosition
 from tformer_cli.device import autocast, derive_seed, empty_cache, is_out_of_memory, seed_device
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.model.network import Network
