@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.device import resolve_device
 from tformer_cli.errors import Problem, Rule, UsageError, check_usage, reject_str
@@ -20,6 +21,7 @@ from tformer_cli.evaluation.metrics import MetricName
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config
 from tformer_cli.training import trainer as training
 from tformer_cli.translate.mbr import MBR
+from tformer_cli.translate.options import SearchOptions, resolve_search
 
 
 def train(
@@ -71,14 +73,16 @@ def evaluate(
     run: str | os.PathLike[str],
     *,
     metrics: Sequence[MetricName] = ("bleu",),
-    split: str = "test",
-    decoding: DecodingConfig | None = None,
+    split: str | None = None,
+    text: ParallelText | None = None,
+    decoding: DecodingConfig | SearchOptions | None = None,
     mbr: MBR | None = None,
     ensemble: Sequence[str | os.PathLike[str]] = (),
     checkpoint: str = "best",
     device: str = "auto",
     precision: str = "float32",
     workers: int | None = 1,
+    on_done: Callable[[int], object] = lambda count: None,
     on_warning: Callable[[Problem], object] = lambda problem: None,
 ) -> dict[str, Evaluation]:
     """Translate test sets and score them against raw references, by sacrebleu.
@@ -92,14 +96,16 @@ def evaluate(
     Args:
         run: the run folder.
         metrics: bleu, chrf, ter.
-        split: valid, test (all test sets of the config), or the name of one.
-        decoding: the search; None for the run's own.
+        split: valid, test (all test sets of the config), or the name of one; None for test.
+        text: evaluated instead of a split, under the name of its source file.
+        decoding: the search, or changes to that of the run; None for the run's own.
         mbr: minimum-Bayes-risk decoding; None ranks by the search.
         ensemble: further runs with the same tokenizers.
         checkpoint: best, last, or a name such as step-000400.
         device: auto, cpu, cuda, cuda:N or mps.
         precision: auto, float32, bfloat16, float16, or int8 on a CPU.
         workers: processes that share the work on a CPU, one thread each; None for one a core.
+        on_done: called with the number of lines whenever some are translated.
         on_warning: called for each text that is part of the training text, and for each source line
             that is split or truncated.
 
@@ -118,13 +124,14 @@ def evaluate(
         precision=precision,
         workers=workers,
     )
-    texts = texts_of_split(evaluator.config, split)
-    built = evaluator.metrics(metrics)
-    warn_of_overlap(evaluator.config.data, texts, on_warning)
+    config = evaluator.config
+    texts = texts_of_split(config, split) if text is None else {text.source.name: text}
+    built, search = evaluator.metrics(metrics), resolve_search(decoding, config)
+    warn_of_overlap(config.data, texts, on_warning)
     evaluations = {}
-    for name, text in texts.items():
+    for name, each in texts.items():
         evaluations[name] = evaluator.evaluate(
-            text, built, decoding=decoding, mbr=mbr, on_warning=on_warning
+            each, built, decoding=search, mbr=mbr, on_done=on_done, on_warning=on_warning
         )
         save_evaluation(evaluations[name], RunDirectory(Path(run)), name)
     return evaluations

@@ -29,7 +29,6 @@ from harness import aligned
 from marian_training import train_marian, with_optimizer
 
 from tformer_cli.cli.entry import new_app, run
-from tformer_cli.cli.options import chosen_decoding
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
@@ -47,6 +46,7 @@ from tformer_cli.process import tune_allocator
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_progress
 from tformer_cli.storage.trained_model import load_trained_model
+from tformer_cli.translate.options import SearchOptions
 from tformer_cli.translate.translator import Translator
 
 
@@ -183,7 +183,7 @@ def _text_of(config: Config, split: str) -> tuple[str, ParallelText]:
 def _searches(config: Config, beam: int | None) -> dict[str, DecodingConfig]:
     """Return greedy search, and beam search where the run or the command line asks for it."""
     greedy = GreedyConfig(max_length=config.decoding.max_length)
-    search = chosen_decoding(config, beam, None)
+    search = SearchOptions(beam).apply(config)
     is_beam = isinstance(search, BeamConfig)
     return {"greedy": greedy, "beam": search} if is_beam else {"greedy": greedy}
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tformer_cli.cli.entry import refusal
+from tformer_cli.cli.entry import refusal, tell
 
 COMMANDS = [
     "",
@@ -109,3 +109,12 @@ def test_what_the_system_refuses_is_one_line(file, message, monkeypatch):
     # As where the shell has closed it.
     monkeypatch.setattr(sys, "stdout", None)
     assert str(refusal(OSError(errno.EACCES, os.strerror(errno.EACCES), file))) == message
+
+
+def test_names_with_escapes_move_no_cursor(capfd):
+    tell("runs/\x1b[31mred: é\nnext: tformer translate 'a\tb'")
+    assert capfd.readouterr().out == ("runs/\\x1b[31mred: é\nnext: tformer translate 'a\\tb'\n")
+
+
+def test_lack_of_memory_is_one_clear_line():
+    assert str(refusal(MemoryError())).startswith("tformer: memory ran out; ")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tformer_cli.cli.options import chosen_decoding
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.decoding import (
@@ -15,6 +14,7 @@ from tformer_cli.config.schema.decoding import (
     SampleConfig,
 )
 from tformer_cli.errors import ConfigError, UsageError
+from tformer_cli.translate.options import SearchOptions
 
 BEAM = BeamConfig(beam_size=4, max_length=20, length_penalty=0.6)
 
@@ -51,7 +51,7 @@ def config(decoding: DecodingConfig) -> Config:
     ],
 )
 def test_a_beam_size_keeps_what_settings_ask_for(own, beam, settings, expected):
-    assert chosen_decoding(config(own), beam, None, settings) == expected
+    assert SearchOptions(beam, None, settings).apply(config(own)) == expected
 
 
 @pytest.mark.parametrize(
@@ -60,41 +60,51 @@ def test_a_beam_size_keeps_what_settings_ask_for(own, beam, settings, expected):
         (BEAM, 5, "decoding={kind: sample, top_k: 10}", "kind is sample"),
         (BEAM, 5, "decoding={kind: greedy}", "kind is greedy"),
         (BEAM, 1, "decoding={kind: sample}", "kind is sample"),
-        (BEAM, 1, "decoding.length_penalty=0.5", "length_penalty is 0.5"),
-        (BEAM, 1, "decoding.coverage_penalty=0.5", "coverage_penalty is 0.5"),
-        (BEAM, 1, "decoding.patience=2.0", "patience is 2.0"),
-        (BEAM, 1, "decoding.num_beam_groups=2", "num_beam_groups is 2"),
         (BEAM, 5, "decoding.beam_size=8", "beam_size is 8"),
-        (SampleConfig(), 5, "decoding.top_k=10", "top_k is 10"),
     ],
 )
 def test_a_beam_size_that_would_undo_a_setting_is_refused(own, beam, setting, what):
     with pytest.raises(UsageError) as raised:
-        chosen_decoding(config(own), beam, None, [setting])
+        SearchOptions(beam, None, [setting]).apply(config(own))
     assert str(raised.value) == (
-        f"--beam: contradicts --set, by which {what}; got {beam}; leave one of them out"
+        f"`beam_size`: contradicts `settings`, by which {what}; got {beam}; leave one of them out"
     )
+
+
+@pytest.mark.parametrize(
+    ("own", "beam", "key", "value", "kind"),
+    [
+        (BEAM, 1, "length_penalty", 0.5, "beam"),
+        (BEAM, 1, "coverage_penalty", 0.5, "beam"),
+        (BEAM, 1, "patience", 2.0, "beam"),
+        (BEAM, 1, "num_beam_groups", 2, "beam"),
+        (SampleConfig(), 5, "top_k", 10, "sample"),
+    ],
+)
+def test_a_setting_of_a_search_that_the_beam_size_leaves_is_refused(own, beam, key, value, kind):
+    with pytest.raises(ConfigError) as raised:
+        SearchOptions(beam, None, [f"decoding.{key}={value}"]).apply(config(own))
+    assert str(raised.value).startswith(f"`settings` decoding.{key}: belongs to kind: {kind}")
 
 
 @pytest.mark.parametrize("beam", [None, 5])
 def test_a_length_penalty_that_would_undo_a_setting_is_refused(beam):
     settings = ["decoding.length_penalty=2.0", "decoding.patience=3.0"]
     with pytest.raises(UsageError) as raised:
-        chosen_decoding(config(BEAM), beam, 0.5, settings)
+        SearchOptions(beam, 0.5, settings).apply(config(BEAM))
     assert str(raised.value) == (
-        "--length-penalty: contradicts --set, by which length_penalty is 2.0; got 0.5; "
+        "`length_penalty`: contradicts `settings`, by which length_penalty is 2.0; got 0.5; "
         "leave one of them out"
     )
-    assert chosen_decoding(config(BEAM), beam, 2.0, settings).patience == 3.0
-    assert chosen_decoding(config(BEAM), beam, 0.5, settings[1:]).length_penalty == 0.5
-    assert (
-        chosen_decoding(config(BEAM), beam, 0.5, ["decoding={beam_size: 5}"]).length_penalty == 0.5
-    )
+    assert SearchOptions(beam, 2.0, settings).apply(config(BEAM)).patience == 3.0
+    for others in (settings[1:], ["decoding={beam_size: 5}"]):
+        search = SearchOptions(beam, 0.5, others).apply(config(BEAM))
+        assert search.length_penalty == 0.5
 
 
 def test_a_beam_size_that_the_groups_of_the_run_do_not_divide_is_refused():
     with pytest.raises(ConfigError) as raised:
-        chosen_decoding(config(BeamConfig(beam_size=4, num_beam_groups=2)), 5, None)
+        SearchOptions(5).apply(config(BeamConfig(beam_size=4, num_beam_groups=2)))
     assert str(raised.value) == "decoding.num_beam_groups: must divide beam_size (5); got 2"
 
 
@@ -109,5 +119,5 @@ def test_a_beam_size_that_the_groups_of_the_run_do_not_divide_is_refused():
 )
 def test_a_length_penalty_keeps_to_the_limits_of_its_key(length_penalty, message):
     with pytest.raises(ConfigError) as raised:
-        chosen_decoding(config(BEAM), None, length_penalty)
+        SearchOptions(None, length_penalty).apply(config(BEAM))
     assert str(raised.value) == f"decoding.length_penalty: {message}"

@@ -10,7 +10,6 @@ import pytest
 
 from tformer_cli.cli.entry import Stdout
 from tformer_cli.cli.streams import (
-    SideInputs,
     check_outputs,
     input_lines,
     line_writer,
@@ -32,7 +31,7 @@ def pipe() -> Iterator[Path]:
 
 def test_lines_of_a_pipe_have_the_phrases_beside_them(pipe, tmp_path):
     (tmp_path / "phrases").write_text("A\t \tB C\n\n")
-    assert list(input_lines(pipe, SideInputs(None, tmp_path / "phrases"))) == [
+    assert list(input_lines(pipe, None, tmp_path / "phrases")) == [
         InputLine("ab", "", ["A", "B C"]),
         InputLine("cd", "", []),
     ]
@@ -40,8 +39,15 @@ def test_lines_of_a_pipe_have_the_phrases_beside_them(pipe, tmp_path):
 
 def test_lines_of_a_pipe_have_the_prefixes_beside_them(pipe, tmp_path):
     (tmp_path / "prefixes").write_text("A\n\n")
-    found = input_lines(pipe, SideInputs(tmp_path / "prefixes", None))
+    found = input_lines(pipe, tmp_path / "prefixes", None)
     assert list(found) == [InputLine("ab", "A"), InputLine("cd")]
+
+
+def test_lines_of_a_pipe_have_prefixes_and_phrases_beside_them(pipe, tmp_path):
+    (tmp_path / "prefixes").write_text("A\n\n")
+    (tmp_path / "phrases").write_text("\nB\tC\n")
+    found = input_lines(pipe, tmp_path / "prefixes", tmp_path / "phrases")
+    assert list(found) == [InputLine("ab", "A", []), InputLine("cd", "", ["B", "C"])]
 
 
 def test_a_closed_stdin_is_a_mistake(monkeypatch):

@@ -13,7 +13,7 @@ from sacrebleu.metrics.chrf import CHRF
 from storage.saving import remove_settings
 
 from tformer_cli import Translator
-from tformer_cli.cli.translate import _json_line, _text_lines
+from tformer_cli.cli.translate import _json_line, _numbered_lines
 from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.storage.checkpoint import write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
@@ -144,7 +144,7 @@ def test_numbers_that_differ_by_rounding_are_written_alike():
         line = json.loads(_json_line(1, "b a", [translation]))
         (best,) = line["translations"]
         assert (best["score"], best["log_prob"]) == (-0.9065, -3.6261)
-        assert _text_lines(1, "b a", [translation], numbered=True) == "1 ||| A B ||| -0.9065\n"
+        assert _numbered_lines(1, "b a", [translation]) == "1 ||| A B ||| -0.9065\n"
 
 
 def test_without_a_run_the_newest_is_taken(toy_run, tformer, tmp_path, monkeypatch):
@@ -644,17 +644,6 @@ def test_a_line_that_is_no_term_is_refused_before_any_is_translated(toy_run, tfo
 def test_phrases_without_a_file_of_lines_are_refused(toy_run, tformer, source):
     result = tformer("translate", toy_run, "--constraints", source, stdin="ab\n")
     assert result.stderr == "--constraints: needs --input, line by line; name that file\n"
-
-
-def test_a_pipe_beside_both_prefixes_and_phrases_is_refused(toy_run, tformer, source, tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    files = ("--prefixes", source, "--constraints", source)
-    result = tformer("translate", toy_run, "-i", pipe, *files)
-    assert (result.exit_code, result.stderr) == (
-        2,
-        "--input: must be read more than once, and a pipe cannot be; write it to a file first\n",
-    )
 
 
 def test_fewer_lines_of_phrases_than_lines_are_refused(toy_run, tformer, source, tmp_path):

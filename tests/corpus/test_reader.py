@@ -365,7 +365,7 @@ def test_what_is_translated_may_be_a_table_or_markup(
         each.write_text(content, encoding="utf-8")
     lines = content.split("\n")[:-1]
     assert list(read_lines(file)) == lines
-    assert list(read_beside(file, other)) == list(zip(lines, lines, strict=True))
+    assert list(read_beside(read_lines(file), file, other)) == list(zip(lines, lines, strict=True))
 
 
 @pytest.mark.parametrize(

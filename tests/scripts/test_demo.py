@@ -9,7 +9,7 @@ import torch
 
 import tformer_cli
 from tformer_cli import Translator
-from tformer_cli.cli.heatmap import heatmap
+from tformer_cli.cli.plot import heatmap
 from tformer_cli.cli.translate import translate
 from tformer_cli.config.load import load_config
 from tformer_cli.storage.run_directory import RunDirectory

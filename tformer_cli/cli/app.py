@@ -2,44 +2,40 @@
 
 import logging
 import os
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from tformer_cli import __version__
-from tformer_cli.cli import config as config_command
+from tformer_cli.cli import config, eval, export, model, plot, score, train, translate, vocab
 from tformer_cli.cli.entry import new_app, run
-from tformer_cli.cli.eval import evaluate
-from tformer_cli.cli.export import export
-from tformer_cli.cli.heatmap import heatmap
-from tformer_cli.cli.import_ import import_
-from tformer_cli.cli.model import model
-from tformer_cli.cli.plot import plot
-from tformer_cli.cli.score import score
-from tformer_cli.cli.train import average, train
-from tformer_cli.cli.translate import translate
-from tformer_cli.cli.vocab import vocab
 from tformer_cli.errors import StorageError
 from tformer_cli.process import tune_environment
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "init": config.init,
+    "train": train.train,
+    "translate": translate.translate,
+    "eval": eval.evaluate,
+    "score": score.score,
+    "vocab": vocab.vocab,
+    "model": model.model,
+    "average": train.average,
+    "plot": plot.plot,
+    "heatmap": plot.heatmap,
+    "import": export.import_,
+    "export": export.export,
+}
 
 app = new_app(
     name="tformer",
     help="Train and run Transformer translation models from a YAML file.",
     no_args_is_help=True,
 )
-app.command("init")(config_command.init)
-app.command("train")(train)
-app.command("translate")(translate)
-app.command("eval")(evaluate)
-app.command("score")(score)
-app.command("vocab")(vocab)
-app.command("model")(model)
-app.command("average")(average)
-app.command("plot")(plot)
-app.command("heatmap")(heatmap)
-app.command("import")(import_)
-app.command("export")(export)
-app.add_typer(config_command.app, name="config")
+for name, command in COMMANDS.items():
+    app.command(name)(command)
+app.add_typer(config.app, name="config")
 
 
 def _print_version(wanted: bool) -> None:
@@ -65,9 +61,8 @@ def options(
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise StorageError(
-            "the current folder", "has been removed", remedy="change to one that is there"
-        ) from None
+        where, remedy = "the current folder", "change to one that is there"
+        raise StorageError(where, "has been removed", remedy=remedy) from None
 
 
 def main() -> None:

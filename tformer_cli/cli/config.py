@@ -3,21 +3,18 @@
 import json
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tformer_cli.cli.entry import new_app
-from tformer_cli.cli.messages import warn
+from tformer_cli.cli.entry import new_app, warn
 from tformer_cli.cli.options import ConfigArgument, SetOption
 from tformer_cli.cli.streams import reject_pipes
 from tformer_cli.config.load import as_plain, dump_config, load_config, load_with_texts
-from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, ParallelText, PlainText
+from tformer_cli.config.schema.data import ParallelText, PlainText
 from tformer_cli.config.starter import check_replaceable, write_shipped, write_starter
-from tformer_cli.errors import ConfigError, Problem, UsageError
+from tformer_cli.errors import Rule, UsageError, check_usage
 
 app = new_app(name="config", help="Check, show or create a configuration.", no_args_is_help=True)
 
@@ -49,8 +46,14 @@ def check(file: ConfigArgument, settings: SetOption = None) -> None:
     Example: tformer config check configs/demo.yaml
     """
     config = load_with_texts(file, settings or [])
-    for warning in (*_language_warnings(config), *_overlap_warnings(config.data)):
-        warn(warning)
+
+    from tqdm import tqdm
+
+    from tformer_cli.evaluation.metrics import config_warnings
+
+    with tqdm(unit=config.data.unit, disable=not sys.stderr.isatty(), leave=False) as bar:
+        for warning in config_warnings(config, on_done=bar.update):
+            warn(warning)
     typer.echo(f"{file}: ok")
 
 
@@ -100,18 +103,17 @@ def new(
 
     Example: tformer config new corpus.en corpus.de --output my.yaml
     """
-    reject_pipes(
-        {
-            "SOURCE": source,
-            "TARGET": target,
-            "--valid-source": valid_source,
-            "--valid-target": valid_target,
-        }
-    )
-    text = ParallelText(source=source, target=target)
-    valid = _valid_text(valid_source, valid_target)
-    given = {**text.files, **({f"valid {k}": v for k, v in valid.files.items()} if valid else {})}
-    check_replaceable(output, given, overwrite=force)
+    missing = "--valid-source" if valid_source is None else "--valid-target"
+    what = "--valid-source and --valid-target go together"
+    is_half = (valid_source is None) != (valid_target is None)
+    check_usage(Rule(missing, what, is_half, remedy=f"add {missing}"))
+    valid_files = {"--valid-source": valid_source, "--valid-target": valid_target}
+    reject_pipes({"SOURCE": source, "TARGET": target, **valid_files})
+    text, valid = ParallelText(source=source, target=target), None
+    if valid_source is not None and valid_target is not None:
+        valid = ParallelText(source=valid_source, target=valid_target)
+    kept = {"source": source, "target": target, **{k: v for k, v in valid_files.items() if v}}
+    check_replaceable(output, kept, overwrite=force)
     # Imports that `show` does not need.
     from tqdm import tqdm
 
@@ -145,75 +147,16 @@ def new(
     typer.echo(f"next: tformer train {shlex.quote(str(output))}")
 
 
-def _language_warnings(config: Config) -> Iterator[Problem]:
-    """Yield a warning for each useless language code, and for an unsuitable BLEU tokenizer."""
-    from tformer_cli.corpus.reader import read_lines
-    from tformer_cli.evaluation.metrics import TOKENIZERS_BY_LANGUAGE, build_metric
-    from tformer_cli.text.language import is_language_code, language_of_script
-
-    data = config.data
-    languages = {"source_language": data.source_language}
-    if isinstance(data.valid, ParallelText):
-        languages["target_language"] = data.target_language
-    for key, language in languages.items():
-        if not is_language_code(language):
-            remedy = "write en, for instance"
-            yield Problem(f"data.{key}", "is not an ISO code", language, remedy)
-    if not isinstance(data.valid, ParallelText):
-        return
-    try:
-        bleu = build_metric("bleu", config.evaluation, data.target_language)
-    except ConfigError as error:
-        yield from error.problems
-        return
-    script = language_of_script(read_lines(data.valid.target))
-    if "13a" in bleu.options and script in TOKENIZERS_BY_LANGUAGE:
-        yield Problem(
-            "evaluation.bleu.tokenize",
-            f"splits words at spaces, but the target looks like language {script}",
-            "13a",
-            f"write data.target_language: {script}",
-        )
-
-
-def _overlap_warnings(data: DataConfig) -> Iterator[Problem]:
-    """Yield a warning for each held-out text that overlaps with the training text."""
-    from tqdm import tqdm
-
-    from tformer_cli.corpus.held_out import overlap_warnings
-    from tformer_cli.corpus.reader import read_texts
-
-    held_out = {"data.valid": data.valid}
-    held_out |= {f"data.test.{name}": text for name, text in data.test.items()}
-    is_silent = not sys.stderr.isatty()
-    pairs = tqdm(read_texts(data.train), unit=data.unit, disable=is_silent, leave=False)
-    return overlap_warnings(pairs, held_out, data.unit)
-
-
 def _language_of(file: Path, code: str | None, option: str) -> str:
     """Return the ISO code of a text's language: given by `option`, or from its name or script."""
     from tformer_cli.corpus.reader import read_rows
     from tformer_cli.text.language import is_language_code, language_of_name, language_of_script
 
-    if code is not None and not is_language_code(code):
-        raise UsageError(option, "must be an ISO code", got=code, remedy="write en, for instance")
+    is_wrong, remedy = code is not None and not is_language_code(code), "write en, for instance"
+    check_usage(Rule(option, "must be an ISO code", is_wrong, code, remedy))
     lines = (line for (line,) in read_rows(PlainText(text=file)))
     language = code or language_of_name(file) or language_of_script(lines)
     if language is None:
-        raise UsageError(
-            str(file),
-            "has a language that neither its name nor its script tells",
-            remedy=f"add {option} with an ISO code, such as en",
-        )
+        what = "has a language that neither its name nor its script tells"
+        raise UsageError(str(file), what, remedy=f"add {option} with an ISO code, such as en")
     return language
-
-
-def _valid_text(source: Path | None, target: Path | None) -> ParallelText | None:
-    if source is not None and target is not None:
-        return ParallelText(source=source, target=target)
-    if source is None and target is None:
-        return None
-    missing = "--valid-target" if target is None else "--valid-source"
-    raise UsageError(
-        missing, "--valid-source and --valid-target go together", remedy=f"add {missing}"
-    )

@@ -1,19 +1,29 @@
-"""Start and end of a command line: parsing, output, errors and exit codes."""
+"""A command line: parsing, what it prints for a person, errors and exit codes."""
 
 import contextlib
 import io
 import os
+import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self, TextIO, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
 from tformer_cli.cli.options import message as text_of
 from tformer_cli.config.renamed import RenamedKeysWarning
-from tformer_cli.errors import DeviceError, StorageError, TformerError, UsageError
+from tformer_cli.errors import (
+    DeviceError,
+    Problem,
+    Rule,
+    StorageError,
+    TformerError,
+    UsageError,
+    check_usage,
+    printable,
+)
 
 # Former names of options, which are still accepted.
 FORMER_OPTIONS = {"continue-from": "init-from"}
@@ -44,8 +54,9 @@ class PlainCommand(TyperCommand):
 def _rule(fault: str, limits: Mapping[str, Any]) -> str:
     """Return the rule that a value of an option breaks."""
     if fault == "value_error":
-        _, _, choices = str(limits["error"]).partition(" is not one of ")
-        return f"must be one of {_unquoted(choices)}" if choices else "is not valid"
+        _, _, quoted = str(limits["error"]).partition(" is not one of ")
+        choices = quoted.rstrip(".").replace("'", "")
+        return f"must be one of {choices}" if choices else "is not valid"
     if fault.startswith("int_"):
         return "must be a whole number"
     if fault.startswith(("float_", "finite_")):
@@ -55,10 +66,6 @@ def _rule(fault: str, limits: Mapping[str, Any]) -> str:
             limit = f"{words} {limits[bound]:g}"
             return f"must be {limit}"
     return "is not valid"
-
-
-def _unquoted(choices: str) -> str:
-    return choices.rstrip(".").replace("'", "")
 
 
 class Application(typer.Typer):
@@ -115,12 +122,8 @@ class Stdout(io.TextIOWrapper):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             if isinstance(error, BrokenPipeError):
                 raise ReaderGone from None
-            raise StorageError(
-                "<stdout>",
-                "cannot be written",
-                got=error.strerror,
-                remedy="what came out is not whole",
-            ) from error
+            what, remedy = "cannot be written", "what came out is not whole"
+            raise StorageError("<stdout>", what, got=error.strerror, remedy=remedy) from error
 
 
 def new_app(**settings: Any) -> Application:
@@ -160,17 +163,10 @@ def run(app: Application) -> None:
         sys.exit(reported.exit_code)
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: Warning | str, *details: Any, **names: Any) -> None:
     """Print a warning of renamed keys as a line, from rank 0 only; others as Python does."""
     if not isinstance(message, RenamedKeysWarning):
-        _show_any_warning(message, category, filename, lineno, file, line)
+        _show_any_warning(message, *details, **names)
     elif os.environ.get("RANK", "0") == "0":
         typer.echo(text_of(message.problem), err=True)
 
@@ -195,30 +191,50 @@ def _blamed_stdout() -> Iterator[None]:
 
 
 def refuse_torchrun(command: str) -> None:
-    """Refuse to run a command of a single process under torchrun.
-
-    Raises:
-        UsageError: torchrun has started several processes.
-    """
+    """Refuse to run a command of a single process under torchrun."""
     from tformer_cli.distributed import num_processes
 
-    if num_processes() > 1:
-        raise UsageError(
-            f"tformer {command}",
-            "is for one process",
-            got=f"{num_processes()} processes",
-            remedy="drop torchrun",
-        )
+    count, what = num_processes(), "is for one process"
+    got, remedy = f"{count} processes", "drop torchrun"
+    check_usage(Rule(f"tformer {command}", what, count > 1, got, remedy))
 
 
 def refusal(error: OSError | MemoryError) -> TformerError:
     """Return the error for an exception of the system that no other code has handled."""
     if isinstance(error, MemoryError):
-        return DeviceError(
-            "tformer",
-            "memory ran out",
-            remedy="close other programs, raise the limit on memory, or use fewer --workers",
-        )
+        remedy = "close other programs, raise the limit on memory, or use fewer --workers"
+        return DeviceError("tformer", "memory ran out", remedy=remedy)
     if error.filename is None:
         return StorageError.of(error, "tformer", "a file or stream cannot be read or written")
     return StorageError.of(error, str(error.filename), "cannot be read or written")
+
+
+def tell(text: str) -> None:
+    """Print lines on stdout; control characters of file names are escaped."""
+    # A surrogate stands for a byte that is not UTF-8, and is printed as that byte.
+    typer.echo("".join(c if c == "\n" or "\udc80" <= c <= "\udcff" else printable(c) for c in text))
+
+
+def warn(problem: Problem) -> None:
+    """Print a warning on stderr, above a progress bar."""
+    from tqdm import tqdm
+
+    with tqdm.external_write_mode(file=sys.stderr):
+        typer.echo(text_of(problem), err=True)
+
+
+def suggest(*words: object) -> None:
+    """Print the command to run next on stderr, given without `tformer`."""
+    typer.echo(f"next: {shlex.join(['tformer', *map(str, words)])}", err=True)
+
+
+def table(rows: Iterable[Sequence[str]], align: str) -> str:
+    """Return rows as text; `align` has < or > for each column, for flush left or right."""
+    cells = list(rows)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(
+            f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)
+        ).rstrip()
+        for row in cells
+    )

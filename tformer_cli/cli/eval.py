@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tformer_cli.cli.entry import refuse_torchrun
-from tformer_cli.cli.messages import suggest, tell, warn
+from tformer_cli.cli.entry import refuse_torchrun, suggest, tell, warn
 from tformer_cli.cli.options import (
+    DROP_ONE,
     BeamOption,
     CandidatesOption,
     CheckpointOption,
     DeviceOption,
     EnsembleOption,
+    JsonOption,
     LengthPenaltyOption,
     MbrOption,
     PrecisionOption,
     RunArgument,
     SearchSetOption,
     WorkersOption,
-    chosen_decoding,
     chosen_mbr,
     chosen_run,
 )
@@ -30,7 +30,7 @@ from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.errors import Rule, check_usage
 
 if TYPE_CHECKING:
-    from tformer_cli.config.schema.config import Config
+    from tformer_cli.evaluation.evaluate import Evaluation
     from tformer_cli.evaluation.metrics import MetricName
 
 
@@ -53,7 +53,7 @@ def evaluate(
     mbr: MbrOption = None,
     candidates: CandidatesOption = None,
     ensemble: EnsembleOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonOption = False,
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
     precision: PrecisionOption = "float32",
@@ -68,104 +68,76 @@ def evaluate(
 
     Example: tformer eval runs/demo --bleu --chrf --split valid --json
     """
+    missing = "--source" if source is None else "--reference"
+    what = "--source and --reference go together"
+    is_half = (source is None) != (reference is None)
+    check_usage(
+        Rule(missing, what, is_half, remedy=f"add {missing}"),
+        Rule("--split", "contradicts --source", source and split, split, DROP_ONE),
+    )
+    reject_pipes({"--source": source, "--reference": reference})
     run_directory = chosen_run(run, checkpoint)
 
     from tqdm import tqdm
 
-    from tformer_cli.evaluation.evaluate import (
-        Evaluator,
-        hypothesis_file,
-        save_evaluation,
-        warn_of_overlap,
-    )
+    from tformer_cli import api
+    from tformer_cli.evaluation.evaluate import hypothesis_file
+    from tformer_cli.translate.options import SearchOptions
 
     refuse_torchrun("eval")
-    evaluator = Evaluator.load(
-        run_directory.path,
-        ensemble=ensemble or (),
-        checkpoint=checkpoint,
-        device=device,
-        precision=precision,
-        workers=workers,
-    )
-    texts = _chosen_texts(evaluator.config, split, source, reference)
-    for name, text in texts.items():
-        check_outputs(
-            {"the translations": hypothesis_file(run_directory, name)},
-            {"--source": text.source, "--reference": text.target},
+    text = None
+    if source is not None and reference is not None:
+        text = ParallelText(source=source, target=reference)
+        hypotheses = hypothesis_file(run_directory, source.name)
+        inputs = {"--source": source, "--reference": reference}
+        check_outputs({"the translations": hypotheses}, inputs)
+    is_asked: dict[MetricName, bool] = {"bleu": bleu, "chrf": chrf, "ter": ter}
+    with tqdm(unit="line", disable=not sys.stderr.isatty(), leave=False) as bar:
+        evaluations = api.evaluate(
+            run_directory.path,
+            metrics=[name for name, asked in is_asked.items() if asked] or ["bleu"],
+            split=split,
+            text=text,
+            decoding=SearchOptions(beam, length_penalty, settings or ()),
+            mbr=chosen_mbr(mbr, candidates),
+            ensemble=ensemble or (),
+            checkpoint=checkpoint,
+            device=device,
+            precision=precision,
+            workers=workers,
+            on_done=bar.update,
+            on_warning=warn,
         )
-    names: dict[MetricName, bool] = {"bleu": bleu or not (chrf or ter), "chrf": chrf, "ter": ter}
-    metrics = evaluator.metrics([name for name, is_asked in names.items() if is_asked])
-    decoding = chosen_decoding(evaluator.config, beam, length_penalty, settings)
-    warn_of_overlap(evaluator.config.data, texts, warn)
     results = {}
-    for name, text in texts.items():
-        with tqdm(unit="line", disable=not sys.stderr.isatty(), leave=False) as bar:
-            evaluation = evaluator.evaluate(
-                text,
-                metrics,
-                decoding=decoding,
-                mbr=chosen_mbr(mbr, candidates),
-                on_done=bar.update,
-                on_warning=warn,
-            )
-        save_evaluation(evaluation, run_directory, name)
+    for name, evaluation in evaluations.items():
         file = hypothesis_file(run_directory, name)
-        commands = [metric.command(_relative(text.target), file) for metric in metrics]
-        results[name] = {
-            **evaluation.as_json(),
-            "hypotheses": str(file),
-            "sacrebleu": commands,
-        }
+        target = _relative(evaluation.text.target)
+        commands = [metric.command(target, file) for metric in evaluation.metrics]
+        results[name] = evaluation.as_json() | {"hypotheses": str(file), "sacrebleu": commands}
         if not as_json:
-            models = f", ensemble of {evaluation.num_models}" if ensemble else ""
-            count = len(evaluation.hypotheses)
-            tell(f"{name}: {count} sentences, step {evaluator.step}{models}")
-            for score in evaluation.scores.values():
-                typer.echo(str(score))
-            likelihood = evaluation.likelihood
-            typer.echo(
-                f"references: loss {likelihood.loss:.4f}, perplexity {likelihood.perplexity:.3f}, "
-                f"token accuracy {likelihood.accuracy:.2%}"
-            )
-            tell(f"translations: {file}")
-            for command in commands:
-                tell(f"reproduce with: {command}")
+            tell(f"{name}: {_description(evaluation)}\ntranslations: {file}")
+            tell("\n".join(f"reproduce with: {command}" for command in commands))
     if as_json:
         typer.echo(json.dumps(results, indent=2, ensure_ascii=False))
     else:
         suggest("translate", run_directory.path)
 
 
+def _description(evaluation: "Evaluation") -> str:
+    """Return what was evaluated, the scores, and the likelihood, in lines."""
+    count, likelihood = evaluation.num_models, evaluation.likelihood
+    models = f", ensemble of {count}" if count > 1 else ""
+    return "\n".join(
+        [
+            f"{len(evaluation.hypotheses)} sentences, step {evaluation.step}{models}",
+            *map(str, evaluation.scores.values()),
+            f"references: loss {likelihood.loss:.4f}, perplexity {likelihood.perplexity:.3f}, "
+            f"token accuracy {likelihood.accuracy:.2%}",
+        ]
+    )
+
+
 def _relative(file: Path) -> Path:
     """Return a file relative to the working directory, if it is in there."""
     here = Path.cwd()
     return file.relative_to(here) if file.is_relative_to(here) else file
-
-
-def _chosen_texts(
-    config: "Config", split: str | None, source: Path | None, reference: Path | None
-) -> dict[str, ParallelText]:
-    """Return the texts to evaluate, by name."""
-    from tformer_cli.evaluation.evaluate import texts_of_split
-
-    missing = "--source" if source is None else "--reference"
-    check_usage(
-        Rule(
-            missing,
-            "--source and --reference go together",
-            (source is None) != (reference is None),
-            remedy=f"add {missing}",
-        ),
-        Rule(
-            "--split",
-            "contradicts --source",
-            source is not None and split is not None,
-            split,
-            "leave one of them out",
-        ),
-    )
-    if source is None or reference is None:
-        return texts_of_split(config, split)
-    reject_pipes({"--source": source, "--reference": reference})
-    return {source.name: ParallelText(source=source, target=reference)}

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tformer_cli.cli.messages import table
-from tformer_cli.cli.options import ConfigArgument, JsonOption, SetOption, reject_usage
+from tformer_cli.cli.entry import table
+from tformer_cli.cli.options import ConfigArgument, JsonOption, SetOption
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.model import (
@@ -22,9 +22,9 @@ from tformer_cli.config.schema.tokenizer import (
     TokenizerConfig,
     WordConfig,
 )
+from tformer_cli.errors import Rule, UsageError, check_usage
 
 if TYPE_CHECKING:
-    from tformer_cli.model.inspection.flops import Flops
     from tformer_cli.model.inspection.summary import ModuleSummary
 
 # Bytes per number.
@@ -72,7 +72,7 @@ def model(
     labels = _sentence(parsed.model, source_length, target_length)
 
     # torch takes a second to import.
-    from tformer_cli.model.inspection.flops import count_flops
+    from tformer_cli.model.inspection.flops import TRAINING_FACTOR, count_flops
     from tformer_cli.model.inspection.summary import (
         cache_size,
         meta_model,
@@ -83,7 +83,14 @@ def model(
 
     network = meta_model(parsed.model, source_size=vocabulary, target_size=vocabulary)
     modules, parameters = summarize(network), parameters_by_part(network)
-    flops = _flops(count_flops(parsed.model, vocabulary), source_length, target_length)
+    counted, lengths = count_flops(parsed.model, vocabulary), (source_length, target_length)
+    forward = {
+        "source_token": counted.of_source_token(*lengths),
+        "target_token": counted.of_target_token(*lengths),
+        "sentence": counted.forward(*lengths),
+    }
+    training = {name: TRAINING_FACTOR * count for name, count in forward.items()}
+    flops = {"forward": forward, "training": training}
     cache = cache_size(network)._asdict() if isinstance(network, Seq2Seq) else {}
     if as_json:
         content = {
@@ -109,36 +116,24 @@ def model(
 
 def _vocabulary_size(tokenizer: TokenizerConfig, given: int | None) -> int:
     """Return the size of a vocabulary that is not built yet; the maximum size for words."""
-    is_marian = isinstance(tokenizer, MarianConfig)
+    where = "--vocab-size"
     if isinstance(tokenizer, SubwordConfig):
-        reject_usage(
-            "--vocab-size",
-            "has no effect on subwords, whose number the config sets",
-            when=given is not None,
-            remedy=f"use --set tokenizer.vocab_size={given}",
-        )
+        what = "has no effect on subwords, whose number the config sets"
+        remedy = f"use --set tokenizer.vocab_size={given}"
+        check_usage(Rule(where, what, given is not None, remedy=remedy))
         return tokenizer.vocab_size
     if isinstance(tokenizer, WordConfig):
-        reject_usage(
-            "--vocab-size",
-            f"must be at most tokenizer.max_size ({tokenizer.max_size})",
-            when=given is not None and given > tokenizer.max_size,
-            got=given,
-        )
-        return tokenizer.max_size if given is None else given
-    reject_usage(
-        "--vocab-size",
-        "is required for an imported model, whose files set it",
-        when=given is None and is_marian,
-        remedy="take vocab_size from the config.json that it was imported from",
-    )
-    reject_usage(
-        "--vocab-size",
-        "is required for characters, whose number depends on the text",
-        when=given is None,
-        remedy="`tformer vocab` counts them",
-    )
-    assert given is not None
+        size = given or tokenizer.max_size
+        what = f"must be at most tokenizer.max_size ({tokenizer.max_size})"
+        check_usage(Rule(where, what, size > tokenizer.max_size, str(size)))
+        return size
+    what = "is required for an imported model, whose files set it"
+    remedy = "take vocab_size from the config.json that it was imported from"
+    if not isinstance(tokenizer, MarianConfig):
+        what = "is required for characters, whose number depends on the text"
+        remedy = "`tformer vocab` counts them"
+    if given is None:
+        raise UsageError(where, what, remedy=remedy)
     return given
 
 
@@ -150,12 +145,8 @@ def _sentence(config: ModelConfig, source: int, target: int) -> dict[str, str]:
             "target_token": "a target token",
             "sentence": f"{source} + {target} tokens",
         }
-    reject_usage(
-        "--target-length",
-        f"must be at most --source-length ({source}), since a masked encoder fills in its source",
-        when=target > source,
-        got=target,
-    )
+    what = f"must be at most --source-length ({source}), since a masked encoder fills in its source"
+    check_usage(Rule("--target-length", what, target > source, str(target)))
     return {
         "source_token": "a token",
         "target_token": "a masked token",
@@ -167,23 +158,19 @@ def _facts(config: Config, vocabulary: int) -> Iterator[Row]:
     """Yield the settings that determine the shape of a network."""
     model = config.model
     yield "model", model.kind
-    yield "layers", _layers(model)
+    if isinstance(model, EncoderDecoderConfig):
+        yield "layers", f"{model.num_encoder_layers} + {model.num_decoder_layers}"
+    else:
+        source = ""
+        if isinstance(model, DecoderOnlyConfig):
+            source = f", source {model.source_attention}"
+        yield "layers", f"{model.num_layers}{source}"
     yield "width", f"{model.dim:,}"
     yield "attention", ", ".join(_attention(model))
     yield "feed-forward", f"{model.feedforward_dim:,}, {model.activation}"
     yield "norms", f"{NORMS[model.norm]} {NORM_POSITIONS[model.norm_position]}"
     yield "positions", model.positions.kind
     yield "vocabulary", ", ".join(_vocabulary(config, vocabulary))
-
-
-def _layers(config: ModelConfig) -> str:
-    match config:
-        case EncoderDecoderConfig():
-            return f"{config.num_encoder_layers} + {config.num_decoder_layers}"
-        case DecoderOnlyConfig():
-            return f"{config.num_layers}, source {config.source_attention}"
-        case MaskedEncoderConfig():
-            return f"{config.num_layers}"
 
 
 def _vocabulary(config: Config, size: int) -> Iterator[str]:
@@ -238,25 +225,10 @@ def _shared(modules: "ModuleSummary") -> Iterator[str]:
         yield f"  counted once: {' = '.join(names)}"
 
 
-def _flops(needed: "Flops", source: int, target: int) -> dict[str, dict[str, float]]:
-    """Return the FLOPs of a forward pass and of a training step."""
-    from tformer_cli.model.inspection.flops import TRAINING_FACTOR
-
-    forward: dict[str, float] = {
-        "source_token": needed.of_source_token(source, target),
-        "target_token": needed.of_target_token(source, target),
-        "sentence": needed.forward(source, target),
-    }
-    return {
-        "forward": forward,
-        "training": {name: TRAINING_FACTOR * count for name, count in forward.items()},
-    }
-
-
 def _flops_rows(flops: dict[str, dict[str, float]], labels: dict[str, str]) -> Iterator[Row]:
     yield "FLOPs", "forward", "training step"
     for name, label in labels.items():
-        yield f"  {label}", *(_short(flops[way][name], 1000) for way in ("forward", "training"))
+        yield f"  {label}", *(_short(numbers[name], 1000) for numbers in flops.values())
 
 
 def _bytes(count: int) -> dict[str, int]:
@@ -265,14 +237,11 @@ def _bytes(count: int) -> dict[str, int]:
 
 
 def _memory_rows(numbers: dict[str, int]) -> Iterator[Row]:
-    labels = {
-        "weights": "weights",
-        "source_token": "cache of a source token",
-        "target_token": "cache of a target token",
-    }
     yield "memory", *FORMATS
     for name, count in numbers.items():
-        yield f"  {labels[name]}", *(_short(size, 1024) for size in _bytes(count).values())
+        kind, _, token = name.partition("_")
+        label = f"cache of a {kind} {token}" if token else name
+        yield f"  {label}", *(_short(size, 1024) for size in _bytes(count).values())
 
 
 def _short(number: float, step: int) -> str:

@@ -1,23 +1,12 @@
 """Options that several commands share, how they change a config, and their Python names."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tformer_cli.config.load import changed_decoding
-from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.decoding import (
-    BeamConfig,
-    DecodingConfig,
-    GreedyConfig,
-    SearchConfig,
-)
-from tformer_cli.config.schema.fields import checked
-from tformer_cli.errors import Problem, UsageError
+from tformer_cli.errors import Problem, Rule, UsageError, check_usage
 from tformer_cli.storage.run_directory import RUNS, RunDirectory, newest_run, step_of
 
 if TYPE_CHECKING:
@@ -86,10 +75,7 @@ LengthPenaltyOption = Annotated[
 ]
 EnsembleOption = Annotated[
     list[Path] | None,
-    typer.Option(
-        metavar="RUN",
-        help="Another run to ensemble with; repeatable.",
-    ),
+    typer.Option(metavar="RUN", help="Another run to ensemble with; repeatable."),
 ]
 MbrOption = Annotated[
     Literal["chrf", "bleu"] | None,
@@ -100,52 +86,33 @@ CandidatesOption = Annotated[
     typer.Option(min=1, help="Candidates of --mbr. Default: the beam size, or 32 samples."),
 ]
 
+DROP_ONE = "leave one of them out"
 QuantizationName = Literal["int8", "int8_float32", "float16", "bfloat16", "float32"]
 
+# Arguments of the library whose options have their names.
+_SAME_NAMES = (
+    *("backend", "check_file", "checkpoint", "device", "ensemble", "format", "fresh", "head"),
+    *("init_from", "layer", "length_penalty", "long_lines", "max_source_length"),
+    *("max_source_sentences", "mbr", "memory_limit", "output", "part", "precision", "prefixes"),
+    *("quantization", "run", "split", "target", "terminology", "workers"),
+)
 # Options by the Python arguments that messages of the library name.
-OF_ARGUMENTS = {
-    "backend": "--backend",
+OF_ARGUMENTS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES} | {
     "banned": "--ban",
-    "check_file": "--check-file",
-    "checkpoint": "--checkpoint",
-    "mbr": "--mbr",
+    "beam_size": "--beam",
     "count": "--nbest",
-    "device": "--device",
     "engine": "--backend",
-    "ensemble": "--ensemble",
-    "format": "--format",
-    "fresh": "--fresh",
-    "head": "--head",
-    "init_from": "--init-from",
-    "layer": "--layer",
-    "long_lines": "--long-lines",
-    "max_source_length": "--max-source-length",
-    "max_source_sentences": "--max-source-sentences",
-    "memory_limit": "--memory-limit",
     "num_candidates": "--candidates",
-    "output": "--output",
     "overwrite": "--force",
-    "part": "--part",
-    "precision": "--precision",
-    "prefixes": "--prefixes",
-    "quantization": "--quantization",
     "required": "--constraints",
-    "run": "--run",
     "sentence": "SENTENCE",
     "settings": "--set",
-    "beam_size": "--beam",
-    "split": "--split",
-    "target": "--target",
-    "terminology": "--terminology",
     "text": "--source and --reference",
     "utility": "--mbr",
     "valid": "--valid-source and --valid-target",
-    "workers": "--workers",
 }
 # `workers`, `workers=1`, `decoding.beam_size`, `BeamConfig(beam_size=5)`.
 _ARGUMENT = re.compile(r'`(?:\w+[.(])?(\w+)(?:="?([^`]*?)"?)?\)?`')
-
-NAMES = {"greedy": "greedy search", "beam": "beam search", "sample": "sampling"}
 
 
 def message(problem: Problem) -> str:
@@ -170,26 +137,6 @@ def in_options(text: str) -> str:
     return _ARGUMENT.sub(option, text)
 
 
-def reject_usage(
-    option: str, what: str, *, when: bool, got: object = None, remedy: str | None = None
-) -> None:
-    """Refuse a combination of options: a command lists the ones that it does not allow.
-
-    Args:
-        option: the option to blame.
-        what: the rule that is broken.
-        when: whether it is.
-        got: value of the option, if it has one.
-        remedy: what to do instead.
-
-    Raises:
-        UsageError: the rule is broken.
-    """
-    if when:
-        shown = f"{got:g}" if isinstance(got, float) else str(got)
-        raise UsageError(option, what, got=None if got is None else shown, remedy=remedy)
-
-
 def chosen_run(run: Path | None, checkpoint: str = "best") -> RunDirectory:
     """Return the given run folder, or the newest one, which stderr names with its checkpoint.
 
@@ -212,93 +159,25 @@ def chosen_run(run: Path | None, checkpoint: str = "best") -> RunDirectory:
 
 def _check_run_folder(path: Path) -> None:
     """Check that an existing path is a run folder."""
+    what, remedy = None, "name a run folder"
     if path.is_file():
+        what = "is a file, not a run folder"
         if path.suffix in (".yaml", ".yml"):
+            what = "is a config, not a run folder"
             remedy = f"name the run that was trained from it, such as {RUNS / path.stem}"
-            raise UsageError(str(path), "is a config, not a run folder", remedy=remedy)
-        raise UsageError(str(path), "is a file, not a run folder", remedy="name a run folder")
-    if path.is_dir() and not RunDirectory(path).config_file.exists():
+    elif path.is_dir() and not RunDirectory(path).config_file.exists():
+        what = "is not a run folder (it has no config.yaml)"
         if runs := sorted(path.glob("*/config.yaml")):
-            remedy = f"name one of them, such as {runs[0].parent}"
-            raise UsageError(str(path), "is a folder of runs", remedy=remedy)
-        raise UsageError(
-            str(path), "is not a run folder (it has no config.yaml)", remedy="name a run folder"
-        )
-
-
-def chosen_decoding(
-    config: Config,
-    beam: int | None,
-    length_penalty: float | None,
-    settings: Sequence[str] | None = None,
-) -> DecodingConfig:
-    """Return the search of a run with --beam, --length-penalty and --set applied.
-
-    Raises:
-        ConfigError: a setting or an option breaks a rule.
-        UsageError: options contradict each other, or a length penalty has no effect.
-    """
-    if beam is not None and beam > 1 and isinstance(config.decoding, BeamConfig):
-        # A setting may be valid for this size only.
-        config = replace(config, decoding=replace(config.decoding, beam_size=beam))
-    decoding = changed_decoding(config, settings or [])
-    if beam is not None:
-        decoding = _with_beam(beam, decoding, before=config.decoding)
-    if length_penalty is None:
-        return checked(decoding, "decoding")
-    reject_usage(
-        "--length-penalty",
-        f"has no effect on {NAMES[decoding.kind]}",
-        when=not isinstance(decoding, BeamConfig),
-        got=length_penalty,
-        remedy="add --beam 5",
-    )
-    assert isinstance(decoding, BeamConfig)
-    is_set = any(text.startswith("decoding.length_penalty=") for text in settings or [])
-    reject_usage(
-        "--length-penalty",
-        f"contradicts --set, by which length_penalty is {decoding.length_penalty}",
-        when=is_set and decoding.length_penalty != length_penalty,
-        got=length_penalty,
-        remedy="leave one of them out",
-    )
-    return checked(replace(decoding, length_penalty=length_penalty), "decoding")
-
-
-def _with_beam(size: int, asked: DecodingConfig, *, before: DecodingConfig) -> DecodingConfig:
-    """Return the search `asked` by settings with a beam size; 1 is greedy search.
-
-    A setting that is lost contradicts the beam size; `before` is the search without settings.
-    """
-    rules = {part.name: getattr(asked, part.name) for part in fields(SearchConfig)}
-    changed: DecodingConfig
-    if size == 1:
-        changed = GreedyConfig(**rules)
-    elif isinstance(asked, BeamConfig):
-        changed = replace(asked, beam_size=size)
-    else:
-        changed = BeamConfig(beam_size=size, **rules)
-    own, others = asdict(changed), asdict(before)
-    for key, value in asdict(asked).items():
-        reject_usage(
-            "--beam",
-            f"contradicts --set, by which {key} is {value}",
-            when=value not in (own.get(key), others.get(key)),
-            got=size,
-            remedy="leave one of them out",
-        )
-    return changed
+            what, remedy = "is a folder of runs", f"name one of them, such as {runs[0].parent}"
+    if what is not None:
+        raise UsageError(str(path), what, remedy=remedy)
 
 
 def chosen_mbr(utility: Literal["chrf", "bleu"] | None, num_candidates: int | None) -> "MBR | None":
     """Return the MBR decoding of --mbr and --candidates, if any."""
     from tformer_cli.translate.mbr import MBR
 
-    reject_usage(
-        "--candidates",
-        "has no effect without --mbr",
-        when=utility is None and num_candidates is not None,
-        got=num_candidates,
-        remedy="add --mbr chrf",
-    )
+    is_idle = utility is None and num_candidates is not None
+    what, got, remedy = "has no effect without --mbr", str(num_candidates), "add --mbr chrf"
+    check_usage(Rule("--candidates", what, is_idle, got, remedy))
     return None if utility is None else MBR(utility, num_candidates)

@@ -1,18 +1,26 @@
-"""`tformer plot`."""
+"""`tformer plot` and `tformer heatmap`."""
 
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from tformer_cli.cli.options import chosen_run
+from tformer_cli.cli.entry import warn
+from tformer_cli.cli.options import CheckpointOption, LeadingRunArgument, chosen_run
 from tformer_cli.errors import UsageError
 from tformer_cli.plotting import curves
-from tformer_cli.plotting.curves import Axis
+from tformer_cli.plotting import heatmap as picture
+from tformer_cli.plotting.attention_maps import AttentionMaps
 from tformer_cli.storage.run_directory import RunDirectory
 
-DEFAULT_OUTPUT = Path("curves.png")
+DEFAULT_CURVES = Path("curves.png")
+# A page needs no extra.
+DEFAULT_HEATMAP = Path("heatmap.html")
+
+Part = Literal["all", "encoder", "decoder", "cross", "positions"]
 
 
 def plot(
@@ -28,12 +36,12 @@ def plot(
         typer.Option(
             "--output",
             "-o",
-            help=f"Picture: .png, .svg or .pdf. Default: {DEFAULT_OUTPUT}.",
+            help=f"Picture: .png, .svg or .pdf. Default: {DEFAULT_CURVES}.",
             show_default=False,
         ),
     ] = None,
     by: Annotated[
-        Axis,
+        curves.Axis,
         typer.Option(help="Unit of x; hours count optimizer steps and waiting for batches."),
     ] = "step",
     as_json: Annotated[
@@ -54,10 +62,85 @@ def plot(
     if output is not None and output.suffix.lower() not in curves.FORMATS:
         raise UsageError("--output", "must end in .png, .svg or .pdf", got=str(output))
     folders = [RunDirectory(run) for run in runs] if runs else [chosen_run(None, "last")]
-    picture = output if as_json else output or DEFAULT_OUTPUT
-    histories = curves.plot(folders, by, picture)
+    file = output if as_json else output or DEFAULT_CURVES
+    histories = curves.plot(folders, by, file)
     if as_json:
         content = [{"run": str(history.run), "curves": history.curves} for history in histories]
         typer.echo(json.dumps({"by": by, "runs": content}))
     else:
-        typer.echo(f"{picture}: written")
+        typer.echo(f"{file}: written")
+
+
+def heatmap(
+    runs: LeadingRunArgument = None,
+    *,
+    sentence: Annotated[
+        str, typer.Argument(metavar="SENTENCE", help="Source sentence, in quotes.")
+    ],
+    target: Annotated[
+        str | None, typer.Option(help="Its translation. Default: that of the run's search.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help=f"Interactive .html, or .png or .svg. Default: {DEFAULT_HEATMAP}.",
+            show_default=False,
+        ),
+    ] = None,
+    part: Annotated[
+        Part, typer.Option(help="Self-attention, cross-attention, or position tables.")
+    ] = "all",
+    layer: Annotated[int | None, typer.Option(min=1, help="Only this layer, from 1.")] = None,
+    head: Annotated[int | None, typer.Option(min=1, help="Only this head, from 1.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON; draw only if there is --output.")
+    ] = False,
+    checkpoint: CheckpointOption = "best",
+) -> None:
+    """Draw the attention maps of a sentence, by layer and head.
+
+    Rows are queries, columns keys; a row sums to 1. Below them are the position tables: position
+    embeddings, rotary embeddings and attention biases.
+
+    Example: tformer heatmap "The girl has danced with us."
+
+    Example: tformer heatmap runs/demo "The girl has danced with us." --part cross -o dance.png
+    """
+    run = chosen_run(_one_run(runs or [], sentence), checkpoint)
+    file = output if as_json else output or DEFAULT_HEATMAP
+    if file is not None and file.suffix.lower() not in (*picture.FORMATS, ".html"):
+        raise UsageError("--output", "must end in .png, .svg or .html", got=str(file))
+
+    from tformer_cli.storage.trained_model import load_trained_network
+    from tformer_cli.translate.sentence_maps import sentence_maps
+
+    trained = load_trained_network(run, checkpoint)
+    network, tokenizers, config = trained.model, trained.tokenizers, trained.config
+    maps = sentence_maps(network, tokenizers, config, sentence, target).select(part, layer, head)
+    if file is not None:
+        _draw(maps, file)
+    typer.echo(json.dumps(maps.as_plain(), ensure_ascii=False) if as_json else f"{file}: written")
+
+
+def _one_run(runs: Sequence[Path], sentence: str) -> Path | None:
+    """Return the run of the command line, if any; unquoted words of a sentence are none."""
+    if len(runs) > 1:
+        words = " ".join([*map(str, runs), sentence])
+        raise UsageError("SENTENCE", "must be one argument", got=words, remedy="put it in quotes")
+    if not runs and os.path.isdir(sentence):
+        got, remedy = f"the folder {sentence}", "add the sentence, in quotes"
+        raise UsageError("SENTENCE", "is missing", got=got, remedy=remedy)
+    return runs[0] if runs else None
+
+
+def _draw(maps: AttentionMaps, file: Path) -> None:
+    """Write the picture; warn of characters that it lacks."""
+    if file.suffix.lower() == ".html":
+        picture.save_page(maps, file)
+        return
+    picture.save(picture.draw(maps), file)
+    missing = picture.missing_glyphs(maps, file)
+    if missing is not None:
+        warn(missing)

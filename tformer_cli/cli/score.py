@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tformer_cli.cli.entry import refuse_torchrun
-from tformer_cli.cli.messages import warn
+from tformer_cli.cli.entry import refuse_torchrun, warn
 from tformer_cli.cli.options import (
     CheckpointOption,
     DeviceOption,

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import io
-import itertools
 import json
 import os
 import sys
@@ -11,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TextIO, get_type_hints
+from typing import TYPE_CHECKING, TextIO, get_type_hints
 
 import typer
 
 from tformer_cli import __version__
 from tformer_cli.cli.entry import ReaderGone
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import Rule, UsageError, check_usage
 from tformer_cli.storage.atomic import atomic_write
 from tformer_cli.storage.run_directory import RunDirectory
 
@@ -29,19 +28,13 @@ if TYPE_CHECKING:
 # and must not be replaced.
 STDIN = Path("/dev/stdin")
 STDOUT = Path("/dev/stdout")
+_CONFIGS = (".yaml", ".yml")
 
 
-class SideInputs(NamedTuple):
-    """Files with a line for each line of the input."""
-
-    prefixes: Path | None
-    constraints: Path | None
-
-
-def input_lines(file: Path, side_inputs: SideInputs) -> "Iterator[InputLine]":
-    """Yield each line of a file with its prefix and its phrases.
-
-    The file is read twice if there are both, and otherwise once.
+def input_lines(
+    file: Path, prefixes: Path | None, constraints: Path | None
+) -> "Iterator[InputLine]":
+    """Yield each line of a file with its prefix and its phrases from the files beside it.
 
     Raises:
         DataError: a file is missing or no text, or the numbers of lines differ.
@@ -49,16 +42,13 @@ def input_lines(file: Path, side_inputs: SideInputs) -> "Iterator[InputLine]":
     from tformer_cli.corpus.reader import read_beside, read_lines
     from tformer_cli.translate.preprocess import InputLine
 
-    prefixes, constraints = side_inputs
-    if prefixes is not None and constraints is not None:
-        both = zip(read_beside(file, prefixes), read_beside(file, constraints), strict=True)
-        return (InputLine(line, prefix, _phrases(row)) for (line, prefix), (_, row) in both)
+    lines: Iterator[InputLine] = map(InputLine, read_lines(file))
     if prefixes is not None:
-        return (InputLine(line, prefix) for line, prefix in read_beside(file, prefixes))
+        lines = (line._replace(prefix=row) for line, row in read_beside(lines, file, prefixes))
     if constraints is not None:
-        pairs = read_beside(file, constraints)
-        return (InputLine(line, phrases=_phrases(row)) for line, row in pairs)
-    return (InputLine(line) for line in read_lines(file))
+        beside = read_beside(lines, file, constraints)
+        lines = (line._replace(phrases=_phrases(row)) for line, row in beside)
+    return lines
 
 
 def _phrases(row: str) -> list[str]:
@@ -68,12 +58,10 @@ def _phrases(row: str) -> list[str]:
 def input_windows(
     sentence: str | None,
     prompt: str | None,
-    input_file: Path | None,
-    side_inputs: SideInputs,
-    num_done: int,
+    lines: "Iterator[InputLine] | None",
     num_processes: int,
 ) -> "Iterator[Sequence[InputLine]]":
-    """Return lines to translate together: one typed, those in a pipe, or a part of a file."""
+    """Return lines to translate together: one typed, those in a pipe, or some of a file."""
     from tformer_cli.corpus.prefetch import available_lines, chunks
     from tformer_cli.translate.preprocess import InputLine
     from tformer_cli.translate.translator import WINDOW_LINES
@@ -82,11 +70,10 @@ def input_windows(
         return chunks(map(InputLine, argument_lines(sentence)), WINDOW_LINES)
     if prompt is not None:
         return ([InputLine(line)] for line in typed_lines(prompt))
-    if input_file is None:
-        windows = available_lines(stdin_lines(), WINDOW_LINES)
-        return (list(map(InputLine, window)) for window in windows)
-    lines = itertools.islice(input_lines(input_file, side_inputs), num_done, None)
-    return chunks(lines, WINDOW_LINES * num_processes)
+    if lines is not None:
+        return chunks(lines, WINDOW_LINES * num_processes)
+    windows = available_lines(stdin_lines(), WINDOW_LINES)
+    return (list(map(InputLine, window)) for window in windows)
 
 
 def has_pipe(*files: Path | None) -> bool:
@@ -95,18 +82,9 @@ def has_pipe(*files: Path | None) -> bool:
 
 
 def reject_pipes(files: Mapping[str, Path | None]) -> None:
-    """Check that files, by option, can be read more than once.
-
-    Raises:
-        UsageError: one of them is a pipe.
-    """
-    for option, file in files.items():
-        if has_pipe(file):
-            raise UsageError(
-                option,
-                "must be read more than once, and a pipe cannot be",
-                remedy="write it to a file first",
-            )
+    """Check that files, by option, can be read more than once."""
+    what, remedy = "must be read more than once, and a pipe cannot be", "write it to a file first"
+    check_usage(*(Rule(name, what, has_pipe(file), remedy=remedy) for name, file in files.items()))
 
 
 def run_and_sentence(words: Sequence[str]) -> tuple[Path | None, str | None]:
@@ -114,34 +92,29 @@ def run_and_sentence(words: Sequence[str]) -> tuple[Path | None, str | None]:
 
     A word that exists or looks like a path is a run. A word after it, or any other single word,
     is a sentence.
-
-    Raises:
-        UsageError: it is neither, or there are more words.
     """
+    run: str | None = None
+    sentence: str | None = None
     match words:
         case []:
-            return None, None
+            pass
         case [only] if not os.path.exists(only) and ("/" not in only or " " in only):
-            return None, only
+            sentence = only
         case [only]:
-            if os.path.isfile(only) and not only.endswith((".yaml", ".yml")):
-                raise UsageError(only, "is a file", remedy=f"use --input {only}")
-            return Path(only), None
-        case [run, sentence] if os.path.isdir(run) or "/" in run or " " in sentence:
-            if os.path.isfile(sentence):
-                raise UsageError(sentence, "is a file", remedy=f"use --input {sentence}")
-            return Path(run), sentence
-    raise UsageError(
-        "SENTENCE", "must be one argument", got=" ".join(words), remedy="put it in quotes"
-    )
+            run = only
+        case [first, second] if os.path.isdir(first) or "/" in first or " " in second:
+            run, sentence = first, second
+        case _:
+            got = " ".join(words)
+            raise UsageError("SENTENCE", "must be one argument", got=got, remedy="put it in quotes")
+    for word in (run, sentence):
+        is_text = word is not None and os.path.isfile(word) and not word.endswith(_CONFIGS)
+        check_usage(Rule(str(word), "is a file", is_text, remedy=f"use --input {word}"))
+    return None if run is None else Path(run), sentence
 
 
 def argument_lines(text: str) -> Iterator[str]:
-    """Return the lines of a command-line argument, at least one.
-
-    Raises:
-        DataError: it is not UTF-8.
-    """
+    """Return the lines of a command-line argument, at least one."""
     from tformer_cli.corpus.reader import decode_lines
 
     return decode_lines(io.BytesIO(text.encode("utf-8", "surrogateescape") or b"\n"), "SENTENCE")
@@ -151,9 +124,6 @@ def stdin_lines() -> Iterator[str]:
     """Return the lines of stdin, to be read by a single thread.
 
     `sys.stdin` is detached: Python would close it at exit, and abort if the thread still waits.
-
-    Raises:
-        UsageError: stdin is closed.
     """
     from tformer_cli.corpus.reader import decode_lines
 
@@ -169,11 +139,7 @@ def is_terminal() -> bool:
 
 
 def typed_lines(prompt: str) -> Iterator[str]:
-    """Yield the lines that a person types, with a prompt before each.
-
-    Raises:
-        DataError: a line is not UTF-8.
-    """
+    """Yield the lines that a person types, with a prompt before each."""
     from tformer_cli.corpus.reader import decode_lines
 
     # Python's input() has line editing and history after this import.
@@ -201,22 +167,17 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path 
     """Check files by option: outputs are not named .gz, and replace neither inputs nor each other.
 
     Pipes and devices replace nothing.
-
-    Raises:
-        UsageError: an output is named .gz, or a file is named twice.
     """
-    for option, file in outputs.items():
-        if file is not None and file.suffix == ".gz":
-            raise UsageError(
-                option, "is written as plain text", got=str(file), remedy="drop .gz from its name"
-            )
     options = {os.path.realpath(file): option for option, file in inputs.items() if file}
     for option, file in outputs.items():
-        if file is None or (file.exists() and not file.is_file()):
+        if file is None:
             continue
-        other = options.setdefault(os.path.realpath(file), option)
-        if other != option:
-            raise UsageError(option, f"is also {other}", got=str(file), remedy="name another file")
+        is_replaced, what = not file.exists() or file.is_file(), "is written as plain text"
+        other = options.setdefault(os.path.realpath(file), option) if is_replaced else option
+        check_usage(
+            Rule(option, what, file.suffix == ".gz", str(file), "drop .gz from its name"),
+            Rule(option, f"is also {other}", other != option, str(file), "name another file"),
+        )
 
 
 class LineWriter:
@@ -241,20 +202,8 @@ def line_writer(file: Path | None) -> Iterator[LineWriter]:
 
 
 @contextlib.contextmanager
-def null_writer() -> Iterator[LineWriter]:
-    """Open a writer that discards its lines."""
-    with open(os.devnull, "w", encoding="utf-8") as null:
-        yield LineWriter(null)
-
-
-@contextlib.contextmanager
 def open_output(file: Path | None) -> Iterator[TextIO]:
-    """Open stdout, or a file that appears when it is complete.
-
-    Raises:
-        UsageError: stdout is closed.
-        StorageError: the file cannot be written.
-    """
+    """Open stdout, or a file that appears when it is complete."""
     if file in (None, STDOUT):
         if sys.stdout is None:
             raise UsageError("--output", "stdout is closed", remedy="name a file")

@@ -9,21 +9,22 @@ from typing import Annotated, Literal
 
 import typer
 
-from tformer_cli.cli.entry import refuse_torchrun
-from tformer_cli.cli.messages import suggest, tell
+from tformer_cli.cli.entry import refuse_torchrun, suggest, tell
 from tformer_cli.cli.options import (
+    DROP_ONE,
     DeviceOption,
     JsonOption,
     RunArgument,
     RunOption,
     SetOption,
     chosen_run,
-    reject_usage,
 )
 from tformer_cli.config.load import load_with_texts
 from tformer_cli.config.schema.model import MaskedEncoderConfig
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import Rule, UsageError, check_usage
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config
+
+MAX_AVERAGED = 5
 
 
 def train(
@@ -128,47 +129,27 @@ def _config_file(path: Path) -> Path:
         return path
     run = RunDirectory(path)
     if not run.tokenizer.is_dir() or not run.config_file.is_file():
-        raise UsageError(
-            str(path), "is a folder and not a run", remedy="name a YAML file, or a run to resume"
-        )
+        remedy = "name a YAML file, or a run to resume"
+        raise UsageError(str(path), "is a folder and not a run", remedy=remedy)
     return run.config_file
 
 
 def _check_usage(
     fresh: bool, dry_run: bool, find_batch: bool, memory_limit: float | None, as_json: bool
 ) -> None:
-    both = "leave one of them out"
-    reject_usage("--find-batch", "contradicts --dry-run", when=dry_run and find_batch, remedy=both)
-    is_trial = dry_run or find_batch
-    reject_usage(
-        "--fresh",
-        f"has no effect with {'--dry-run' if dry_run else '--find-batch'}",
-        when=fresh and is_trial,
-        remedy="leave it out",
+    out, is_trial = "leave it out", dry_run or find_batch
+    trial = "--dry-run" if dry_run else "--find-batch"
+    has_limit, got = memory_limit is not None, f"{memory_limit or 0:g}"
+    unused, infinite = has_limit and not find_batch, not math.isfinite(memory_limit or 0)
+    no_trial = "has no effect without --dry-run or --find-batch"
+    no_search, limit = "has no effect without --find-batch", "--memory-limit"
+    check_usage(
+        Rule("--find-batch", "contradicts --dry-run", dry_run and find_batch, None, DROP_ONE),
+        Rule("--fresh", f"has no effect with {trial}", fresh and is_trial, None, out),
+        Rule(limit, no_search, unused, got, "add --find-batch"),
+        Rule(limit, "must be a number of GiB", infinite, got, "write 8"),
+        Rule("--json", no_trial, as_json and not is_trial, None, out),
     )
-    reject_usage(
-        "--memory-limit",
-        "has no effect without --find-batch",
-        when=memory_limit is not None and not find_batch,
-        got=memory_limit,
-        remedy="add --find-batch",
-    )
-    reject_usage(
-        "--memory-limit",
-        "must be a number of GiB",
-        when=memory_limit is not None and not math.isfinite(memory_limit),
-        got=memory_limit,
-        remedy="write 8",
-    )
-    reject_usage(
-        "--json",
-        "has no effect without --dry-run or --find-batch",
-        when=as_json and not is_trial,
-        remedy="leave it out",
-    )
-
-
-MAX_AVERAGED = 5
 
 
 def average(
@@ -194,8 +175,7 @@ def average(
 
     Example: tformer average runs/multi30k --last 5
     """
-    both = last is not None and best is not None
-    reject_usage("--best", "contradicts --last", when=both, remedy="leave one of them out")
+    check_usage(Rule("--best", "contradicts --last", last and best, None, DROP_ONE))
     refuse_torchrun("average")
     which: Literal["last", "best"] = "last" if best is None else "best"
     run_directory = chosen_run(run, "last")
@@ -206,20 +186,18 @@ def average(
     from tformer_cli.training.saving import average_checkpoints
 
     result = average_checkpoints(run_directory, which, count, device=resolve_device(device))
+    members = [member.name for member in result.members]
     if as_json:
-        typer.echo(
-            json.dumps(
-                {
-                    "checkpoint": str(result.checkpoint),
-                    "members": [member.name for member in result.members],
-                    "score": result.score,
-                    "best_score": result.best_score,
-                    "is_best": result.is_best,
-                }
-            )
-        )
+        content = {
+            "checkpoint": str(result.checkpoint),
+            "members": members,
+            "score": result.score,
+            "best_score": result.best_score,
+            "is_best": result.is_best,
+        }
+        typer.echo(json.dumps(content))
         return
-    tell(f"{result.checkpoint}: the mean of {', '.join(m.name for m in result.members)}")
+    tell(f"{result.checkpoint}: the mean of {', '.join(members)}")
     loss = f"loss {result.validation.likelihood.loss:.4f}"
     tell(f"valid: {', '.join([loss, *map(str, result.validation.scores)])}")
     if result.is_best:

@@ -1,7 +1,9 @@
 """`tformer translate`."""
 
 import contextlib
+import itertools
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tformer_cli.cli.messages import warn
+from tformer_cli.cli.entry import warn
 from tformer_cli.cli.options import (
+    DROP_ONE,
     BeamOption,
     CandidatesOption,
     CheckpointOption,
@@ -22,7 +25,6 @@ from tformer_cli.cli.options import (
     QuantizationName,
     SearchSetOption,
     WorkersOption,
-    chosen_decoding,
     chosen_mbr,
     chosen_run,
 )
@@ -31,14 +33,12 @@ from tformer_cli.cli.streams import (
     STDOUT,
     LineWriter,
     Recorded,
-    SideInputs,
     check_outputs,
     has_pipe,
     input_lines,
     input_windows,
     is_terminal,
     line_writer,
-    null_writer,
     output_fingerprint,
     reject_pipes,
     run_and_sentence,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 # More decimals are mostly rounding errors, which depend on the batch.
 SCORE_DECIMALS = 4
+NOWHERE = Path(os.devnull)
 
 
 def translate(
@@ -171,22 +172,22 @@ def translate(
     from tformer_cli.corpus.reader import read_lines
     from tformer_cli.distributed import process_group
     from tformer_cli.text.segments import Terminology, pharaoh
+    from tformer_cli.translate.options import SearchOptions
     from tformer_cli.translate.translator import Translator
 
-    side_inputs = SideInputs(prefix_file, constraints_file)
+    outputs = {"--output": output_file, "--alignments": alignments_file}
     demands = {
         "--prefixes": prefix_file,
         "--constraints": constraints_file,
         "--terminology": terminology_file,
     }
-    outputs = {"--output": output_file, "--alignments": alignments_file}
     check_outputs(outputs, {"--input": input_file or STDIN, **demands})
     _check_usage(sentence, input_file, outputs, demands, resume, workers, backend)
-    total = None
+    total, beside = None, (prefix_file, constraints_file)
     # Invalid text and files of unequal length are found before the first line is translated. But a
     # pipe can be read only once.
-    if input_file is not None and not has_pipe(input_file, *side_inputs):
-        total = sum(1 for _ in input_lines(input_file, side_inputs))
+    if input_file is not None and not has_pipe(input_file, *beside):
+        total = sum(1 for _ in input_lines(input_file, *beside))
     translator = Translator.load(
         run_directory.path,
         ensemble=ensemble or (),
@@ -201,7 +202,7 @@ def translate(
         max_source_sentences=max_source_sentences,
     )
     language = translator.config.data.source_language
-    decoding = chosen_decoding(translator.config, beam, length_penalty, settings)
+    search = SearchOptions(beam, length_penalty, settings or ()).apply(translator.config)
     terms = None
     if terminology_file is not None:
         lines, name = read_lines(terminology_file), str(terminology_file)
@@ -209,7 +210,7 @@ def translate(
     fingerprint = None
     if resume:
         runs = [run_directory, *map(RunDirectory, ensemble or [])]
-        fingerprint = output_fingerprint(context, runs, checkpoint, decoding)
+        fingerprint = output_fingerprint(context, runs, checkpoint, search)
     prompt = None
     if sentence is None and input_file is None and is_terminal():
         prompt = f"{language}> "
@@ -217,7 +218,7 @@ def translate(
     with (
         process_group(translator.device) as world,
         _writer(output_file, fingerprint, world.is_main_process) as output,
-        _writer(alignments_file, None, bool(alignments_file) and world.is_main_process) as pairs,
+        _writer(alignments_file or NOWHERE, None, world.is_main_process) as pairs,
         tqdm(
             total=total,
             initial=output.num_lines,
@@ -226,12 +227,15 @@ def translate(
         ) as bar,
     ):
         num_done = world.all_reduce_max(output.num_lines)
-        windows = input_windows(sentence, prompt, input_file, side_inputs, num_done, world.size)
+        left = None
+        if input_file is not None:
+            left = itertools.islice(input_lines(input_file, *beside), num_done, None)
+        windows = input_windows(sentence, prompt, left, world.size)
         translated = translator.translate_windows(
             map(world.shard, windows),
             nbest,
             has_phrases=constraints_file is not None,
-            decoding=decoding,
+            decoding=search,
             mbr=chosen_mbr(mbr, candidates),
             banned=banned or (),
             terminology=terms,
@@ -244,17 +248,14 @@ def translate(
             on_done=lambda count: bar.update(count * world.size),
             on_warning=warn,
         )
+        shown = _json_line if as_json else _numbered_lines if nbest > 1 else _text_line
         for window in translated:
-            texts = [
-                _json_line(*line) if as_json else _text_lines(*line, numbered=nbest > 1)
-                for line in window
-            ]
-            gathered = world.gather_shards(texts)
-            output.add("".join(gathered), len(gathered))
+            texts = world.gather_shards([shown(*line) for line in window])
+            output.add("".join(texts), len(texts))
             if alignments_file is not None:
                 rows = [f"{pharaoh(line.translations[0].alignments or ())}\n" for line in window]
-                pairs.add("".join(world.gather_shards(rows)), len(gathered))
-            num_done += len(gathered)
+                pairs.add("".join(world.gather_shards(rows)), len(texts))
+            num_done += len(texts)
             bar.update(num_done - bar.n)
 
 
@@ -270,84 +271,53 @@ def _check_usage(
     """Check options that contradict, need or exclude each other."""
     from tformer_cli.distributed import num_processes
 
-    is_parallel = num_processes() > 1
-    by_line = {option: demands[option] for option in ("--prefixes", "--constraints")}
+    is_parallel, is_ctranslate2 = num_processes() > 1, backend == "ctranslate2"
+    lacks_file = resume and (input_file is None or outputs["--output"] in (None, STDOUT))
+    no_file = input_file is None
+    unshared = "is required under torchrun: stdin cannot be shared"
+    single = "must be 1 under torchrun, which starts the processes"
+    inexact = "has no exact counterpart in CTranslate2"
+    is_shared = is_parallel and workers not in (None, 1)
+    pairs, in_json = outputs["--alignments"], "use --json, which holds them too"
     check_usage(
         Rule(
-            "--input",
-            "contradicts a sentence",
-            sentence is not None and input_file,
-            remedy="leave one of them out",
+            "--input", "contradicts a sentence", sentence is not None and input_file, None, DROP_ONE
         ),
         *(
-            Rule(
-                option,
-                "needs --input, line by line",
-                file and input_file is None,
-                remedy="name that file",
-            )
-            for option, file in by_line.items()
+            Rule(option, "needs --input, line by line", file and no_file, None, "name that file")
+            for option, file in demands.items()
+            if option != "--terminology"
         ),
-        Rule(
-            "--resume",
-            "needs --input and --output",
-            resume and (input_file is None or outputs["--output"] in (None, STDOUT)),
-            remedy="name both files",
-        ),
-        Rule(
-            "--alignments",
-            "contradicts --resume",
-            resume and outputs["--alignments"],
-            remedy="use --json, which holds them too",
-        ),
-        Rule(
-            "--input",
-            "is required under torchrun: stdin cannot be shared",
-            is_parallel and input_file is None,
-            remedy="name a file",
-        ),
-        Rule(
-            "--workers",
-            "must be 1 under torchrun, which starts the processes",
-            is_parallel and workers not in (None, 1),
-            str(workers),
-            "leave it out",
-        ),
+        Rule("--resume", "needs --input and --output", lacks_file, None, "name both files"),
+        Rule("--alignments", "contradicts --resume", resume and pairs, None, in_json),
+        Rule("--input", unshared, is_parallel and no_file, None, "name a file"),
+        Rule("--workers", single, is_shared, str(workers), "leave it out"),
         # Even for an empty file: the first line with a demand may come late.
         *(
-            Rule(
-                option,
-                "has no exact counterpart in CTranslate2",
-                file and backend == "ctranslate2",
-                remedy="use another --backend",
-            )
+            Rule(option, inexact, file and is_ctranslate2, None, "use another --backend")
             for option, file in demands.items()
         ),
     )
     if is_parallel or resume:
         reject_pipes({"--input": input_file, **demands})
-    elif all(by_line.values()):
-        reject_pipes({"--input": input_file})
 
 
 def _writer(
-    file: Path | None, fingerprint: Mapping[str, object] | None, is_written: bool
+    file: Path | None, fingerprint: Mapping[str, object] | None, is_main_process: bool
 ) -> "contextlib.AbstractContextManager[PartialFile | LineWriter]":
-    """Open an output: a resumable file if it has a fingerprint."""
+    """Open an output of the main process: a resumable file if it has a fingerprint."""
     from tformer_cli.storage.partial_file import partial_file
 
-    if not is_written:
-        return null_writer()
-    if fingerprint is None or file is None:
-        return line_writer(file)
-    return partial_file(file, fingerprint)
+    if is_main_process and fingerprint is not None and file is not None:
+        return partial_file(file, fingerprint)
+    return line_writer(file if is_main_process else NOWHERE)
 
 
-def _text_lines(
-    number: int, source: str, translations: "Sequence[Translation]", *, numbered: bool
-) -> str:
-    if not numbered:
-        return f"{translations[0].text}\n"
+def _text_line(number: int, source: str, translations: "Sequence[Translation]") -> str:
+    return f"{translations[0].text}\n"
+
+
+def _numbered_lines(number: int, source: str, translations: "Sequence[Translation]") -> str:
     return "".join(
         f"{number} ||| {translation.text} ||| {translation.score:.{SCORE_DECIMALS}f}\n"
         for translation in translations

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tformer_cli.cli.messages import suggest, table
+from tformer_cli.cli.entry import suggest, table
 from tformer_cli.cli.options import ConfigArgument, JsonOption, RunOption, SetOption
 from tformer_cli.config.load import load_with_texts
 from tformer_cli.storage.run_directory import run_of_config

@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from tformer_cli.config.schema.data import ParallelText, Text
 from tformer_cli.errors import DataError
@@ -47,6 +48,9 @@ _TABLES = {".csv": ("CSV", ",;"), ".tsv": ("TSV", "\t"), ".tab": ("TSV", "\t")}
 TEXTS_FILE = "texts.json"
 # A file modified this recently may change again without a new modification time.
 SETTLED_NS = 2_000_000_000
+
+# A line, alone or with what belongs to it.
+_Line = TypeVar("_Line")
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -97,9 +101,9 @@ def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
     return _zip_lines(_read_corpus(source), _read_corpus(target), source, target)
 
 
-def read_beside(lines: Path, others: Path) -> Iterator[tuple[str, str]]:
+def read_beside(lines: Iterator[_Line], file: Path, others: Path) -> Iterator[tuple[_Line, str]]:
     """Yield line n of a file to translate, in any format, with line n of another file."""
-    return _zip_lines(read_lines(lines), read_lines(others), lines, others)
+    return _zip_lines(lines, read_lines(others), file, others)
 
 
 def read_rows(text: Text) -> Iterator[tuple[str, ...]]:
@@ -152,8 +156,8 @@ def _read_corpus(path: Path) -> Iterator[str]:
 
 
 def _zip_lines(
-    sources: Iterator[str], targets: Iterator[str], source: Path, target: Path
-) -> Iterator[tuple[str, str]]:
+    sources: Iterator[_Line], targets: Iterator[str], source: Path, target: Path
+) -> Iterator[tuple[_Line, str]]:
     num_pairs = 0
     for source_line, target_line in itertools.zip_longest(sources, targets):
         if source_line is None or target_line is None:

@@ -74,6 +74,9 @@ class Evaluation:
         decoding: the search.
         mbr: minimum-Bayes-risk decoding, if any.
         num_models: models of the ensemble; 1 without one.
+        step: optimizer steps of the (first) checkpoint.
+        text: source and references.
+        metrics: what computed the scores.
     """
 
     scores: Mapping[MetricName, Score]
@@ -82,6 +85,9 @@ class Evaluation:
     decoding: DecodingConfig
     mbr: MBR | None
     num_models: int
+    step: int
+    text: ParallelText
+    metrics: tuple[Metric, ...]
 
     def as_json(self) -> dict[str, object]:
         """Return everything but the translations as plain data."""
@@ -207,7 +213,17 @@ class Evaluator:
         )
         hypotheses = tuple(world.gather_shards([best.text for best, *_ in translations]))
         scores = {metric.name: metric.score(hypotheses, references) for metric in metrics}
-        return Evaluation(scores, likelihood, hypotheses, search, mbr, len(self.models))
+        return Evaluation(
+            scores=scores,
+            likelihood=likelihood,
+            hypotheses=hypotheses,
+            decoding=search,
+            mbr=mbr,
+            num_models=len(self.models),
+            step=self.step,
+            text=text,
+            metrics=tuple(metrics),
+        )
 
 
 def save_evaluation(evaluation: Evaluation, run: RunDirectory, name: str) -> None:

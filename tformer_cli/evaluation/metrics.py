@@ -1,7 +1,7 @@
-"""Scores of translations by sacrebleu, with its signatures."""
+"""Scores of translations by sacrebleu, with its signatures, and what makes them wrong."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -10,8 +10,12 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
-from tformer_cli.config.schema.config import EvaluationConfig
+from tformer_cli.config.schema.config import Config, EvaluationConfig
+from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.corpus.held_out import overlap_warnings
+from tformer_cli.corpus.reader import read_lines, read_texts
 from tformer_cli.errors import ConfigError, Problem, UsageError
+from tformer_cli.text.language import is_language_code, language_of_script
 
 MetricName = Literal["bleu", "chrf", "ter"]
 
@@ -105,3 +109,48 @@ def _bleu(tokenize: str, lowercase: bool) -> BLEU:
         what = "needs MeCab and its dictionary, which are not installed"
         remedy = f"pip install 'tformer[{EXTRAS[tokenize]}]'"
         raise ConfigError([Problem("evaluation.bleu.tokenize", what, tokenize, remedy)]) from None
+
+
+def config_warnings(
+    config: Config, *, on_done: Callable[[int], object] = lambda count: None
+) -> Iterator[Problem]:
+    """Yield what makes scores of a config wrong: languages, BLEU's tokenizer, overlapping texts.
+
+    The training text is read; `on_done` is called with the number of its lines or pairs.
+    """
+    yield from _language_warnings(config)
+    data = config.data
+    tests = {f"data.test.{name}": text for name, text in data.test.items()}
+    training = _counted(read_texts(data.train), on_done)
+    yield from overlap_warnings(training, {"data.valid": data.valid, **tests}, data.unit)
+
+
+def _counted(
+    pairs: Iterator[tuple[str, str]], on_done: Callable[[int], object]
+) -> Iterator[tuple[str, str]]:
+    for pair in pairs:
+        yield pair
+        on_done(1)
+
+
+def _language_warnings(config: Config) -> Iterator[Problem]:
+    data = config.data
+    languages = {"source_language": data.source_language}
+    if isinstance(data.valid, ParallelText):
+        languages["target_language"] = data.target_language
+    for key, language in languages.items():
+        if not is_language_code(language):
+            remedy = "write en, for instance"
+            yield Problem(f"data.{key}", "is not an ISO code", language, remedy)
+    if not isinstance(data.valid, ParallelText):
+        return
+    try:
+        bleu = build_metric("bleu", config.evaluation, data.target_language)
+    except ConfigError as error:
+        yield from error.problems
+        return
+    script = language_of_script(read_lines(data.valid.target))
+    if "13a" in bleu.options and script in TOKENIZERS_BY_LANGUAGE:
+        what = f"splits words at spaces, but the target looks like language {script}"
+        remedy = f"write data.target_language: {script}"
+        yield Problem("evaluation.bleu.tokenize", what, "13a", remedy)

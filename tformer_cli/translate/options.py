@@ -1,15 +1,19 @@
 """Options of a translator and of a translation, and checks of them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Literal, TypedDict, get_args
 
 import torch
 
+from tformer_cli.config.load import changed_decoding
+from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import (
     BeamConfig,
     DecodingConfig,
     GreedyConfig,
     SampleConfig,
+    SearchConfig,
 )
 from tformer_cli.config.schema.fields import checked
 from tformer_cli.distributed import num_processes
@@ -26,6 +30,69 @@ from tformer_cli.translate.mbr import MBR
 
 Backend = Literal["native", "ctranslate2"]
 LongLines = Literal["split", "truncate", "error"]
+
+_SEARCHES = {"greedy": "greedy search", "beam": "beam search", "sample": "sampling"}
+_LEAVE_ONE_OUT = "leave one of them out"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """Changes to the search of a run.
+
+    Attributes:
+        beam_size: size of a beam search; 1 is greedy search.
+        length_penalty: exponent A of score = log probability / length ** A.
+        settings: overrides of keys, such as `decoding.patience=2`.
+    """
+
+    beam_size: int | None = None
+    length_penalty: float | None = None
+    settings: Sequence[str] = ()
+
+    def apply(self, config: Config) -> DecodingConfig:
+        """Return the search of a run with the changes.
+
+        Raises:
+            ConfigError: a change breaks a rule.
+            UsageError: changes contradict each other, or a length penalty has no effect.
+        """
+        own = config.decoding if self.beam_size is None else _with_beam(config, self.beam_size)
+        search = changed_decoding(replace(config, decoding=own), self.settings)
+        is_beam = isinstance(search, BeamConfig)
+        key = "beam_size" if is_beam else "kind"
+        beam_size = {"greedy": 1}.get(search.kind, getattr(search, "beam_size", None))
+        check_usage(
+            Rule(
+                "`beam_size`",
+                f"contradicts `settings`, by which {key} is {getattr(search, key)}",
+                self.beam_size not in (None, beam_size),
+                str(self.beam_size),
+                _LEAVE_ONE_OUT,
+            )
+        )
+        if self.length_penalty is not None:
+            penalty = getattr(search, "length_penalty", None)
+            is_set = any(text.startswith("decoding.length_penalty=") for text in self.settings)
+            what = f"contradicts `settings`, by which length_penalty is {penalty}"
+            got, where = f"{self.length_penalty:g}", "`length_penalty`"
+            no_effect = f"has no effect on {_SEARCHES[search.kind]}"
+            is_other = is_set and penalty != self.length_penalty
+            check_usage(
+                Rule(where, no_effect, not is_beam, got, "use `BeamConfig(beam_size=5)`"),
+                Rule(where, what, is_other, got, _LEAVE_ONE_OUT),
+            )
+            assert isinstance(search, BeamConfig)
+            search = replace(search, length_penalty=self.length_penalty)
+        return checked(search, "decoding")
+
+
+def _with_beam(config: Config, size: int) -> DecodingConfig:
+    """Return the search of a run as beam search of another size; 1 is greedy search."""
+    search = config.decoding
+    if size > 1 and isinstance(search, BeamConfig):
+        return replace(search, beam_size=size)
+    common = {part.name: getattr(search, part.name) for part in fields(SearchConfig)}
+    return GreedyConfig(**common) if size == 1 else BeamConfig(beam_size=size, **common)
 
 
 class LineLimits(TypedDict, total=False):
@@ -47,7 +114,7 @@ class TranslateOptions(TypedDict, total=False):
     """Options of a translation.
 
     Attributes:
-        decoding: the search; None for the run's own.
+        decoding: the search, or changes to that of the run; None for the run's own.
         mbr: minimum-Bayes-risk decoding: choose by mean utility, which becomes the `score`. Equal
             texts count as one translation, so fewer may come. None ranks by the search.
         banned: words and phrases that no translation contains, as the target tokenizer spells them.
@@ -64,7 +131,7 @@ class TranslateOptions(TypedDict, total=False):
             memory runs out and batches become smaller.
     """
 
-    decoding: DecodingConfig | None
+    decoding: DecodingConfig | SearchOptions | None
     mbr: MBR | None
     banned: Sequence[str]
     terminology: Terminology | None
@@ -75,6 +142,15 @@ class TranslateOptions(TypedDict, total=False):
     step: int
     on_done: Callable[[int], object]
     on_warning: Callable[[Problem], object]
+
+
+def resolve_search(
+    decoding: DecodingConfig | SearchOptions | None, config: Config
+) -> DecodingConfig:
+    """Return the given search, that of a run with changes, or by default the run's own."""
+    if isinstance(decoding, SearchOptions):
+        return decoding.apply(config)
+    return config.decoding if decoding is None else decoding
 
 
 def check_search(

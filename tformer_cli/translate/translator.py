@@ -28,16 +28,14 @@ from tformer_cli.translate.mbr import MBR, resolve_num_hypotheses
 from tformer_cli.translate.options import (
     Backend,
     LineLimits,
+    SearchOptions,
     TranslateOptions,
     check_backend,
     check_search,
+    resolve_search,
 )
 from tformer_cli.translate.postprocess import Postprocessor, Translation, best_combinations
-from tformer_cli.translate.preprocess import (
-    InputLine,
-    Preprocessor,
-    zip_lines,
-)
+from tformer_cli.translate.preprocess import InputLine, Preprocessor, zip_lines
 from tformer_cli.translate.score import ScoredPair, score_pairs
 
 if TYPE_CHECKING:
@@ -288,7 +286,7 @@ class Translator:
         count: int,
         *,
         has_phrases: bool,
-        decoding: DecodingConfig | None = None,
+        decoding: DecodingConfig | SearchOptions | None = None,
         mbr: MBR | None = None,
         banned: Sequence[str] = (),
         terminology: Terminology | None = None,
@@ -309,7 +307,7 @@ class Translator:
         if aligned and aligner is None:
             what = "needs a translator that has an aligner"
             raise UsageError("`aligned`", what, remedy="leave it out")
-        search = self.config.decoding if decoding is None else decoding
+        search = resolve_search(decoding, self.config)
         requiring = "`required`" if has_phrases else "`terminology`" if terminology else None
         check_search(search, self.engine.scorer.max_length, requiring)
         num_hypotheses = resolve_num_hypotheses(search, count, mbr)
