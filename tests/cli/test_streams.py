@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tformer_cli.cli.entry import Stdout
+from tformer_cli.cli.entry import named_stdout
 from tformer_cli.cli.streams import (
     check_outputs,
     input_lines,
@@ -68,7 +68,7 @@ def test_a_reader_that_has_gone_ends_all_streams_quietly_and_leaves_no_part(monk
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w", encoding="utf-8") as stdout:
-        monkeypatch.setattr(sys, "stdout", Stdout.around(stdout))
+        monkeypatch.setattr(sys, "stdout", named_stdout(stdout))
         with line_writer(None) as output, line_writer(tmp_path / "pairs") as beside:
             beside.add("0-0\n", 1)
             output.add("a line\n", 1)
@@ -79,7 +79,7 @@ def test_a_reader_that_has_gone_ends_all_streams_quietly_and_leaves_no_part(monk
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a disk that is always full")
 def test_what_stdout_refuses_is_not_said_of_the_file_beside_it(monkeypatch, tmp_path):
     with open("/dev/full", "w", encoding="utf-8") as stdout:
-        monkeypatch.setattr(sys, "stdout", Stdout.around(stdout))
+        monkeypatch.setattr(sys, "stdout", named_stdout(stdout))
         with (
             pytest.raises(StorageError) as raised,
             line_writer(None) as output,

@@ -2,13 +2,12 @@
 
 import json
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tformer_cli.cli.entry import new_app, warn
+from tformer_cli.cli.entry import new_app, progress_bar, warn
 from tformer_cli.cli.options import ConfigArgument, SetOption
 from tformer_cli.cli.streams import reject_pipes
 from tformer_cli.config.load import as_plain, dump_config, load_config, load_with_texts
@@ -47,11 +46,9 @@ def check(file: ConfigArgument, settings: SetOption = None) -> None:
     """
     config = load_with_texts(file, settings or [])
 
-    from tqdm import tqdm
-
     from tformer_cli.evaluation.metrics import config_warnings
 
-    with tqdm(unit=config.data.unit, disable=not sys.stderr.isatty(), leave=False) as bar:
+    with progress_bar(config.data.unit) as bar:
         for warning in config_warnings(config, on_done=bar.update):
             warn(warning)
     typer.echo(f"{file}: ok")
@@ -115,15 +112,13 @@ def new(
     kept = {"source": source, "target": target, **{k: v for k, v in valid_files.items() if v}}
     check_replaceable(output, kept, overwrite=force)
     # Imports that `show` does not need.
-    from tqdm import tqdm
-
     from tformer_cli.corpus.held_out import given_split, split_text
 
     languages = (
         _language_of(source, source_language, "--source-language"),
         _language_of(target, target_language, "--target-language"),
     )
-    with tqdm(unit="pair", disable=not sys.stderr.isatty(), leave=False) as bar:
+    with progress_bar("pair") as bar:
         if valid is None:
             folder = output.parent / f"{output.stem}.data"
             split = split_text(text, folder, languages, overwrite=force, on_done=bar.update)

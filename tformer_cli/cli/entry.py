@@ -7,7 +7,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import typer
 from typer.core import TyperCommand
@@ -24,6 +24,9 @@ from tformer_cli.errors import (
     check_usage,
     printable,
 )
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 # Former names of options, which are still accepted.
 FORMER_OPTIONS = {"continue-from": "init-from"}
@@ -84,39 +87,16 @@ class ReaderGone(Exception):
     """The reader of stdout has closed the pipe."""
 
 
-class Stdout(io.TextIOWrapper):
-    """stdout whose errors name it: ReaderGone for a closed pipe, StorageError otherwise."""
+class StdoutFile(io.FileIO):
+    """The file behind stdout; its errors are ReaderGone for a closed pipe, else StorageError."""
 
-    @classmethod
-    def around(cls, stdout: io.TextIOWrapper) -> Self:
-        """Return a stream that writes to the same buffer."""
-        return cls(
-            stdout.buffer,
-            # click replaces an ASCII stream.
-            encoding="utf-8" if stdout.encoding == "ascii" else stdout.encoding,
-            # File names may not be UTF-8.
-            errors="surrogateescape",
-            line_buffering=stdout.line_buffering,
-            write_through=stdout.write_through,
-        )
-
-    def write(self, text: str) -> int:
-        """Write a text."""
-        if text == "":
-            # click writes it to probe the stream.
+    def write(self, content: Any) -> int:
+        """Write some bytes."""
+        if not content:
+            # click writes nothing to probe the stream.
             return 0
-        with self._blamed():
-            return super().write(text)
-
-    def flush(self) -> None:
-        """Write what is buffered."""
-        with self._blamed():
-            super().flush()
-
-    @contextlib.contextmanager
-    def _blamed(self) -> Iterator[None]:
         try:
-            yield
+            return super().write(content)
         except OSError as error:
             # Buffered text must not be written again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
@@ -124,6 +104,22 @@ class Stdout(io.TextIOWrapper):
                 raise ReaderGone from None
             what, remedy = "cannot be written", "what came out is not whole"
             raise StorageError("<stdout>", what, got=error.strerror, remedy=remedy) from error
+
+
+def named_stdout(stdout: io.TextIOWrapper) -> io.TextIOWrapper:
+    """Return a stream that writes to the same file, and whose errors name it."""
+    stdout.flush()
+    file = StdoutFile(stdout.fileno(), "w", closefd=False)
+    is_buffered = isinstance(stdout.buffer, io.BufferedWriter)
+    return io.TextIOWrapper(
+        io.BufferedWriter(file) if is_buffered else file,
+        # click replaces an ASCII stream.
+        encoding="utf-8" if stdout.encoding == "ascii" else stdout.encoding,
+        # File names may not be UTF-8.
+        errors="surrogateescape",
+        line_buffering=stdout.line_buffering,
+        write_through=stdout.write_through,
+    )
 
 
 def new_app(**settings: Any) -> Application:
@@ -149,7 +145,7 @@ def run(app: Application) -> None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - used until exit
     warnings.showwarning = _show_warning
     try:
-        with _blamed_stdout():
+        with _named_stdout():
             app()
     except ReaderGone:
         sys.exit(0)
@@ -172,22 +168,20 @@ def _show_warning(message: Warning | str, *details: Any, **names: Any) -> None:
 
 
 @contextlib.contextmanager
-def _blamed_stdout() -> Iterator[None]:
+def _named_stdout() -> Iterator[None]:
     """Replace stdout by one whose errors name it, for a while."""
     stdout = sys.stdout
-    if not isinstance(stdout, io.TextIOWrapper):
+    # A test may capture it elsewhere than in a file.
+    is_file = isinstance(getattr(stdout, "buffer", None), io.BufferedWriter | io.FileIO)
+    if not isinstance(stdout, io.TextIOWrapper) or not is_file:
         yield
         return
-    sys.stdout = blamed = Stdout.around(stdout)
+    sys.stdout = named = named_stdout(stdout)
     try:
-        try:
-            yield
-        finally:
-            blamed.flush()
+        yield
     finally:
-        # Garbage collection would close the shared buffer.
-        blamed.detach()
         sys.stdout = stdout
+        named.flush()
 
 
 def refuse_torchrun(command: str) -> None:
@@ -221,6 +215,13 @@ def warn(problem: Problem) -> None:
 
     with tqdm.external_write_mode(file=sys.stderr):
         typer.echo(text_of(problem), err=True)
+
+
+def progress_bar(unit: str) -> "tqdm[NoReturn]":
+    """Return a progress bar on stderr, which a terminal shows until it ends."""
+    from tqdm import tqdm
+
+    return tqdm(unit=unit, disable=not sys.stderr.isatty(), leave=False)
 
 
 def suggest(*words: object) -> None:

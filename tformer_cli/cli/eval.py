@@ -1,13 +1,12 @@
 """`tformer eval`."""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tformer_cli.cli.entry import refuse_torchrun, suggest, tell, warn
+from tformer_cli.cli.entry import progress_bar, refuse_torchrun, suggest, tell, warn
 from tformer_cli.cli.options import (
     DROP_ONE,
     BeamOption,
@@ -78,8 +77,6 @@ def evaluate(
     reject_pipes({"--source": source, "--reference": reference})
     run_directory = chosen_run(run, checkpoint)
 
-    from tqdm import tqdm
-
     from tformer_cli import api
     from tformer_cli.evaluation.evaluate import hypothesis_file
     from tformer_cli.translate.options import SearchOptions
@@ -92,7 +89,7 @@ def evaluate(
         inputs = {"--source": source, "--reference": reference}
         check_outputs({"the translations": hypotheses}, inputs)
     is_asked: dict[MetricName, bool] = {"bleu": bleu, "chrf": chrf, "ter": ter}
-    with tqdm(unit="line", disable=not sys.stderr.isatty(), leave=False) as bar:
+    with progress_bar("line") as bar:
         evaluations = api.evaluate(
             run_directory.path,
             metrics=[name for name, asked in is_asked.items() if asked] or ["bleu"],

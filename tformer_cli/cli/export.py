@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,14 +9,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from tformer_cli.cli.entry import tell
+from tformer_cli.cli.entry import progress_bar, tell
 from tformer_cli.cli.options import (
     CheckpointOption,
     LeadingRunArgument,
     QuantizationName,
     chosen_run,
 )
-from tformer_cli.errors import UsageError
+from tformer_cli.errors import Rule, check_usage
 from tformer_cli.storage.run_directory import RunDirectory
 
 FormatName = Literal["ctranslate2", "marian", "onnx", "safetensors"]
@@ -69,11 +68,9 @@ def export(
     """
     run = chosen_run(_one_run(runs or [], folder), checkpoint)
 
-    from tqdm import tqdm
-
     from tformer_cli.export.run import export_run
 
-    with tqdm(unit="line", disable=not sys.stderr.isatty(), leave=False) as bar:
+    with progress_bar("line") as bar:
         result = export_run(
             run,
             folder,
@@ -96,18 +93,13 @@ def export(
 
 
 def _one_run(runs: Sequence[Path], folder: Path) -> Path | None:
-    """Return the run that was named, if any.
-
-    Raises:
-        UsageError: several were, or a run and no folder to write.
-    """
-    if len(runs) > 1:
-        got = " ".join(map(str, [*runs, folder]))
-        raise UsageError("RUN", "must be one run folder before DIR", got=got)
-    if not runs and RunDirectory(folder).config_file.is_file():
-        raise UsageError(
-            "DIR", "is missing", got=f"the run {folder}", remedy="add the folder to write"
-        )
+    """Return the run that was named, if any."""
+    words = " ".join(map(str, [*runs, folder]))
+    is_run, remedy = RunDirectory(folder).config_file.is_file(), "add the folder to write"
+    check_usage(
+        Rule("RUN", "must be one run folder before DIR", len(runs) > 1, words),
+        Rule("DIR", "is missing", not runs and is_run, f"the run {folder}", remedy),
+    )
     return runs[0] if runs else None
 
 

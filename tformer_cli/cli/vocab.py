@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,8 +11,20 @@ from tformer_cli.cli.options import ConfigArgument, JsonOption, RunOption, SetOp
 from tformer_cli.config.load import load_with_texts
 from tformer_cli.storage.run_directory import run_of_config
 
-if TYPE_CHECKING:
-    from tformer_cli.corpus.statistics import VocabularyReport
+# What the table says of a `VocabularyReport`.
+ROWS = {
+    "vocabulary size": "{0.vocabulary_size:,}",
+    "sentences": "{0.num_sentences:,}",
+    "tokens": "{0.num_tokens:,}",
+    "characters covered": "{0.coverage:.3%}",
+    "unknown tokens": "{0.unknown_rate:.3%}",
+    "byte tokens": "{0.byte_rate:.3%}",
+    "tokens per sentence": "{0.lengths.mean:.1f}",
+    "  median": "{0.lengths.median:,}",
+    "  99th percentile": "{0.lengths.p99:,}",
+    "  longest": "{0.lengths.longest:,}",
+    "characters per token": "{0.characters_per_token:.2f}",
+}
 
 
 def vocab(
@@ -51,43 +63,11 @@ def vocab(
         return
     languages = {"source": data.source_language, "target": data.target_language}
     columns = [
-        (f"{text} {languages[side]}", *_cells(report))
+        (f"{text} {languages[side]}", *(shown.format(report) for shown in ROWS.values()))
         for text, sides in reports.items()
         for side, report in sides.items()
     ]
-    typer.echo(table(zip(LABELS, *columns, strict=True), align="<" + ">" * len(columns)))
+    typer.echo(table(zip(("", *ROWS), *columns, strict=True), align="<" + ">" * len(columns)))
     typer.echo(f"vocabulary: {run_directory.tokenizer}")
     changes = [word for setting in settings or [] for word in ("--set", setting)]
     suggest("train", config, *(() if run is None else ("--run", run)), *changes)
-
-
-LABELS = (
-    "",
-    "vocabulary size",
-    "sentences",
-    "tokens",
-    "characters covered",
-    "unknown tokens",
-    "byte tokens",
-    "tokens per sentence",
-    "  median",
-    "  99th percentile",
-    "  longest",
-    "characters per token",
-)
-
-
-def _cells(report: "VocabularyReport") -> tuple[str, ...]:
-    return (
-        f"{report.vocabulary_size:,}",
-        f"{report.num_sentences:,}",
-        f"{report.num_tokens:,}",
-        f"{report.coverage:.3%}",
-        f"{report.unknown_rate:.3%}",
-        f"{report.byte_rate:.3%}",
-        f"{report.lengths.mean:.1f}",
-        f"{report.lengths.median:,}",
-        f"{report.lengths.p99:,}",
-        f"{report.lengths.longest:,}",
-        f"{report.characters_per_token:.2f}",
-    )

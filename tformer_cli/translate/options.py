@@ -78,7 +78,7 @@ class SearchOptions:
             no_effect = f"has no effect on {_SEARCHES[search.kind]}"
             is_other = is_set and penalty != self.length_penalty
             check_usage(
-                Rule(where, no_effect, not is_beam, got, "use `BeamConfig(beam_size=5)`"),
+                Rule(where, no_effect, not is_beam, got, "add `beam_size=5`"),
                 Rule(where, what, is_other, got, _LEAVE_ONE_OUT),
             )
             assert isinstance(search, BeamConfig)
