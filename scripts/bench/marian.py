@@ -97,7 +97,7 @@ def compare(
 
     valid = evaluation_store(config.data.valid, tokenizers)
     likelihood = reference_likelihood(
-        ours.model.to(device),
+        [ours.model.to(device)],
         batches_in_order(valid, batch_tokens=LIKELIHOOD_BATCH_TOKENS),
         device=device,
         precision=torch.float32,

@@ -142,7 +142,7 @@ class Ours:
 
     def valid_loss(self) -> float:
         return reference_likelihood(
-            self.train_state.model,
+            [self.train_state.model],
             batches_in_order(self.task.valid_store(), batch_tokens=LIKELIHOOD_BATCH_TOKENS),
             device=CPU,
             precision=self.task.precision,

@@ -33,7 +33,7 @@ def test_likelihood_is_the_mean_over_tokens_whatever_the_batches():
             count += 1
     for batch_tokens in (1, 20, 4096):
         likelihood = reference_likelihood(
-            model.train(),
+            [model.train()],
             batches_in_order(store, batch_tokens=batch_tokens),
             device=torch.device("cpu"),
             precision=torch.float32,
@@ -51,11 +51,10 @@ def test_the_likelihood_of_an_ensemble_is_that_of_the_mean_probability():
     store = build_store([(source[:-1], target[:-1], 1.0)])
     ids, inputs = torch.tensor([source]), torch.tensor([[2, *target[:-1]]])
     found = reference_likelihood(
-        models[0],
+        models,
         batches_in_order(store, batch_tokens=20),
         device=torch.device("cpu"),
         precision=torch.float32,
-        others=models[1:],
     )
     mean = torch.zeros(len(target), V)
     for model in models:
@@ -85,7 +84,7 @@ def limited_likelihood(most: int) -> Likelihood:
     lengths = [(2, 3), (1, 1), (0, 2), (9, 0), (4, 4), (5, 1), (3, 7)]
     store = build_store(([7] * source, [9] * target, 1.0) for source, target in lengths)
     return reference_likelihood(
-        model,
+        [model],
         batches_in_order(store, batch_tokens=4096),
         device=torch.device("cpu"),
         precision=torch.float32,

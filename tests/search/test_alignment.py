@@ -7,7 +7,7 @@ from model.test_family import lively
 from search.test_engine import END, SPECIAL_TOKENS, START, V, native_engine, requests
 
 from tformer_cli.model.build import build_model
-from tformer_cli.model.inspection.attention_maps import source_attention
+from tformer_cli.model.inspection.attention_recorder import source_attention
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search import scoring as scoring_room
 from tformer_cli.search.alignment import Aligner

@@ -20,7 +20,7 @@ from tformer_cli.config.schema.model import (
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.model.build import build_network
-from tformer_cli.model.inspection.attention_maps import attention_maps
+from tformer_cli.model.inspection.attention_recorder import attention_maps
 from tformer_cli.model.network import Network
 from tformer_cli.plotting.attention_maps import AttentionMaps
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers

@@ -171,30 +171,23 @@ class Evaluator:
     ) -> Evaluation:
         """Translate a source text, and compare it with the raw references.
 
-        Args:
-            text: source and references.
-            metrics: scores to compute.
-            decoding: the search; None for the run's own.
-            mbr: minimum-Bayes-risk decoding; None ranks by the search.
-            world: processes that share the lines; each of them returns the whole evaluation.
-            on_done: called with the number of lines whenever some are translated.
-            on_warning: called as by a translator, and for lines without loss.
+        The processes of `world` share the lines; each of them returns the whole evaluation.
+        `on_warning` is called as by a translator, and for lines without loss.
 
         Raises:
             DataError: a file cannot be read, the line counts differ, there are no lines, or all are
                 too long.
         """
-        model, *others = self.models
-        store = evaluation_store(text, self.translator.tokenizers, max_length=model.max_length)
+        max_length = self.models[0].max_length
+        store = evaluation_store(text, self.translator.tokenizers, max_length=max_length)
         problem = long_lines_warning(text, store)
         if problem is not None:
             on_warning(problem)
         likelihood = reference_likelihood(
-            model,
+            self.models,
             loss_batches(store, start_id=DECODER_START_IDS[self.config.model.kind]),
             device=self.translator.device,
             precision=self.precision,
-            others=others,
             world=world,
         )
         sources, references = zip(*read_pairs(text.source, text.target), strict=True)
@@ -240,12 +233,11 @@ def hypothesis_file(run: RunDirectory, name: str) -> Path:
 
 @torch.inference_mode()
 def reference_likelihood(
-    model: Network,
+    models: Sequence[Network],
     batches: Iterable[Batch],
     *,
     device: torch.device,
     precision: torch.dtype,
-    others: Sequence[Network] = (),
     world: World = SINGLE_PROCESS,
 ) -> Likelihood:
     """Return the likelihood of references, without dropout.
@@ -256,7 +248,8 @@ def reference_likelihood(
     Raises:
         DeviceError: memory has no room for a single sentence.
     """
-    models = [model.eval(), *(other.eval() for other in others)]
+    for model in models:
+        model.eval()
     nll, num_correct, num_tokens = 0.0, 0.0, 0.0
     for batch in itertools.islice(batches, world.rank, None, world.size):
         sums = partial(_nll_sums, models, batch.to(device), device=device, precision=precision)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tformer_cli.device import autocast
-from tformer_cli.model.inspection.attention_maps import source_attention
+from tformer_cli.model.inspection.attention_recorder import source_attention
 from tformer_cli.search.scoring import TeacherForcing
 
 # Source ids with EOS, and the ids of each of its translations.

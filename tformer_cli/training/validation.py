@@ -69,7 +69,7 @@ def validate(
         store = evaluation_store(text, tokenizers, max_length=model.max_length)
         batches = _masked_batches(store, tokenizers, config, on_done)
         return Validation(
-            reference_likelihood(model, batches, device=device, precision=precision, world=world)
+            reference_likelihood([model], batches, device=device, precision=precision, world=world)
         )
     assert isinstance(model, Seq2Seq), "a config with parallel text builds a model that translates"
     translator = Translator.from_model(

@@ -101,14 +101,9 @@ class Preprocessor:
     ) -> list[Request]:
         """Return the request of each piece of a line.
 
-        Args:
-            line: text, prefix and required phrases.
-            number: line number, which determines sampling noise.
-            where: file and line, for messages.
-            banned: from `encode_banned`.
-            terminology: terms whose translations are required where a piece contains them.
-            on_warning: called if the line is split or truncated; for its number of sentences, only
-                for the first such line.
+        The line number determines sampling noise; `banned` comes from `encode_banned`; terms are
+        required where a piece contains them. `on_warning` is called if the line is split or
+        truncated; for its number of sentences, only for the first such line.
 
         Raises:
             DataError: the line is too long (`long_lines="error"`), is split although it has

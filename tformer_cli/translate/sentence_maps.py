@@ -9,7 +9,11 @@ from torch import Tensor
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.store_builder import too_long_error
 from tformer_cli.errors import UsageError
-from tformer_cli.model.inspection.attention_maps import LayerMaps, attention_maps, position_tables
+from tformer_cli.model.inspection.attention_recorder import (
+    LayerMaps,
+    attention_maps,
+    position_tables,
+)
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.plotting.attention_maps import AttentionMaps, Part, PartMaps, PositionTable
 from tformer_cli.search.engine import NativeEngine
@@ -31,14 +35,10 @@ def sentence_maps(
     sentence: str,
     target: str | None = None,
 ) -> AttentionMaps:
-    """Return the attention maps and position tables of a network on the CPU.
+    """Return the attention maps and position tables of a network on the CPU, in evaluation mode.
 
-    Args:
-        network: in evaluation mode.
-        tokenizers: of the network.
-        config: of its run.
-        sentence: source text.
-        target: its translation (teacher forcing); None for the one that the run's search finds.
+    The network reads the `target` (teacher forcing); None is the translation that the search of
+    its `config` finds.
 
     Raises:
         UsageError: the sentence is empty or not UTF-8, or there is a target for a network that does

@@ -24,7 +24,7 @@ from tformer_cli.model.blocks.bias import MASK_VALUE
 from tformer_cli.model.blocks.latent import LatentAttention
 from tformer_cli.model.build import build_model, build_network
 from tformer_cli.model.encoder_decoder import EncoderDecoder
-from tformer_cli.model.inspection.attention_maps import (
+from tformer_cli.model.inspection.attention_recorder import (
     LayerMaps,
     attention_maps,
     position_tables,
