@@ -41,7 +41,6 @@ from tformer_cli.export.format import (
     write_sentencepiece_models,
 )
 from tformer_cli.model.blocks.attention import Attention
-from tformer_cli.model.blocks.bias import DistanceBias
 from tformer_cli.model.blocks.feedforward import FeedForward, GatedFeedForward
 from tformer_cli.model.blocks.rotary import scaled_frequencies
 from tformer_cli.model.encoder_decoder import Decoder, EncoderDecoder
@@ -277,23 +276,32 @@ def _set_stack(spec: Any, tokens: Any, stack: Stack, config: EncoderDecoderConfi
 
 def _set_positions(spec: Any, stack: Stack, config: EncoderDecoderConfig, alpha: float) -> None:
     positions, rows = config.positions, num_positions(config)
+    device = stack.embeddings.tokens.weight.device
     if rows is not None:
         assert stack.embeddings.positions is not None
-        table = stack.embeddings.positions(torch.arange(rows, device=_device(stack)))
+        table = stack.embeddings.positions(torch.arange(rows, device=device))
         spec.position_encodings.encodings = _copied(table * alpha)
     elif hasattr(spec, "position_encodings"):
         del spec.position_encodings
     if _has_bias_table(config):
-        table, max_distance = _bias_table(stack, config)
+        table, max_distance = _bias_table(stack, config, device)
         for part in spec.layer:
             part.self_attention.relative_attention_bias = table
             part.self_attention.relative_attention_max_distance = np.int32(max_distance)
     if isinstance(positions, RotaryPositions) and isinstance(positions.scaling, YarnScaling):
+        # YaRN's frequencies are no function of a base.
+        plain, _ = scaled_frequencies(config.head_dim, replace(positions, scaling=None))
+        scaled, attention_factor = scaled_frequencies(config.head_dim, positions)
         for part in spec.layer:
-            _set_yarn(part.self_attention, positions, config.head_dim)
+            # One is for sentences up to a length, the other for longer ones.
+            part.self_attention.rotary_scaling_short_factor = plain / scaled
+            part.self_attention.rotary_scaling_long_factor = plain / scaled
+            part.self_attention.queries_scale = attention_factor**2 / math.sqrt(config.head_dim)
 
 
-def _bias_table(stack: Stack, config: EncoderDecoderConfig) -> tuple[Tensor, int]:
+def _bias_table(
+    stack: Stack, config: EncoderDecoderConfig, device: torch.device
+) -> tuple[Tensor, int]:
     """Return the bias of each T5 bucket (buckets, H), and the largest distance.
 
     Buckets of the nearer half of a side hold one distance each. There are so many that all
@@ -303,26 +311,14 @@ def _bias_table(stack: Stack, config: EncoderDecoderConfig) -> tuple[Tensor, int
     positions = config.positions
     longest = positions.max_distance if isinstance(positions, T5Positions) else 1
     reach = max(longest, config.sliding_window or 1)
-    lengths = torch.arange(2 * reach, device=_device(stack)).clamp(max=reach)
-    sides = [-lengths] if isinstance(stack, Decoder) else [-lengths, lengths]
-    tables = [_bias(stack.bias, side, config.num_heads) for side in sides]
-    return _copied(torch.cat(tables, dim=-1).T.contiguous()), reach + 1
-
-
-def _bias(bias: DistanceBias | None, distances: Tensor, num_heads: int) -> Tensor:
-    """Return the bias of distances (L,) by head: (H, L)."""
-    if bias is None:
-        return torch.zeros(num_heads, len(distances))
-    return bias.of_distance(distances[None, None])[:, 0].expand(num_heads, -1)
-
-
-def _set_yarn(spec: Any, positions: RotaryPositions, head_dim: int) -> None:
-    """Set YaRN's frequencies, which are no function of a base, and its attention factor."""
-    plain, _ = scaled_frequencies(head_dim, replace(positions, scaling=None))
-    scaled, sharpness = scaled_frequencies(head_dim, positions)
-    # One is for sentences up to a length, the other for longer ones.
-    spec.rotary_scaling_long_factor = spec.rotary_scaling_short_factor = plain / scaled
-    spec.queries_scale = sharpness**2 / math.sqrt(head_dim)
+    distances = torch.arange(2 * reach, device=device).clamp(max=reach)
+    distances = -distances if isinstance(stack, Decoder) else torch.cat([-distances, distances])
+    if stack.bias is None:
+        table = torch.zeros(len(distances), config.num_heads)
+    else:
+        by_head = stack.bias.of_distance(distances[None, None])[:, 0]
+        table = by_head.expand(config.num_heads, -1).T.contiguous()
+    return _copied(table), reach + 1
 
 
 def _set_layer(spec: Any, layer: EncoderLayer | DecoderLayer, alpha: float) -> None:
@@ -336,28 +332,22 @@ def _set_layer(spec: Any, layer: EncoderLayer | DecoderLayer, alpha: float) -> N
         _set_norm(part.k_norm, attention.key_norm)
     _set_norm(part.layer_norm, layer.self_attention_norm, alpha)
     if isinstance(layer, DecoderLayer):
-        _set_cross_attention(spec.attention, layer.cross_attention, alpha)
-        _set_norm(spec.attention.layer_norm, layer.cross_attention_norm, alpha)
-    _set_feedforward(spec.ffn, layer.feedforward, alpha)
-    _set_norm(spec.ffn.layer_norm, layer.feedforward_norm, alpha)
-
-
-def _set_cross_attention(spec: Any, attention: Attention, alpha: float) -> None:
-    _set_linear(spec.linear[0], attention.query, divisor=alpha)
-    _set_linear(spec.linear[1], attention.key, attention.value)
-    _set_linear(spec.linear[2], attention.output)
-    if hasattr(spec, "q_norm"):
-        # CTranslate2 would normalize all heads together, and ours normalizes none here.
-        del spec.q_norm, spec.k_norm
-
-
-def _set_feedforward(spec: Any, feedforward: FeedForward | GatedFeedForward, alpha: float) -> None:
+        attention, part = layer.cross_attention, spec.attention
+        _set_linear(part.linear[0], attention.query, divisor=alpha)
+        _set_linear(part.linear[1], attention.key, attention.value)
+        _set_linear(part.linear[2], attention.output)
+        if hasattr(part, "q_norm"):
+            # CTranslate2 would normalize all heads together, and ours normalizes none here.
+            del part.q_norm, part.k_norm
+        _set_norm(part.layer_norm, layer.cross_attention_norm, alpha)
+    feedforward: FeedForward | GatedFeedForward = layer.feedforward
     if isinstance(feedforward, GatedFeedForward):
-        _set_linear(spec.linear_0, feedforward.gate, divisor=alpha)
-        _set_linear(spec.linear_0_noact, feedforward.up, divisor=alpha)
+        _set_linear(spec.ffn.linear_0, feedforward.gate, divisor=alpha)
+        _set_linear(spec.ffn.linear_0_noact, feedforward.up, divisor=alpha)
     else:
-        _set_linear(spec.linear_0, feedforward.up, divisor=alpha)
-    _set_linear(spec.linear_1, feedforward.down)
+        _set_linear(spec.ffn.linear_0, feedforward.up, divisor=alpha)
+    _set_linear(spec.ffn.linear_1, feedforward.down)
+    _set_norm(spec.ffn.layer_norm, layer.feedforward_norm, alpha)
 
 
 def _set_linear(spec: Any, *layers: nn.Linear, divisor: float = 1.0) -> None:
@@ -375,10 +365,6 @@ def _set_norm(spec: Any, norm: nn.Module, factor: float = 1.0) -> None:
         # Without beta, CTranslate2 would compute RMSNorm.
         bias: Tensor | None = norm.bias
         spec.beta = _copied((torch.zeros_like(norm.weight) if bias is None else bias) * factor)
-
-
-def _device(stack: Stack) -> torch.device:
-    return stack.embeddings.tokens.weight.device
 
 
 def _copied(weight: Tensor) -> Tensor:

@@ -27,10 +27,16 @@ BATCHES_AHEAD = 2
 TINY = 1e-12
 # Search keys that CTranslate2 implements alike.
 SHARED_KEYS = frozenset({"kind", "max_length", "beam_size", "length_penalty", "patience"})
+# Arguments that CTranslate2 does not implement alike, by the field of a request.
+CONSTRAINTS = {
+    "prefix": "`prefixes`",
+    "banned": "`banned`",
+    "required": "`required` and `terminology`",
+}
 
 
 class CTranslate2Engine(Engine):
-    """Runs an exported model, a batch in each of as many threads as torch has."""
+    """Translates and scores by an exported model, a batch in each of torch's threads."""
 
     def __init__(
         self,
@@ -59,14 +65,34 @@ class CTranslate2Engine(Engine):
         self.source_tokens = source.tokens(range(source.size))
         self.target_tokens = target.tokens(range(target.size))
         self.target_ids = {token: i for i, token in enumerate(self.target_tokens)}
-        self.scorer = CTranslate2Scorer(self, set(target.suppressed_ids), max_length)
+        self.suppressed_ids = set(target.suppressed_ids)
+        self.max_length = max_length
+        self.scorer = self
 
     def check(self, requests: Sequence[Request], config: DecodingConfig, nbest: int) -> None:
-        """Refuse searches and constraints that CTranslate2 does not implement."""
-        _reject_other_searches(config)
-        _reject_constraints(requests)
-        self._check_positions(requests, config)
-        _reject_impatience(_beam_of(config), nbest)
+        """Refuse what CTranslate2 does not implement alike, and what has no positions."""
+        for part in fields(config):
+            value = getattr(config, part.name)
+            is_other = part.name not in SHARED_KEYS and value != part.default
+            if is_other or value == "sample":
+                raise no_counterpart(f"decoding.{part.name}", str(value))
+        for name, argument in CONSTRAINTS.items():
+            if any(getattr(request, name) for request in requests):
+                raise no_counterpart(argument)
+        longest_source = max((len(request.source) for request in requests), default=0)
+        for where, length, remedy in (
+            ("decoding.max_length", config.max_length, "lower it"),
+            ("a line", longest_source, "lower `max_source_length`"),
+        ):
+            if self.max_length is not None and length > self.max_length:
+                what = f"has more tokens than the exported model has positions ({self.max_length})"
+                raise UsageError(where, what, got=str(length), remedy=remedy)
+        beam = _beam_of(config)
+        if nbest > beam.enough:
+            # With too few finished hypotheses our search continues, and CTranslate2 does not start.
+            what = f"leaves CTranslate2 fewer translations of a line than requested ({nbest})"
+            remedy = "raise it, or use another `engine`"
+            raise UsageError("decoding.patience", what, got=f"{beam.patience:g}", remedy=remedy)
 
     def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
         requests, beam = job.requests, _beam_of(job.config)
@@ -74,7 +100,7 @@ class CTranslate2Engine(Engine):
 
         def submit(indices: Sequence[int]) -> list[Any]:
             futures: list[Any] = self.translator.translate_batch(
-                [self.source(requests[index].source) for index in indices],
+                [self._source(requests[index].source) for index in indices],
                 asynchronous=True,
                 beam_size=beam.beam_size,
                 num_hypotheses=job.nbest,
@@ -94,20 +120,7 @@ class CTranslate2Engine(Engine):
             on_done(len(indices))
         return results
 
-    def _check_positions(self, requests: Sequence[Request], config: DecodingConfig) -> None:
-        longest = self.scorer.max_length
-        if longest is None:
-            return
-        source = max((len(request.source) for request in requests), default=0)
-        for where, length, remedy in (
-            ("decoding.max_length", config.max_length, "lower it"),
-            ("a line", source, "lower `max_source_length`"),
-        ):
-            if length > longest:
-                what = f"has more tokens than the exported model has positions ({longest})"
-                raise UsageError(where, what, got=str(length), remedy=remedy)
-
-    def source(self, ids: Sequence[int]) -> list[str]:
+    def _source(self, ids: Sequence[int]) -> list[str]:
         """Return source tokens without EOS, which CTranslate2 adds itself."""
         return [self.source_tokens[i] for i in ids[:-1]]
 
@@ -120,17 +133,6 @@ class CTranslate2Engine(Engine):
             log_prob = score * len(ids) ** length_penalty
             yield Hypothesis(tuple(ids[:-1] if finished else ids), log_prob, score, finished)
 
-
-class CTranslate2Scorer:
-    """Scores given translations."""
-
-    def __init__(
-        self, engine: CTranslate2Engine, suppressed_ids: set[int], max_length: int | None
-    ) -> None:
-        self.engine = engine
-        self.suppressed_ids = suppressed_ids
-        self.max_length = max_length
-
     def score(
         self, pairs: Sequence[Pair], *, on_done: Callable[[int], object] = lambda count: None
     ) -> list[tuple[float, ...]]:
@@ -139,8 +141,8 @@ class CTranslate2Scorer:
             for source, target in pairs
         ]
         indices = [index for index, (source, target) in enumerate(pairs) if source and target]
-        sources = [self.engine.source(pairs[index][0]) for index in indices]
-        targets = [[self.engine.target_tokens[i] for i in pairs[index][1]] for index in indices]
+        sources = [self._source(pairs[index][0]) for index in indices]
+        targets = [[self.target_tokens[i] for i in pairs[index][1]] for index in indices]
         # CTranslate2's scores allow EOS as the first token, though its search does not: the first
         # log probability is renormalized.
         ends = self._log_probs(sources, [[] for _ in indices])
@@ -155,8 +157,7 @@ class CTranslate2Scorer:
         return results
 
     def _log_probs(self, sources: list[list[str]], targets: list[list[str]]) -> list[list[float]]:
-        translator = self.engine.translator
-        results = translator.score_batch(
+        results = self.translator.score_batch(
             sources, targets, max_batch_size=MAX_BATCH, max_input_length=0
         )
         return [result.log_probs for result in results]
@@ -189,32 +190,7 @@ def _in_flight(
     yield from queue
 
 
-def _reject_other_searches(config: DecodingConfig) -> None:
-    for part in fields(config):
-        value = getattr(config, part.name)
-        is_other = part.name not in SHARED_KEYS and value != part.default
-        if is_other or value == "sample":
-            reject(f"decoding.{part.name}", str(value))
-
-
-def _reject_impatience(beam: BeamConfig, nbest: int) -> None:
-    # With too few finished hypotheses our search continues, and CTranslate2 does not start.
-    if nbest > beam.enough:
-        what = f"leaves CTranslate2 fewer translations of a line than requested ({nbest})"
-        remedy = "raise it, or use another `engine`"
-        raise UsageError("decoding.patience", what, got=f"{beam.patience:g}", remedy=remedy)
-
-
-def _reject_constraints(requests: Sequence[Request]) -> None:
-    if any(request.prefix for request in requests):
-        reject("`prefixes`")
-    if any(request.banned for request in requests):
-        reject("`banned`")
-    if any(request.required for request in requests):
-        reject("`required` and `terminology`")
-
-
-def reject(where: str, got: str | None = None) -> None:
-    """Raise UsageError for what CTranslate2 does not implement alike."""
+def no_counterpart(where: str, got: str | None = None) -> UsageError:
+    """Return the error of what CTranslate2 does not implement alike."""
     what, remedy = "has no exact counterpart in CTranslate2", "use another `engine`"
-    raise UsageError(where, what, got=got, remedy=remedy)
+    return UsageError(where, what, got=got, remedy=remedy)

@@ -1,18 +1,21 @@
 """Export to ONNX: a graph that encodes sources, and a graph that decodes one token.
 
-The caller runs the loop: it picks the tokens and passes keys and values from step to step.
+The caller runs the loop: it picks the tokens and passes keys and values from step to step, as our
+engine does by our own searches.
 """
 
 import contextlib
 import copy
+import itertools
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,10 +25,10 @@ from tformer_cli.export.format import (
     TOKENIZER_PACKAGES,
     Format,
     filled,
+    package,
     token_code,
     write_sentencepiece_models,
 )
-from tformer_cli.export.onnx_engine import SOURCE_FILE, STEP_FILE, OnnxEngine
 from tformer_cli.model.blocks.attention import (
     KeyValue,
     attention_logits,
@@ -34,13 +37,22 @@ from tformer_cli.model.blocks.attention import (
 from tformer_cli.model.blocks.attention_mask import AttentionMask, additive_mask
 from tformer_cli.model.kv_cache import concatenate
 from tformer_cli.model.network import Seq2Seq
+from tformer_cli.padding import pad_rows
+from tformer_cli.search.continuous_batching import decode_all
+from tformer_cli.search.engine import Engine, Job, OnDone, OnWarning, build_search
 from tformer_cli.search.logits_processors import suppress_tokens
-from tformer_cli.search.request import SpecialTokens
+from tformer_cli.search.request import Hypothesis, SpecialTokens
+from tformer_cli.search.scoring import Pair, empty_source_log_probs
+from tformer_cli.search.stepper import Sentence, Stepper
 from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID, UNK_ID
 
+SOURCE_FILE, STEP_FILE = "encoder.onnx", "decoder_step.onnx"
+CPU = torch.device("cpu")
+# Sentences that the engine translates together.
+BATCH_SIZE = 32
 # Larger weights stand in a file beside the graph: protobuf holds no more.
 MAX_BYTES = 1 << 31
 # Sizes of the example inputs that torch traces; 0 and 1 would be taken for constants.
@@ -56,9 +68,12 @@ class OnnxFormat(Format):
     def write(self, trained: TrainedModel, folder: Path) -> None:
         self.versions()  # Refuses missing packages before anything is traced.
         _write_graphs(trained, folder)
-        write_sentencepiece_models(trained.tokenizers, folder)
-        for name, tokens in _vocabularies(trained.tokenizers).items():
-            write_json(folder / f"{name}_vocabulary.json", tokens)
+        tokenizers = trained.tokenizers
+        write_sentencepiece_models(tokenizers, folder)
+        for name, side in zip(
+            _sides(tokenizers), (tokenizers.source, tokenizers.target), strict=True
+        ):
+            write_json(folder / f"{name}_vocabulary.json", side.tokens(range(side.size)))
         write_json(
             folder / "config.json",
             {
@@ -69,7 +84,7 @@ class OnnxFormat(Format):
             },
         )
 
-    def engine(self, trained: TrainedModel, folder: Path) -> OnnxEngine:
+    def engine(self, trained: TrainedModel, folder: Path) -> "OnnxEngine":
         tokens = SpecialTokens(*trained.tokenizers.special_ids(trained.config.model.kind))
         return OnnxEngine(folder, tokens, max_length=trained.model.max_length)
 
@@ -80,20 +95,16 @@ class OnnxFormat(Format):
         tokenizers = trained.tokenizers
         modules = ["json", "pathlib", "numpy", "onnxruntime"]
         code = token_code(tokenizers, line, modules=modules, target_tokens="tokens")
-        sides = ("shared", "shared") if tokenizers.shared else ("source", "target")
-        files = json.dumps(["config.json", *(f"{side}_vocabulary.json" for side in sides)])
-        return filled("onnx.py.txt", **code, files=files)
+        files = [f"{side}_vocabulary.json" for side in _sides(tokenizers)]
+        return filled("onnx.py.txt", **code, files=json.dumps(["config.json", *files]))
 
     def packages(self, trained: TrainedModel) -> list[str]:
         return ["numpy", "onnxruntime", *TOKENIZER_PACKAGES[trained.tokenizers.source.kind]]
 
 
-def _vocabularies(tokenizers: Tokenizers) -> dict[str, list[str]]:
-    """Return the tokens of both sides by id."""
-    source, target = (
-        side.tokens(range(side.size)) for side in (tokenizers.source, tokenizers.target)
-    )
-    return {"shared": source} if tokenizers.shared else {"source": source, "target": target}
+def _sides(tokenizers: Tokenizers) -> tuple[str, str]:
+    """Return how the files of the source and target vocabulary begin."""
+    return ("shared", "shared") if tokenizers.shared else ("source", "target")
 
 
 class SourceGraph(nn.Module):
@@ -128,13 +139,9 @@ class StepGraph(nn.Module):
     ) -> tuple[Tensor, list[KeyValue]]:
         """Return log probabilities (B, V) of the next token, and all keys and values.
 
+        The newest token is (B, 1), the mask of real source tokens (B, S). Keys and values stand by
+        layer: (B, Hkv, S, Dh) of the source, (B, Hkv, P, Dh) of the P earlier target tokens.
         Suppressed tokens have probability 0, and so has EOS as the first token.
-
-        Args:
-            token: (B, 1) the newest token, or the start token.
-            source_mask: (B, S) real source tokens.
-            source: keys and values of the source by layer, (B, Hkv, S, Dh).
-            past: keys and values of the P earlier target tokens by layer, (B, Hkv, P, Dh).
         """
         layers = [
             LayerPast(KeyValue(*cross), KeyValue(*own))
@@ -164,23 +171,17 @@ class LayerPast:
 
 
 class EqualLengthCache:
-    """KV cache without shared slots: each sequence has its own tokens, and attends to all.
-
-    Attributes:
-        layers: one per layer.
-        source_lengths: (B,) tokens of each source.
-        source_mask: (B, 1, 1, S) minus infinity for padding.
-        source_length: S.
-        newest: (B, 1) position of the newest token.
-    """
+    """KV cache without shared slots: each sequence has its own tokens, and attends to all."""
 
     def __init__(self, layers: Sequence[LayerPast], source_mask: Tensor) -> None:
         keys = layers[0].own.keys
         self.layers = layers
-        self.source_lengths = source_mask.sum(dim=1)
+        self.source_lengths = source_mask.sum(dim=1)  # (B,)
+        # (B, 1, 1, S), minus infinity for padding
         self.source_mask: Tensor | None = additive_mask(source_mask, keys.dtype)[:, None, None]
         self.source_length = source_mask.shape[1]
         self._positions = torch.arange(keys.shape[2] + 1, device=keys.device)
+        # (B, 1) position of the newest token
         self.newest = self._positions[-1:].expand(source_mask.shape[0], -1)
 
     def advance(self) -> Tensor:
@@ -193,7 +194,6 @@ class EqualLengthCache:
 
     def mask(self) -> None:
         """Mask no target token."""
-        return
 
     def joint_mask(self) -> Tensor:
         """Mask the padding of sources."""
@@ -292,3 +292,108 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+class OnnxEngine(Engine):
+    """Runs the graphs of a folder."""
+
+    def __init__(self, folder: Path, tokens: SpecialTokens, *, max_length: int | None) -> None:
+        """Load the graphs, for sentences of up to `max_length` tokens (None for any)."""
+        onnxruntime = package("onnxruntime", "onnx")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        self.encoder, self.decoder = (
+            onnxruntime.InferenceSession(str(folder / name), options, ["CPUExecutionProvider"])
+            for name in (SOURCE_FILE, STEP_FILE)
+        )
+        self.special_tokens = tokens
+        self.max_length = max_length
+        self.scorer = self
+
+    def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
+        results: dict[int, list[Hypothesis]] = {}
+        for start in range(0, len(job.requests), BATCH_SIZE):
+            batch = job._replace(requests=job.requests[start : start + BATCH_SIZE])
+            search = build_search(batch, self.special_tokens, CPU)
+            # A slot for each sentence, so none is inserted later: sequences have one length.
+            decoded = decode_all(
+                OnnxStepper(self.encoder, self.decoder),
+                search,
+                batch.requests,
+                lambda _: BATCH_SIZE,
+            )
+            for index, hypotheses in decoded:
+                results[start + index] = hypotheses
+                on_done(1)
+        return [results[index] for index in range(len(job.requests))]
+
+    def score(
+        self, pairs: Sequence[Pair], *, on_done: Callable[[int], object] = lambda count: None
+    ) -> list[tuple[float, ...]]:
+        """Score one pair at a time."""
+        scores = []
+        for source, target in pairs:
+            scores.append(self._score(source, target) if source else empty_source_log_probs(target))
+            on_done(1)
+        return scores
+
+    def _score(self, source: Sequence[int], target: Sequence[int]) -> tuple[float, ...]:
+        special, stepper = self.special_tokens, OnnxStepper(self.encoder, self.decoder)
+        stepper.start([source], 1)
+        tokens = (special.bos, *target, special.eos)
+        return tuple(
+            float(stepper.step(torch.tensor([[token]]))[0, 0, following])
+            for token, following in itertools.pairwise(tokens)
+        )
+
+
+class OnnxStepper(Stepper):
+    """Sequences of one length that all start together."""
+
+    def __init__(self, encoder: Any, decoder: Any) -> None:
+        self.encoder, self.decoder = encoder, decoder
+        self.source_names = [node.name for node in encoder.get_outputs()]
+        nodes = [node for node in decoder.get_inputs() if node.name.startswith("past_")]
+        self.past_names = [node.name for node in nodes]
+        self.empty = [(node.shape[1], 0, node.shape[3]) for node in nodes]
+        self.num_beams = 1
+        self.inputs: dict[str, Any] = {}
+        self.past: list[Any] = []
+
+    def start(self, sentences: Sequence[Sentence], num_beams: int) -> None:
+        """Encode the sentences for `num_beams` sequences each."""
+        source, mask = (part.numpy() for part in pad_rows(sentences))
+        cross = self.encoder.run(None, {"source": source, "source_mask": mask})
+        self.num_beams = num_beams
+        names = ("source_mask", *self.source_names)
+        repeated = (np.repeat(part, num_beams, axis=0) for part in (mask, *cross))
+        self.inputs = dict(zip(names, repeated, strict=True))
+        count = len(sentences) * num_beams
+        self.past = [np.zeros((count, *shape), np.float32) for shape in self.empty]
+
+    def insert(
+        self, slots: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
+    ) -> None:
+        """Refuse: sequences have one length."""
+        raise NotImplementedError("sequences of a graph start together")
+
+    def step(self, ids: Tensor) -> Tensor:
+        """Append a token (B, K) to each sequence; return the next log probabilities (B, K, V)."""
+        past = dict(zip(self.past_names, self.past, strict=True))
+        inputs = {"token": ids.reshape(-1, 1).numpy(), **self.inputs, **past}
+        log_probs, *self.past = self.decoder.run(None, inputs)
+        return torch.from_numpy(log_probs).view(*ids.shape, -1)
+
+    def reorder(self, beam_indices: Tensor) -> None:
+        """Continue other sequences of the same slot."""
+        first = torch.arange(len(beam_indices))[:, None] * self.num_beams
+        self._select_past((first + beam_indices).flatten())
+
+    def select(self, slots: Tensor) -> None:
+        """Keep these slots, in this order."""
+        rows = (slots[:, None] * self.num_beams + torch.arange(self.num_beams)).flatten()
+        self.inputs = {name: part[rows.numpy()] for name, part in self.inputs.items()}
+        self._select_past(rows)
+
+    def _select_past(self, rows: Tensor) -> None:
+        self.past = [part[rows.numpy()] for part in self.past]
