@@ -118,7 +118,7 @@ def test_figures_of_a_sample_stand_for_the_whole_text(toy, tmp_path, monkeypatch
 def test_a_checkpoint_is_as_large_as_it_was_said_to_be(toy, tmp_path, overrides):
     config = load_config(toy, overrides)
     with sampled_trainer(config, RunDirectory(tmp_path / "run"), device=CPU) as (trainer, _):
-        list(first_steps(trainer, trainer.data, 1))
+        first_steps(trainer, trainer.data, 1)
         state, folder = trainer.state, tmp_path / "checkpoint"
         average = None if state.average is None else state.average.model
         save_checkpoint(folder, state.model, state.optimizer, state.progress, average=average)
@@ -126,7 +126,7 @@ def test_a_checkpoint_is_as_large_as_it_was_said_to_be(toy, tmp_path, overrides)
         for file in folder.glob("*.safetensors"):
             header = int.from_bytes(file.read_bytes()[:8], "little")
             expected += file.stat().st_size - 8 - header
-        assert checkpoint_size(trainer) == expected
+        assert checkpoint_size(state) == expected
 
 
 @given(
@@ -282,7 +282,7 @@ def test_a_dry_run_leaves_nothing(toy, tmp_path):
     before = set((tmp_path / "data").rglob("*"))
     with sampled(toy) as trainer:
         assert trainer.run_directory.config_file.is_relative_to(tmp_path / "temporary")
-        list(first_steps(trainer, trainer.data, 2))
+        first_steps(trainer, trainer.data, 2)
     assert set((tmp_path / "data").rglob("*")) == before
     assert not (tmp_path / "run").exists()
     # torch makes a folder of its own beside.
@@ -418,7 +418,7 @@ def test_memory_that_runs_out_in_the_optimizer_is_no_less_of_it(toy, monkeypatch
     with sampled(toy) as trainer:
         monkeypatch.setattr(trainer.state.optimizer, "step", failing)
         with pytest.raises(OutOfMemory):
-            list(first_steps(trainer, trainer.data, 1))
+            first_steps(trainer, trainer.data, 1)
 
 
 def test_other_errors_stay_what_they_are(toy, monkeypatch):
@@ -428,7 +428,7 @@ def test_other_errors_stay_what_they_are(toy, monkeypatch):
     with sampled(toy) as trainer:
         monkeypatch.setattr(trainer.state.optimizer, "step", failing)
         with pytest.raises(RuntimeError, match="shapes"):
-            list(first_steps(trainer, trainer.data, 1))
+            first_steps(trainer, trainer.data, 1)
 
 
 def test_a_loss_that_is_no_number_is_an_error(toy):
@@ -436,7 +436,7 @@ def test_a_loss_that_is_no_number_is_an_error(toy):
         with torch.no_grad():
             trainer.state.model.output.weight.fill_(float("nan"))
         with pytest.raises(TrainingError) as caught:
-            list(first_steps(trainer, trainer.data, 1))
+            first_steps(trainer, trainer.data, 1)
     assert str(caught.value) == (
         "step 1: loss or gradient is no number at the very beginning; "
         "got loss nan, gradient norm nan; "
@@ -448,7 +448,7 @@ def test_a_moving_average_follows(toy):
     with sampled(toy, "training.ema_decay=0.9") as trainer:
         average = trainer.state.average.model.output.weight
         before = average.detach().clone()
-        list(first_steps(trainer, trainer.data, 1))
+        first_steps(trainer, trainer.data, 1)
         assert not torch.equal(average, before)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -302,7 +303,7 @@ def test_another_process_finds_the_same_training(toy, tmp_path, monkeypatch):
         losses.append([report.loss for report in first_steps(trainer, trainer.data, 2)])
 
     monkeypatch.setattr(module, "trial", tried)
-    monkeypatch.setattr(module.resource, "setrlimit", lambda *limits: None)
+    monkeypatch.setattr(resource, "setrlimit", lambda *limits: None)
     with sampled_trainer(load_config(toy), RunDirectory(tmp_path / "run"), device=CPU) as (
         trainer,
         _,

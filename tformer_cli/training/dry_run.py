@@ -5,15 +5,14 @@ import itertools
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tformer_cli.config.load import check_data_files, dump_config
 from tformer_cli.config.schema.config import Config
@@ -36,7 +35,7 @@ from tformer_cli.training.recovery import memory_shortage_reported
 from tformer_cli.training.resume import check_run_folder
 from tformer_cli.training.setup import TrainingData, run_tokenizers
 from tformer_cli.training.shutdown import sigterm_raised
-from tformer_cli.training.step import NonFiniteStep, StepReport, train_steps
+from tformer_cli.training.step import NonFiniteStep, StepReport, TrainState, train_steps
 from tformer_cli.training.trainer import Trainer
 from tformer_cli.training.validation import check_metric, check_validation
 
@@ -49,7 +48,8 @@ class OutOfMemory(Exception):
     """A step needs more memory than there is."""
 
 
-class Shape(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Shape:
     """A batch without padding: pairs, and tokens of each side with a special one."""
 
     rows: int
@@ -58,33 +58,24 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DryRun:
-    """What a training will take.
-
-    Attributes:
-        unit: pair, or line of a monolingual text.
-        sample: what the filters left of the sample.
-        worst_batch: the slowest of the batches that may need most memory.
-        peak_memory_bytes: of a CUDA device, otherwise of RAM.
-        seconds: of all steps, without validations.
-        num_checkpoints: at a time, at most.
-    """
+    """What a training will take."""
 
     device: str
     precision: str
     num_parameters: int
     vocabulary_sizes: tuple[int, int]
-    unit: str
+    unit: str  # pair, or line of a monolingual text
     num_pairs: int
-    sample: FilterReport
-    worst_batch: Shape
+    sample: FilterReport  # what the filters left of the sample
+    worst_batch: Shape  # the slowest of the batches that may need most memory
     worst_seconds: float
-    peak_memory_bytes: int
+    peak_memory_bytes: int  # of a CUDA device, otherwise of RAM
     tokens_per_second: float
     seconds_per_step: float
     num_steps: int
     num_epochs: float
-    seconds: float
-    num_checkpoints: int
+    seconds: float  # of all steps, without validations
+    num_checkpoints: int  # at a time, at most
     checkpoint_bytes: int
     store_bytes: int
     disk_bytes: int
@@ -95,7 +86,7 @@ class DryRun:
         text = self.sample.describe(self.unit)
         if self.sample.seen < self.num_pairs:
             text = f"{self.num_pairs:,} {self.unit}s; in a sample of {text}"
-        rows, width = self.worst_batch
+        worst = self.worst_batch
         free = f"{_size(self.free_disk_bytes)} are free"
         if self.free_disk_bytes < self.disk_bytes:
             free += ", which is not enough"
@@ -104,7 +95,7 @@ class DryRun:
                 f"model: {self.num_parameters:,} parameters, vocabulary {sizes}, "
                 f"on {self.device} in {self.precision}",
                 f"training text: {text}",
-                f"largest batch: {rows:,} x {width:,} tokens a side, "
+                f"largest batch: {worst.rows:,} x {worst.width:,} tokens a side, "
                 f"{self.worst_seconds:.2f} seconds a step",
                 f"peak memory: {_size(self.peak_memory_bytes)}, validations not counted",
                 f"speed: {self.tokens_per_second:,.0f} target tokens/s, "
@@ -118,7 +109,7 @@ class DryRun:
         )
 
     def as_json(self) -> dict[str, object]:
-        return asdict(self) | {"worst_batch": self.worst_batch._asdict()}
+        return asdict(self)
 
 
 def dry_run(config: Config, run: RunDirectory, *, device: torch.device) -> DryRun:
@@ -144,14 +135,17 @@ def _measure(trainer: Trainer, num_pairs: int, run: RunDirectory) -> DryRun:
     worst = worst_case_steps(trainer, training.batch_tokens, WORST_CASE_STEPS)
     worst_batch, slowest = max(worst.items(), key=lambda item: item[1].seconds)
     started = time.perf_counter()
-    typical = list(first_steps(trainer, data, TYPICAL_STEPS))
+    typical = first_steps(trainer, data, TYPICAL_STEPS)
     elapsed = time.perf_counter() - started
     seconds_per_step = elapsed / len(typical)
     share = data.report.seen / num_pairs
     # With a weight below one an epoch may have no batch.
     num_epochs = training.max_steps * (share / max(1, len(data.plans[0])))
-    num_checkpoints, checkpoint_bytes = max_checkpoints(training), checkpoint_size(trainer)
-    store_bytes = round(_store_size(data.store) / share)
+    num_checkpoints, checkpoint_bytes = max_checkpoints(training), checkpoint_size(state)
+    store = data.store
+    arrays = store.source_ids, store.source_offsets, store.target_ids, store.target_offsets
+    # A monolingual text has the same arrays on both sides.
+    store_bytes = round(sum({id(array): array.nbytes for array in arrays}.values()) / share)
     return DryRun(
         device=str(state.device),
         precision=str(state.precision).removeprefix("torch."),
@@ -186,7 +180,16 @@ def sampled_trainer(
     All files of the training are read. The trainer's run folder is temporary; `run` stays as it is.
     Its tokenizers are used if the config builds the same.
     """
-    _refuse_torchrun(config)
+    size = num_processes()
+    if size > 1:
+        num_micro_batches = size * config.training.gradient_accumulation_steps
+        raise UsageError(
+            "torchrun",
+            "a dry run is for one process",
+            got=f"{size} processes",
+            remedy="without torchrun, a process takes as much memory as each of them with "
+            f"training.gradient_accumulation_steps={num_micro_batches}",
+        )
     check_data_files(config.data)
     check_metric(config)
     check_run_folder(run)
@@ -214,19 +217,6 @@ def sampled_trainer(
             for text in config.data.test.values():
                 evaluation_store(text, tokenizers, max_length=model.max_length)
             yield trainer, num_pairs
-
-
-def _refuse_torchrun(config: Config) -> None:
-    size = num_processes()
-    if size > 1:
-        raise UsageError(
-            "torchrun",
-            "a dry run is for one process",
-            got=f"{size} processes",
-            remedy="without torchrun, a process takes as much memory as each of them with "
-            "training.gradient_accumulation_steps="
-            f"{size * config.training.gradient_accumulation_steps}",
-        )
 
 
 def _sample(config: Config, folder: Path) -> tuple[Config, int]:
@@ -264,7 +254,7 @@ def worst_case_steps(trainer: Trainer, batch_tokens: int, count: int) -> dict[Sh
     for shape in worst_case_shapes(config.training, config.data.filters.max_length):
         store = worst_case_store(shape, trainer.tokenizers, config.seed)
         data = replace(trainer.data, config=config, store=store)
-        *_, last[shape] = first_steps(trainer, data, count)
+        last[shape] = first_steps(trainer, data, count)[-1]
     return last
 
 
@@ -302,43 +292,39 @@ def worst_case_store(shape: Shape, tokenizers: Tokenizers, seed: int) -> TokenSt
     )
 
 
-def first_steps(trainer: Trainer, data: TrainingData, count: int) -> Iterator[StepReport]:
+def first_steps(trainer: Trainer, data: TrainingData, count: int) -> list[StepReport]:
     """Take the first steps of a training.
 
     Raises:
         OutOfMemory: a batch had to be cut.
         TrainingError: loss or gradient is not finite.
     """
-    state = trainer.state
+    state, steps = trainer.state, list[StepReport | NonFiniteStep]()
     state.progress = trainer.initial
-    with contextlib.closing(data.batches(state)) as batches:
-        steps = train_steps(state, itertools.islice(batches, count))
-        while (step := _next_step(trainer, steps)) is not None:
-            if isinstance(step, NonFiniteStep):
-                raise TrainingError(
-                    f"step {step.step}",
-                    "loss or gradient is no number at the very beginning",
-                    got=f"loss {step.loss}, gradient norm {step.grad_norm}",
-                    remedy="lower training.optimizer.learning_rate, "
-                    "or use training.precision: float32",
-                )
-            if step.num_oom_micro_batches > 0:
-                raise OutOfMemory
-            yield step
-
-
-def _next_step(
-    trainer: Trainer, steps: Iterator[StepReport | NonFiniteStep]
-) -> StepReport | NonFiniteStep | None:
+    is_out = False
     try:
-        return next(steps, None)
+        with contextlib.closing(data.batches(state)) as batches:
+            steps += train_steps(state, itertools.islice(batches, count))
     except (RuntimeError, MemoryError, TrainingError) as error:
         # The loop raises a TrainingError if not even one pair fits.
-        if not (isinstance(error, TrainingError) or is_out_of_memory(error)):
+        is_out = isinstance(error, TrainingError) or is_out_of_memory(error)
+        if not is_out:
             raise
-    # Outside of `except`, where the error and the tensors of its traceback are freed.
-    trainer.state.optimizer.zero_grad(set_to_none=True)
-    raise OutOfMemory
+    reports = []
+    for step in steps:
+        if isinstance(step, NonFiniteStep):
+            raise TrainingError(
+                f"step {step.step}",
+                "loss or gradient is no number at the very beginning",
+                got=f"loss {step.loss}, gradient norm {step.grad_norm}",
+                remedy="lower training.optimizer.learning_rate, or use training.precision: float32",
+            )
+        reports.append(step)
+    if is_out or any(report.num_oom_micro_batches > 0 for report in reports):
+        # Outside of `except`, where the error and the tensors of its traceback are freed.
+        state.optimizer.zero_grad(set_to_none=True)
+        raise OutOfMemory
+    return reports
 
 
 def max_checkpoints(training: TrainingConfig) -> int:
@@ -352,24 +338,11 @@ def max_checkpoints(training: TrainingConfig) -> int:
     return min(len(saved) + 1, training.keep_checkpoints + training.keep_best + 2)
 
 
-def checkpoint_size(trainer: Trainer) -> int:
+def checkpoint_size(state: TrainState) -> int:
     """Return the bytes of the tensors in a checkpoint, after at least one step."""
-    state = trainer.state
-    weights = _num_bytes(state.model.parameters())
-    moments = _num_bytes(
-        value for slots in state.optimizer.state.values() for value in slots.values()
-    )
-    return weights * (1 if state.average is None else 2) + moments
-
-
-def _num_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def _store_size(store: TokenStore) -> int:
-    arrays = store.source_ids, store.source_offsets, store.target_ids, store.target_offsets
-    # A monolingual text has the same arrays on both sides.
-    return sum({id(array): array.nbytes for array in arrays}.values())
+    weights = sum(weight.nbytes for weight in state.model.parameters())
+    moments = sum(x.nbytes for slots in state.optimizer.state.values() for x in slots.values())
+    return weights * (1 if state.average is None else 2) + int(moments)
 
 
 def _nearest_folder(run: RunDirectory) -> Path:

@@ -3,7 +3,6 @@
 import contextlib
 import multiprocessing
 import re
-import resource
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -15,7 +14,6 @@ import torch
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.corpus.store import TokenStore
 from tformer_cli.device import empty_cache, is_out_of_memory, peak_memory
 from tformer_cli.errors import DeviceError, TrainingError, UsageError
 from tformer_cli.process import begin_child, tune_allocator
@@ -89,8 +87,10 @@ def find_batch_size(
 
         # A config refuses smaller batches.
         smallest = config.data.filters.max_length + 1
-        num_tokens = round(_num_tokens(data.store) / (data.report.seen / num_pairs))
-        max_tokens = max(smallest, num_tokens)
+        # Of a batch of all pairs, on the longer side and without padding.
+        longer = np.maximum(data.store.source_lengths, data.store.target_lengths)
+        num_tokens = int(longer.sum(dtype=np.int64)) + len(longer)
+        max_tokens = max(smallest, round(num_tokens / (data.report.seen / num_pairs)))
         batch_tokens = largest(fits, smallest, max_tokens)
         if batch_tokens is None:
             raise TrainingError(
@@ -174,6 +174,8 @@ def _try_in_child(run: RunDirectory, batch_tokens: int, limit: int) -> int | Non
 
 def _trial_of_run(folder: Path, batch_tokens: int, limit: int, num_threads: int) -> int | None:
     """Try a batch with the config and the tokenizers of a run folder."""
+    import resource  # of Unix
+
     # This process runs out of memory before the machine does.
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     allowed = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
@@ -228,24 +230,16 @@ def _cuda_memory(device: torch.device) -> int:
 def free_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
     """Return the free RAM in bytes, of the container if its limit is lower; None if unknown."""
     try:
-        line = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(proc / "meminfo"), re.MULTILINE)
+        meminfo = (proc / "meminfo").read_text(encoding="ascii")
     except OSError:
         return None
+    line = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
     if line is None:
         return None
     available = int(line[1]) * 2**10
     try:
-        limit, used = _text(cgroup / "memory.max"), _text(cgroup / "memory.current")
+        limit = (cgroup / "memory.max").read_text(encoding="ascii").strip()
+        used = (cgroup / "memory.current").read_text(encoding="ascii")
     except OSError:
         return available
     return available if limit == "max" else min(available, max(0, int(limit) - int(used)))
-
-
-def _text(file: Path) -> str:
-    return file.read_text(encoding="ascii").strip()
-
-
-def _num_tokens(store: TokenStore) -> int:
-    """Return the tokens of a batch of all pairs, on the longer side and without padding."""
-    longer = np.maximum(store.source_lengths, store.target_lengths)
-    return int(longer.sum(dtype=np.int64)) + len(store)
