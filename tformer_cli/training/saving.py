@@ -1,14 +1,23 @@
-"""Save the checkpoints of a run, restore, drop and average them, and keep `best` and `last`."""
+"""Checkpoints of a run: saved, restored in all its processes, dropped, and averaged.
 
-from dataclasses import dataclass, replace
+Rank 0 alone reads and writes them; it broadcasts its state, and all check that they agree.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.fields import leaves
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import resolve_precision
-from tformer_cli.errors import CheckpointError
+from tformer_cli.distributed import World
+from tformer_cli.errors import CheckpointError, TrainingError
 from tformer_cli.model.network import Network
 from tformer_cli.storage.atomic import recover_interrupted_writes, remove_directory
 from tformer_cli.storage.checkpoint import (
@@ -30,6 +39,9 @@ from tformer_cli.training.validation import (
     selection_score,
     validate,
 )
+
+# Of a hash, in messages.
+HASH_DIGITS = 16
 
 
 def take_checkpoint(run: RunDirectory, state: TrainState) -> None:
@@ -122,6 +134,91 @@ def _drop_old(run: RunDirectory, config: TrainingConfig) -> None:
         if checkpoint not in kept:
             remove_directory(checkpoint)
     recover_interrupted_writes(run.checkpoints)
+
+
+def broadcast_state(state: TrainState) -> None:
+    """Give every process the weights, the average, the optimizer and the progress of rank 0."""
+    world = state.world
+    if world.size == 1:
+        return
+    models = [state.model] if state.average is None else [state.model, state.average.model]
+    for model in models:
+        world.broadcast(weight.detach() for weight in model.parameters())
+    moments, parameters = state.optimizer.state, list(state.model.parameters())
+    if not world.is_main_process:
+        moments.clear()
+    # Before the first step there are none, and matrices may have others than the rest.
+    layout = world.broadcast_object(
+        [
+            [index, key, str(moment.dtype).removeprefix("torch."), list(moment.shape)]
+            for index, parameter in enumerate(parameters)
+            for key, moment in moments.get(parameter, {}).items()
+        ]
+    )
+    for index, key, dtype, shape in layout:
+        slots, device = moments[parameters[index]], parameters[index].device
+        if not world.is_main_process:
+            slots[key] = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+        world.broadcast([slots[key]])
+    state.progress = TrainingProgress.from_dict(world.broadcast_object(asdict(state.progress)))
+
+
+def check_replicas(state: TrainState) -> None:
+    """Refuse processes that are at another step or have other weights than rank 0."""
+    if state.world.size == 1:
+        return
+    facts = {
+        "the step": str(state.step),
+        "the epoch": str(state.data_position.epoch),
+        "the batch": str(state.data_position.batch),
+        "the checksum of the weights": checksum(state.model),
+    }
+    remedy = (
+        "give all machines the same program and kind of processor, and re-run the command to "
+        "resume from the last checkpoint"
+    )
+    _check_agreement(state.world, facts, remedy)
+
+
+def check_inputs_agree(world: World, config: Config, initial: TrainingProgress) -> None:
+    """Refuse processes that have another config or text than rank 0.
+
+    Paths may differ from machine to machine; the hashes of text are compared.
+    """
+    facts = {
+        key: str(value)
+        for key, value in leaves(config)
+        if not key.startswith("data.") and key != "training.init_from"
+    } | {
+        "the number format": initial.environment["precision"],
+        "the training text": initial.data_fingerprint[:HASH_DIGITS],
+        "the validation text": initial.validation_fingerprint[:HASH_DIGITS],
+    }
+    _check_agreement(world, facts, "give all machines the same config and text")
+
+
+def checksum(model: Network) -> str:
+    """Return a checksum of the bytes of all weights."""
+    total = 0
+    for weight in model.parameters():
+        content = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
+        total = zlib.crc32(content.numpy().data, total)
+    return f"{total:08x}"
+
+
+def _check_agreement(world: World, facts: Mapping[str, str], remedy: str) -> None:
+    """Raise in all processes the first fact in which one of them differs from rank 0."""
+    first, *others = (json.loads(line) for (line,) in world.gather([json.dumps(dict(facts))]))
+    for rank, own in enumerate(others, start=1):
+        for name in {**first, **own}:
+            expected, got = first.get(name, "nothing"), own.get(name, "nothing")
+            if got != expected:
+                raise TrainingError(
+                    f"rank {rank}",
+                    f"{name} differs from that of rank 0 ({expected})",
+                    got=got,
+                    remedy=remedy,
+                )
 
 
 @dataclass(frozen=True, slots=True)

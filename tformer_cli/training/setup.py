@@ -2,7 +2,6 @@
 
 import base64
 import functools
-import hashlib
 import tempfile
 from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass
@@ -39,11 +38,10 @@ from tformer_cli.storage.atomic import (
     write_text,
 )
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import DECODER_START_IDS
 from tformer_cli.training.pretrained import pretrained_run, pretrained_tokenizers
-from tformer_cli.training.resume import Log, check_run_folder, environment_of, locked
+from tformer_cli.training.resume import Log, check_run_folder, locked
 from tformer_cli.training.step import StepBatch, TrainState
 
 PREFETCHED_BATCHES = 2
@@ -112,31 +110,6 @@ def load_data(
     if masking is None:
         log(f"target: {report_lengths(store.target_lengths)}")
     return TrainingData(config, store, report, masking)
-
-
-def build_state(
-    config: Config,
-    tokenizers: Tokenizers,
-    data: TrainingData,
-    *,
-    device: torch.device,
-    precision: torch.dtype,
-    world: World = SINGLE_PROCESS,
-) -> TrainState:
-    """Return an initialized model with its optimizer, scheduler and average, before any step."""
-    model = init_model(config, tokenizers).to(device)
-    if config.training.gradient_checkpointing:
-        model.enable_gradient_checkpointing()
-    state = TrainState.of(
-        model, config.training, device=device, precision=precision, seed=config.seed, world=world
-    )
-    fingerprint = f"{data.store.fingerprint()} {tokenizers.fingerprint}"
-    state.progress = TrainingProgress(
-        data_fingerprint=hashlib.sha256(fingerprint.encode()).hexdigest(),
-        environment=environment_of(device, precision, world.size),
-        tokenizer_fingerprint=tokenizers.fingerprint,
-    )
-    return state
 
 
 def init_model(config: Config, tokenizers: Tokenizers) -> Network:

@@ -5,6 +5,7 @@ need of it.
 """
 
 import contextlib
+import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,22 +40,28 @@ from tformer_cli.training.recovery import (
     rolled_back,
     verdict,
 )
-from tformer_cli.training.replicas import broadcast_state, check_inputs_agree, check_replicas
 from tformer_cli.training.resume import (
     TRAIN_ELSEWHERE,
     accepted_changes,
     check_run_folder,
     checkpoint_before,
     environment_changes,
+    environment_of,
     last_checkpoint,
     locked,
     resumed,
     trajectory_settings,
 )
-from tformer_cli.training.saving import restart, restore_checkpoint, take_checkpoint
+from tformer_cli.training.saving import (
+    broadcast_state,
+    check_inputs_agree,
+    check_replicas,
+    restart,
+    restore_checkpoint,
+    take_checkpoint,
+)
 from tformer_cli.training.setup import (
     TrainingData,
-    build_state,
     describe,
     init_model,
     load_data,
@@ -169,8 +176,22 @@ class Trainer:
         data = load_data(config, tokenizers, run_directory.stores, logger.log, world)
         for problem in slow_attention(config.model, device, precision):
             logger.log(str(problem))
-        state = build_state(
-            config, tokenizers, data, device=device, precision=precision, world=world
+        model = init_model(config, tokenizers).to(device)
+        if config.training.gradient_checkpointing:
+            model.enable_gradient_checkpointing()
+        state = TrainState.of(
+            model,
+            config.training,
+            device=device,
+            precision=precision,
+            seed=config.seed,
+            world=world,
+        )
+        examples = f"{data.store.fingerprint()} {tokenizers.fingerprint}"
+        state.progress = TrainingProgress(
+            data_fingerprint=hashlib.sha256(examples.encode()).hexdigest(),
+            environment=environment_of(device, precision, world.size),
+            tokenizer_fingerprint=tokenizers.fingerprint,
         )
         return cls(config, run_directory, tokenizers, data, state, logger, state.progress)
 
