@@ -137,11 +137,8 @@ def train(
         )
         trainer = Trainer.setup(config, run, tokenizers, device=device, logger=logger, world=world)
         trainer.start(checkpoint)
-        if trainer.is_finished:
-            logger.log(f"{run.path}: finished at step {trainer.state.step}")
-        else:
-            with GracefulShutdown(str(run.path), world) as shutdown:
-                trainer.run(shutdown)
+        with GracefulShutdown(str(run.path), world) as shutdown:
+            trainer.run(shutdown)
         return trainer.state.progress
 
 
@@ -275,40 +272,31 @@ class Trainer:
             )
         self.logger.log(f"{where}: resuming after step {saved.step}")
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether there is nothing left to do."""
-        is_over = is_finished(self.state.progress, self.config.training)
-        return is_over and not self._is_validation_missing
-
-    @property
-    def _is_validation_missing(self) -> bool:
-        """Whether a signal came before the validation that was due at this step."""
-        progress = self.state.progress
-        is_scheduled = progress.step > 0 and self.config.training.validates_at(progress.step)
-        return is_scheduled and progress.score is None
-
     def run(self, shutdown: GracefulShutdown) -> None:
         """Take steps, validate and save on schedule, until the end or a signal."""
-        self.logger.start(self.state.step)
-        if self._is_validation_missing:
+        progress, training = self.state.progress, self.config.training
+        # A signal may have come before it.
+        is_validation_missing = (
+            progress.step > 0 and training.validates_at(progress.step) and progress.score is None
+        )
+        if is_finished(progress, training) and not is_validation_missing:
+            self.logger.log(f"{self.run_directory.path}: finished at step {progress.step}")
+            return
+        self.logger.start(progress.step)
+        if is_validation_missing:
             self._validate(shutdown)
             shutdown.poll()
             self._save(shutdown)
-        while not is_finished(self.state.progress, self.config.training):
-            self._take_steps(shutdown)
+        while not is_finished(self.state.progress, training):
+            with contextlib.closing(self.data.batches(self.state)) as batches:
+                for step in train_steps(self.state, batches):
+                    if isinstance(step, NonFiniteStep):
+                        self._handle_nonfinite(step)
+                        break
+                    self._after_step(step, shutdown)
+                    if is_finished(self.state.progress, training):
+                        break
         self.logger.log_end(self.state.progress, self.state.device)
-
-    def _take_steps(self, shutdown: GracefulShutdown) -> None:
-        """Take steps until the end, or until one is not finite."""
-        with contextlib.closing(self.data.batches(self.state)) as batches:
-            for step in train_steps(self.state, batches):
-                if isinstance(step, NonFiniteStep):
-                    self._handle_nonfinite(step)
-                    return
-                self._after_step(step, shutdown)
-                if is_finished(self.state.progress, self.config.training):
-                    return
 
     def _after_step(self, report: StepReport, shutdown: GracefulShutdown) -> None:
         self.logger.log_step(report)
