@@ -25,24 +25,14 @@ class LossSums(NamedTuple):
 
 
 def smoothed_nll_sum(
-    hidden_states: Tensor,
-    output: nn.Linear,
-    targets: Tensor,
-    smoothing: float,
-    factor: float = 1.0,
+    hidden_states: Tensor, output: nn.Linear, targets: Tensor, smoothing: float, factor: float = 1.0
 ) -> LossSums:
     """Return the label-smoothed cross-entropy (Szegedy et al. 2016, section 7) summed over tokens.
 
     The target distribution is (1 - e) * onehot + e / V, so the loss of a token with logits x is
-    logsumexp(x) - (1 - e) * x[target] - e * mean(x).
-
-    Args:
-        hidden_states: (N, D).
-        output: projection to logits (N, V).
-        targets: (N,) token ids.
-        smoothing: e.
-        factor: multiplies the gradient before it is rounded: without a loss scale most of a softmax
-            underflows in float16.
+    logsumexp(x) - (1 - e) * x[target] - e * mean(x), where e is the smoothing. Hidden states (N, D)
+    are projected to logits (N, V); targets are ids (N,). `factor` multiplies the gradient before it
+    is rounded: without a loss scale most of a softmax underflows in float16.
     """
     sums = _SmoothedNll.apply(  # type: ignore[no-untyped-call]
         hidden_states, output.weight, output.bias, output, targets, smoothing, factor

@@ -134,7 +134,7 @@ def _mismatches(saved: ModelConfig, wanted: ModelConfig, run: RunDirectory) -> I
                 f"model.{key}", f"must be {_as_yaml(theirs)}, as in {origin}", _as_yaml(ours)
             )
     if renamed and saved.norm_position == wanted.norm_position == "deep":
-        what = f"must not be deep with {origin}, whose residuals weigh otherwise"
+        what = f"must not be deep with the encoder of {run.path}, whose residuals weigh otherwise"
         yield Problem("model.norm_position", what, "deep")
 
 

@@ -147,8 +147,6 @@ def slow_attention(
 
     Torch silently falls back to a kernel that materializes all attention weights.
     """
-    if device.type != "cuda":
-        return
     widths = {}
     if model.latent is None or model.kind == "encoder_decoder":
         widths["num_heads"] = "the width of a head, dim / num_heads,", model.head_dim
@@ -157,13 +155,9 @@ def slow_attention(
         widths["latent.rope_head_dim"] = "this width", model.latent.rope_head_dim
     name, multiple = str(precision).removeprefix("torch."), LOADED_BYTES // precision.itemsize
     for key, (subject, width) in widths.items():
-        if width % multiple:
-            yield Problem(
-                f"model.{key}",
-                f"{subject} makes attention slow on CUDA in {name}",
-                str(width),
-                f"choose a multiple of {multiple}",
-            )
+        if device.type == "cuda" and width % multiple:
+            what = f"{subject} makes attention slow on CUDA in {name}"
+            yield Problem(f"model.{key}", what, str(width), f"choose a multiple of {multiple}")
 
 
 def run_tokenizers(

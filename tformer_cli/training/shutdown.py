@@ -24,9 +24,6 @@ class GracefulShutdown:
 
     A second Ctrl-C ends the program at once. A second SIGTERM does not: some programs send it to a
     process and to its group. SIGHUP (a closed terminal) stays ignored where it is, as by `nohup`.
-
-    Attributes:
-        signal: number of the signal, None if none came; the same in all processes after `poll`.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -35,6 +32,7 @@ class GracefulShutdown:
         """Name the work `where` in messages, done by the processes of `world`."""
         self.where = where
         self.world = world
+        # None if none came; the same in all processes after `poll`.
         self.signal: int | None = None
         self._received = 0
         self._handlers = contextlib.ExitStack()

@@ -34,17 +34,11 @@ from tformer_cli.translate.translator import Translator
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What a model makes of the validation text.
+    """What a model makes of the validation text; a masked encoder translates nothing."""
 
-    Attributes:
-        likelihood: of the references, or of the masked tokens.
-        scores: of the translations; empty for a masked encoder, as are `hypotheses`.
-        hypotheses: the translations, line by line.
-    """
-
-    likelihood: Likelihood
-    scores: tuple[Score, ...] = ()
-    hypotheses: tuple[str, ...] = ()
+    likelihood: Likelihood  # of the references, or of the masked tokens
+    scores: tuple[Score, ...] = ()  # of the translations
+    hypotheses: tuple[str, ...] = ()  # the translations, line by line
 
 
 def validate(
