@@ -138,7 +138,7 @@ def test_the_cache_is_as_its_picture_shows(model):
 
 
 @torch.inference_mode()
-def test_slots_that_no_beam_sees_are_dropped(model):
+def test_cells_that_no_beam_sees_are_dropped(model):
     written = Written(model, [[7, 8], [9]], num_beams=3)
     for _ in range(60):
         written.step()

@@ -1,7 +1,8 @@
 """KV cache: keys and values of earlier tokens, an argument of every decoding step.
 
-The beams of a sentence share its slots in the cache. A mask says which slots each beam sees, so a
-reordering of beams copies the mask and no keys or values. See `KVCache`.
+A slot of the batch holds a sentence; a cell of a slot holds the key-values of a target token. The
+beams of a sentence share its cells. A mask says which cells each beam sees, so a reordering of
+beams copies the mask and no keys or values. See `KVCache`.
 """
 
 import math
@@ -18,7 +19,7 @@ from tformer_cli.model.blocks.attention_mask import additive_mask
 INITIAL_CAPACITY = 32
 # From so many sentences on, a CPU reads the cache from memory: small matrices with gaps between
 # them take three to five times as long there as contiguous ones, and so do products of fewer than
-# 400 multiplications. So capacity grows by a few slots at a time, and all of it is read.
+# 400 multiplications. So capacity grows by a few cells at a time, and all of it is read.
 MIN_BATCHED_SLOTS = 16
 CAPACITY_STEP = 8
 MIN_CAPACITY = 16
@@ -53,39 +54,25 @@ class DecoderCache(Protocol):
 
 
 class LayerKVCache:
-    """Keys and values of one layer.
+    """Keys and values of one layer, for B slots with C cells each.
 
-    Attributes:
-        keys: (B, Hkv, C, Dh) of target tokens.
-        values: (B, Hkv, C, Dh'); latent attention has two widths.
-        length: slots in use.
-        read_length: slots that attention reads, `length` or more.
-        source_keys: (B, Hkv, Dh, S), transposed as the product with queries reads them.
-        source_values: (B, Hkv, S, Dh').
-        source: view of both up to the longest source, (B, Hkv, S', Dh).
+    Source key-values (B', Hkv, S, Dh) are an example of shapes and number format.
     """
 
     def __init__(self, shape: KVShape, source: KeyValue, num_slots: int, capacity: int) -> None:
-        """Allocate zeros.
-
-        Args:
-            shape: of the key-values of a target token.
-            source: key-values of some sources, (B', Hkv, S, Dh), for shapes and number format.
-            num_slots: B.
-            capacity: C.
-        """
         _, num_heads, length, key_dim = source.keys.shape
         zeros = min(source, key=Tensor.element_size).new_zeros
         self.keys = zeros((num_slots, shape.num_heads, capacity, shape.key_dim))
         self.values = zeros((num_slots, shape.num_heads, capacity, shape.value_dim))
-        self.length = 0
-        self.read_length = 0
+        self.length = 0  # cells in use
+        self.read_length = 0  # cells that attention reads, `length` or more
+        # (B, Hkv, Dh, S): keys are transposed as the product with queries reads them.
         self.source_keys = zeros((num_slots, num_heads, key_dim, length))
         self.source_values = zeros((num_slots, num_heads, length, source.values.shape[3]))
-        self.source = source
+        self.source = source  # view of both up to the longest source, (B, Hkv, S', Dh)
 
     def append(self, new: KeyValue) -> KeyValue:
-        """Write key-values (B, H, K, Dh) into the newest K slots; return all that are read."""
+        """Write key-values (B, H, K, Dh) into the newest K cells; return all that are read."""
         count = new.keys.shape[2]
         self.keys.narrow(2, self.length - count, count).copy_(new.keys)
         self.values.narrow(2, self.length - count, count).copy_(new.values)
@@ -93,11 +80,11 @@ class LayerKVCache:
         return KeyValue(self.keys.narrow(2, 0, length), self.values.narrow(2, 0, length))
 
     def append_to_source(self, new: KeyValue) -> KeyValue:
-        """Append key-values; return those of the source and of all slots read."""
+        """Append key-values; return those of the source and of all cells read."""
         return concatenate(self.source, self.append(new))
 
     def insert(self, slots: Tensor, source: KeyValue) -> None:
-        """Write key-values of sources (B', H, S', Dh) into these slots of the batch."""
+        """Write key-values of sources (B', H, S', Dh) into these slots."""
         length = source.keys.shape[2]
         if length > self.source_keys.shape[3]:
             self.resize_source(length)
@@ -107,27 +94,22 @@ class LayerKVCache:
         self.source_values[slots, :, :length] = values
 
     def select(self, slots: Tensor, moved: Tensor) -> None:
-        """Select sentences (B'), where `moved` are the new indices that change."""
-        self.keys, self.values = (
-            _select(self.keys, slots, moved),
-            _select(self.values, slots, moved),
-        )
+        """Select slots (B'), where `moved` are the new indices that change."""
+        self.keys = _select(self.keys, slots, moved)
+        self.values = _select(self.values, slots, moved)
         self.source_keys = _select(self.source_keys, slots, moved)
         self.source_values = _select(self.source_values, slots, moved)
 
-    def compact(self, order: Tensor) -> None:
-        """Gather target slots (B, C')."""
-        self.keys, self.values = _gather(self.keys, order), _gather(self.values, order)
+    def compact(self, cells: Tensor) -> None:
+        """Gather cells (B, C')."""
+        self.keys, self.values = _gather(self.keys, cells), _gather(self.values, cells)
 
     def resize_source(self, length: int) -> None:
         """Set the capacity for source tokens."""
         more = length - self.source_keys.shape[3]
-        if more > 0:
+        if more:
             self.source_keys = pad(self.source_keys, (0, more))
             self.source_values = pad(self.source_values, (0, 0, 0, more))
-        elif more < 0:
-            self.source_keys = self.source_keys[..., :length].contiguous()
-            self.source_values = self.source_values[:, :, :length].contiguous()
 
     def set_source_length(self, length: int) -> None:
         """Set the number of source tokens that attention reads."""
@@ -138,63 +120,45 @@ class LayerKVCache:
 
 
 class KVCache:
-    """KV cache of B sentences with K beams each.
+    """KV cache of B slots, a sentence each, with K beams each.
 
-    Each step writes K new slots for a sentence, one for each beam. Two beams, three steps, then
+    Each step writes K new cells of a slot, one for each beam. Two beams, three steps, then
     `reorder` to [0, 0] since both go on from beam 0, then another step:
 
-        slot              0   1   2   3   4   5   6   7        length 8, capacity C
+        cell              0   1   2   3   4   5   6   7        length 8, capacity C
         token             a0  a1  b0  b1  c0  c1  d0  d1
         position          0   0   1   1   2   2   3   3
         mask of beam 0    x   .   x   .   x   .   x   .
         mask of beam 1    x   .   x   .   x   .   .   x        a0 b0 c0 are shared, not copied
 
-    `compact` drops slots that no beam sees (a1, b1, c1). `insert` begins a new sentence in place of
-    a finished one: it masks the slots of the old sentence. `select` drops sentences.
-
-    Attributes:
-        layers: a cache for each layer; none before the first sentence.
-        positions: (B, C) position in its target of the token in each slot.
-        lengths: (B,) target tokens of each beam.
-        source_lengths: (B,) source tokens.
-        source_mask: (B, 1, 1, S) additive mask of source padding; None without padding.
-        length: slots in use.
-        read_length: slots that attention reads, `length` or more; the mask hides the rest.
+    `compact` drops cells that no beam sees (a1, b1, c1). `insert` begins a new sentence in the slot
+    of a finished one, whose cells it masks. `select` drops slots.
     """
 
     def __init__(
         self, shapes: Sequence[KVShape], num_slots: int, num_beams: int, device: torch.device
     ) -> None:
-        """Create an empty cache.
-
-        Args:
-            shapes: of each layer's key-values of a target token.
-            num_slots: B, sentences at a time.
-            num_beams: K.
-            device: of the decoder.
-        """
+        """Create an empty cache, by the shape of each layer's key-values of a target token."""
         self.shapes = shapes
-        self.layers: list[LayerKVCache] = []
-        self.lengths = torch.zeros(num_slots, dtype=torch.long, device=device)
+        self.layers: list[LayerKVCache] = []  # none before the first sentence
+        self.lengths = torch.zeros(num_slots, dtype=torch.long, device=device)  # of each beam
         self.source_lengths = torch.zeros_like(self.lengths)
+        # (B, 1, 1, S) additive mask of source padding; None without padding.
         self.source_mask: Tensor | None = None
-        self.length = 0
-        self.read_length = 0
-        reads_capacity = num_beams == 1 and is_batched_on_cpu(self.lengths)
-        capacity = MIN_CAPACITY if reads_capacity else max(INITIAL_CAPACITY, 4 * num_beams)
+        self.length = 0  # cells in use
+        self.read_length = 0  # cells that attention reads, `length` or more; the mask hides others
+        capacity = max(INITIAL_CAPACITY, 4 * num_beams)
+        if num_beams == 1 and is_batched_on_cpu(self.lengths):
+            capacity = MIN_CAPACITY
+        # (B, C) position in its target of the token in each cell.
         self.positions = torch.zeros((num_slots, capacity), dtype=torch.long, device=device)
-        # (B, K, C): 0 where a beam sees a slot, -inf elsewhere. It is not kept up while every beam
-        # sees all slots in use and no others are read.
+        # (B, K, C): 0 where a beam sees a cell, -inf elsewhere. It is not kept up while every beam
+        # sees all cells in use and no others are read.
         self._mask = torch.full((num_slots, num_beams, capacity), -math.inf, device=device)
         self._sees_all = num_beams == 1
-        # (K, K): each beam sees its own one of the newest K slots.
+        # (K, K): each beam sees its own one of the newest K cells.
         self._own = torch.full((num_beams, num_beams), -math.inf, device=device)
         self._own.fill_diagonal_(0.0)
-
-    @property
-    def capacity(self) -> int:
-        """Slots that are allocated."""
-        return self._mask.shape[2]
 
     @property
     def source_length(self) -> int:
@@ -202,13 +166,13 @@ class KVCache:
         return self.layers[0].source.keys.shape[2]
 
     def advance(self) -> Tensor:
-        """Allocate the next slot of each beam; return the positions (B, K) of its tokens."""
+        """Allocate the next cell of each beam; return the positions (B, K) of its tokens."""
         num_beams = len(self._own)
-        if self.length + num_beams > self.capacity:
+        if self.length + num_beams > self._mask.shape[2]:
             self.compact()
         first, self.length = self.length, self.length + num_beams
         reads_capacity = self._reads_capacity()
-        self.read_length = self.capacity if reads_capacity else self.length
+        self.read_length = self._mask.shape[2] if reads_capacity else self.length
         for layer in self.layers:
             layer.length, layer.read_length = self.length, self.read_length
         if not self._sees_all or reads_capacity:
@@ -219,17 +183,17 @@ class KVCache:
         return positions
 
     def key_positions(self) -> Tensor:
-        """Return the positions of the tokens in the slots read, (B, C')."""
+        """Return the positions of the tokens in the cells read, (B, C')."""
         return self.positions[:, : self.read_length]
 
     def mask(self) -> Tensor | None:
-        """Return the additive mask of the slots read, (B, 1, K, C'); None hides nothing."""
+        """Return the additive mask of the cells read, (B, 1, K, C'); None hides nothing."""
         if self._sees_all and self.read_length == self.length:
             return None
         return self._mask[:, None, :, : self.read_length]
 
     def joint_mask(self) -> Tensor | None:
-        """Return the additive mask of source and slots read, (B, 1, K, S + C') or None."""
+        """Return the additive mask of source and cells read, (B, 1, K, S + C') or None."""
         source, target = self.source_mask, self.mask()
         if source is None and target is None:
             return None
@@ -241,12 +205,12 @@ class KVCache:
         return torch.cat((source.expand(*shape, -1), target), dim=3)
 
     def reorder(self, beam_indices: Tensor) -> None:
-        """Let beam k of sentence b go on from beam beam_indices[b, k]; (B, K)."""
+        """Let beam k of slot b go on from beam beam_indices[b, k]; (B, K)."""
         indices = beam_indices[:, :, None].expand(-1, -1, self.length)
         self._mask[:, :, : self.length] = self._mask[:, :, : self.length].gather(1, indices)
 
     def select(self, slots: Tensor) -> None:
-        """Select sentences by their slots (B'), in this order; a slot may occur twice."""
+        """Keep these slots (B'), in this order; a slot may occur twice."""
         unmoved = torch.arange(len(slots), device=slots.device)
         moved = (slots != unmoved).nonzero()[:, 0]
         for layer in self.layers:
@@ -256,7 +220,7 @@ class KVCache:
         self._set_sources(self.source_lengths[slots])
 
     def insert(self, slots: Tensor, sources: Sequence[KeyValue], source_mask: Tensor) -> None:
-        """Begin sentences in these slots (B') of the batch, and drop the sentences there.
+        """Begin sentences in these slots (B'), and drop the sentences there.
 
         Args:
             slots: (B').
@@ -282,47 +246,45 @@ class KVCache:
         self._set_sources(lengths)
 
     def compact(self) -> None:
-        """Drop the slots that no beam sees, and allocate new ones."""
+        """Drop the cells that no beam sees, and allocate new ones."""
         num_beams, length = len(self._own), self.length
-        order = torch.arange(length, device=self.lengths.device).expand(len(self.lengths), -1)
+        cells = torch.arange(length, device=self.lengths.device).expand(len(self.lengths), -1)
         if not self._sees_all:
             is_seen = (self._mask[:, :, :length] == 0.0).any(dim=1)  # (B, length)
             length = int(is_seen.sum(dim=1).max())
-            order = is_seen.int().argsort(dim=1, descending=True, stable=True)[:, :length]
+            cells = is_seen.int().argsort(dim=1, descending=True, stable=True)[:, :length]
         if self._reads_capacity():
             capacity = round_up(length + 1)
         else:
-            # Every step reads all slots in use, and a move costs as much as three reads: room for
+            # Every step reads all cells in use, and a move costs as much as three reads: room for
             # sqrt(6 n / K) steps minimizes the sum.
             steps = math.ceil(math.sqrt(6 * length / num_beams))
             capacity = length + num_beams * max(1, steps)
-        # The content of new slots does not matter, as long as it is finite.
-        padded = pad(order, (0, capacity - length))
+        # The content of new cells does not matter, as long as it is finite.
+        padded = pad(cells, (0, capacity - length))
         for layer in self.layers:
             layer.compact(padded)
         mask, positions = self._mask, self.positions
         self._mask = mask.new_full((*mask.shape[:2], capacity), -math.inf)
-        seen = order[:, None, :].expand(-1, mask.shape[1], -1)
-        self._mask[:, :, :length] = mask.gather(2, seen)
+        self._mask[:, :, :length] = mask.gather(2, cells[:, None].expand(-1, num_beams, -1))
         self.positions = positions.new_zeros((len(positions), capacity))
-        self.positions[:, :length] = positions.gather(1, order)
+        self.positions[:, :length] = positions.gather(1, cells)
         self.length = length
 
     def _set_sources(self, lengths: Tensor) -> None:
         """Set the source lengths (B,); layers read up to the longest."""
         self.source_lengths = lengths
         longest = int(lengths.max())
-        if is_batched_on_cpu(lengths):
-            longest = round_up(longest)
-            for layer in self.layers:
-                layer.resize_source(longest)
+        is_batched = is_batched_on_cpu(lengths)
+        longest = round_up(longest) if is_batched else longest
         for layer in self.layers:
+            if is_batched:
+                layer.resize_source(longest)
             layer.set_source_length(longest)
         mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
-        is_padded = not bool(mask.all())
-        self.source_mask = (
-            additive_mask(mask, self._mask.dtype)[:, None, None] if is_padded else None
-        )
+        self.source_mask = None
+        if not mask.all():
+            self.source_mask = additive_mask(mask, self._mask.dtype)[:, None, None]
 
     def _reads_capacity(self) -> bool:
         return len(self._own) == 1 and is_batched_on_cpu(self.lengths)
@@ -342,12 +304,12 @@ def _select(content: Tensor, slots: Tensor, moved: Tensor) -> Tensor:
     return content[: len(slots)]
 
 
-def _gather(content: Tensor, slots: Tensor) -> Tensor:
-    """Gather slots (B, C') of keys or values (B, H, C, Dh)."""
+def _gather(content: Tensor, cells: Tensor) -> Tensor:
+    """Gather cells (B, C') of keys or values (B, H, C, Dh)."""
     batch, num_heads, capacity, head_dim = content.shape
     # As rows of a matrix they are copied whole; an index of two dimensions copies single numbers.
     heads = torch.arange(batch * num_heads, device=content.device).view(batch, num_heads, 1)
-    rows = heads * capacity + slots[:, None]
+    rows = heads * capacity + cells[:, None]
     gathered = content.flatten(0, 2).index_select(0, rows.flatten())
     return gathered.view(batch, num_heads, -1, head_dim)
 
