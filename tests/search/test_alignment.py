@@ -10,7 +10,7 @@ from tformer_cli.model.build import build_model
 from tformer_cli.model.inspection.attention_recorder import source_attention
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search import scoring as scoring_room
-from tformer_cli.search.alignment import Aligner
+from tformer_cli.search.scoring import Aligner
 
 CPU = torch.device("cpu")
 SENTENCES = [

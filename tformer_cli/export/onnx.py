@@ -371,12 +371,6 @@ class OnnxStepper(Stepper):
         count = len(sentences) * num_beams
         self.past = [np.zeros((count, *shape), np.float32) for shape in self.empty]
 
-    def insert(
-        self, slots: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
-    ) -> None:
-        """Refuse: sequences have one length."""
-        raise NotImplementedError("sequences of a graph start together")
-
     def step(self, ids: Tensor) -> Tensor:
         """Append a token (B, K) to each sequence; return the next log probabilities (B, K, V)."""
         past = dict(zip(self.past_names, self.past, strict=True))

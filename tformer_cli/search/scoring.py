@@ -1,4 +1,4 @@
-"""Log probabilities of given targets, and batches of similar length.
+"""Given targets: their log probabilities, and their alignment to the source.
 
 Probabilities are those that a search sees: suppressed tokens are impossible, and EOS is as the
 first token. So the log probability of a finished hypothesis is the sum over its tokens here. The
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tformer_cli.device import autocast, empty_cache, is_out_of_memory
 from tformer_cli.errors import DeviceError
+from tformer_cli.model.inspection.attention_recorder import source_attention
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
 from tformer_cli.search.logits_processors import suppress_tokens
@@ -28,6 +29,8 @@ CHUNK_ROWS = 256
 
 # Source ids with EOS, and target ids without it.
 Pair = tuple[Sequence[int], Sequence[int]]
+# Source ids with EOS, and the ids of each of its translations.
+Translated = tuple[Sequence[int], Sequence[Sequence[int]]]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -46,10 +49,7 @@ class Scorer(Protocol):
 
         They are natural logarithms given the tokens before; that of an impossible token is -inf. An
         empty source has one possible target, the empty one. `on_done` is called with the number of
-        pairs whenever some are done.
-
-        Raises:
-            DeviceError: memory does not suffice for a single pair.
+        pairs whenever some are done. Memory that does not suffice for a single pair is an error.
         """
 
 
@@ -93,8 +93,7 @@ class ModelScorer(TeacherForcing):
     @property
     def max_length(self) -> int | None:
         """Longest source or target, EOS included; None for no limit."""
-        lengths = [model.max_length for model in self.models if model.max_length is not None]
-        return min(lengths, default=None)
+        return min((m.max_length for m in self.models if m.max_length is not None), default=None)
 
     @torch.inference_mode()
     def score(
@@ -106,7 +105,7 @@ class ModelScorer(TeacherForcing):
             for index, log_probs in zip(batch, scores, strict=True):
                 results[index] = log_probs
             on_done(len(batch))
-        on_done(sum(not source for source, _ in pairs))
+        on_done(widths.count(0))
         return results
 
     def _score(self, pairs: Sequence[Pair]) -> list[tuple[float, ...]]:
@@ -138,12 +137,58 @@ class ModelScorer(TeacherForcing):
             predictions = []
             for model, states in zip(self.models, hidden_states, strict=True):
                 logits = model.output(states[rows])
-                eos = self.special_tokens.eos
-                suppress_tokens(logits[:, None], suppressed, eos, lengths[rows])
+                suppress_tokens(logits[:, None], suppressed, self.special_tokens.eos, lengths[rows])
                 predictions.append(logits)
             log_probs = log_softmax(log_mean_probabilities(predictions))
             results += log_probs.gather(-1, ids[rows, None])[:, 0].tolist()
         return results
+
+
+class Aligner(TeacherForcing):
+    """Aligns target tokens to source tokens by cross-attention.
+
+    Attention is the mean over the heads of the last layer, and over the models of an ensemble.
+    """
+
+    def align(self, sentences: Sequence[Translated]) -> list[list[tuple[int, ...]]]:
+        """Return for each translation of each sentence the source position of each target token.
+
+        It is the position with the highest attention, never that of EOS; translations are without
+        EOS.
+        """
+        links: list[list[tuple[int, ...]]] = [[()] * len(rows) for _, rows in sentences]
+        for index, maps in self.attention(sentences):
+            links[index] = [tuple(weights[:, :-1].argmax(dim=-1).tolist()) for weights in maps]
+        return links
+
+    @torch.inference_mode()
+    def attention(self, sentences: Sequence[Translated]) -> Iterator[tuple[int, list[Tensor]]]:
+        """Yield the index of each sentence and the attention maps (T, S) of its translations.
+
+        Row t is the attention of the step that predicts token t, which may be EOS. Sentences
+        without source or without translations are left out.
+        """
+        widths = [
+            max(len(source), *map(len, rows), 0) if source else 0 for source, rows in sentences
+        ]
+        counts = [len(rows) for _, rows in sentences]
+        for batch, padded in self._batches(self._maps, sentences, widths, counts):
+            maps = iter(padded)
+            for index in batch:
+                source, rows = sentences[index]
+                yield index, [next(maps)[: len(row), : len(source)] for row in rows]
+
+    def _maps(self, sentences: Sequence[Translated]) -> Tensor:
+        """Return the maps (translations of all sentences, T, S), padded."""
+        rows = [(self.special_tokens.bos, *row[:-1]) for _, rows in sentences for row in rows]
+        target, _ = self._padded(rows)
+        source, mask = self._padded([source for source, rows in sentences for _ in rows])
+        maps = []
+        for model in self.models:
+            with autocast(self.device, self.precision):
+                weights = source_attention(model, source, mask, target)
+            maps.append(weights.to(torch.promote_types(weights.dtype, torch.float32)).mean(dim=1))
+        return torch.stack(maps).mean(dim=0)
 
 
 def empty_source_log_probs(target: Sequence[int]) -> tuple[float, ...]:

@@ -1,8 +1,9 @@
 """Where a search asks what may come next: a model or an ensemble."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,21 +25,24 @@ ENCODER_TOKENS = 1024
 Sentence = Sequence[int]
 
 
-class Stepper(Protocol):
+class Stepper(ABC):
     """K sequences in each of B slots, which grow by a token at a time."""
 
+    @abstractmethod
     def start(self, sentences: Sequence[Sentence], num_beams: int) -> None:
         """Begin with a slot for each sentence, with `num_beams` empty sequences."""
 
     def insert(
         self, slots: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
     ) -> None:
-        """Put sentences into these slots (B').
+        """Put sentences into these slots (B'); a stepper without it needs a slot for each sentence.
 
         `lookahead` are the sentences that are inserted next, in this order. A stepper may encode
         them in the same batch.
         """
+        raise NotImplementedError("the sequences of this stepper start together")
 
+    @abstractmethod
     def step(self, ids: Tensor) -> Tensor:
         """Append a token (B, K) to each sequence; return the logits (B, K, V) of the next one.
 
@@ -54,9 +58,11 @@ class Stepper(Protocol):
         suppress(logits)
         return topk_tokens(logits.flatten(0, 1), 1)[1].view(ids.shape)
 
+    @abstractmethod
     def reorder(self, beam_indices: Tensor) -> None:
         """Let sequence k of slot b continue sequence beam_indices[b, k]; (B, K)."""
 
+    @abstractmethod
     def select(self, slots: Tensor) -> None:
         """Keep these slots (B'), in this order; a slot may occur more than once."""
 
@@ -98,21 +104,22 @@ class ModelStepper(Stepper):
         self._lengths[slots] = 0
         start = 0
         while start < len(sentences):
-            if not self._encoded:
-                max_tokens = batch_size_factor(self.device) * ENCODER_TOKENS
-                batch = first_batch(chain(sentences[start:], lookahead), max_tokens)
-                self._encoded = self._encode(batch)
-            sources, self._encoded = self._encoded.split(len(sentences) - start)
-            stop = start + len(sources.lengths)
+            encoded = self._encoded or self._encode(chain(sentences[start:], lookahead))
+            stop = min(len(sentences), start + len(encoded))
+            sources = encoded[: stop - start]
+            self._encoded = encoded[stop - start :] or None
             for cache, layers in zip(self._caches, sources.layers, strict=True):
                 cache.insert(slots[start:stop], layers, sources.mask)
             start = stop
 
-    def _encode(self, sentences: Sequence[Sentence]) -> "EncodedSources":
-        source, mask = (part.to(self.device) for part in pad_rows(sentences))
+    def _encode(self, sentences: Iterable[Sentence]) -> "EncodedSources":
+        """Encode the first of some sentences."""
+        max_tokens = batch_size_factor(self.device) * ENCODER_TOKENS
+        batch = first_batch(sentences, max_tokens)
+        source, mask = (part.to(self.device) for part in pad_rows(batch))
         with autocast(self.device, self.precision):
             layers = [model.prefill(source, mask) for model in self.models]
-        return EncodedSources([len(sentence) for sentence in sentences], layers, mask)
+        return EncodedSources([len(sentence) for sentence in batch], layers, mask)
 
     def step(self, ids: Tensor) -> Tensor:
         with autocast(self.device, self.precision):
@@ -142,21 +149,20 @@ class ModelStepper(Stepper):
             cache.select(slots)
 
 
-class EncodedSources(NamedTuple):
-    """Sources after the encoder."""
+@dataclass(frozen=True, slots=True)
+class EncodedSources:
+    """Sources after the encoder; a slice of them is without excess padding."""
 
     lengths: Sequence[int]  # tokens of each source
     layers: Sequence[Sequence[KeyValue]]  # of cross-attention, by model and layer, (B, H, S, Dh)
     mask: Tensor  # (B, S) real tokens
 
-    def split(self, count: int) -> "tuple[EncodedSources, EncodedSources | None]":
-        """Return the first `count` sources, without excess padding, and the rest, if any."""
-        rest = self._slice(slice(count, None)) if count < len(self.lengths) else None
-        return self._slice(slice(count)), rest
+    def __len__(self) -> int:
+        return len(self.lengths)
 
-    def _slice(self, rows: slice) -> "EncodedSources":
+    def __getitem__(self, rows: slice) -> "EncodedSources":
         lengths = self.lengths[rows]
-        width = max(lengths)
+        width = max(lengths, default=0)
         layers = [
             [KeyValue(keys[rows, :, :width], values[rows, :, :width]) for keys, values in model]
             for model in self.layers

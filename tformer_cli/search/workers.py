@@ -9,10 +9,9 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
-from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -26,13 +25,6 @@ from tformer_cli.search.request import Hypothesis, Request
 PROGRESS_SECONDS = 0.1
 # More workers have no core to run on.
 MAX_WORKERS_PER_CORE = 4
-
-
-class Message(NamedTuple):
-    """What a worker sends."""
-
-    kind: Literal["progress", "warning", "failure", "crash", "results"]
-    content: Any  # a count, a Problem, that of a DeviceError, a traceback, all hypotheses
 
 
 class WorkersEngine(Engine):
@@ -87,21 +79,12 @@ class WorkersEngine(Engine):
         with self._lock:
             if self._pool.owner != os.getpid():
                 self._pool = self._new_pool()
-            self._pool.grow(min(self._num_workers, len(job.requests)))
-            connections = self._pool.connections[: len(job.requests)]
-            results: list[list[Hypothesis]] = [[] for _ in job.requests]
             try:
-                for index, connection in enumerate(connections):
-                    with _worker_alive():
-                        # Round-robin, so that all workers have as many long requests.
-                        own = job.requests[index :: len(connections)]
-                        connection.send(job._replace(requests=own))
-                for connection, part in _gather(connections, on_done, on_first_warning):
-                    results[connections.index(connection) :: len(connections)] = part
+                return self._pool.decode(job, self._num_workers, on_done, on_first_warning)
             except BaseException:
-                self._pool.clear()
+                self._pool.terminate()
+                self._pool = self._new_pool()
                 raise
-            return results
 
 
 class _Pool:
@@ -113,7 +96,39 @@ class _Pool:
         self.processes: list[ForkProcess] = []
         self.connections: list[Connection] = []
 
-    def grow(self, num_processes: int) -> None:
+    def decode(
+        self, job: Job, num_workers: int, on_done: OnDone, on_warning: OnWarning
+    ) -> list[list[Hypothesis]]:
+        """Return the hypotheses of a job; pass on progress and warnings, and raise errors."""
+        num_workers = min(num_workers, len(job.requests))
+        self._grow(num_workers)
+        workers = self.connections[:num_workers]
+        results: list[list[Hypothesis]] = [[] for _ in job.requests]
+        for index, connection in enumerate(workers):
+            # Round-robin, so that all workers have as many long requests.
+            with _worker_alive():
+                connection.send(job._replace(requests=job.requests[index::num_workers]))
+        waiting = list(workers)
+        while waiting:
+            ready = wait(waiting)
+            for connection in [part for part in waiting if part in ready]:
+                with _worker_alive():
+                    message = connection.recv()
+                match message:
+                    case "progress", count:
+                        on_done(count)
+                    case "warning", problem:
+                        on_warning(problem)
+                    case "failure", Problem(where, what, got, remedy):
+                        raise DeviceError(where, what, got=got, remedy=remedy)
+                    case "crash", text:
+                        raise RuntimeError(f"in a worker process:\n{text}")
+                    case "results", hypotheses:
+                        waiting.remove(connection)
+                        results[workers.index(connection) :: num_workers] = hypotheses
+        return results
+
+    def _grow(self, num_processes: int) -> None:
         """Start processes until there are so many."""
         if len(self.processes) >= num_processes:
             return
@@ -140,44 +155,12 @@ class _Pool:
         self.connections.append(ours)
         self.processes.append(process)
 
-    def clear(self) -> None:
-        """End all processes; `grow` starts others."""
-        self.connections.clear()
-        self.terminate()
-        self.processes.clear()
-
     def terminate(self) -> None:
         """End all processes, unless this process is a fork of their owner."""
         if os.getpid() == self.owner:
             for process in self.processes:
                 process.terminate()
                 process.join()
-
-
-def _gather(
-    connections: Iterable[Connection],
-    on_done: OnDone,
-    on_warning: OnWarning,
-) -> Iterator[tuple[Connection, list[list[Hypothesis]]]]:
-    """Yield each connection with its results; pass on progress and warnings, and raise errors."""
-    waiting = list(connections)
-    while waiting:
-        ready = wait(waiting)
-        for connection in [part for part in waiting if part in ready]:
-            with _worker_alive():
-                message: Message = connection.recv()
-            match message:
-                case Message("progress", count):
-                    on_done(count)
-                case Message("warning", problem):
-                    on_warning(problem)
-                case Message("failure", Problem(where, what, got, remedy)):
-                    raise DeviceError(where, what, got=got, remedy=remedy)
-                case Message("crash", text):
-                    raise RuntimeError(f"in a worker process:\n{text}")
-                case Message("results", results):
-                    waiting.remove(connection)
-                    yield connection, results
 
 
 @contextlib.contextmanager
@@ -191,29 +174,26 @@ def _worker_alive() -> Iterator[None]:
         ) from None
 
 
-class _Reporter:
-    """Sends progress, a few times per second at most, and warnings."""
+class _Progress:
+    """Sends how many requests are done, a few times per second at most."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._count = 0
         self._last_time = time.monotonic()
 
-    def on_done(self, count: int) -> None:
+    def add(self, count: int) -> None:
         self._count += count
         if time.monotonic() - self._last_time >= PROGRESS_SECONDS:
-            self.flush()
+            self.send()
 
-    def on_warning(self, problem: Problem) -> None:
-        self.connection.send(Message("warning", problem))
-
-    def flush(self) -> None:
-        self.connection.send(Message("progress", self._count))
+    def send(self) -> None:
+        self.connection.send(("progress", self._count))
         self._count, self._last_time = 0, time.monotonic()
 
 
 def _serve(engine: Engine, connection: Connection) -> None:
-    """Translate what comes through the pipe, until it is closed."""
+    """Translate what comes through the pipe, until it is closed; answer by (kind, content)."""
     begin_child()
     torch.set_num_threads(1)
     while True:
@@ -221,15 +201,17 @@ def _serve(engine: Engine, connection: Connection) -> None:
             job: Job = connection.recv()
         except EOFError:
             return
-        reporter = _Reporter(connection)
+        progress = _Progress(connection)
+
+        def on_warning(problem: Problem) -> None:
+            connection.send(("warning", problem))
+
         try:
-            results = engine.decode(job, reporter.on_done, reporter.on_warning)
-            results = engine.rerank(job, results)
+            results = engine.rerank(job, engine.decode(job, progress.add, on_warning))
         except DeviceError as error:
-            (problem,) = error.problems
-            connection.send(Message("failure", problem))
+            connection.send(("failure", *error.problems))
         except Exception:
-            connection.send(Message("crash", traceback.format_exc()))
+            connection.send(("crash", traceback.format_exc()))
         else:
-            reporter.flush()
-            connection.send(Message("results", results))
+            progress.send()
+            connection.send(("results", results))
