@@ -28,7 +28,7 @@ from tformer_cli.search.constrained import (
     Candidate,
     ConstrainedBeam,
     ConstrainedBeamSearch,
-    Constraints,
+    ConstraintState,
     allocate_banks,
     sort_by_met,
 )
@@ -296,7 +296,7 @@ def test_all_that_is_told_has_equally_many_phrases(seed):
     assert len({num_met(one.token_ids, asked[0][0]) for one in found}) == 1
 
 
-CONSTRAINTS = Constraints([(2, 3), (4,)])
+CONSTRAINTS = ConstraintState.initial([(2, 3), (4,)])
 # Banks 0 to 3.
 ROWS = [(), (2,), (2, 3), (2, 3, 4), (4,)]
 candidates = st.lists(
@@ -418,7 +418,7 @@ def met(row, required):
 
 @given(phrases, token_rows)
 def test_progress_is_what_the_whole_row_says(required, row):
-    state = Constraints(required).reached(row)
+    state = ConstraintState.initial(required).reached(row)
     counts, missing, begun = met(row, required)
     assert state.num_met == sum(counts.values())
     assert state.is_complete == (not missing)
@@ -431,7 +431,7 @@ def test_progress_is_what_the_whole_row_says(required, row):
 
 @given(phrases, token_rows)
 def test_a_wanted_token_brings_a_row_forward(required, row):
-    state = Constraints(required).reached(row)
+    state = ConstraintState.initial(required).reached(row)
     assert bool(state.next_tokens) == (not state.is_complete)
     for token in state.next_tokens:
         assert state.after(token).num_tokens > state.num_tokens
@@ -439,7 +439,7 @@ def test_a_wanted_token_brings_a_row_forward(required, row):
 
 @given(phrases)
 def test_wanted_tokens_lead_to_the_end_in_as_many_steps_as_there_are_tokens(required):
-    state = Constraints(required).start
+    state = ConstraintState.initial(required)
     for _ in range(sum(map(len, required))):
         if not state.is_complete:
             state = state.after(state.next_tokens[-1])
@@ -448,12 +448,12 @@ def test_wanted_tokens_lead_to_the_end_in_as_many_steps_as_there_are_tokens(requ
 
 
 def test_states_are_made_once():
-    constraints = Constraints([(2, 3), (2, 4, 2)])
-    assert constraints.reached((2, 5, 2)) is constraints.reached((9, 2))
+    initial = ConstraintState.initial([(2, 3), (2, 4, 2)])
+    assert initial.reached((2, 5, 2)) is initial.reached((9, 2))
 
 
 @pytest.mark.parametrize(
     ("row", "num_met"), [((2, 2), 1), ((2, 2, 2), 2), ((2, 2, 5, 2, 2), 2), ((2, 2, 2, 2), 2)]
 )
 def test_a_phrase_listed_twice_is_wanted_at_two_positions(row, num_met):
-    assert Constraints([(2, 2), (2, 2)]).reached(row).num_met == num_met
+    assert ConstraintState.initial([(2, 2), (2, 2)]).reached(row).num_met == num_met

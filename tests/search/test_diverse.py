@@ -20,8 +20,7 @@ from search.tables import (
 from search.test_engine import native_engine, requests
 
 from tformer_cli.config.schema.decoding import BeamConfig
-from tformer_cli.search.beam import BeamSearch
-from tformer_cli.search.diverse import DiverseBeamSearch
+from tformer_cli.search.beam import BeamSearch, DiverseBeamSearch
 from tformer_cli.search.request import Request
 
 seeds = st.integers(0, 10_000)

@@ -22,9 +22,8 @@ from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleC
 from tformer_cli.inference.two_stage_argmax import TwoStageArgmax
 from tformer_cli.model.blocks.attention import KeyValue
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.search.beam import BeamSearch
+from tformer_cli.search.beam import BeamSearch, DiverseBeamSearch
 from tformer_cli.search.continuous_batching import decode_all
-from tformer_cli.search.diverse import DiverseBeamSearch
 from tformer_cli.search.engine import Job, NativeEngine, build_search, longest_first
 from tformer_cli.search.request import Request
 from tformer_cli.search.sample import GreedySearch, SampleSearch

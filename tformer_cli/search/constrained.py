@@ -11,57 +11,47 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.decoding import BeamConfig
-from tformer_cli.search.beam import BeamHypotheses, BeamSearch, BeamState, Candidates
+from tformer_cli.search.beam import BeamHypotheses, BeamSearch, BeamState, Candidates, n_best
 from tformer_cli.search.request import Hypothesis, Phrase, Request
 from tformer_cli.search.state import SearchStep
 from tformer_cli.search.topk import NextTokens, topk_tokens
 
 
-class Constraints:
-    """Required phrases as an automaton (Anderson et al. 2017); states are made when first reached.
-
-    A phrase that is listed n times must occur at n positions; occurrences may overlap.
-    """
-
-    def __init__(self, phrases: Sequence[Phrase]) -> None:
-        self.phrases = tuple(phrases)
-        self._states: dict[tuple[tuple[Phrase, ...], Phrase], ConstraintState] = {}
-        self.start = self.state(self.phrases, ())
-
-    def state(self, missing: tuple[Phrase, ...], partial: Phrase) -> "ConstraintState":
-        """Return the `ConstraintState` of these arguments, always the same object."""
-        key = (missing, partial)
-        if key not in self._states:
-            self._states[key] = ConstraintState(self, missing, partial)
-        return self._states[key]
-
-    def reached(self, tokens: Sequence[int]) -> "ConstraintState":
-        """Return the state of a sequence of these tokens."""
-        return functools.reduce(ConstraintState.after, tokens, self.start)
-
-
 class ConstraintState:
-    """How much of the required phrases a sequence has met.
+    """How much of the required phrases a sequence has met (automaton of Anderson et al. 2017).
 
-    Args:
-        constraints: the phrases.
-        missing: phrases that have still to occur.
-        partial: longest suffix of the sequence that is a proper prefix of a missing phrase.
+    A phrase that is listed n times must occur at n positions; occurrences may overlap. States are
+    made when first reached, once for all sequences of a sentence.
     """
 
     def __init__(
-        self, constraints: Constraints, missing: tuple[Phrase, ...], partial: Phrase
+        self,
+        phrases: tuple[Phrase, ...],
+        missing: tuple[Phrase, ...],
+        partial: Phrase,
+        states: dict[tuple[tuple[Phrase, ...], Phrase], "ConstraintState"],
     ) -> None:
-        self._constraints, self._missing, self._partial = constraints, missing, partial
+        self._phrases = phrases
+        self._missing = missing  # phrases that have still to occur
+        self._partial = partial  # longest suffix that is a proper prefix of a missing phrase
+        self._states = states
         self._successors: dict[int, ConstraintState] = {}
-        self.num_met = len(constraints.phrases) - len(missing)
+        self.num_met = len(phrases) - len(missing)
         self.is_complete = not missing
         # Tokens of the met phrases and of the partial one: the bank of the sequence.
-        num_missing = sum(map(len, missing)) - len(partial)
-        self.num_tokens = sum(map(len, constraints.phrases)) - num_missing
+        self.num_tokens = sum(map(len, phrases)) - sum(map(len, missing)) + len(partial)
         # Tokens that continue a phrase, so that `num_tokens` grows.
         continued = [phrase for phrase in missing if _is_begun(phrase, partial)]
         self.next_tokens = sorted({phrase[len(partial)] for phrase in continued})
+
+    @classmethod
+    def initial(cls, phrases: Sequence[Phrase]) -> "ConstraintState":
+        """Return the state of an empty sequence."""
+        return cls(tuple(phrases), tuple(phrases), (), {})
+
+    def reached(self, tokens: Sequence[int]) -> "ConstraintState":
+        """Return the state of the sequence with more tokens."""
+        return functools.reduce(ConstraintState.after, tokens, self)
 
     def after(self, token: int) -> "ConstraintState":
         """Return the state of the sequence with one more token."""
@@ -70,14 +60,16 @@ class ConstraintState:
         return self._successors[token]
 
     def _successor(self, token: int) -> "ConstraintState":
-        suffix = (*self._partial, token)
-        missing = list(self._missing)
+        suffix, missing = (*self._partial, token), list(self._missing)
         for phrase in set(missing):
             if suffix[-len(phrase) :] == phrase:
                 missing.remove(phrase)
         while suffix and not any(_is_begun(phrase, suffix) for phrase in missing):
             suffix = suffix[1:]
-        return self._constraints.state(tuple(missing), suffix)
+        key = (tuple(missing), suffix)
+        if key not in self._states:
+            self._states[key] = ConstraintState(self._phrases, *key, self._states)
+        return self._states[key]
 
 
 def _is_begun(phrase: Phrase, partial: Phrase) -> bool:
@@ -95,6 +87,10 @@ class Candidate(NamedTuple):
     state: ConstraintState  # of the sequence with it
 
 
+def _by_total(candidate: Candidate) -> float:
+    return candidate.total
+
+
 class ConstrainedBeam(BeamHypotheses):
     """The stored hypotheses and the live sequences of a sentence with required phrases.
 
@@ -105,8 +101,8 @@ class ConstrainedBeam(BeamHypotheses):
 
     def __init__(self, config: BeamConfig, nbest: int, eos: int, phrases: Sequence[Phrase]) -> None:
         super().__init__(config, nbest)
-        self.constraints = Constraints(phrases)
-        self.states = [self.constraints.start] * config.beam_size  # of the live sequences
+        self.initial = ConstraintState.initial(phrases)
+        self.states = [self.initial] * config.beam_size  # of the live sequences
         self.is_over = False
         self._eos = eos
         self._num_ended = 0
@@ -114,12 +110,11 @@ class ConstrainedBeam(BeamHypotheses):
 
     def add(self, hypothesis: Hypothesis, rank: int) -> None:
         """Store a hypothesis; without all phrases it counts as unfinished."""
-        is_complete = self.constraints.reached(hypothesis.token_ids).is_complete
+        is_complete = self.initial.reached(hypothesis.token_ids).is_complete
         super().add(replace(hypothesis, finished=hypothesis.finished and is_complete), rank)
 
     def is_done(self) -> bool:
-        """Return False: `is_settled` decides when the live sequences of the step are known."""
-        return False
+        return False  # `is_settled` decides when the live sequences of the step are known
 
     def is_settled(self, best_live_score: float) -> bool:
         """Return whether the search of the sentence is done, by the score of its best sequence."""
@@ -133,10 +128,10 @@ class ConstrainedBeam(BeamHypotheses):
 
     def best(self) -> list[Hypothesis]:
         """Return the best hypotheses among those with most phrases."""
-        num_met = [self.constraints.reached(stored.token_ids).num_met for stored in self.stored]
-        pairs = zip(self.stored, num_met, strict=True)
-        self.stored = [hypothesis for hypothesis, count in pairs if count == max(num_met)]
-        return super().best()
+        num_met = {part: self.initial.reached(part.token_ids).num_met for part in self.stored}
+        most = max(num_met.values())
+        best = [hypothesis for hypothesis in self.stored if num_met[hypothesis] == most]
+        return n_best(best, self.config, self.nbest)
 
     def append(self, beam_indices: Sequence[int], tokens: Sequence[int]) -> None:
         """Let sequence k continue sequence beam_indices[k] by a token."""
@@ -154,13 +149,15 @@ class ConstrainedBeam(BeamHypotheses):
         Next tokens are listed for each sequence, perhaps twice, with the sums of scores and of log
         probabilities.
         """
-        candidates = []
-        for index, state in enumerate(self.states):
-            sums = zip(totals[index], log_probs[index], strict=True)
-            for token, (total, log_prob) in dict(zip(tokens[index], sums, strict=True)).items():
-                if total > -math.inf:
-                    candidates.append(Candidate(total, log_prob, index, token, state.after(token)))
-        return sorted(candidates, key=lambda candidate: candidate.total, reverse=True)
+        candidates = {
+            (index, token): Candidate(
+                total, log_prob, index, token, self.states[index].after(token)
+            )
+            for index, columns in enumerate(zip(tokens, totals, log_probs, strict=True))
+            for token, total, log_prob in zip(*columns, strict=True)
+            if total > -math.inf
+        }
+        return sorted(candidates.values(), key=_by_total, reverse=True)
 
     def allocate(self, candidates: Sequence[Candidate], *, is_last: bool) -> list[Candidate]:
         """Return the K candidates to continue by, best first, and then what replaces ended ones.
@@ -178,13 +175,11 @@ class ConstrainedBeam(BeamHypotheses):
         if not self._may_wait:
             possible = list(filter(self._is_progress, possible)) or possible
         order = sort_by_met(possible) if is_last else allocate_banks(possible)
-        chosen = sorted(order[:size], key=lambda candidate: candidate.total, reverse=True)
         rest = [candidate for candidate in order[size:] if candidate.token != self._eos]
+        rest.sort(key=_by_total, reverse=True)
         # Only complete sequences end, so complete ones replace them first.
-        rest.sort(
-            key=lambda candidate: (candidate.state.is_complete, candidate.total), reverse=True
-        )
-        return chosen + rest
+        rest.sort(key=lambda candidate: not candidate.state.is_complete)
+        return sorted(order[:size], key=_by_total, reverse=True) + rest
 
     def _count_ended(self, best: Sequence[Candidate]) -> None:
         """Count what ends among the candidates that a plain beam search would choose."""

@@ -27,10 +27,9 @@ from tformer_cli.inference.prepare import prepare_for_inference
 from tformer_cli.inference.two_stage_argmax import two_stage_argmax
 from tformer_cli.model.kv_cache import round_up
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.search.beam import BeamSearch
+from tformer_cli.search.beam import BeamSearch, DiverseBeamSearch
 from tformer_cli.search.constrained import ConstrainedBeamSearch
 from tformer_cli.search.continuous_batching import Search, decode_all
-from tformer_cli.search.diverse import DiverseBeamSearch
 from tformer_cli.search.request import EMPTY, Hypothesis, Request, SpecialTokens
 from tformer_cli.search.sample import GreedySearch, SampleSearch
 from tformer_cli.search.scoring import Aligner, ModelScorer, Scorer
