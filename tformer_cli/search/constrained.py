@@ -129,7 +129,7 @@ class ConstrainedBeam(BeamHypotheses):
     def best(self) -> list[Hypothesis]:
         """Return the best hypotheses among those with most phrases."""
         num_met = {part: self.initial.reached(part.token_ids).num_met for part in self.stored}
-        most = max(num_met.values())
+        most = max(num_met.values(), default=0)
         best = [hypothesis for hypothesis in self.stored if num_met[hypothesis] == most]
         return n_best(best, self.config, self.nbest)
 

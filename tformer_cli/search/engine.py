@@ -10,18 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tformer_cli.config.schema.decoding import (
-    BeamConfig,
-    DecodingConfig,
-    GreedyConfig,
-    SampleConfig,
-)
-from tformer_cli.device import (
-    batch_size_factor,
-    empty_cache,
-    is_out_of_memory,
-    memory_errors,
-)
+from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
+from tformer_cli.device import batch_size_factor, empty_cache, is_out_of_memory, memory_errors
 from tformer_cli.errors import DeviceError, Problem
 from tformer_cli.inference.prepare import prepare_for_inference
 from tformer_cli.inference.two_stage_argmax import two_stage_argmax
@@ -45,6 +35,11 @@ MAX_TOKENS = 3 << 12
 # Logits of all sequences.
 MAX_LOGITS = 3 << 20
 
+SEARCHES: dict[str, type[Search[Any, Any]]] = {
+    "greedy": GreedySearch,
+    "beam": BeamSearch,
+    "sample": SampleSearch,
+}
 
 OnDone = Callable[[int], object]
 OnWarning = Callable[[Problem], object]
@@ -77,7 +72,7 @@ class Engine(ABC):
         """Return the best hypotheses of each request, best first.
 
         Args:
-            requests: an empty source has the empty hypothesis.
+            requests: what to translate; an empty source has the empty hypothesis.
             config: of the search.
             nbest: hypotheses of each request, at most the beam size; there are fewer where groups
                 of a beam agree.
@@ -111,7 +106,11 @@ class Engine(ABC):
 
 
 class NativeEngine(Engine):
-    """Runs a model, or several models of one vocabulary as an ensemble."""
+    """Runs a model, or an ensemble of it and `others` with the same vocabulary.
+
+    The models are prepared for inference, and move to the device. The precision is that of matrix
+    products; int8 rounds large matrices and their inputs.
+    """
 
     def __init__(
         self,
@@ -122,19 +121,6 @@ class NativeEngine(Engine):
         precision: torch.dtype = torch.float32,
         others: Sequence[Seq2Seq] = (),
     ) -> None:
-        """Prepare the models for inference; they move to the device.
-
-        Args:
-            model: the only one, or the first of an ensemble.
-            special_tokens: of the target vocabulary.
-            device: where to compute.
-            precision: number format of matrix products; int8 rounds large
-                matrices and their inputs.
-            others: the rest of the ensemble.
-
-        Raises:
-            DeviceError: memory does not suffice for the models.
-        """
         with memory_errors(device):
             self.models = [
                 prepare_for_inference(part, device, precision) for part in (model, *others)
@@ -207,33 +193,27 @@ class NativeEngine(Engine):
             return hypotheses
         penalty, eos = job.config.coverage_penalty, self.special_tokens.eos
         best = [candidates[: job.nbest] for candidates in hypotheses]
-        rows = [
-            [(*part.token_ids, eos) if part.finished else part.token_ids for part in candidates]
-            for candidates in hypotheses
+        sentences = [
+            (request.source, [(*part.token_ids, *[eos] * part.finished) for part in candidates])
+            for request, candidates in zip(job.requests, hypotheses, strict=True)
         ]
-        sources = (request.source for request in job.requests)
-        for index, maps in self.aligner.attention(list(zip(sources, rows, strict=True))):
-            pairs = zip(hypotheses[index], maps, strict=True)
+        for index, maps in self.aligner.attention(sentences):
             best[index] = by_score(
                 replace(hypothesis, score=hypothesis.score + penalty * log_coverage(attention))
-                for hypothesis, attention in pairs
+                for hypothesis, attention in zip(hypotheses[index], maps, strict=True)
             )[: job.nbest]
         return best
 
 
 def build_search(job: Job, special_tokens: SpecialTokens, device: torch.device) -> Search[Any, Any]:
     """Return the search of a job, for logits on a device."""
-    config = job.config
-    kind: type[Search[Any, Any]] = BeamSearch
-    if isinstance(config, GreedyConfig):
-        kind = GreedySearch
-    elif isinstance(config, SampleConfig):
-        kind = SampleSearch
-    elif config.num_beam_groups > 1:
-        kind = DiverseBeamSearch
-    elif any(request.required for request in job.requests):
-        kind = ConstrainedBeamSearch
-    return kind(config, special_tokens, device, nbest=job.nbest, scored=job.scored)
+    kind = SEARCHES[job.config.kind]
+    if isinstance(job.config, BeamConfig):
+        if job.config.num_beam_groups > 1:
+            kind = DiverseBeamSearch
+        elif any(request.required for request in job.requests):
+            kind = ConstrainedBeamSearch
+    return kind(job.config, special_tokens, device, nbest=job.nbest, scored=job.scored)
 
 
 def longest_first(requests: Sequence[Request]) -> list[int]:

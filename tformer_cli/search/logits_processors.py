@@ -34,16 +34,16 @@ class LogitsProcessor:
 
     def start(self, requests: Sequence[Request], num_beams: int) -> Sequences:
         """Return K empty sequences for each request, with its limits."""
-        limits = [self._limits(request) for request in requests]
+        min_lengths, max_lengths = zip(*map(self._limits, requests), strict=True)
         size, new = len(requests), partial(torch.full, device=self.device)
         return Sequences(
             requests=list(requests),
             has_rules=[
                 bool(request.prefix or request.banned) or min_length > 1
-                for request, (min_length, _) in zip(requests, limits, strict=True)
+                for request, min_length in zip(requests, min_lengths, strict=True)
             ],
-            min_lengths=torch.tensor([minimum for minimum, _ in limits], device=self.device),
-            max_lengths=torch.tensor([maximum for _, maximum in limits], device=self.device),
+            min_lengths=torch.tensor(min_lengths, device=self.device),
+            max_lengths=torch.tensor(max_lengths, device=self.device),
             tokens=new((size, num_beams, INITIAL_CAPACITY), self.bos),
             lengths=new((size,), 0),
             last=new((size, num_beams), self.bos),
@@ -81,8 +81,7 @@ class LogitsProcessor:
         """Return what the search ranks next tokens by, from log probabilities (B, K, V)."""
         if not self.is_active(sequences):
             return log_probs
-        config = self.config
-        scores = log_probs.clone()
+        config, scores = self.config, log_probs.clone()
         if config.repetition_penalty != 1:
             penalize_repetition(scores, sequences, config.repetition_penalty)
         if config.frequency_penalty != 0:
@@ -150,13 +149,10 @@ def ban_repeated_ngrams(scores: Tensor, sequences: Sequences, n: int) -> None:
 def ban_phrase(scores: Tensor, tokens: Tensor, phrase: Sequence[int]) -> None:
     """Ban the last token of a phrase after the others, in scores (K, V) for tokens (K, T)."""
     *before, last = phrase
-    length = tokens.shape[1]
-    if length < len(before):
-        return
-    is_next = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
-    for position, token in enumerate(before, start=length - len(before)):
-        is_next &= tokens[:, position] == token
-    scores[:, last].masked_fill_(is_next, -math.inf)
+    if tokens.shape[1] >= len(before):
+        tail = tokens[:, tokens.shape[1] - len(before) :]
+        is_next = (tail == torch.tensor(before, device=tokens.device)).all(dim=1)
+        scores[:, last].masked_fill_(is_next, -math.inf)
 
 
 def _ban_phrases(scores: Tensor, sequences: Sequences) -> None:
