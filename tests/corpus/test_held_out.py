@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from tformer_cli.config.schema.data import ParallelText, PlainText, Text
 from tformer_cli.corpus import held_out
 from tformer_cli.corpus.held_out import (
+    TEST,
+    TRAIN,
+    VALID,
     Overlap,
-    SplitPart,
     assign_parts,
     given_split,
     line_key,
@@ -125,7 +127,7 @@ def test_two_sides_of_one_language_have_names_of_their_own(tmp_path: Path) -> No
 def test_no_more_than_a_thousand_pairs_are_held_out() -> None:
     keys = np.arange(2, 2 + 2 * 50_000, dtype=np.uint64).reshape(-1, 2)
     counts = Counter(assign_parts(keys).tolist())
-    assert counts == {SplitPart.TRAIN: 48_000, SplitPart.VALID: 1000, SplitPart.TEST: 1000}
+    assert counts == {TRAIN: 48_000, VALID: 1000, TEST: 1000}
 
 
 @pytest.mark.parametrize(

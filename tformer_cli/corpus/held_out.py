@@ -5,13 +5,13 @@ Lines are equal if they are after NFKC normalization, case folding and collapsin
 
 import contextlib
 import hashlib
+import itertools
 import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from itertools import zip_longest
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,16 +36,9 @@ OnRead = Callable[[int], object]
 _Key = tuple[str | None, str | None]
 
 
-class SplitPart(IntEnum):
-    """The part of a split that a pair belongs to."""
-
-    TRAIN = 0
-    VALID = 1
-    TEST = 2
-    SET_ASIDE = 3
-
-
-_WRITTEN = (SplitPart.TRAIN, SplitPart.VALID, SplitPart.TEST)
+# The part of a split that a pair belongs to. The first three are written.
+TRAIN, VALID, TEST, SET_ASIDE = range(4)
+PARTS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,11 +78,9 @@ def split_text(
     """
     source, target = languages
     endings = languages if source != target else (f"source.{source}", f"target.{target}")
-    names = {
-        part: tuple(f"{part.name.lower()}.{ending}" for ending in endings) for part in _WRITTEN
-    }
+    names = {part: tuple(f"{part}.{ending}" for ending in endings) for part in PARTS}
     origin: dict[str, object] = {
-        "files": sorted(name for sides in names.values() for name in sides),
+        "files": sorted(itertools.chain.from_iterable(names.values())),
         **{side: _file_state(file) for side, file in text.files.items()},
     }
     if output.exists():
@@ -98,8 +89,8 @@ def split_text(
     if not len(keys):
         raise DataError(str(text.source), "has no lines")
     parts = assign_parts(keys)
-    num_pairs = {part: int((parts == part).sum()) for part in SplitPart}
-    if not all(num_pairs[part] for part in _WRITTEN):
+    *num_pairs, num_set_aside = np.bincount(parts, minlength=SET_ASIDE + 1).tolist()
+    if not all(num_pairs):
         raise DataError(
             str(text.source),
             "needs at least 3 pairs that share no line, for training, validation and test",
@@ -107,18 +98,17 @@ def split_text(
             remedy="give `valid`",
         )
     with atomic_directory(output) as temporary:
-        files = {part: [temporary / name for name in names[part]] for part in names}
-        _write_parts(text, parts, files, on_done)
+        _write_parts(text, parts, temporary, list(names.values()), on_done)
         # Last, so that a part edited later is newer.
         write_json(temporary / _ORIGIN, origin)
     return Split(
         texts={
-            part.name.lower(): ParallelText(source=output / source, target=output / target)
+            part: ParallelText(source=output / source, target=output / target)
             for part, (source, target) in names.items()
         },
-        num_pairs={part.name.lower(): num_pairs[part] for part in _WRITTEN},
+        num_pairs=dict(zip(PARTS, num_pairs, strict=True)),
         num_in_training={"valid": 0, "test": 0},
-        num_set_aside=num_pairs[SplitPart.SET_ASIDE],
+        num_set_aside=num_set_aside,
         num_characters=num_characters,
     )
 
@@ -144,13 +134,13 @@ def given_split(
 
 
 def assign_parts(keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    """Return the `SplitPart` of each pair.
+    """Return the part of each pair.
 
     5% of the distinct sources, at most 1,000, become validation text, and as many test text: those
     whose source and target are repeated least, ties broken by hash. Other pairs that share a source
     or a target with them are set aside. `keys` has (n, 2) hashes of sources and targets.
     """
-    parts = np.full(len(keys), SplitPart.TRAIN, dtype=np.uint8)
+    parts = np.full(len(keys), TRAIN, dtype=np.uint8)
     num_copies = _num_occurrences(keys[:, 0]) + _num_occurrences(keys[:, 1])
     num_each = max(1, min(MAX_HELD_OUT, len(np.unique(keys[:, 0])) // _HELD_OUT_FRACTION))
     sources, targets = {EMPTY_KEY}, {EMPTY_KEY}
@@ -159,13 +149,13 @@ def assign_parts(keys: NDArray[np.uint64]) -> NDArray[np.uint8]:
         if source in sources or target in targets:
             continue
         # Alternating, so that both parts are alike.
-        parts[index] = (SplitPart.VALID, SplitPart.TEST)[(len(sources) - 1) % 2]
+        parts[index] = (VALID, TEST)[(len(sources) - 1) % 2]
         sources.add(source)
         targets.add(target)
         if len(sources) > 2 * num_each:
             break
     repeats = _is_in(keys[:, 0], sources) | _is_in(keys[:, 1], targets)
-    parts[repeats & (parts == SplitPart.TRAIN)] = SplitPart.SET_ASIDE
+    parts[repeats & (parts == TRAIN)] = SET_ASIDE
     return parts
 
 
@@ -260,25 +250,25 @@ def _is_in(keys: NDArray[np.uint64], selected: set[int]) -> NDArray[np.bool_]:
 def _write_parts(
     text: ParallelText,
     parts: NDArray[np.uint8],
-    files: Mapping[SplitPart, Sequence[Path]],
+    directory: Path,
+    names: Sequence[Sequence[str]],
     on_done: OnRead,
 ) -> None:
+    """Write the pairs of part p to the files names[p]."""
     with contextlib.ExitStack() as stack:
-        writers = {
-            int(part): [
-                stack.enter_context(file.open("w", encoding="utf-8", newline="\n"))
-                for file in sides
-            ]
-            for part, sides in files.items()
-        }
-        for part, pair in zip_longest(parts.tobytes(), _count_reads(text, on_done)):
+        writers: list[list[TextIO]] = [[] for _ in (*PARTS, SET_ASIDE)]
+        for part, sides in enumerate(names):
+            for name in sides:
+                file = (directory / name).open("w", encoding="utf-8", newline="\n")
+                writers[part].append(stack.enter_context(file))
+        for part, pair in itertools.zip_longest(parts.tobytes(), _count_reads(text, on_done)):
             if part is None or pair is None:
                 raise DataError(
                     str(text.source),
                     "the text changed while it was read",
                     remedy="run the same command again",
                 )
-            for writer, line in zip(writers.get(part, ()), pair, strict=False):
+            for writer, line in zip(writers[part], pair, strict=False):
                 writer.write(f"{line}\n")
 
 

@@ -123,7 +123,13 @@ def read_texts(texts: Iterable[Text]) -> Iterator[tuple[str, str]]:
 def text_checksums(texts: Sequence[Path], stores: Path) -> list[str]:
     """Return the SHA-256 of each file, cached in `stores` by path, size and modification time."""
     cache_file = stores / TEXTS_FILE
-    cache = _read_cache(cache_file)
+    cache: dict[str, list[int | str]] = {}
+    # Of a missing or damaged file, nothing is cached.
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        cache = {
+            name: [size, changed_ns, checksum]
+            for name, (size, changed_ns, checksum) in read_json(cache_file).items()
+        }
     updated = dict(cache)
     checksums = []
     for text in texts:
@@ -243,13 +249,3 @@ def _not_utf8(line: bytes, number: int, error_index: int, name: str) -> DataErro
         f"not UTF-8 (byte 0x{line[error_index]:02x} at column {column})",
         remedy=remedy,
     )
-
-
-def _read_cache(file: Path) -> dict[str, list[int | str]]:
-    """Return the cached checksums; none if the file is missing or damaged."""
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
-        return {
-            name: [size, changed_ns, checksum]
-            for name, (size, changed_ns, checksum) in read_json(file).items()
-        }
-    return {}
