@@ -102,5 +102,5 @@ def test_messages_name_all_arguments_that_have_options():
 def test_a_command_prints_options_for_arguments(text, expected):
     assert in_options(text) == expected
     problem = Problem(text, text, got=text, remedy=text)
-    assert message(problem) == f"{expected}: {expected}; got {text}; {expected}"
+    assert message(problem) == f"{expected}: {expected} ({text}); {expected}"
     assert message(Problem("a", text)) == f"a: {expected}"

@@ -43,7 +43,7 @@ def test_a_name_that_is_no_device_is_refused(name):
     with pytest.raises(DeviceError) as caught:
         resolve_device(name)
     assert str(caught.value) == (
-        f"`device`: no device has this name; got {name}; use auto, cpu, cuda or mps"
+        f"`device`: no device has this name ({name}); use auto, cpu, cuda or mps"
     )
 
 
@@ -52,7 +52,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
     with pytest.raises(DeviceError) as caught:
         resolve_device("cuda:1")
     assert str(caught.value) == (
-        "`device`: this machine, or this build of torch, does not have it; got cuda:1; "
+        "`device`: this machine, or this build of torch, does not have it (cuda:1); "
         'use `device="auto"`'
     )
 
@@ -112,7 +112,7 @@ def test_bfloat16_on_a_gpu_that_lacks_it_is_refused(monkeypatch):
     with pytest.raises(DeviceError) as caught:
         resolve_precision("bfloat16", second)
     assert str(caught.value) == (
-        "precision: this GPU has no bfloat16; got an old card; use precision auto"
+        "precision: this GPU has no bfloat16 (an old card); use precision auto"
     )
 
 
@@ -123,8 +123,8 @@ def test_eight_bits_are_for_processors_that_gain_by_them(monkeypatch):
     with pytest.raises(DeviceError) as raised:
         resolve_precision("int8", CPU)
     assert str(raised.value) == (
-        "`precision`: int8 is slower than float32 on a processor without VNNI; got "
-        f"{hardware_name(CPU)}; use float32, or `tformer translate "
+        "`precision`: int8 is slower than float32 on a processor without VNNI ("
+        f"{hardware_name(CPU)}); use float32, or `tformer translate "
         "--backend ctranslate2 --quantization int8`"
     )
 
@@ -151,7 +151,7 @@ def test_eight_bits_are_for_a_cpu():
     with pytest.raises(DeviceError) as raised:
         resolve_precision("int8", torch.device("cuda"))
     assert str(raised.value) == (
-        '`precision`: int8 is for translation on a CPU; got cuda; use auto, or `device="cpu"`'
+        '`precision`: int8 is for translation on a CPU (cuda); use auto, or `device="cpu"`'
     )
 
 

@@ -158,7 +158,7 @@ def test_each_process_of_a_machine_has_a_gpu_of_its_own(monkeypatch):
             local_device(torch.device(name))
         assert str(caught.value) == (
             f'torchrun: each process of a machine needs a GPU of its own; `device="{name}"` has '
-            f'{there}; got process 4; lower --nproc-per-node, or use `device="cpu"`'
+            f'{there} (process 4); lower --nproc-per-node, or use `device="cpu"`'
         )
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert local_device(torch.device("cuda:1")) == torch.device("cuda:1")
@@ -177,8 +177,8 @@ def test_processes_that_cannot_find_each_other_are_refused(monkeypatch):
     with pytest.raises(DeviceError) as caught, process_group(torch.device("cpu")):
         pass
     assert str(caught.value) == (
-        "torchrun: RANK and WORLD_SIZE are set, and not all that goes with them; "
-        "got no LOCAL_RANK, MASTER_ADDR; start the processes by torchrun, or unset RANK"
+        "torchrun: RANK and WORLD_SIZE are set, and not all that goes with them "
+        "(no LOCAL_RANK, MASTER_ADDR); start the processes by torchrun, or unset RANK"
     )
 
 
@@ -528,8 +528,8 @@ def test_weights_that_have_come_apart_are_refused_by_name(toy, tmp_path, monkeyp
         assert process.code == 2
         (line,) = [line for line in process.said.splitlines() if "differs" in line]
         found = re.fullmatch(
-            r"rank 1: the checksum of the weights differs from that of rank 0 \(([0-9a-f]{8})\); "
-            r"got ([0-9a-f]{8}); give all machines the same program and kind of processor, and "
+            r"rank 1: the checksum of the weights differs from rank 0, which has ([0-9a-f]{8}) "
+            r"\(([0-9a-f]{8})\); give all machines the same program and kind of processor, and "
             r"re-run the command to resume from the last checkpoint",
             line,
         )
@@ -550,7 +550,7 @@ def test_machines_with_other_text_are_refused_by_name(toy, tmp_path, split, what
     ended = on_two_machines(toy, tmp_path, own={1: (f"data.root={other}",)})
     for process in ended:
         assert process.code == 2
-        assert f"rank 1: {what} differs from that of rank 0 (" in process.said
+        assert f"rank 1: {what} differs from rank 0, which has " in process.said
         assert "; give all machines the same config and text\n" in process.said
 
 
@@ -559,6 +559,6 @@ def test_machines_with_other_settings_are_refused_by_name(toy, tmp_path):
     for process in ended:
         assert process.code == 2
         assert process.said.endswith(
-            "rank 1: training.validate_every differs from that of rank 0 (12); got 4; "
+            "rank 1: training.validate_every differs from rank 0, which has 12 (4); "
             "give all machines the same config and text\n"
         )

@@ -19,7 +19,7 @@ from tformer_cli.errors import (
 
 def test_message_has_place_rule_value_and_remedy() -> None:
     error = TformerError("a.yaml:3", "must be even", got="7", remedy="write 8")
-    assert str(error) == "a.yaml:3: must be even; got 7; write 8"
+    assert str(error) == "a.yaml:3: must be even (7); write 8"
     assert str(TformerError("a", "is missing")) == "a: is missing"
 
 
@@ -30,12 +30,12 @@ def test_spaces_stay_and_ends_of_lines_are_escaped() -> None:
 
 def test_config_error_has_a_line_for_each_problem() -> None:
     problems = [Problem("a:1", "is odd", "7"), Problem("a:2", "is gone", remedy="bring it back")]
-    assert str(ConfigError(problems)) == "a:1: is odd; got 7\na:2: is gone; bring it back"
+    assert str(ConfigError(problems)) == "a:1: is odd (7)\na:2: is gone; bring it back"
 
 
 def test_message_moves_no_cursor() -> None:
     error = TformerError("a\x1b[31m", "is\nred", got="\udcff\u202e", remedy="ü 漢")
-    assert str(error) == "a\\x1b[31m: is\\nred; got \\udcff\\u202e; ü 漢"
+    assert str(error) == "a\\x1b[31m: is\\nred (\\udcff\\u202e); ü 漢"
 
 
 @pytest.mark.parametrize(
@@ -58,47 +58,47 @@ def test_error_is_the_same_in_another_process(error: TformerError) -> None:
     [
         (
             errno.ENOSPC,
-            "No space left on device; free space and run the same command again; "
+            "(No space left on device); free space and run the same command again; "
             "what was saved before is intact",
         ),
         (
             errno.EDQUOT,
-            "Disk quota exceeded; free space and run the same command again; "
+            "(Disk quota exceeded); free space and run the same command again; "
             "what was saved before is intact",
         ),
         (
             errno.EFBIG,
-            "File too large; raise the limit on the size of a file; "
+            "(File too large); raise the limit on the size of a file; "
             "what was saved before is intact",
         ),
         (
             errno.EIO,
-            "Input/output error; check the disk; what was saved before is intact",
+            "(Input/output error); check the disk; what was saved before is intact",
         ),
-        (errno.EACCES, "Permission denied; change its permissions, or name another path"),
-        (errno.EPERM, "Operation not permitted; change its permissions, or name another path"),
-        (errno.EROFS, "Read-only file system; name a writable path"),
+        (errno.EACCES, "(Permission denied); change its permissions, or name another path"),
+        (errno.EPERM, "(Operation not permitted); change its permissions, or name another path"),
+        (errno.EROFS, "(Read-only file system); name a writable path"),
         (
             errno.ENOENT,
-            "No such file or directory; its folder is gone or refuses files: restore it, "
+            "(No such file or directory); its folder is gone or refuses files: restore it, "
             "or name another path",
         ),
         (
             errno.ENOTDIR,
-            "Not a directory; there is a file where a folder must be: name another path",
+            "(Not a directory); there is a file where a folder must be: name another path",
         ),
         (
             errno.EEXIST,
-            "File exists; there is a file where a folder must be: name another path",
+            "(File exists); there is a file where a folder must be: name another path",
         ),
-        (errno.EISDIR, "Is a directory; name a file"),
-        (errno.ELOOP, "Too many levels of symbolic links"),
+        (errno.EISDIR, "(Is a directory); name a file"),
+        (errno.ELOOP, "(Too many levels of symbolic links)"),
     ],
 )
 def test_refusal_of_the_system_has_a_remedy(number: int, text: str) -> None:
     error = StorageError.of(OSError(number, os.strerror(number)), "runs/x/last")
-    assert str(error) == f"runs/x/last: cannot be written; got {text}"
+    assert str(error) == f"runs/x/last: cannot be written {text}"
 
 
 def test_refusal_without_a_number_says_what_there_is() -> None:
-    assert str(StorageError.of(OSError("odd"), "x")) == "x: cannot be written; got odd"
+    assert str(StorageError.of(OSError("odd"), "x")) == "x: cannot be written (odd)"

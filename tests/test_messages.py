@@ -106,6 +106,7 @@ def test_every_rule_that_is_passed_on_is_stated_elsewhere():
         "what",  # a parameter of what raises it, or one of _SCALARS
         "f'{subject}{what}'",
         "conflict.what",
+        "problem.what",
         "*_unknown_key(key, cls, kinds)",
         "_without_colon(lines, begun)",
         "_without_colon(lines, above)",
@@ -121,3 +122,7 @@ def test_every_message_of_the_sources_is_documented():
 
 def test_every_documented_message_is_in_the_sources():
     assert documented() - stated_rules() == set()
+
+
+def test_no_rule_ends_in_parentheses_before_those_of_its_value():
+    assert [rule for rule in stated_rules() if rule.endswith(")")] == []

@@ -127,26 +127,26 @@ def test_evaluate_warns_of_a_text_seen_in_training_as_the_command_does(toy_run, 
         ),
         (
             lambda run: train(run / "config.yaml", settings="seed=2"),
-            "`settings`: must be a list of texts; got a text; put brackets around it",
+            "`settings`: must be a list of texts (a text); put brackets around it",
         ),
         (lambda run: evaluate("no/run"), "no/run: no such run folder; "),
-        (lambda run: evaluate(run, split="tset"), "`split`: the config has no such split; "),
+        (lambda run: evaluate(run, split="tset"), "`split`: the config has no such split (tset); "),
         (
             lambda run: evaluate(run, metrics="bleu"),
-            "`metrics`: must be a list of texts; got a text; put brackets around it",
+            "`metrics`: must be a list of texts (a text); put brackets around it",
         ),
         (
             lambda run: evaluate(run, metrics=["blue"]),
-            "`metrics`: must be one of bleu, chrf, ter; got blue",
+            "`metrics`: must be one of bleu, chrf, ter (blue)",
         ),
         (
             lambda run: Translator.load(run).translate(["a"], decoding={"kind": "beam"}),
-            "`decoding`: must be a search; got {'kind': 'beam'}; "
+            "`decoding`: must be a search ({'kind': 'beam'}); "
             "pass BeamConfig(beam_size=5), GreedyConfig() or SampleConfig()",
         ),
         (
             lambda run: Translator.load(run).translate(["a"], decoding=BeamConfig),
-            "`decoding`: must be a search; got <class ",
+            "`decoding`: must be a search (<class ",
         ),
     ],
 )

@@ -1,6 +1,6 @@
 """The errors a user can meet.
 
-Every message reads `where: what; got ...; remedy`. The command line prints it without a traceback
+Every message reads `where: what (value); remedy`. The command line prints it without a traceback
 and exits with the error's `exit_code`. A programmer's mistake raises ValueError instead, and a
 broken invariant is an assert.
 """
@@ -22,12 +22,9 @@ class Problem:
     remedy: str | None = None  # if the rule does not say it
 
     def __str__(self) -> str:
-        parts = [f"{self.where}: {self.what}"]
-        if self.got is not None:
-            parts.append(f"got {self.got}")
-        if self.remedy is not None:
-            parts.append(self.remedy)
-        return printable("; ".join(parts))
+        value = "" if self.got is None else f" ({self.got})"
+        remedy = "" if self.remedy is None else f"; {self.remedy}"
+        return printable(f"{self.where}: {self.what}{value}{remedy}")
 
 
 class TformerError(Exception):

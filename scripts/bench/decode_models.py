@@ -97,7 +97,7 @@ def refuse_another_design(model: EncoderDecoderConfig) -> None:
     if design != marians:
         raise UsageError(
             "--run",
-            f"its norms, positions and ties must be Marian's ({', '.join(marians)})",
+            f"its norms, positions and ties must be Marian's: {', '.join(marians)}",
             got=", ".join(design),
             remedy="name another run, or use --sizes",
         )

@@ -218,7 +218,7 @@ def parts_of(names: str | None) -> Sequence[Part]:
     if unknown:
         known = ", ".join(part.name for part in PARTS)
         raise ValueError(
-            f"--only: no such part; got {', '.join(sorted(unknown))}; choose from: {known}"
+            f"--only: no such part ({', '.join(sorted(unknown))}); choose from: {known}"
         )
     return [part for part in PARTS if part.name in names.split(",")]
 
@@ -252,12 +252,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return refuse(str(error))
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if "torch" in missing:
-        return refuse(f"scripts/gpu: torch is not installed; got {sys.executable}; install it")
+        return refuse(f"scripts/gpu: torch is not installed ({sys.executable}); install it")
     quiet = Session(2 * MACHINE.seconds, log=lambda line: None)
     machine = quiet.run(MACHINE)
     if not machine.get("gpu"):
         return refuse(
-            f"scripts/gpu: no CUDA device; got torch {machine.get('torch', machine.get('error'))}; "
+            f"scripts/gpu: no CUDA device (torch {machine.get('torch', machine.get('error'))}); "
             "run it on a machine with a GPU and a torch that sees it"
         )
     session = Session(60 * options.minutes - quiet.seconds, missing=missing)

@@ -205,8 +205,8 @@ def _refuse_other_batches(
     if progress.step == finished.step and progress.num_tokens != finished.num_tokens:
         raise CheckpointError(
             str(directory.path),
-            f"was trained on other text than its files hold now ({progress.num_tokens:,} target "
-            "tokens in as many steps)",
+            f"was trained on other text than its files hold now, with {progress.num_tokens:,} "
+            "target tokens in as many steps",
             got=f"{finished.num_tokens:,} target tokens",
             remedy="restore the text, or train the run again",
         )

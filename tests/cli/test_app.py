@@ -67,7 +67,7 @@ def test_a_mistake_names_the_option_of_an_argument(tmp_path):
     (tmp_path / "x.yaml").write_text("seed: 1\n")
     done = run("config", "show", str(tmp_path / "x.yaml"), "--set", "seed")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == "--set seed: must be KEY=VALUE; got seed"
+    assert done.stderr.splitlines()[-1] == "--set seed: must be KEY=VALUE (seed)"
 
 
 @pytest.mark.parametrize("command", COMMANDS[1:])
@@ -94,12 +94,12 @@ def test_debug_shows_the_traceback():
     [
         (
             "runs/x/last",
-            "runs/x/last: cannot be read or written; got Permission denied; "
+            "runs/x/last: cannot be read or written (Permission denied); "
             "change its permissions, or name another path",
         ),
         (
             None,
-            "tformer: a file or stream cannot be read or written; got Permission denied; "
+            "tformer: a file or stream cannot be read or written (Permission denied); "
             "change its permissions, or name another path",
         ),
     ],

@@ -76,9 +76,9 @@ def test_check_tells_every_mistake(folder: Path) -> None:
     assert complaint(ConfigError, "check", "x.yaml", "--set", "decoding.beam_size=0").split(
         "\n"
     ) == [
-        "x.yaml:6: seed: must be a whole number; got x",
-        "x.yaml:7: model.num_heads: must divide dim (256); got 3",
-        "--set decoding.beam_size: must be at least 1; got 0",
+        "x.yaml:6: seed: must be a whole number (x)",
+        "x.yaml:7: model.num_heads: must divide dim 256 (3)",
+        "--set decoding.beam_size: must be at least 1 (0)",
     ]
 
 
@@ -87,8 +87,8 @@ def test_check_tells_which_texts_are_missing(folder: Path) -> None:
     Path("train.de").unlink()
     remedy = "correct the path, or set data.root"
     assert complaint(ConfigError, "check", "x.yaml").split("\n") == [
-        f"x.yaml:4: data.train.0.target: no such file; got {folder}/train.de; {remedy}",
-        f"x.yaml:5: data.valid.source: no such file; got {folder}/valid.en; {remedy}",
+        f"x.yaml:4: data.train.0.target: no such file ({folder}/train.de); {remedy}",
+        f"x.yaml:5: data.valid.source: no such file ({folder}/valid.en); {remedy}",
     ]
 
 
@@ -114,12 +114,12 @@ def warnings(*settings: str) -> list[str]:
 def test_check_warns_of_what_is_no_language(folder: Path) -> None:
     assert warnings() == []
     assert warnings("--set", "data.target_language=German") == [
-        "data.target_language: is not an ISO code; got German; write en, for instance"
+        "data.target_language: is not an ISO code (German); write en, for instance"
     ]
     Path("x.yaml").write_text(
         CONFIG.replace("  source_language: en\n  target_language: de\n", ""), encoding="utf-8"
     )
-    assert [line.split(";")[1] for line in warnings()] == [" got source", " got target"]
+    assert [line.split("(")[1].split(")")[0] for line in warnings()] == ["source", "target"]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_check_warns_of_a_bleu_that_finds_no_words(folder: Path, text: str, lang
     Path("valid.de").write_text(f"{text}\n" * 3, encoding="utf-8")
     assert warnings() == [
         "evaluation.bleu.tokenize: splits words at spaces, but the target looks like language "
-        f"{language}; got 13a; write data.target_language: {language}"
+        f"{language} (13a); write data.target_language: {language}"
     ]
     assert warnings("--set", "evaluation.bleu.tokenize=char") == []
     assert warnings("--set", "data.target_language=zh") == []
@@ -142,8 +142,8 @@ def test_check_warns_of_a_missing_mecab(folder: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("tformer_cli.evaluation.metrics.BLEU", missing)
     assert warnings("--set", "data.target_language=ja") == [
-        "evaluation.bleu.tokenize: needs MeCab and its dictionary, which are not installed; "
-        "got ja-mecab; pip install 'tformer[ja]'"
+        "evaluation.bleu.tokenize: needs MeCab and its dictionary, which are not installed "
+        "(ja-mecab); pip install 'tformer[ja]'"
     ]
 
 
@@ -155,8 +155,8 @@ def test_check_warns_of_held_out_text_in_training_text(folder: Path) -> None:
     too_high = "is partly in data.train, so its scores are too high"
     remedy = "remove them from the training text"
     assert warnings("--set", test) == [
-        f"data.valid: {too_high}; got 1 of 3 pairs, 2 sources, 1 targets; {remedy}",
-        f"data.test.news: {too_high}; got 42 of 42 pairs, 42 sources, 42 targets; {remedy}",
+        f"data.valid: {too_high} (1 of 3 pairs, 2 sources, 1 targets); {remedy}",
+        f"data.test.news: {too_high} (42 of 42 pairs, 42 sources, 42 targets); {remedy}",
     ]
 
 
@@ -244,7 +244,7 @@ def test_new_asks_for_a_language_that_nothing_tells(folder: Path) -> None:
         "add --source-language with an ISO code, such as en"
     )
     assert complaint(UsageError, *arguments, "--source-language", "English") == (
-        "--source-language: must be an ISO code; got English; write en, for instance"
+        "--source-language: must be an ISO code (English); write en, for instance"
     )
     assert "fr -> de" in printed(*arguments, "--source-language", "fr")
 

@@ -54,15 +54,15 @@ def test_no_option_speaks_of_the_libraries(tformer, tmp_path, monkeypatch, comma
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("translate --beam five", "--beam: must be a whole number; got five"),
-        ("translate --beam 0", "--beam: must be at least 1; got 0"),
-        ("translate --mbr comet", "--mbr: must be one of chrf, bleu; got comet"),
+        ("translate --beam five", "--beam: must be a whole number (five)"),
+        ("translate --beam 0", "--beam: must be at least 1 (0)"),
+        ("translate --mbr comet", "--mbr: must be one of chrf, bleu (comet)"),
         (
             "export --format gguf x y",
-            "--format: must be one of ctranslate2, marian, onnx, safetensors; got gguf",
+            "--format: must be one of ctranslate2, marian, onnx, safetensors (gguf)",
         ),
-        ("eval --length-penalty x", "--length-penalty: must be a number; got x"),
-        ("train x --find-batch --memory-limit -1", "--memory-limit: must be at least 0; got -1"),
+        ("eval --length-penalty x", "--length-penalty: must be a number (x)"),
+        ("train x --find-batch --memory-limit -1", "--memory-limit: must be at least 0 (-1)"),
     ],
 )
 def test_wrong_value_of_an_option(tformer, words, message):

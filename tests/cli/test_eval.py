@@ -118,20 +118,20 @@ def test_another_text_is_scored_by_source_and_reference(toy_run, tformer):
     [
         (
             ("--split", "tset"),
-            "--split: the config has no such split; got tset; choose from: valid, toy",
+            "--split: the config has no such split (tset); choose from: valid, toy",
         ),
         (("--source", "x"), "--reference: --source and --reference go together; add --reference"),
         (
             ("--source", "x", "--reference", "y", "--split", "toy"),
-            "--split: contradicts --source; got toy; leave one of them out",
+            "--split: contradicts --source (toy); leave one of them out",
         ),
         (
             ("--device", "tpu9000"),
-            "--device: no device has this name; got tpu9000; use auto, cpu, cuda or mps",
+            "--device: no device has this name (tpu9000); use auto, cpu, cuda or mps",
         ),
         (
             ("--precision", "float8"),
-            "--precision: must be auto, float32, bfloat16, float16, int8; got float8; use auto",
+            "--precision: must be auto, float32, bfloat16, float16, int8 (float8); use auto",
         ),
     ],
 )
@@ -149,7 +149,7 @@ def test_translations_never_take_the_place_of_their_references(toy_run, tformer,
     result = tformer("eval", toy_run, "--source", source, "--reference", before)
     assert result.exit_code == 2
     assert result.stderr == (
-        f"the translations: is also --reference; got {before}; name another file\n"
+        f"the translations: is also --reference ({before}); name another file\n"
     )
     assert before.read_text(encoding="utf-8") == "c b a\n"
 
@@ -175,7 +175,7 @@ def test_torchrun_is_refused(toy_run, tformer, monkeypatch):
     result = tformer("eval", toy_run)
     assert (result.exit_code, result.stderr) == (
         2,
-        "tformer eval: is for one process; got 2 processes; drop torchrun\n",
+        "tformer eval: is for one process (2 processes); drop torchrun\n",
     )
 
 
@@ -194,7 +194,7 @@ def test_unequal_files_are_refused_with_both_counts(toy_run, tformer, tmp_path):
     result = tformer("eval", toy_run, "--source", source, "--reference", reference)
     assert result.exit_code == 2
     assert result.stderr == (
-        f"{source}:2: has no counterpart in {reference}; got 3 and 1 lines; "
+        f"{source}:2: has no counterpart in {reference} (3 and 1 lines); "
         "line n of one file must translate line n of the other\n"
     )
 
@@ -209,8 +209,8 @@ def test_text_that_training_has_seen_is_named(tformer, toy_run, tmp_path, monkey
     reference.write_text(f" {targets[7]}\n{new}\n{targets[8]}\n")
     words = ("eval", toy_run, "--source", source, "--reference", reference, "--beam", 1)
     warning = (
-        "s: is partly in data.train, so its scores are too high; "
-        "got 1 of 3 pairs, 1 sources, 2 targets; remove them from the training text\n"
+        "s: is partly in data.train, so its scores are too high "
+        "(1 of 3 pairs, 1 sources, 2 targets); remove them from the training text\n"
     )
     last = f"next: tformer translate {toy_run}\n"
     assert tformer(*words).stderr == warning + last
@@ -242,7 +242,7 @@ def test_a_long_line_is_named(toy_run, tformer, tmp_path):
     files = ("--source", source, "--reference", reference)
     result = tformer("eval", toy_run, *files, "--beam", 1)
     assert (
-        result.stderr == f"{source}:2: is longer than 256 tokens; got 420; translated in 2 pieces\n"
+        result.stderr == f"{source}:2: is longer than 256 tokens (420); translated in 2 pieces\n"
         f"next: tformer translate {toy_run}\n"
     )
 

@@ -129,7 +129,7 @@ def test_another_translation_is_one_line_and_leaves_nothing(
 
     monkeypatch.setattr(CTranslate2Format, "is_exact", True)
     message = refused(tformer, tmp_path, toy_run, tmp_path / "model", "--quantization", "int8")
-    assert "CTranslate2 has another translation, or another score for it; got '" in message
+    assert "CTranslate2 has another translation, or another score for it ('" in message
     assert message.count("\n") == 1
 
 
@@ -139,21 +139,21 @@ def test_keys_that_are_not_exact_are_refused_all_at_once(run, tmp_path, tformer)
     text = file.read_text().replace("sliding_window: null", "sliding_window: 3")
     file.write_text(text)
     assert refused(tformer, tmp_path, run, tmp_path / "model") == (
-        "model.sliding_window: has no exact counterpart in CTranslate2; "
-        "got 3 with positions of kind sinusoidal; "
+        "model.sliding_window: has no exact counterpart in CTranslate2 "
+        "(3 with positions of kind sinusoidal); "
         "train with rotary positions, or with model.sliding_window: null\n"
     )
 
 
 def test_a_run_alone_lacks_the_folder_to_write(run, tmp_path, tformer):
     assert refused(tformer, tmp_path, run) == (
-        f"DIR: is missing; got the run {run}; add the folder to write\n"
+        f"DIR: is missing (the run {run}); add the folder to write\n"
     )
 
 
 def test_two_runs_are_one_too_many(tmp_path, tformer):
     assert refused(tformer, tmp_path, "runs/a", "runs/b", "out") == (
-        "RUN: must be one run folder before DIR; got runs/a runs/b out\n"
+        "RUN: must be one run folder before DIR (runs/a runs/b out)\n"
     )
 
 
@@ -167,7 +167,7 @@ def test_folder_that_is_there_is_left_alone(toy_run, tmp_path, tformer):
 def test_foreign_folder_is_no_run(tmp_path, tformer):
     (tmp_path / "foreign").mkdir()
     assert refused(tformer, tmp_path, tmp_path / "foreign", tmp_path / "out") == (
-        f"{tmp_path / 'foreign'}: is not a run folder (it has no config.yaml); name a run folder\n"
+        f"{tmp_path / 'foreign'}: is not a run folder: it has no config.yaml; name a run folder\n"
     )
 
 
@@ -181,7 +181,7 @@ def test_damaged_evaluation_is_named(run, tmp_path, tformer):
     (run / "eval").mkdir(exist_ok=True)
     (run / "eval" / "toy.json").write_text("{}")
     message = refused(tformer, tmp_path, run, tmp_path / "out")
-    assert message.startswith(f"{run / 'eval' / 'toy.json'}: is no evaluation; got KeyError")
+    assert message.startswith(f"{run / 'eval' / 'toy.json'}: is no evaluation (KeyError")
 
 
 def test_text_to_check_by_must_be_there(toy_run, tmp_path, tformer):

@@ -135,7 +135,7 @@ def test_what_no_font_has_is_said_once(toy_run, tformer, folder, monkeypatch):
     result = tformer(*words)
     assert (result.exit_code, result.stdout) == (0, "heatmap.png: written\n")
     assert result.stderr == (
-        "heatmap.png: has boxes for characters that no installed font has; got </>; "
+        "heatmap.png: has boxes for characters that no installed font has (</>); "
         "install a font that has them, or write .svg or .html\n"
     )
 
@@ -145,18 +145,18 @@ def test_what_no_font_has_is_said_once(toy_run, tformer, folder, monkeypatch):
     [
         (
             ["--output", "a.pdf", "ab"],
-            "--output: must end in .png, .svg or .html; got a.pdf",
+            "--output: must end in .png, .svg or .html (a.pdf)",
         ),
-        ([""], "SENTENCE: has no token; got ''"),
-        (["--layer", 2, "ab"], "--layer: must be at most the layers (1); got 2"),
-        (["--head", 3, "ab"], "--head: must be at most the heads (2); got 3"),
+        ([""], "SENTENCE: has no token ('')"),
+        (["--layer", 2, "ab"], "--layer: must be at most 1, the number of layers (2)"),
+        (["--head", 3, "ab"], "--head: must be at most 2, the number of heads (3)"),
         (
             ["--part", "positions", "--head", 1, "ab"],
             "--head: has no effect on --part positions; leave it out",
         ),
         (
             ["the", "old dog"],
-            "SENTENCE: must be one argument; got {run} the old dog; put it in quotes",
+            "SENTENCE: must be one argument ({run} the old dog); put it in quotes",
         ),
     ],
 )
@@ -182,7 +182,7 @@ def test_a_decoder_alone_has_no_other_part(tformer, tmp_path):
     result = tformer("heatmap", run.path, "ab", "--part", "cross")
     assert (result.exit_code, result.stderr) == (
         2,
-        "--part: must be one that the network has; got cross; use decoder or positions\n",
+        "--part: must be one that the network has (cross); use decoder or positions\n",
     )
 
 
@@ -192,8 +192,7 @@ def test_a_network_without_positions_has_no_such_part(toy_run, tformer, monkeypa
     result = tformer("heatmap", toy_run, "ab", "--part", "positions")
     assert (result.exit_code, result.stderr) == (
         2,
-        "--part: must be one that the network has; got positions; "
-        "use encoder or decoder or cross\n",
+        "--part: must be one that the network has (positions); use encoder or decoder or cross\n",
     )
 
 
@@ -209,5 +208,5 @@ def test_a_run_without_a_sentence_is_no_sentence(toy_run, tformer):
     result = tformer("heatmap", toy_run)
     assert result.exit_code == 2
     assert result.stderr == (
-        f"SENTENCE: is missing; got the folder {toy_run}; add the sentence, in quotes\n"
+        f"SENTENCE: is missing (the folder {toy_run}); add the sentence, in quotes\n"
     )

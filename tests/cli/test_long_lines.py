@@ -23,7 +23,7 @@ def test_score_gives_a_line_for_each_pair_and_nan_for_long_ones(toy_run, tformer
     assert [math.isnan(score) for score in scores] == [False, True, True, False]
     for line in (2, 3):
         what = "has a side of more than 4096 tokens, and the pair is not scored"
-        assert f"{source}:{line}: {what}; got " in result.stderr
+        assert f"{source}:{line}: {what} (" in result.stderr
     short = [text.with_suffix(".short" + text.suffix) for text in texts]
     for text, other in zip(texts, short, strict=True):
         lines = text.read_text(encoding="utf-8").splitlines()
@@ -45,5 +45,5 @@ def test_eval_translates_long_lines_and_leaves_them_out_of_the_loss(toy_run, tfo
     assert found["num_sentences"] == 4
     # Three letters and the end of each of the two short pairs.
     assert found["num_tokens"] == 8
-    said = f"{source}, {target}: lines of 4096 tokens or more are left out of the loss; got 2 of 4"
+    said = f"{source}, {target}: lines of 4096 tokens or more are left out of the loss (2 of 4)"
     assert said in result.stderr

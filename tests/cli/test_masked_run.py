@@ -15,7 +15,7 @@ def test_what_translates_refuses_it_in_one_line(masked_run, tformer, command):
     result = tformer(name, masked_run, *options, stdin="ab\n")
     assert result.exit_code == 2
     assert result.stderr == (
-        f"{masked_run}: does not translate; got model.kind masked_encoder; "
+        f"{masked_run}: does not translate (model.kind masked_encoder); "
         "train an encoder_decoder that begins with it: training.init_from\n"
     )
     assert result.stdout == ""

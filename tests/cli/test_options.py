@@ -67,7 +67,7 @@ def test_a_beam_size_that_would_undo_a_setting_is_refused(own, beam, setting, wh
     with pytest.raises(UsageError) as raised:
         SearchOptions(beam, None, [setting]).apply(config(own))
     assert str(raised.value) == (
-        f"`beam_size`: contradicts `settings`, by which {what}; got {beam}; leave one of them out"
+        f"`beam_size`: contradicts `settings`, by which {what} ({beam}); leave one of them out"
     )
 
 
@@ -93,7 +93,7 @@ def test_a_length_penalty_that_would_undo_a_setting_is_refused(beam):
     with pytest.raises(UsageError) as raised:
         SearchOptions(beam, 0.5, settings).apply(config(BEAM))
     assert str(raised.value) == (
-        "`length_penalty`: contradicts `settings`, by which length_penalty is 2.0; got 0.5; "
+        "`length_penalty`: contradicts `settings`, by which length_penalty is 2.0 (0.5); "
         "leave one of them out"
     )
     assert SearchOptions(beam, 2.0, settings).apply(config(BEAM)).patience == 3.0
@@ -105,16 +105,16 @@ def test_a_length_penalty_that_would_undo_a_setting_is_refused(beam):
 def test_a_beam_size_that_the_groups_of_the_run_do_not_divide_is_refused():
     with pytest.raises(ConfigError) as raised:
         SearchOptions(5).apply(config(BeamConfig(beam_size=4, num_beam_groups=2)))
-    assert str(raised.value) == "decoding.num_beam_groups: must divide beam_size (5); got 2"
+    assert str(raised.value) == "decoding.num_beam_groups: must divide beam_size 5 (2)"
 
 
 @pytest.mark.parametrize(
     ("length_penalty", "message"),
     [
-        (-1.0, "must be at least 0; got -1.0"),
-        (11.0, "must be at most 10; got 11.0"),
-        (math.inf, "must be at most 10; got inf"),
-        (math.nan, "must be at least 0; got nan"),
+        (-1.0, "must be at least 0 (-1.0)"),
+        (11.0, "must be at most 10 (11.0)"),
+        (math.inf, "must be at most 10 (inf)"),
+        (math.nan, "must be at least 0 (nan)"),
     ],
 )
 def test_a_length_penalty_keeps_to_the_limits_of_its_key(length_penalty, message):

@@ -97,8 +97,8 @@ def test_eight_bits_are_refused(toy_run, tmp_path, tformer, quantization):
     result = tformer("export", toy_run, tmp_path / "x", *words)
     assert result.exit_code == 2
     assert result.stderr == (
-        "--quantization: must be float16, bfloat16 or float32 with --format safetensors; "
-        f"got {quantization}\n"
+        "--quantization: must be float16, bfloat16 or float32 with --format safetensors "
+        f"({quantization})\n"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -107,7 +107,7 @@ def test_a_network_that_does_not_translate_is_refused(masked_run, tmp_path, tfor
     result = tformer("export", masked_run, tmp_path / "x", *FORMAT)
     assert result.exit_code == 2
     assert result.stderr == (
-        f"{masked_run}: does not translate; got model.kind masked_encoder; "
+        f"{masked_run}: does not translate (model.kind masked_encoder); "
         "train an encoder_decoder that begins with it: training.init_from\n"
     )
     assert list(tmp_path.iterdir()) == []

@@ -72,7 +72,7 @@ def test_json_with_output_draws_too(toy_run, tformer, folder):
 def test_plot_refuses_a_format_that_it_does_not_write(toy_run, tformer, folder, name):
     result = tformer("plot", toy_run, "--output", name)
     assert result.exit_code == 2
-    assert result.stderr == f"--output: must end in .png, .svg or .pdf; got {name}\n"
+    assert result.stderr == f"--output: must end in .png, .svg or .pdf ({name})\n"
     assert list(folder.iterdir()) == []
 
 

@@ -155,7 +155,7 @@ def test_scores_do_not_take_the_place_of_a_text(toy_run, tformer, files, place):
     result = tformer("score", toy_run, *files, "-o", files[place])
     assert (result.exit_code, result.stderr) == (
         2,
-        f"--output: is also {files[place - 1]}; got {files[place]}; name another file\n",
+        f"--output: is also {files[place - 1]} ({files[place]}); name another file\n",
     )
     assert Path(files[place]).read_text() == before
 
@@ -164,7 +164,7 @@ def test_scores_that_are_named_gzip_are_refused(toy_run, tformer, files, tmp_pat
     result = tformer("score", toy_run, *files, "-o", tmp_path / "scores.gz")
     assert (result.exit_code, result.stderr) == (
         2,
-        f"--output: is written as plain text; got {tmp_path}/scores.gz; drop .gz from its name\n",
+        f"--output: is written as plain text ({tmp_path}/scores.gz); drop .gz from its name\n",
     )
 
 
@@ -198,7 +198,7 @@ def test_unequal_files_are_refused_with_both_counts_and_nothing_is_scored(
         result = tformer("score", toy_run, *files, *options)
         assert (result.exit_code, result.stdout) == (2, "")
         assert result.stderr == (
-            f"{source}:2: has no counterpart in {target}; got 3 and 1 lines; "
+            f"{source}:2: has no counterpart in {target} (3 and 1 lines); "
             "line n of one file must translate line n of the other\n"
         )
     assert not output.exists()
@@ -239,7 +239,7 @@ def test_torchrun_is_refused(toy_run, tformer, files, monkeypatch):
     result = tformer("score", toy_run, *files)
     assert (result.exit_code, result.stderr) == (
         2,
-        "tformer score: is for one process; got 2 processes; drop torchrun\n",
+        "tformer score: is for one process (2 processes); drop torchrun\n",
     )
 
 

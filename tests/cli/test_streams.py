@@ -87,7 +87,7 @@ def test_what_stdout_refuses_is_not_said_of_the_file_beside_it(monkeypatch, tmp_
         ):
             output.add("a line\n", 1)
     assert str(raised.value) == (
-        "<stdout>: cannot be written; got No space left on device; what came out is not whole"
+        "<stdout>: cannot be written (No space left on device); what came out is not whole"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -117,10 +117,10 @@ def test_a_file_that_is_written_is_neither_read_nor_written_by_another_option(tm
     for other in (file, link, tmp_path / "folder" / ".." / "file"):
         with pytest.raises(UsageError) as raised:
             check_outputs({"--output": other}, {"--input": file, "--prefixes": None})
-        assert str(raised.value) == (f"--output: is also --input; got {other}; name another file")
+        assert str(raised.value) == (f"--output: is also --input ({other}); name another file")
     with pytest.raises(UsageError) as raised:
         check_outputs({"--output": file, "--alignments": link}, {})
-    assert str(raised.value) == f"--alignments: is also --output; got {link}; name another file"
+    assert str(raised.value) == f"--alignments: is also --output ({link}); name another file"
 
 
 def test_what_replaces_nothing_may_be_named_twice(tmp_path):
@@ -138,7 +138,7 @@ def test_plain_text_is_not_named_gzip():
     with pytest.raises(UsageError) as raised:
         check_outputs({"--output": None, "--alignments": Path("pairs.gz")}, {})
     assert str(raised.value) == (
-        "--alignments: is written as plain text; got pairs.gz; drop .gz from its name"
+        "--alignments: is written as plain text (pairs.gz); drop .gz from its name"
     )
 
 
@@ -173,5 +173,5 @@ def test_a_full_disk_behind_stdout_is_named_by_every_command(unbuffered):
         )
     assert found == (
         2,
-        "<stdout>: cannot be written; got No space left on device; what came out is not whole\n",
+        "<stdout>: cannot be written (No space left on device); what came out is not whole\n",
     )

@@ -21,7 +21,7 @@ def test_train_names_every_mistake_of_a_config_and_writes_nothing(tformer, tmp_p
     result = tformer("train", file, "--run", tmp_path / "run")
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
-        f"{file}:12: model.num_heads: must divide dim (32); got 5",
+        f"{file}:12: model.num_heads: must divide dim 32 (5)",
         f"{file}:22: training.safe_every: no such key; did you mean save_every?",
     ]
     assert not (tmp_path / "run").exists()
@@ -33,8 +33,8 @@ def test_train_says_when_no_pair_is_left(tformer, tmp_path):
     result = tformer("train", file, "--run", tmp_path / "run")
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1] == (
-        "data.train: nothing is left after the filters; "
-        "got 300 pairs: 0 kept; dropped 300 empty; loosen data.filters"
+        "data.train: nothing is left after the filters "
+        "(300 pairs: 0 kept; dropped 300 empty); loosen data.filters"
     )
 
 
@@ -54,7 +54,7 @@ def test_train_refuses_files_of_unequal_length_with_both_counts(tformer, tmp_pat
     result = tformer("train", file, "--run", tmp_path / "run")
     assert (result.exit_code, result.stderr) == (
         2,
-        f"{tmp_path}/data/train.src:21: has no counterpart in {target}; got 30 and 20 lines; "
+        f"{tmp_path}/data/train.src:21: has no counterpart in {target} (30 and 20 lines); "
         "line n of one file must translate line n of the other\n",
     )
     assert not (tmp_path / "run" / "tokenizer").exists()
@@ -67,7 +67,7 @@ def test_train_refuses_a_vocabulary_larger_than_the_text_allows(tformer, tmp_pat
     result = tformer("train", file, "--run", tmp_path / "run")
     assert result.exit_code == 2
     assert re.fullmatch(
-        r"tokenizer\.vocab_size: is larger than the text allows \(at most \d+\); got 9000; "
+        r"tokenizer\.vocab_size: is larger than the \d+ that the text allows \(9000\); "
         r"make it smaller, or give more text\n",
         result.stderr,
     )
@@ -79,7 +79,7 @@ def test_train_corrects_a_tokenizer_of_bleu_that_is_misspelt(tformer, tmp_path):
     result = tformer("train", file, "--run", tmp_path / "run")
     assert result.exit_code == 2
     assert result.stderr.startswith(f"{file}:26: evaluation.bleu.tokenize: must be one of ")
-    assert result.stderr.endswith("; got 13b; did you mean 13a?\n")
+    assert result.stderr.endswith(" (13b); did you mean 13a?\n")
 
 
 def test_train_says_where_a_file_stands_for_the_run_folder(tformer, tmp_path):
@@ -92,7 +92,7 @@ def test_train_says_where_a_file_stands_for_the_run_folder(tformer, tmp_path):
         result = tformer("train", file, "--run", run)
         assert (result.exit_code, result.stderr) == (
             2,
-            f"{run}: cannot be written; got {got}; "
+            f"{run}: cannot be written ({got}); "
             "there is a file where a folder must be: name another path\n",
         )
 
@@ -106,7 +106,7 @@ def test_train_without_permission_for_the_run_folder_says_so(tformer, tmp_path, 
     result = tformer("train", file, "--run", tmp_path / "run")
     assert (result.exit_code, result.stderr) == (
         2,
-        f"{tmp_path}/run: cannot be written; got Permission denied; "
+        f"{tmp_path}/run: cannot be written (Permission denied); "
         "change its permissions, or name another path\n",
     )
 
@@ -127,7 +127,7 @@ def test_a_run_folder_that_vanishes_ends_the_training_and_stays_away(
     result = tformer("train", file, "--run", run)
     assert (result.exit_code, result.stderr) == (
         2,
-        f"{run}/metrics.jsonl: cannot be written; got No such file or directory; "
+        f"{run}/metrics.jsonl: cannot be written (No such file or directory); "
         "its folder is gone or refuses files: restore it, or name another path\n",
     )
     assert not run.exists()
@@ -150,7 +150,7 @@ def test_a_full_disk_ends_the_training_and_leaves_what_was_saved(tformer, tmp_pa
         result = tformer("train", file, "--run", run)
     assert (result.exit_code, result.stderr) == (
         2,
-        f"{run}/checkpoints/step-000018: cannot be written; got No space left on device; "
+        f"{run}/checkpoints/step-000018: cannot be written (No space left on device); "
         "free space and run the same command again; what was saved before is intact\n",
     )
     assert (run / "last").read_text() == "step-000012\n"
@@ -216,8 +216,8 @@ def test_train_names_missing_files_before_anything_else(tformer, tmp_path):
         for name in ("valid.src", "test.tgt")
     )
     assert result.stderr.splitlines() == [
-        f"{file}:{valid}: data.valid.source: no such file; got {data / 'valid.src'}; {remedy}",
-        f"{file}:{test}: data.test.toy.target: no such file; got {data / 'test.tgt'}; {remedy}",
+        f"{file}:{valid}: data.valid.source: no such file ({data / 'valid.src'}); {remedy}",
+        f"{file}:{test}: data.test.toy.target: no such file ({data / 'test.tgt'}); {remedy}",
     ]
     assert not (tmp_path / "run").exists()
 
@@ -232,8 +232,8 @@ def test_a_missing_mecab_is_said_before_a_vocabulary_is_built(tformer, tmp_path,
         result = tformer("train", *words, "--set", "data.target_language=ja", *more)
         assert result.exit_code == 2
         assert result.stderr == (
-            "evaluation.bleu.tokenize: needs MeCab and its dictionary, which are not installed; "
-            "got ja-mecab; pip install 'tformer[ja]'\n"
+            "evaluation.bleu.tokenize: needs MeCab and its dictionary, which are not installed "
+            "(ja-mecab); pip install 'tformer[ja]'\n"
         )
         assert not (tmp_path / "run").exists()
 
@@ -265,11 +265,11 @@ def test_sentences_beyond_learned_positions_are_named(tformer, tmp_path):
     run = tmp_path / "run"
     assert tformer("train", file, "--run", run).exit_code == 0
     remedy = "split it, or train with model.positions: {kind: sinusoidal}"
-    limit = "is longer than the positions that the model has learned (20 tokens); got 21 tokens"
+    limit = "is longer than the 20 positions that the model has learned (21 tokens)"
     result = tformer("translate", run, stdin=f"ab\n{'a' * 20}\n")
     assert (result.exit_code, result.stderr) == (
         0,
-        "line 2: is longer than 19 tokens; got 20; translated in 2 pieces\n",
+        "line 2: is longer than 19 tokens (20); translated in 2 pieces\n",
     )
     valid = tmp_path / "data" / "valid.tgt"
     lines = valid.read_text().splitlines()
@@ -286,7 +286,7 @@ def test_searches_beyond_learned_positions_are_refused(tformer, tmp_path):
     result = tformer("config", "check", file)
     assert result.stderr == (
         f"{file}:23: training.validation_decoding.max_length: "
-        "must be at most what model.positions.max_length leaves (20); got 256\n"
+        "must be at most the 20 that model.positions.max_length leaves (256)\n"
     )
 
 
@@ -301,15 +301,15 @@ def test_searches_beyond_learned_positions_are_refused(tformer, tmp_path):
         (("--find-batch", "--fresh"), "--fresh: has no effect with --find-batch; leave it out"),
         (
             ("--dry-run", "--memory-limit", "8"),
-            "--memory-limit: has no effect without --find-batch; got 8; add --find-batch",
+            "--memory-limit: has no effect without --find-batch (8); add --find-batch",
         ),
         (
             ("--memory-limit", "2.5"),
-            "--memory-limit: has no effect without --find-batch; got 2.5; add --find-batch",
+            "--memory-limit: has no effect without --find-batch (2.5); add --find-batch",
         ),
         (
             ("--find-batch", "--memory-limit", "inf"),
-            "--memory-limit: must be a number of GiB; got inf; write 8",
+            "--memory-limit: must be a number of GiB (inf); write 8",
         ),
         (("--json",), "--json: has no effect without --dry-run or --find-batch; leave it out"),
     ],
@@ -433,7 +433,7 @@ def test_a_folder_with_other_files_is_not_trained_into(tformer, tmp_path):
     result = tformer("train", file, "--run", tmp_path / "data")
     assert (result.exit_code, result.stderr) == (
         2,
-        f"{tmp_path / 'data'}: is not empty and not a run folder; got test.src in it; "
+        f"{tmp_path / 'data'}: is not empty and not a run folder (test.src in it); "
         "name another folder with --run\n",
     )
     assert sorted(tmp_path.rglob("*")) == before
@@ -469,7 +469,7 @@ def test_torchrun_is_refused(run, tformer, monkeypatch):
     result = tformer("average", run)
     assert (result.exit_code, result.stderr) == (
         2,
-        "tformer average: is for one process; got 2 processes; drop torchrun\n",
+        "tformer average: is for one process (2 processes); drop torchrun\n",
     )
 
 

@@ -65,13 +65,13 @@ def test_output_file_equals_stdout(toy_run, tformer, source, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("-o", "input.txt"), "--output: is also --input; got input.txt"),
-        (("-o", "input.txt", "--resume"), "--output: is also --input; got input.txt"),
-        (("--alignments", "./input.txt"), "--alignments: is also --input; got input.txt"),
-        (("-o", "x", "--alignments", "x"), "--alignments: is also --output; got x"),
-        (("-o", "terms", "--terminology", "terms"), "--output: is also --terminology; got terms"),
-        (("-o", "begin", "--prefixes", "begin"), "--output: is also --prefixes; got begin"),
-        (("-o", "has", "--constraints", "has"), "--output: is also --constraints; got has"),
+        (("-o", "input.txt"), "--output: is also --input (input.txt)"),
+        (("-o", "input.txt", "--resume"), "--output: is also --input (input.txt)"),
+        (("--alignments", "./input.txt"), "--alignments: is also --input (input.txt)"),
+        (("-o", "x", "--alignments", "x"), "--alignments: is also --output (x)"),
+        (("-o", "terms", "--terminology", "terms"), "--output: is also --terminology (terms)"),
+        (("-o", "begin", "--prefixes", "begin"), "--output: is also --prefixes (begin)"),
+        (("-o", "has", "--constraints", "has"), "--output: is also --constraints (has)"),
     ],
 )
 def test_no_output_takes_the_place_of_an_input_or_of_another_output(
@@ -87,7 +87,7 @@ def test_no_output_takes_the_place_of_an_input_or_of_another_output(
 def test_no_output_takes_the_place_of_the_file_behind_stdin(toy_run, source):
     with source.open() as lines:
         process = forked_tformer("translate", toy_run, "-o", source, stdin=lines, **PIPES)
-    message = f"--output: is also --input; got {source}; name another file\n"
+    message = f"--output: is also --input ({source}); name another file\n"
     assert process.communicate() == ("", message)
     assert process.returncode == 2
     assert source.read_text().splitlines() == LINES
@@ -99,7 +99,7 @@ def test_an_output_that_is_named_gzip_is_refused(toy_run, tformer, source, tmp_p
     result = tformer("translate", toy_run, "-i", source, option, file)
     assert (result.exit_code, result.stderr) == (
         2,
-        f"{option}: is written as plain text; got {file}; drop .gz from its name\n",
+        f"{option}: is written as plain text ({file}); drop .gz from its name\n",
     )
     assert not file.exists()
 
@@ -196,7 +196,7 @@ def test_a_folder_for_a_file_is_refused(toy_run, tformer, tmp_path, source):
     result = tformer("translate", toy_run, "-i", source, "-o", tmp_path)
     assert (result.exit_code, result.stderr) == (
         2,
-        f"{tmp_path}: cannot be written; got Is a directory; name a file\n",
+        f"{tmp_path}: cannot be written (Is a directory); name a file\n",
     )
 
 
@@ -206,7 +206,7 @@ def test_a_full_stdout_is_one_line(toy_run, source):
         words = ("translate", toy_run, "-i", source)
         process = forked_tformer(*words, stdout=full, stderr=subprocess.PIPE)
     assert process.communicate()[1] == (
-        "<stdout>: cannot be written; got No space left on device; what came out is not whole\n"
+        "<stdout>: cannot be written (No space left on device); what came out is not whole\n"
     )
     assert process.returncode == 2
 
@@ -230,7 +230,7 @@ def test_what_is_no_run_gets_a_hint(tformer, name, remedy):
 def test_a_checkpoint_that_is_not_there_is_named(toy_run, tformer):
     result = tformer("translate", toy_run, "--checkpoint", "step-000001")
     assert result.stderr == (
-        f"{toy_run}: has no such checkpoint; got step-000001; there are "
+        f"{toy_run}: has no such checkpoint (step-000001); there are "
         + ", ".join(sorted(path.name for path in (toy_run / "checkpoints").iterdir()))
         + "\n"
     )
@@ -239,14 +239,12 @@ def test_a_checkpoint_that_is_not_there_is_named(toy_run, tformer):
 def test_more_translations_than_the_beam_holds_are_refused(toy_run, tformer):
     result = tformer("translate", toy_run, "--nbest", 3, stdin="ab\n")
     assert result.exit_code == 2
-    assert result.stderr == "--nbest: must be at most the beam size (2); got 3; use --beam 3\n"
+    assert result.stderr == "--nbest: must be at most the beam size 2 (3); use --beam 3\n"
 
 
 def test_a_length_penalty_for_greedy_search_is_refused(toy_run, tformer):
     result = tformer("translate", toy_run, "--beam", 1, "--length-penalty", 2, stdin="ab\n")
-    assert result.stderr == (
-        "--length-penalty: has no effect on greedy search; got 2; add --beam 5\n"
-    )
+    assert result.stderr == ("--length-penalty: has no effect on greedy search (2); add --beam 5\n")
 
 
 def test_a_setting_changes_the_search_of_the_run(toy_run, tformer, source):
@@ -370,7 +368,7 @@ def test_a_long_line_is_named_and_its_neighbours_are_translated_as_if_alone(
     result = tformer("translate", toy_run, "-i", file, "--max-source-length", 20)
     assert (result.exit_code, result.stderr) == (
         0,
-        f"{file}:4: is longer than 20 tokens; got 39; translated in 3 pieces\n",
+        f"{file}:4: is longer than 20 tokens (39); translated in 3 pieces\n",
     )
     first, second, empty, _, last, nothing = result.stdout.split("\n")
     assert (empty, nothing) == ("", "")
@@ -380,7 +378,7 @@ def test_a_long_line_is_named_and_its_neighbours_are_translated_as_if_alone(
 
 def test_pieces_are_translated_as_lines_and_joined(toy_run, tformer):
     result = tformer("translate", toy_run, "--max-source-length", 8, stdin="ab cd, feg. abcdefgabc")
-    assert result.stderr == "line 1: is longer than 8 tokens; got 22; translated in 4 pieces\n"
+    assert result.stderr == "line 1: is longer than 8 tokens (22); translated in 4 pieces\n"
     pieces = tformer("translate", toy_run, stdin="ab cd,\nfeg.\nabcdefga\nbc").stdout
     assert result.stdout == pieces.rstrip("\n").replace("\n", " ") + "\n"
 
@@ -390,7 +388,7 @@ def test_a_line_of_several_sentences_is_translated_as_its_sentences(toy_run, tfo
     file.write_text("ab\nab cd. fed. bca\nba. dc.\n")
     result = tformer("translate", toy_run, "--input", file)
     assert result.stderr == (
-        f"{file}:2: has more sentences than a training line; got 3; "
+        f"{file}:2: has more sentences than a training line (3); "
         "such lines are translated sentence by sentence\n"
     )
     first, *rest = tformer(
@@ -428,7 +426,7 @@ def test_a_long_line_is_cut_or_refused_by_choice(toy_run, tformer, long_lines, e
     result = tformer("translate", toy_run, *options, stdin="ab\nabcdefg\n")
     assert (result.exit_code, result.stderr) == (
         exit_code,
-        f"line 2: is longer than 4 tokens; got 7; {message}\n",
+        f"line 2: is longer than 4 tokens (7); {message}\n",
     )
     kept = tformer("translate", toy_run, stdin="ab\nabcd\n").stdout if exit_code == 0 else ""
     assert result.stdout == kept
@@ -436,7 +434,7 @@ def test_a_long_line_is_cut_or_refused_by_choice(toy_run, tformer, long_lines, e
 
 def test_the_longest_pair_of_training_is_the_limit(toy_run, tformer):
     result = tformer("translate", toy_run, "--beam", 1, stdin=f"{'a' * 256}\n{'a' * 257}\n")
-    assert result.stderr == "line 2: is longer than 256 tokens; got 257; translated in 2 pieces\n"
+    assert result.stderr == "line 2: is longer than 256 tokens (257); translated in 2 pieces\n"
 
 
 def test_alignments_are_a_line_of_word_pairs_for_each_line(toy_run, tformer, source, tmp_path):
@@ -506,14 +504,14 @@ def test_nbest_by_utility_has_each_text_once(toy_run, tformer, source):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--candidates", 4), "--candidates: has no effect without --mbr; got 4; add --mbr chrf"),
+        (("--candidates", 4), "--candidates: has no effect without --mbr (4); add --mbr chrf"),
         (
             ("--beam", 5, "--set", "decoding.num_beam_groups=2"),
-            "--set decoding.num_beam_groups: must divide beam_size (5); got 2",
+            "--set decoding.num_beam_groups: must divide beam_size 5 (2)",
         ),
         (
             ("--beam", 5, "--set", "decoding={beam_size: 4, num_beam_groups: 2}"),
-            "--beam: contradicts --set, by which beam_size is 4; got 5; leave one of them out",
+            "--beam: contradicts --set, by which beam_size is 4 (5); leave one of them out",
         ),
     ],
 )
@@ -637,7 +635,7 @@ def test_a_line_that_is_no_term_is_refused_before_any_is_translated(toy_run, tfo
     result = tformer("translate", toy_run, "--terminology", file, stdin="ab\n")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
-        f"{file}:2: must be a source term, a tab and a target term; got 'cd FFF'\n"
+        f"{file}:2: must be a source term, a tab and a target term ('cd FFF')\n"
     )
 
 
@@ -651,7 +649,7 @@ def test_fewer_lines_of_phrases_than_lines_are_refused(toy_run, tformer, source,
     file.write_text("AB\n" * (len(LINES) + 1))
     result = tformer("translate", toy_run, "-i", source, "--constraints", file)
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"{file}:8: has no counterpart in {source}; ")
+    assert result.stderr.startswith(f"{file}:8: has no counterpart in {source} (")
 
 
 @pytest.mark.parametrize(
@@ -664,4 +662,4 @@ def test_searches_that_cannot_wait_for_a_phrase_are_refused(toy_run, tformer, so
         file.write_text("ab\tAB\n" * len(LINES))
         result = tformer("translate", toy_run, "-i", source, option, file, *options)
         assert (result.exit_code, result.stdout) == (2, "")
-        assert result.stderr == f"{option}: needs beam search; got {got}; use --beam 5\n"
+        assert result.stderr == f"{option}: needs beam search ({got}); use --beam 5\n"

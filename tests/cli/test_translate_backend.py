@@ -73,7 +73,7 @@ def test_damaged_export_is_one_line(run, tformer):
     (folder / "model.bin").write_bytes(b"")
     result = tformer("translate", run, *BACKEND, stdin="abc\n")
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"{folder}: cannot be loaded by CTranslate2; got ")
+    assert result.stderr.startswith(f"{folder}: cannot be loaded by CTranslate2 (")
     assert result.stderr.endswith("; remove it, and export again\n")
 
 
@@ -86,11 +86,11 @@ def test_damaged_export_is_one_line(run, tformer):
         ),
         (
             ("--precision", "int8"),
-            "--precision: has no effect on --backend ctranslate2; got int8; use --quantization",
+            "--precision: has no effect on --backend ctranslate2 (int8); use --quantization",
         ),
         (
             ("--workers", "2"),
-            "--workers: has no effect on --backend ctranslate2, which uses threads; got 2; "
+            "--workers: has no effect on --backend ctranslate2, which uses threads (2); "
             "leave it out",
         ),
         (
@@ -99,12 +99,12 @@ def test_damaged_export_is_one_line(run, tformer):
         ),
         (
             ("--beam", "5", "--mbr", "chrf", "--set", "decoding.patience=0.5"),
-            "decoding.patience: leaves CTranslate2 fewer translations of a line than requested "
-            "(5); got 0.5; raise it, or use another --backend",
+            "decoding.patience: leaves CTranslate2 fewer than the 5 requested translations of a "
+            "line (0.5); raise it, or use another --backend",
         ),
         (
             ("--set", "decoding={kind: sample}"),
-            "decoding.kind: has no exact counterpart in CTranslate2; got sample; "
+            "decoding.kind: has no exact counterpart in CTranslate2 (sample); "
             "use another --backend",
         ),
     ],
@@ -131,9 +131,7 @@ def test_demands_are_refused_before_a_line_has_any(run, tformer, tmp_path, optio
 def test_quantization_needs_the_backend(run, tformer):
     result = tformer("translate", run, "--quantization", "int8", stdin="abc\n")
     assert result.exit_code == 2
-    assert result.stderr == (
-        "--quantization: has no effect without --backend ctranslate2; got int8\n"
-    )
+    assert result.stderr == ("--quantization: has no effect without --backend ctranslate2 (int8)\n")
 
 
 def test_a_gpu_is_not_what_the_backend_runs_on(run, tformer, monkeypatch):
@@ -145,7 +143,7 @@ def test_a_gpu_is_not_what_the_backend_runs_on(run, tformer, monkeypatch):
     result = tformer("translate", run, *BACKEND, "--device", "cuda", stdin="abc\n")
     assert result.exit_code == 2
     assert result.stderr == (
-        "--device: must be cpu with --backend ctranslate2; got meta; add --device cpu\n"
+        "--device: must be cpu with --backend ctranslate2 (meta); add --device cpu\n"
     )
 
 

@@ -119,7 +119,7 @@ def test_changed_settings_are_refused_by_name(translate, toy_run, target, words,
     result = translate("--resume", *words)
     assert (result.exit_code, result.stderr) == (
         2,
-        f"{target}.partial: was begun from something else; got another {named}; "
+        f"{target}.partial: was begun from something else (another {named}); "
         "remove it, or name another file\n",
     )
     # Without --resume it is in nobody's way.
@@ -235,7 +235,7 @@ def test_memory_that_runs_out_is_one_line_and_changes_nothing(translate, target,
     result = translate("--device", "cpu")
     assert (result.exit_code, result.stderr) == (
         0,
-        "cpu: memory ran out; got 8 sentences at a time; going on with fewer\n",
+        "cpu: memory ran out (8 sentences at a time); going on with fewer\n",
     )
     assert target.read_text() == expected
 
@@ -249,8 +249,7 @@ def test_memory_that_runs_out_is_one_line_and_changes_nothing(translate, target,
         ((), "--input: is required under torchrun: stdin cannot be shared; name a file\n"),
         (
             ("-i", "x", "--workers", 3),
-            "--workers: must be 1 under torchrun, which starts the processes; got 3; "
-            "leave it out\n",
+            "--workers: must be 1 under torchrun, which starts the processes (3); leave it out\n",
         ),
     ],
 )

@@ -41,7 +41,7 @@ def test_a_sentence_is_translated_by_the_run_before_it_or_by_the_newest(runs, tf
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["data"], "data: is not a run folder (it has no config.yaml); name a run folder"),
+        (["data"], "data: is not a run folder: it has no config.yaml; name a run folder"),
         (["runs"], "runs: is a folder of runs; name one of them, such as runs/toy"),
         (
             ["toy.yaml"],
@@ -52,8 +52,8 @@ def test_a_sentence_is_translated_by_the_run_before_it_or_by_the_newest(runs, tf
         (["runs/toy", "s.en"], "s.en: is a file; use --input s.en"),
         (["runs/tyo"], "runs/tyo: no such run folder; name the folder of a run, such as runs/demo"),
         (["tyo", "ab cd"], "tyo: no such run folder; name the folder of a run, such as runs/demo"),
-        (["ab", "cd"], "SENTENCE: must be one argument; got ab cd; put it in quotes"),
-        (["ab", "cd", "e"], "SENTENCE: must be one argument; got ab cd e; put it in quotes"),
+        (["ab", "cd"], "SENTENCE: must be one argument (ab cd); put it in quotes"),
+        (["ab", "cd", "e"], "SENTENCE: must be one argument (ab cd e); put it in quotes"),
         (
             ["runs/toy", "ab", "--input", "s.en"],
             "--input: contradicts a sentence; leave one of them out",

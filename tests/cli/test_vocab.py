@@ -149,7 +149,7 @@ def test_vocab_keeps_away_from_a_training_and_from_what_is_not_ours(folder: Path
     (folder / "eval").mkdir()
     with pytest.raises(UsageError) as refused:
         output("--run", ".")
-    assert ".: is not empty and not a run folder; got " in str(refused.value)
+    assert ".: is not empty and not a run folder (" in str(refused.value)
     assert not run.tokenizer.exists()
 
 

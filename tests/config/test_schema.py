@@ -175,14 +175,15 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
             dataclasses.replace(CONFIG, tokenizer=SubwordConfig(vocab_size=272)),
             Conflict(
                 "tokenizer.vocab_size",
-                "must be at least 273 with byte_fallback (16 special pieces, 256 bytes)",
+                "must be at least 273 with byte_fallback, which adds 16 special pieces and "
+                "256 bytes",
                 "272",
                 "enlarge it or set byte_fallback: false",
             ),
         ),
         (
             dataclasses.replace(CONFIG, model=EncoderDecoderConfig(num_heads=3)),
-            Conflict("model.num_heads", "must divide dim (256)", "3"),
+            Conflict("model.num_heads", "must divide dim 256", "3"),
         ),
         (
             dataclasses.replace(CONFIG, model=EncoderDecoderConfig(dim=3, num_heads=3)),
@@ -191,14 +192,14 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
         (
             dataclasses.replace(CONFIG, training=TrainingConfig(max_steps=399, validate_every=3)),
             Conflict(
-                "training.schedule.warmup_steps", "must be at most training.max_steps (399)", "400"
+                "training.schedule.warmup_steps", "must be at most training.max_steps 399", "400"
             ),
         ),
         (
             dataclasses.replace(CONFIG, training=TrainingConfig(max_steps=999)),
             Conflict(
                 "training.validate_every",
-                "must be at most training.max_steps (999), or nothing is validated",
+                "must be at most training.max_steps 999, or nothing is validated",
                 "1000",
             ),
         ),
@@ -217,7 +218,7 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
             ),
             Conflict(
                 "model.positions.max_length",
-                "must be at least data.filters.max_length + 1 (257)",
+                "must be at least 257, which is data.filters.max_length + 1",
                 "256",
             ),
         ),
@@ -225,7 +226,7 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
             dataclasses.replace(CONFIG, training=TrainingConfig(batch_tokens=256)),
             Conflict(
                 "training.batch_tokens",
-                "must be above data.filters.max_length (256), or a long sentence fits no batch",
+                "must be above data.filters.max_length 256, or a long sentence fits no batch",
                 "256",
             ),
         ),
@@ -269,7 +270,7 @@ def test_rules_hold_at_their_edges() -> None:
 def test_groups_of_a_beam_are_equal_and_more_than_one() -> None:
     assert list(check(BeamConfig(beam_size=6, num_beam_groups=3, diversity_penalty=2.0))) == []
     assert list(check(BeamConfig(beam_size=5, num_beam_groups=3))) == [
-        Conflict("num_beam_groups", "must divide beam_size (5)", "3")
+        Conflict("num_beam_groups", "must divide beam_size 5", "3")
     ]
     assert list(check(BeamConfig(diversity_penalty=2.0))) == [
         Conflict(
@@ -313,7 +314,7 @@ def test_the_shortest_translation_fits_into_the_longest(kind: type[DecodingConfi
     for longest, shortest in ((1, 1), (3, 2), (9, 8)):
         assert list(check(kind(max_length=longest, min_length=shortest))) == []
     for longest, shortest in ((1, 2), (5, 5), (5, 9)):
-        what = f"must be below max_length ({longest}), which counts the end token"
+        what = f"must be below max_length {longest}, which counts the end token"
         assert list(check(kind(max_length=longest, min_length=shortest))) == [
             Conflict("min_length", what, str(shortest))
         ]

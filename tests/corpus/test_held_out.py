@@ -146,7 +146,7 @@ def test_text_too_short_to_split_is_refused(tmp_path: Path, pairs: Pairs) -> Non
         split_text(text, tmp_path / "my.data", LANGUAGES)
     assert str(raised.value) == (
         f"{text.source}: needs at least 3 pairs that share no line, for training, validation and "
-        f"test; got {len(pairs)} pairs; give `valid`"
+        f"test ({len(pairs)} pairs); give `valid`"
     )
     assert not (tmp_path / "my.data").exists()
 

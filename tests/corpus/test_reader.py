@@ -154,22 +154,22 @@ PACKED = gzip.compress(FIVE, mtime=0)
     [
         (
             PACKED[:-9],
-            "is damaged gzip; got Compressed file ended before the end-of-stream marker was "
-            "reached; compress or download it again",
+            "is damaged gzip (Compressed file ended before the end-of-stream marker was "
+            "reached); compress or download it again",
         ),
         (
             PACKED[:-8] + b"\0\0\0\0" + PACKED[-4:],
-            f"is damaged gzip; got CRC check failed 0x0 != {zlib.crc32(FIVE):#x}; "
+            f"is damaged gzip (CRC check failed 0x0 != {zlib.crc32(FIVE):#x}); "
             "compress or download it again",
         ),
         (
             PACKED[:10] + b"\xff" + PACKED[11:],
-            "is damaged gzip; got Error -3 while decompressing data: invalid block type; "
+            "is damaged gzip (Error -3 while decompressing data: invalid block type); "
             "compress or download it again",
         ),
         (
             PACKED + b"garbage",
-            "is damaged gzip; got Not a gzipped file (b'ga'); compress or download it again",
+            "is damaged gzip (Not a gzipped file (b'ga')); compress or download it again",
         ),
         (FIVE, "is named .gz but is not gzip; compress it, or drop .gz from its name"),
         (b"", "is empty, which no gzip is; compress it, or drop .gz from its name"),
@@ -200,7 +200,7 @@ def test_folder_is_no_file(tmp_path: Path) -> None:
 def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     loop = tmp_path / "loop.en"
     loop.symlink_to(loop)
-    assert refusal(loop) == f"{loop}: cannot be read; got Too many levels of symbolic links"
+    assert refusal(loop) == f"{loop}: cannot be read (Too many levels of symbolic links)"
 
 
 def test_stream_that_breaks_is_named() -> None:
@@ -210,7 +210,7 @@ def test_stream_that_breaks_is_named() -> None:
 
     with pytest.raises(DataError) as caught:
         list(decode_lines(Broken(), "<stdin>"))
-    assert str(caught.value) == "<stdin>: cannot be read; got Input/output error"
+    assert str(caught.value) == "<stdin>: cannot be read (Input/output error)"
 
 
 @pytest.mark.parametrize("name", ["with space ü 漢.en", "-71.en", "a.en"])
@@ -251,8 +251,8 @@ def test_pairs_of_unequal_files_are_refused_at_the_end_of_the_shorter(
     with pytest.raises(DataError) as caught:
         next(pairs)
     assert str(caught.value) == (
-        f"{longer}:{shortest + 1}: has no counterpart in {shorter}; "
-        f"got {longest} and {shortest} lines; "
+        f"{longer}:{shortest + 1}: has no counterpart in {shorter} "
+        f"({longest} and {shortest} lines); "
         "line n of one file must translate line n of the other"
     )
 
@@ -487,5 +487,5 @@ def test_a_missing_file_is_named(tmp_path, stores):
     with pytest.raises(DataError) as caught:
         text_checksums([tmp_path / "missing"], stores)
     assert str(caught.value) == (
-        f"{tmp_path / 'missing'}: cannot be read; got No such file or directory"
+        f"{tmp_path / 'missing'}: cannot be read (No such file or directory)"
     )

@@ -445,7 +445,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_that_counts_as_whole(tmp_path, s
         load_or_build_store(texts, TOKENIZERS, FilterConfig(), **options)
     (building,) = stores.glob("*.building")
     assert str(caught.value) == (
-        f"{building}/0-500.shard: cannot be written; got File too large; "
+        f"{building}/0-500.shard: cannot be written (File too large); "
         "raise the limit on the size of a file; what was saved before is intact"
     )
     assert names(stores) == [building.name]
@@ -465,7 +465,7 @@ def test_a_disk_that_fills_up_at_the_very_end_leaves_no_store(tmp_path, monkeypa
         load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     key = names(stores)[0].removesuffix(".building")
     assert str(caught.value) == (
-        f"{stores / key}: cannot be written; got No space left on device; "
+        f"{stores / key}: cannot be written (No space left on device); "
         "free space and run the same command again; what was saved before is intact"
     )
     assert names(stores) == [f"{key}.building"]
@@ -485,7 +485,7 @@ def test_a_fault_found_late_leaves_no_store(tmp_path):
     with pytest.raises(DataError) as caught:
         load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     assert str(caught.value) == (
-        f"{texts[1].target}:7: has no counterpart in {texts[1].source}; got 7 and 6 lines; "
+        f"{texts[1].target}:7: has no counterpart in {texts[1].source} (7 and 6 lines); "
         "line n of one file must translate line n of the other"
     )
     assert names(stores) == []
@@ -511,11 +511,11 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        ([], "no lines; got {source}; name files with text"),
+        ([], "no lines ({source}); name files with text"),
         (
             [("", "a"), ("a" * 9, "a" * 9)],
-            "nothing is left after the filters; "
-            "got 2 pairs: 0 kept; dropped 1 empty, 1 too long; loosen data.filters",
+            "nothing is left after the filters "
+            "(2 pairs: 0 kept; dropped 1 empty, 1 too long); loosen data.filters",
         ),
     ],
 )

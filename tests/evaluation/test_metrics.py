@@ -90,8 +90,8 @@ def test_missing_mecab_is_named_with_its_extra(language, monkeypatch):
     with pytest.raises(ConfigError) as raised:
         build_metric("bleu", EvaluationConfig(), language)
     assert str(raised.value) == (
-        "evaluation.bleu.tokenize: needs MeCab and its dictionary, which are not installed; "
-        f"got {tokenizer}; pip install 'tformer[{language}]'"
+        "evaluation.bleu.tokenize: needs MeCab and its dictionary, which are not installed "
+        f"({tokenizer}); pip install 'tformer[{language}]'"
     )
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert extras["optional-dependencies"][language] == [f"sacrebleu[{language}]"]

@@ -137,5 +137,5 @@ def test_damaged_evaluation_is_named(content, tmp_path):
     with pytest.raises(CheckpointError) as raised:
         known_scores(run)
     message = str(raised.value)
-    assert message.startswith(f"{file}: is no evaluation; got ")
+    assert message.startswith(f"{file}: is no evaluation (")
     assert message.endswith("; remove it, or run `tformer eval` again")

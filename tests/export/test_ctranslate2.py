@@ -378,39 +378,39 @@ LATENT = LatentConfig(kv_lora_rank=6, rope_head_dim=4)
         (
             DecoderOnlyConfig(latent=LATENT, positions=RotaryPositions()),
             [
-                "model.kind: has no exact counterpart in CTranslate2; got decoder_only; "
+                "model.kind: has no exact counterpart in CTranslate2 (decoder_only); "
                 "export an encoder_decoder"
             ],
         ),
         (
             EncoderDecoderConfig(latent=LATENT, positions=RotaryPositions()),
             [
-                "model.latent: has no exact counterpart in CTranslate2; got dim 6; "
+                "model.latent: has no exact counterpart in CTranslate2 (dim 6); "
                 "train with model.latent: null"
             ],
         ),
         (
             EncoderDecoderConfig(positions=AlibiPositions()),
             [
-                "model.positions.kind: has no exact counterpart in CTranslate2; got alibi; "
+                "model.positions.kind: has no exact counterpart in CTranslate2 (alibi); "
                 "train with rotary or relative positions"
             ],
         ),
         (
             EncoderDecoderConfig(sliding_window=3),
             [
-                "model.sliding_window: has no exact counterpart in CTranslate2; "
-                "got 3 with positions of kind sinusoidal; "
+                "model.sliding_window: has no exact counterpart in CTranslate2 "
+                "(3 with positions of kind sinusoidal); "
                 "train with rotary positions, or with model.sliding_window: null"
             ],
         ),
         (
             replace(PLAIN, latent=LATENT, positions=LearnedPositions(), sliding_window=2),
             [
-                "model.latent: has no exact counterpart in CTranslate2; got dim 6; "
+                "model.latent: has no exact counterpart in CTranslate2 (dim 6); "
                 "train with model.latent: null",
-                "model.sliding_window: has no exact counterpart in CTranslate2; "
-                "got 2 with positions of kind learned; "
+                "model.sliding_window: has no exact counterpart in CTranslate2 "
+                "(2 with positions of kind learned); "
                 "train with rotary positions, or with model.sliding_window: null",
             ],
         ),
@@ -431,8 +431,8 @@ def test_frequencies_of_yarn_are_not_rounded_to_half():
     )
     assert list(unsupported(config, "int8")) == []
     assert [str(problem) for problem in unsupported(config, "float16")] == [
-        "model.positions.scaling: has no exact counterpart in CTranslate2; "
-        "got yarn in float16, which rounds its frequencies; "
+        "model.positions.scaling: has no exact counterpart in CTranslate2 "
+        "(yarn in float16, which rounds its frequencies); "
         'use `quantization="int8"` or float32'
     ]
 

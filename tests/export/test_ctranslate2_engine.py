@@ -177,22 +177,22 @@ def test_an_end_token_that_is_certain_leaves_numbers(theirs, requests, monkeypat
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        (SampleConfig(), "decoding.kind: has no exact counterpart in CTranslate2; got sample"),
+        (SampleConfig(), "decoding.kind: has no exact counterpart in CTranslate2 (sample)"),
         (
             BeamConfig(coverage_penalty=0.2),
-            "decoding.coverage_penalty: has no exact counterpart in CTranslate2; got 0.2",
+            "decoding.coverage_penalty: has no exact counterpart in CTranslate2 (0.2)",
         ),
         (
             BeamConfig(beam_size=4, num_beam_groups=2),
-            "decoding.num_beam_groups: has no exact counterpart in CTranslate2; got 2",
+            "decoding.num_beam_groups: has no exact counterpart in CTranslate2 (2)",
         ),
         (
             GreedyConfig(no_repeat_ngram_size=3),
-            "decoding.no_repeat_ngram_size: has no exact counterpart in CTranslate2; got 3",
+            "decoding.no_repeat_ngram_size: has no exact counterpart in CTranslate2 (3)",
         ),
         (
             GreedyConfig(min_length=2),
-            "decoding.min_length: has no exact counterpart in CTranslate2; got 2",
+            "decoding.min_length: has no exact counterpart in CTranslate2 (2)",
         ),
     ],
 )
@@ -211,8 +211,8 @@ def test_more_translations_than_patience_leaves_are_refused(theirs, requests, pa
     with pytest.raises(UsageError) as raised:
         theirs.translate(requests, search, nbest=most + 1)
     assert str(raised.value) == (
-        "decoding.patience: leaves CTranslate2 fewer translations of a line than requested "
-        f"({most + 1}); got {patience}; raise it, or use another `engine`"
+        f"decoding.patience: leaves CTranslate2 fewer than the {most + 1} requested translations "
+        f"of a line ({patience}); raise it, or use another `engine`"
     )
 
 
@@ -236,12 +236,12 @@ def test_what_has_no_position_is_refused_before_it_fails(theirs):
     with pytest.raises(UsageError) as raised:
         theirs.translate([], GreedyConfig(max_length=5000))
     assert str(raised.value) == (
-        "decoding.max_length: has more tokens than the exported model has positions (4096); "
-        "got 5000; lower it"
+        "decoding.max_length: has more tokens than the 4096 positions of the exported model "
+        "(5000); lower it"
     )
     with pytest.raises(UsageError) as raised:
         theirs.translate([Request([17] * 4096 + [EOS_ID])], GreedyConfig())
     assert str(raised.value) == (
-        "a line: has more tokens than the exported model has positions (4096); got 4097; "
+        "a line: has more tokens than the 4096 positions of the exported model (4097); "
         "lower `max_source_length`"
     )

@@ -95,12 +95,12 @@ def test_failed_check_says_which_line_and_leaves_nothing(model, text, tmp_path, 
     )
     with pytest.raises(ExportError) as raised, exported(model, EXACT, tmp_path / "model", text):
         raise AssertionError("it has passed")
-    first, _, rest = str(raised.value).partition("; got ")
+    first, _, rest = str(raised.value).partition(" (")
     assert first == ("valid.en:1: CTranslate2 has another translation, or another score for it")
     assert " in place of '" in rest
     assert "the best of the line; " in rest
     assert rest.endswith(
-        " differ in all; nothing was written: export another checkpoint, and report this one"
+        " differ in all); nothing was written: export another checkpoint, and report this one"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -193,7 +193,7 @@ def test_old_package_is_one_line(monkeypatch):
     with pytest.raises(UsageError) as raised:
         package("ctranslate2", "ctranslate2")
     assert str(raised.value) == (
-        "ctranslate2: must be of version 4.8 or newer; got 4.7.1; "
+        "ctranslate2: must be of version 4.8 or newer (4.7.1); "
         "pip install --upgrade 'tformer[ctranslate2]'"
     )
 

@@ -72,7 +72,7 @@ def test_weights_are_read_in_single_precision(tmp_path, dtype):
 
 def test_an_index_that_is_not_json_is_named(folder):
     (folder / INDEX).write_text("{")
-    assert refused(folder).startswith(f"{folder}/{INDEX}: is not JSON; got Expecting property")
+    assert refused(folder).startswith(f"{folder}/{INDEX}: is not JSON (Expecting property")
 
 
 def test_a_pipe_in_place_of_json_is_refused_by_name(tmp_path):
@@ -81,7 +81,7 @@ def test_a_pipe_in_place_of_json_is_refused_by_name(tmp_path):
     with pytest.raises(CheckpointError) as caught:
         json_object(tmp_path / "target_vocab.json")
     assert str(caught.value) == (
-        f"{tmp_path}/target_vocab.json: is not JSON; got no regular file; fetch the folder again"
+        f"{tmp_path}/target_vocab.json: is not JSON (no regular file); fetch the folder again"
     )
 
 
@@ -103,8 +103,8 @@ def test_an_index_without_a_map_is_named(folder, content):
 def test_a_shard_outside_the_folder_is_refused(folder, name):
     write_index(folder, {"weight_map": PLACES | {"b": name}})
     assert refused(folder) == (
-        f"{folder}/{INDEX}: names no safetensors file of its folder; "
-        f"got {name.encode('unicode_escape').decode()}; fetch the folder again"
+        f"{folder}/{INDEX}: names no safetensors file of its folder "
+        f"({name.encode('unicode_escape').decode()}); fetch the folder again"
     )
 
 
@@ -116,7 +116,7 @@ def test_a_shard_that_is_missing_is_named(folder):
 def test_a_shard_that_is_cut_short_is_named(folder):
     (folder / TWO).write_bytes((folder / TWO).read_bytes()[:-3])
     message = refused(folder)
-    assert message.startswith(f"{folder}/{TWO}: is damaged or cut short; got ")
+    assert message.startswith(f"{folder}/{TWO}: is damaged or cut short (")
     assert message.endswith("; fetch the folder again")
 
 
@@ -132,7 +132,7 @@ def test_a_shard_that_is_cut_short_is_named(folder):
 def test_a_weight_that_is_not_where_the_index_says_is_named(folder, places, shard, name):
     write_index(folder, {"weight_map": places})
     assert refused(folder) == (
-        f"{folder}/{shard}: holds other weights than {INDEX} says (1 differ); got {name}; "
+        f"{folder}/{shard}: differs in 1 of its weights from what {INDEX} says ({name}); "
         "fetch the folder again"
     )
 
@@ -145,8 +145,8 @@ def test_weights_that_are_not_those_of_the_settings_are_named(found, name):
     with pytest.raises(CheckpointError) as caught:
         check_weights(Path("weights"), found, {"a": (2, 3), "b": (5,)}, "settings")
     assert str(caught.value) == (
-        "weights: holds another model than settings describes (1 weights differ); "
-        f"got {name}; fetch the folder again"
+        "weights: differs in 1 of its weights from the model that settings describes "
+        f"({name}); fetch the folder again"
     )
     check_weights(Path("weights"), found, found, "settings")
 
@@ -173,7 +173,7 @@ def test_layers_without_weights_are_refused_before_they_are_built():
             config, source_size=11, target_size=13, num_weights=200, settings=Path("config.yaml")
         )
     assert str(caught.value) == (
-        "config.yaml: describes more layers than the folder has weights (200); got 1000004; "
+        "config.yaml: describes more layers than the 200 that the folder has (1000004); "
         "fetch the folder again"
     )
 
@@ -187,8 +187,8 @@ def test_weights_that_are_not_finite_are_refused(number):
     with pytest.raises(CheckpointError) as caught:
         fill(new_model(config, **sizes), weights, Path("weights"))
     assert str(caught.value) == (
-        f"weights: holds numbers that are not finite ({len(found)} weights have some); "
-        f"got {min(found)}; fetch the folder again"
+        f"weights: holds numbers that are not finite in {len(found)} of its weights "
+        f"({min(found)}); fetch the folder again"
     )
 
 
@@ -199,8 +199,8 @@ def test_weights_in_another_number_format_are_refused(tmp_path, dtype):
     with pytest.raises(CheckpointError) as caught:
         read_weights(file)
     assert str(caught.value) == (
-        f"{file}: holds weights of an unsupported dtype (1 weights); "
-        f"got {str(dtype)[6:]} for b; fetch the folder again"
+        f"{file}: holds 1 of its weights in an unsupported dtype "
+        f"({str(dtype)[6:]} for b); fetch the folder again"
     )
 
 
@@ -219,10 +219,10 @@ def test_a_size_that_no_machine_has_is_refused(size):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{", "is not JSON; got Expecting property name"),
-        (b"\xff", "is not JSON; got 'utf-8' codec can't decode byte 0xff"),
-        (b"[" * 100_000, "is not JSON; got nested too deeply"),
-        (b"3", "must be a JSON object; got int"),
+        (b"{", "is not JSON (Expecting property name"),
+        (b"\xff", "is not JSON ('utf-8' codec can't decode byte 0xff"),
+        (b"[" * 100_000, "is not JSON (nested too deeply)"),
+        (b"3", "must be a JSON object (int)"),
     ],
 )
 def test_what_is_no_json_object_is_named(tmp_path, content, message):

@@ -255,17 +255,17 @@ def test_all_keys_of_another_function_are_named_at_once(tmp_path):
     )
     tokenizer = SubwordConfig(lowercase="source", nfkc="both")
     assert refused(configured(model, model=other, tokenizer=tokenizer), tmp_path / "x") == [
-        "model.norm: must be layer in a Marian model; got rms",
-        "model.norm_position: must be post in a Marian model; got deep",
-        "model.norm_epsilon: must be 1e-05 in a Marian model; got 1e-06",
-        "model.bias: must be true in a Marian model; got false",
-        "model.positions: must be sinusoidal in a Marian model; got rotary",
-        "model.num_kv_heads: must be null in a Marian model; got 2",
-        "model.sliding_window: must be null in a Marian model; got 3",
-        "model.qk_norm: must be false in a Marian model; got true",
-        "model.activation: must be one of relu, gelu, silu in a Marian model; got swiglu",
-        "tokenizer.lowercase: must be none in a Marian model; got source",
-        "tokenizer.nfkc: must be none in a Marian model; got both",
+        "model.norm: must be layer in a Marian model (rms)",
+        "model.norm_position: must be post in a Marian model (deep)",
+        "model.norm_epsilon: must be 1e-05 in a Marian model (1e-06)",
+        "model.bias: must be true in a Marian model (false)",
+        "model.positions: must be sinusoidal in a Marian model (rotary)",
+        "model.num_kv_heads: must be null in a Marian model (2)",
+        "model.sliding_window: must be null in a Marian model (3)",
+        "model.qk_norm: must be false in a Marian model (true)",
+        "model.activation: must be one of relu, gelu, silu in a Marian model (swiglu)",
+        "tokenizer.lowercase: must be none in a Marian model (source)",
+        "tokenizer.nfkc: must be none in a Marian model (both)",
     ]
 
 
@@ -274,16 +274,16 @@ def test_all_keys_of_another_function_are_named_at_once(tmp_path):
     [
         (
             {"model": DecoderOnlyConfig()},
-            "model.kind: must be encoder_decoder in a Marian model; got decoder_only",
+            "model.kind: must be encoder_decoder in a Marian model (decoder_only)",
         ),
         (
             {"model": replace(PLAIN, latent=LatentConfig(kv_lora_rank=6, rope_head_dim=4))},
-            "model.latent: must be null in a Marian model; "
-            'got {"kv_lora_rank": 6, "rope_head_dim": 4}',
+            "model.latent: must be null in a Marian model "
+            '({"kv_lora_rank": 6, "rope_head_dim": 4})',
         ),
         (
             {"tokenizer": CharConfig()},
-            "tokenizer.kind: must be subword in a Marian model; got char",
+            "tokenizer.kind: must be subword in a Marian model (char)",
         ),
     ],
 )

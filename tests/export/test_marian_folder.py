@@ -227,8 +227,8 @@ def test_a_weight_that_no_shard_has_is_named(opus):
     del weights[name]
     save_file(weights, shard)
     assert refused(opus) == [
-        f"{index}: holds another model than config.json describes (1 weights differ); "
-        f"got {name}; fetch the folder again"
+        f"{index}: differs in 1 of its weights from the model that config.json describes "
+        f"({name}); fetch the folder again"
     ]
 
 
@@ -304,7 +304,7 @@ def test_a_missing_file_is_named(opus, name):
 def test_a_damaged_sentencepiece_model_is_named(opus, name):
     (opus / name).write_bytes(b"\xffnothing")
     assert refused(opus) == [
-        f"{opus}/{name}: is not a sentencepiece model; got 8 bytes; "
+        f"{opus}/{name}: is not a sentencepiece model (8 bytes); "
         "restore the file, or import the model again"
     ]
 
@@ -313,7 +313,7 @@ def test_damaged_weights_are_named(opus):
     file = opus / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
     (message,) = refused(opus)
-    assert message.startswith(f"{file}: is damaged or cut short; got ")
+    assert message.startswith(f"{file}: is damaged or cut short (")
     assert message.endswith("; fetch the folder again")
 
 
@@ -348,29 +348,29 @@ def test_other_weights_than_config_json_has_are_named(opus, change, name):
     change(weights)
     save_file(weights, file)
     assert refused(opus) == [
-        f"{file}: holds another model than config.json describes (1 weights differ); "
-        f"got {name}; fetch the folder again"
+        f"{file}: differs in 1 of its weights from the model that config.json describes "
+        f"({name}); fetch the folder again"
     ]
 
 
 def test_a_width_that_no_machine_has_is_refused_at_once(opus):
     change_json(opus / "config.json", d_model=3 * 10**8)
     assert refused(opus) == [
-        f"{opus}/model.safetensors: holds another model than config.json describes "
-        "(1 weights differ); got model.shared.weight; fetch the folder again"
+        f"{opus}/model.safetensors: differs in 1 of its weights from the model that "
+        "config.json describes (model.shared.weight); fetch the folder again"
     ]
 
 
 def test_a_size_that_no_machine_has_is_refused_at_once(opus):
     change_json(opus / "config.json", encoder_ffn_dim=10**25, decoder_ffn_dim=10**25)
     assert refused(opus) == [
-        f"{opus}/config.json: model.feedforward_dim: must be at most {2**29}; got {10**25}"
+        f"{opus}/config.json: model.feedforward_dim: must be at most {2**29} ({10**25})"
     ]
 
 
 def test_other_models_than_marian_are_refused(opus):
     change_json(opus / "config.json", model_type="t5")
-    assert refused(opus) == [f'{opus}/config.json: is not of a Marian model; got model_type "t5"']
+    assert refused(opus) == [f'{opus}/config.json: is not of a Marian model (model_type "t5")']
 
 
 def test_all_settings_that_are_no_model_of_ours_come_at_once(opus):
@@ -387,21 +387,21 @@ def test_all_settings_that_are_no_model_of_ours_come_at_once(opus):
     )
     pad = json.loads(file.read_text())["pad_token_id"]
     assert refused(opus) == [
-        f'{file}: d_model: must be a whole number; got "wide"',
-        f"{file}: decoder_attention_heads: must be encoder_attention_heads (3); got 4",
-        f"{file}: decoder_ffn_dim: must be encoder_ffn_dim (17); got 18",
-        f"{file}: dropout: must be a number; got nothing",
-        f"{file}: activation_function: must be one of relu, gelu, silu, swish; got tanh",
-        f"{file}: decoder_start_token_id: must be pad_token_id ({pad}); got 0",
-        f"{file}: scale_embedding: must be true or false; got 1",
+        f'{file}: d_model: must be a whole number ("wide")',
+        f"{file}: decoder_attention_heads: must be 3, as encoder_attention_heads (4)",
+        f"{file}: decoder_ffn_dim: must be 17, as encoder_ffn_dim (18)",
+        f"{file}: dropout: must be a number (nothing)",
+        f"{file}: activation_function: must be one of relu, gelu, silu, swish (tanh)",
+        f"{file}: decoder_start_token_id: must be {pad}, as pad_token_id (0)",
+        f"{file}: scale_embedding: must be true or false (1)",
     ]
 
 
 def test_a_width_that_heads_do_not_divide_is_refused(opus):
     change_json(opus / "config.json", d_model=13)
     assert refused(opus) == [
-        f"{opus}/config.json: model.num_heads: must divide dim (13); got 3",
-        f"{opus}/config.json: model.dim: must be even with sinusoidal positions; got 13",
+        f"{opus}/config.json: model.num_heads: must divide dim 13 (3)",
+        f"{opus}/config.json: model.dim: must be even with sinusoidal positions (13)",
     ]
 
 
@@ -409,7 +409,7 @@ def test_special_tokens_elsewhere_are_refused(opus):
     ids = json.loads((opus / "vocab.json").read_text())
     change_json(opus / "vocab.json", **{"</s>": 1, "<unk>": 0})
     assert refused(opus) == [
-        f"{opus}/config.json: eos_token_id: must be the id of </s> in vocab.json (1); got 0"
+        f"{opus}/config.json: eos_token_id: must be 1, the id of </s> in vocab.json (0)"
     ]
     pieces = {piece: i for piece, i in ids.items() if piece != "<pad>"}
     write_json(opus / "vocab.json", pieces | {"pad": ids["<pad>"]})
@@ -419,11 +419,11 @@ def test_special_tokens_elsewhere_are_refused(opus):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is not JSON; got Expecting property name enclosed in double quotes: "),
-        ("[]", "must be a JSON object; got list; "),
-        ('{"a": "b"}', "is not a vocabulary; got an id that is no whole number; "),
-        ('{"\\ud800": 0}', "is not a vocabulary; got half a character of Unicode"),
-        ('{"a": 0, "b": 0}', "must name each of the 59 embedding rows once; got 2 pieces"),
+        ("{", "is not JSON (Expecting property name enclosed in double quotes: "),
+        ("[]", "must be a JSON object (list); "),
+        ('{"a": "b"}', "is not a vocabulary (an id that is no whole number); "),
+        ('{"\\ud800": 0}', "is not a vocabulary (half a character of Unicode)"),
+        ('{"a": 0, "b": 0}', "must name each of the 59 embedding rows once (2 pieces)"),
     ],
 )
 def test_a_vocabulary_that_is_none_is_named(opus, content, message):
@@ -438,7 +438,7 @@ def test_two_vocabularies_with_one_table_are_refused(opus):
     change_json(opus / "tokenizer_config.json", separate_vocabs=True)
     assert refused(opus) == [
         f"{opus}/tokenizer_config.json: has two vocabularies, but config.json has one "
-        "embedding table; got separate_vocabs true; fetch the folder again"
+        "embedding table (separate_vocabs true); fetch the folder again"
     ]
 
 
@@ -448,6 +448,6 @@ def test_languages_that_are_no_text_are_refused(opus):
     with pytest.raises(ConfigError):
         read_marian(opus)
     assert refused(opus) == [
-        f"{file}: source_lang: must be text; got 3",
-        f'{file}: separate_vocabs: must be true or false; got "no"',
+        f"{file}: source_lang: must be text (3)",
+        f'{file}: separate_vocabs: must be true or false ("no")',
     ]

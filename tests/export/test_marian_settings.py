@@ -59,16 +59,16 @@ def test_values_of_another_kind_are_refused_all_at_once(file):
     assert refused(
         file, max_new_tokens=2.5, num_beams="4", length_penalty=float("nan"), do_sample=3
     ) == [
-        f"{file}: max_new_tokens: must be a whole number; got 2.5",
-        f'{file}: num_beams: must be a whole number; got "4"',
-        f"{file}: length_penalty: must be a number; got NaN",
+        f"{file}: max_new_tokens: must be a whole number (2.5)",
+        f'{file}: num_beams: must be a whole number ("4")',
+        f"{file}: length_penalty: must be a number (NaN)",
     ]
 
 
 @pytest.mark.parametrize("number", [float("inf"), -float("inf"), 10**400, True])
 def test_a_length_penalty_is_a_finite_number(file, number):
     assert refused(file, length_penalty=number) == [
-        f"{file}: length_penalty: must be a number; got {json.dumps(number)}"
+        f"{file}: length_penalty: must be a number ({json.dumps(number)})"
     ]
 
 
@@ -78,11 +78,11 @@ REMEDY = "correct generation_config.json, or remove it to have a search of ours"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"num_beams": 0}, "decoding.beam_size: must be at least 1; got 0"),
-        ({"num_beams": 2000}, "decoding.beam_size: must be at most 1000; got 2000"),
-        ({"length_penalty": -1}, "decoding.length_penalty: must be at least 0; got -1.0"),
-        ({"max_new_tokens": 0}, "decoding.max_length: must be at least 1; got 0"),
-        ({"max_length": 1}, "decoding.max_length: must be at least 1; got 0"),
+        ({"num_beams": 0}, "decoding.beam_size: must be at least 1 (0)"),
+        ({"num_beams": 2000}, "decoding.beam_size: must be at most 1000 (2000)"),
+        ({"length_penalty": -1}, "decoding.length_penalty: must be at least 0 (-1.0)"),
+        ({"max_new_tokens": 0}, "decoding.max_length: must be at least 1 (0)"),
+        ({"max_length": 1}, "decoding.max_length: must be at least 1 (0)"),
     ],
 )
 def test_what_no_search_of_ours_is_is_refused(file, content, message):
@@ -93,4 +93,4 @@ def test_a_file_that_is_no_json_is_named(file):
     file.write_text("num_beams: 4")
     with pytest.raises(TformerError) as caught:
         read_search(file)
-    assert str(caught.value).startswith(f"{file}: is not JSON; got ")
+    assert str(caught.value).startswith(f"{file}: is not JSON (")

@@ -207,7 +207,7 @@ def test_what_torch_cannot_write_is_one_line_and_leaves_nothing(tmp_path, monkey
 
     monkeypatch.setattr(torch.onnx, "export", fail)
     assert refused(tmp_path) == (
-        "torch.onnx: cannot write this network; got Failed to decompose.; "
+        "torch.onnx: cannot write this network (Failed to decompose.); "
         "pip install --upgrade 'tformer[onnx]'"
     )
 

@@ -170,7 +170,7 @@ def test_one_wrong_number_fails_the_check(model, folder):
     text = CheckText.of(LINES, model.tokenizers, name="valid.en", max_length=20)
     with pytest.raises(ExportError) as raised:
         check(model, EXACT, folder, text)
-    start = "valid.en:1: tformer has another translation, or another score for it; got '"
+    start = "valid.en:1: tformer has another translation, or another score for it ('"
     assert str(raised.value).startswith(start)
 
 
@@ -178,8 +178,8 @@ def test_a_weight_beyond_half_precision_is_refused(model):
     with torch.no_grad():
         model.model.encoder.norm.weight[2] = 70_000
     assert [str(problem) for problem in PlainFormat("float16").unsupported(model)] == [
-        "`quantization`: overflows for a weight of the model; "
-        "got float16 for encoder.norm.weight; use bfloat16"
+        "`quantization`: overflows for a weight of the model "
+        "(float16 for encoder.norm.weight); use bfloat16"
     ]
     for precision in ("bfloat16", "float32"):
         assert list(PlainFormat(precision).unsupported(model)) == []
@@ -245,7 +245,7 @@ def test_a_plain_folder_is_loaded_as_a_run_is(model, folder):
     ours = Translator.from_model(model.model, model.tokenizers, model.config, torch.device("cpu"))
     found = Translator.load(str(folder), device="cpu").translate(LINES, decoding=search)
     assert found == ours.translate(LINES, decoding=search)
-    with pytest.raises(CheckpointError, match="has no such checkpoint; got step-000004"):
+    with pytest.raises(CheckpointError, match=r"has no such checkpoint \(step-000004\)"):
         load_trained_model(run, "step-000004")
 
 
@@ -294,7 +294,7 @@ def test_a_missing_file_is_named(folder, name):
 def test_missing_tokenizers_are_named(folder):
     (folder / "tokenizer" / "shared.json").unlink()
     assert refused(folder) == [
-        f"{folder}/tokenizer/shared.json: cannot be read; got No such file or directory; "
+        f"{folder}/tokenizer/shared.json: cannot be read (No such file or directory); "
         "restore the file, or train again"
     ]
 
@@ -303,7 +303,7 @@ def test_weights_that_are_cut_short_are_named(folder):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
     (message,) = refused(folder)
-    assert message.startswith(f"{file}: is damaged or cut short; got ")
+    assert message.startswith(f"{file}: is damaged or cut short (")
     assert message.endswith("; fetch the folder again")
 
 
@@ -312,7 +312,7 @@ def test_a_pickle_is_not_read(folder):
     # load_file maps the file that is about to be replaced.
     torch.save({name: weight.clone() for name, weight in load_file(file).items()}, file)
     (message,) = refused(folder)
-    assert message.startswith(f"{file}: is damaged or cut short; got ")
+    assert message.startswith(f"{file}: is damaged or cut short (")
 
 
 def without_notes(folder: Path) -> None:
@@ -325,8 +325,8 @@ def test_a_config_of_another_model_is_named(folder):
     changed(folder, "num_decoder_layers: 2", "num_decoder_layers: 1")
     (message,) = refused(folder)
     assert message == (
-        f"{folder}/config.yaml: model.num_decoder_layers is not what the model was trained with "
-        "(2); got 1; restore the config.yaml that the run was trained with"
+        f"{folder}/config.yaml: model.num_decoder_layers is not 2, as in training (1); "
+        "restore the config.yaml that the run was trained with"
     )
 
 
@@ -336,8 +336,8 @@ def test_weights_of_another_model_are_named(folder):
     changed(folder, "num_decoder_layers: 2", "num_decoder_layers: 1")
     (message,) = refused(folder)
     assert message == (
-        f"{folder}/model.safetensors: holds another model than config.yaml describes "
-        "(26 weights differ); got decoder.layers.1.cross_attention.key.bias; "
+        f"{folder}/model.safetensors: differs in 26 of its weights from the model that "
+        "config.yaml describes (decoder.layers.1.cross_attention.key.bias); "
         "fetch the folder again"
     )
 
@@ -360,8 +360,8 @@ def test_tokenizers_of_another_size_are_named(folder):
     file.write_text(json.dumps(tokens[:-1]), encoding="utf-8")
     (message,) = refused(folder)
     assert message == (
-        f"{folder}/model.safetensors: holds another model than config.yaml describes "
-        "(1 weights differ); got encoder.embeddings.tokens.weight; fetch the folder again"
+        f"{folder}/model.safetensors: differs in 1 of its weights from the model that "
+        "config.yaml describes (encoder.embeddings.tokens.weight); fetch the folder again"
     )
 
 
@@ -373,7 +373,7 @@ def test_a_size_that_no_machine_has_is_refused_at_once(folder, key, size):
     changed(folder, f"  {key}\n", f"  {name} {size}\n")
     (message,) = refused(folder)
     assert message.startswith(f"{folder}/config.yaml:")
-    assert message.endswith(f": model.{name} must be at most {2**29}; got {size}")
+    assert message.endswith(f": model.{name} must be at most {2**29} ({size})")
 
 
 def test_a_network_that_does_not_translate_is_refused(masked_run, tmp_path):
@@ -381,11 +381,11 @@ def test_a_network_that_does_not_translate_is_refused(masked_run, tmp_path):
     (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
     (tmp_path / "model.safetensors").write_bytes(b"")
     assert refused(tmp_path) == [
-        f"{tmp_path}/config.yaml: does not translate; got model.kind masked_encoder"
+        f"{tmp_path}/config.yaml: does not translate (model.kind masked_encoder)"
     ]
 
 
 def test_a_config_that_is_none_has_its_usual_messages(folder):
     changed(folder, "num_heads: 3", "num_heads: 5")
-    with pytest.raises(ConfigError, match=r"model\.num_heads: must divide dim \(24\); got 5"):
+    with pytest.raises(ConfigError, match=r"model\.num_heads: must divide dim 24 \(5\)"):
         read_plain_folder(folder)

@@ -104,7 +104,7 @@ def test_damaged_weights_leave_nothing_half_written(plain, tmp_path):
     file = plain / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     (message,) = refused(plain, tmp_path / "run")
-    assert message.startswith(f"{file}: is damaged or cut short; got ")
+    assert message.startswith(f"{file}: is damaged or cut short (")
 
 
 def test_a_full_disk_leaves_nothing_half_written(plain, tmp_path, small_files):

@@ -45,11 +45,10 @@ def test_a_selection_has_the_maps_that_were_asked_for(selection, shapes, num_tab
     [
         (
             {"part": "decoder"},
-            "`part`: must be one that the network has; got decoder; "
-            "use encoder or cross or positions",
+            "`part`: must be one that the network has (decoder); use encoder or cross or positions",
         ),
-        ({"layer": 4}, "`layer`: must be at most the layers (3); got 4"),
-        ({"part": "encoder", "head": 3}, "`head`: must be at most the heads (2); got 3"),
+        ({"layer": 4}, "`layer`: must be at most 3, the number of layers (4)"),
+        ({"part": "encoder", "head": 3}, "`head`: must be at most 2, the number of heads (3)"),
         (
             {"part": "positions", "layer": 1},
             '`layer`: has no effect on `part="positions"`; leave it out',

@@ -225,8 +225,8 @@ def test_characters_that_no_font_has_are_named_and_drawn_without_a_warning(tmp_p
     assert caught == []
     problem = missing_glyphs(strange, tmp_path / "heatmap.png")
     assert str(problem) == (
-        f"{tmp_path}/heatmap.png: has boxes for characters that no installed font has; "
-        r"got \U0010fffd\U0010fffc; install a font that has them, or write .svg or .html"
+        f"{tmp_path}/heatmap.png: has boxes for characters that no installed font has "
+        r"(\U0010fffd\U0010fffc); install a font that has them, or write .svg or .html"
     )
     assert missing_glyphs(strange, tmp_path / "heatmap.svg") is None
     assert missing_glyphs(ALL, tmp_path / "heatmap.png") is None
@@ -257,9 +257,9 @@ def test_a_picture_that_no_viewer_opens_is_refused(monkeypatch):
     monkeypatch.setattr(heatmap, "MAX_DOTS", 10**6)
     with pytest.raises(UsageError) as caught:
         draw(ALL)
-    figure_size = str(caught.value).split("got ")[1].split(";")[0]
+    figure_size = str(caught.value).split(" (")[1].split(")")[0]
     assert str(caught.value) == (
-        f"the picture: would have more than 1 million dots; got {figure_size}; "
+        f"the picture: would have more than 1 million dots ({figure_size}); "
         "choose a part, a layer or a head, or write .html"
     )
     width, height = (int(side.replace(",", "")) for side in figure_size.split(" x "))

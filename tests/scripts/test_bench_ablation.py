@@ -141,7 +141,7 @@ def test_a_trained_variant_is_timed_in_processes_of_its_own(toy_run):
 
 def test_an_unknown_member_is_refused(tmp_path):
     printed = CliRunner().invoke(ablation.app, ["--folder", str(tmp_path), "--members", "magic"])
-    assert str(printed.exception).startswith("--members: no such member; got magic; choose from: ")
+    assert str(printed.exception).startswith("--members: no such member (magic); choose from: ")
 
 
 def test_a_norm_and_both_attentions_are_timed(capsys):

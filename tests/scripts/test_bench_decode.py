@@ -422,8 +422,8 @@ def test_run_of_another_design_is_refused():
     with pytest.raises(UsageError) as raised:
         refuse_another_design(replace(SIZES["tiny"], norm_position="pre"))
     assert str(raised.value) == (
-        "--run: its norms, positions and ties must be Marian's (post, layer, sinusoidal, all); "
-        "got pre, layer, sinusoidal, all; name another run, or use --sizes"
+        "--run: its norms, positions and ties must be Marian's: post, layer, sinusoidal, all "
+        "(pre, layer, sinusoidal, all); name another run, or use --sizes"
     )
 
 
@@ -434,21 +434,19 @@ def test_baseline_that_fails_is_named(monkeypatch):
         pytest.raises(TrainingError) as raised,
     ):
         worker.use(Setting(), LINES)
-    assert str(raised.value) == (
-        "the baseline hf: ended early; got exit code 1; see its output above"
-    )
+    assert str(raised.value) == ("the baseline hf: ended early (exit code 1); see its output above")
 
 
 def test_unknown_size_is_named():
     result = CliRunner().invoke(app, ["--sizes", "tiny,large"])
     assert str(result.exception) == (
-        "--sizes: no such size; got large; choose from: tiny, small, base"
+        "--sizes: no such size (large); choose from: tiny, small, base"
     )
 
 
 def test_unknown_baseline_is_named():
     result = CliRunner().invoke(app, ["--others", "hf,fairseq"])
     assert str(result.exception) == (
-        "--others: no such baseline; got fairseq; choose from: ours_bfloat16, ours_int8, hf, "
+        "--others: no such baseline (fairseq); choose from: ours_bfloat16, ours_int8, hf, "
         "textbook, ctranslate2_float32, ctranslate2_int8, ctranslate2_backend"
     )

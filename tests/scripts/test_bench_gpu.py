@@ -567,7 +567,7 @@ def test_only_some_parts_run(tmp_path, monkeypatch, capfd):
     assert list(json.loads(file.read_text())["parts"]) == ["one", "three"]
     assert gpu.main(["--only", "four,one", "--output", str(file)]) == 2
     assert capfd.readouterr().err.endswith(
-        "--only: no such part; got four; choose from: one, two, three\n"
+        "--only: no such part (four); choose from: one, two, three\n"
     )
 
 
@@ -575,7 +575,7 @@ def test_a_machine_without_torch_is_told_so(monkeypatch, capsys):
     monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
     assert gpu.main([]) == 2
     assert capsys.readouterr().err == (
-        f"scripts/gpu: torch is not installed; got {sys.executable}; install it\n"
+        f"scripts/gpu: torch is not installed ({sys.executable}); install it\n"
     )
 
 
@@ -585,6 +585,6 @@ def test_a_machine_without_a_gpu_is_told_so_in_one_line():
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        f"scripts/gpu: no CUDA device; got torch {torch.__version__}; "
+        f"scripts/gpu: no CUDA device (torch {torch.__version__}); "
         "run it on a machine with a GPU and a torch that sees it\n"
     )

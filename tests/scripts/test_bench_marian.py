@@ -227,7 +227,7 @@ def test_folder_of_another_training_is_refused(run, config, tmp_path):
     with pytest.raises(CheckpointError) as raised:
         learn(run, gentler, tmp_path, 2)
     assert str(raised.value) == (
-        f"{tmp_path}: holds a Marian that was trained otherwise; got another training; "
+        f"{tmp_path}: holds a Marian that was trained otherwise (another training); "
         "remove it, or name another --folder"
     )
 
@@ -237,7 +237,7 @@ def test_fewer_steps_than_taken_are_refused(run, config, tmp_path):
     with pytest.raises(UsageError) as raised:
         learn(run, config, tmp_path, 1)
     assert str(raised.value) == (
-        f"--steps: {tmp_path} has taken 2 steps already; got 1; name another --folder"
+        f"--steps: {tmp_path} has taken 2 steps already (1); name another --folder"
     )
 
 
@@ -270,7 +270,7 @@ def test_divergence_is_told(run, config, tmp_path, monkeypatch):
     )
     with pytest.raises(TrainingError) as raised:
         learn(run, config, tmp_path, 1)
-    assert str(raised.value).startswith("step 1 of Marian: the training diverged; got loss ")
+    assert str(raised.value).startswith("step 1 of Marian: the training diverged (loss ")
     assert str(raised.value).endswith(f"; remove {tmp_path}, and give a lower --learning-rate")
     assert RunDirectory(tmp_path).pointed(marian_training.POINTER) is None
 
@@ -279,7 +279,7 @@ def test_unknown_split_is_named(run):
     with pytest.raises(UsageError) as raised:
         marian.compare(run, split="news", device=CPU)
     assert str(raised.value) == (
-        "--split: the config has no such split; got news; choose from: valid, toy"
+        "--split: the config has no such split (news); choose from: valid, toy"
     )
 
 
@@ -289,8 +289,8 @@ def test_model_that_marian_has_no_parts_for_is_refused(tmp_path):
     with pytest.raises(UsageError) as raised:
         marian.compare(run, device=CPU)
     assert str(raised.value) == (
-        "model: Marian has no parts for this config and gets 22,368 parameters; "
-        "got 41,696 of ours; compare with a run of sinusoidal positions and plain blocks"
+        "model: Marian has no parts for this config and gets 22,368 parameters "
+        "(41,696 of ours); compare with a run of sinusoidal positions and plain blocks"
     )
 
 
@@ -303,8 +303,8 @@ def test_changed_training_text_is_refused(tmp_path):
     with pytest.raises(CheckpointError) as raised:
         marian.compare(run, device=CPU)
     assert str(raised.value) == (
-        f"{run.path}: was trained on other text than its files hold now (120 target tokens in as "
-        f"many steps); got {tokens} target tokens; restore the text, or train the run again"
+        f"{run.path}: was trained on other text than its files hold now, with 120 target tokens in "
+        f"as many steps ({tokens} target tokens); restore the text, or train the run again"
     )
 
 

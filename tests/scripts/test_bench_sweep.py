@@ -85,9 +85,9 @@ def test_outcomes_are_ranked_and_read_as_lines():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--rates", "1e-3,x"), "--rates: must be numbers with commas between; got 1e-3,x"),
-        (("--baseline", "textbook"), "--baseline: no such baseline; got textbook; "),
-        (("--optimizers", "sgd"), "--optimizers: no such optimizer; got sgd; "),
+        (("--rates", "1e-3,x"), "--rates: must be numbers with commas between (1e-3,x)"),
+        (("--baseline", "textbook"), "--baseline: no such baseline (textbook); "),
+        (("--optimizers", "sgd"), "--optimizers: no such optimizer (sgd); "),
     ],
 )
 def test_mistake_of_the_command_line_is_named(config_file, words, message):

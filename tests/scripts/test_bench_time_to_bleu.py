@@ -407,7 +407,7 @@ def test_training_that_fails_is_named(config, tmp_path, monkeypatch):
     with pytest.raises(TrainingError) as raised:
         train_in_subprocess(ours, seconds=60.0, threads=1)
     assert str(raised.value) == (
-        f"{ours.run.path}: the training ended early; got exit code 1; "
+        f"{ours.run.path}: the training ended early (exit code 1); "
         "fix what is reported above; re-run the command to resume"
     )
     assert load_config(tmp_path / "ours-3.yaml") == config
@@ -543,10 +543,10 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
     [
         (
             ["--baselines", "ours,textbook"],
-            "--baselines: no such baseline; got textbook; choose from: ours, hf, hf_default",
+            "--baselines: no such baseline (textbook); choose from: ours, hf, hf_default",
         ),
-        (["--seeds", "1,-2"], "--seeds: must be whole numbers with commas between; got 1,-2"),
-        (["-o", "quality.gif"], "--output: must end in .png, .svg or .pdf; got quality.gif"),
+        (["--seeds", "1,-2"], "--seeds: must be whole numbers with commas between (1,-2)"),
+        (["-o", "quality.gif"], "--output: must end in .png, .svg or .pdf (quality.gif)"),
     ],
 )
 def test_mistake_of_the_command_line_is_named(words, message, config_file, tmp_path):

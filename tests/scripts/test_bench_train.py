@@ -333,9 +333,7 @@ def test_baseline_that_fails_is_named(tmp_path, monkeypatch):
         pytest.raises(TrainingError) as raised,
     ):
         worker.ask(max_steps=1)
-    assert str(raised.value) == (
-        "the baseline hf: ended early; got exit code 1; see its output above"
-    )
+    assert str(raised.value) == ("the baseline hf: ended early (exit code 1); see its output above")
 
 
 def test_folder_without_the_corpus_is_refused(folder, tmp_path):
@@ -344,13 +342,13 @@ def test_folder_without_the_corpus_is_refused(folder, tmp_path):
         benchmark_config(tmp_path, "tiny", 300)
     assert str(raised.value) == (
         "--data: the folder has no train.lc.norm.tok.en.gz, train.lc.norm.tok.de.gz, "
-        f"val.lc.norm.tok.de.gz; got {tmp_path}; scripts/get_multi30k.py fetches the corpus"
+        f"val.lc.norm.tok.de.gz ({tmp_path}); scripts/get_multi30k.py fetches the corpus"
     )
 
 
 def test_unknown_size_is_named(folder):
     result = CliRunner().invoke(app, ["--data", str(folder), "--sizes", "tiny,large"])
-    assert str(result.exception) == "--sizes: no such size; got large; choose from: tiny, small"
+    assert str(result.exception) == "--sizes: no such size (large); choose from: tiny, small"
 
 
 @pytest.mark.parametrize(

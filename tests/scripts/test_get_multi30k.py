@@ -308,8 +308,8 @@ def test_a_server_that_stays_broken_is_given_up_and_what_came_is_kept(server, tm
     with pytest.raises(TformerError) as caught:
         get_corpus(TINY, server.url, tmp_path)
     assert str(caught.value) == (
-        f"{server.url}/data/task1/raw/val.de.gz: no success in 5 tries; "
-        "got 503 Service Unavailable; "
+        f"{server.url}/data/task1/raw/val.de.gz: no success in 5 tries "
+        "(503 Service Unavailable); "
         "re-run the command to resume; --from takes another copy"
     )
     assert len(server.requests) == 5
@@ -326,7 +326,7 @@ def test_no_server_is_said_in_one_line(tmp_path, monkeypatch):
     with pytest.raises(TformerError) as caught:
         get_corpus([RAW], url, tmp_path, HASTE)
     assert str(caught.value) == (
-        f"{url}/data/task1/raw/val.de.gz: no success in 3 tries; got Connection refused; "
+        f"{url}/data/task1/raw/val.de.gz: no success in 3 tries (Connection refused); "
         "re-run the command to resume; --from takes another copy"
     )
 
@@ -336,7 +336,7 @@ def test_a_file_that_the_server_has_not_is_asked_for_once(server, tmp_path):
     with pytest.raises(TformerError) as caught:
         get_corpus([RAW], server.url, tmp_path, HASTE)
     assert str(caught.value) == (
-        f"{server.url}/data/task1/raw/val.de.gz: the server refuses; got 404 Not Found; "
+        f"{server.url}/data/task1/raw/val.de.gz: the server refuses (404 Not Found); "
         "name another copy with --from"
     )
     assert len(server.requests) == 1
@@ -347,7 +347,7 @@ def test_what_is_no_address_is_not_tried_again(tmp_path, waits):
     with pytest.raises(TformerError) as caught:
         get_corpus([RAW], "http://[::1", tmp_path)
     assert str(caught.value) == (
-        "http://[::1/data/task1/raw/val.de.gz: no address; got Invalid IPv6 URL; "
+        "http://[::1/data/task1/raw/val.de.gz: no address (Invalid IPv6 URL); "
         "name another copy with --from"
     )
     assert waits == []
@@ -372,8 +372,8 @@ def test_another_text_is_refused_and_leaves_nothing(server, tmp_path, body, got)
     with pytest.raises(TformerError) as caught:
         get_corpus([RAW], server.url, tmp_path)
     assert str(caught.value) == (
-        f"{server.url}/data/task1/raw/val.de.gz: the text must have the sha256 {RAW.sha256}; "
-        f"got {got}; nothing of it was kept: try again, or name another copy with --from"
+        f"{server.url}/data/task1/raw/val.de.gz: the text must have the sha256 {RAW.sha256} "
+        f"({got}); nothing of it was kept: try again, or name another copy with --from"
     )
     assert names(tmp_path) == []
     get_corpus([RAW], server.url, tmp_path)
@@ -435,8 +435,8 @@ def test_a_local_copy_with_another_text_is_refused(tmp_path):
     with pytest.raises(TformerError) as caught:
         get_corpus([RAW], str(source), folder)
     assert str(caught.value) == (
-        f"{source / 'val.de.gz'}: the text must have the sha256 {RAW.sha256}; "
-        f"got {hashlib.sha256(LIE).hexdigest()}; take another copy"
+        f"{source / 'val.de.gz'}: the text must have the sha256 {RAW.sha256} "
+        f"({hashlib.sha256(LIE).hexdigest()}); take another copy"
     )
     assert names(folder) == []
 
@@ -453,8 +453,8 @@ def test_another_text_of_that_name_stays_as_it_is(server, tmp_path):
     with pytest.raises(TformerError) as caught:
         get_corpus(TINY, server.url, tmp_path)
     assert str(caught.value) == (
-        f"{mine}: the text must have the sha256 {TOK.sha256}; "
-        f"got {hashlib.sha256(LIE).hexdigest()}; remove it, or name another folder"
+        f"{mine}: the text must have the sha256 {TOK.sha256} "
+        f"({hashlib.sha256(LIE).hexdigest()}); remove it, or name another folder"
     )
     assert mine.read_bytes() == LIE
     assert server.requests == []
@@ -506,7 +506,7 @@ def test_the_script_says_in_one_line_what_the_system_refuses(server, tmp_path, c
     assert command("--from", server.url, file) == (
         2,
         "",
-        f"{file}: cannot be read or written; got File exists; "
+        f"{file}: cannot be read or written (File exists); "
         "there is a file where a folder must be: name another path\n",
     )
 
@@ -516,7 +516,7 @@ def test_a_disk_that_takes_no_more_is_not_taken_for_a_bad_connection(server, tmp
     code, out, err = command("--from", server.url, tmp_path)
     assert (code, out) == (2, "")
     assert err == (
-        f"{tmp_path / 'val.de.gz.part'}: cannot be written; got No space left on device; "
+        f"{tmp_path / 'val.de.gz.part'}: cannot be written (No space left on device); "
         "free space and run the same command again; what was saved before is intact\n"
     )
     assert len(server.requests) == 1

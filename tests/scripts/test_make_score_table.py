@@ -61,8 +61,8 @@ def test_seeds_that_were_scored_otherwise_share_no_row(seeds):
     with pytest.raises(CheckpointError) as caught:
         make_score_table.rows(seeds)
     assert str(caught.value) == (
-        f"{seeds[1].path}: was scored otherwise; got another test set, signature or search than "
-        f"{seeds[0].path}; score both by the same `tformer eval`"
+        f"{seeds[1].path}: was scored otherwise (another test set, signature or search than "
+        f"{seeds[0].path}); score both by the same `tformer eval`"
     )
 
 

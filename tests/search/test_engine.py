@@ -57,7 +57,7 @@ def test_a_model_that_memory_has_no_room_for_is_refused(part):
     with pytest.raises(DeviceError) as caught:
         NativeEngine(model, SPECIAL_TOKENS, device=cpu, precision=torch.float32, others=[other])
     assert str(caught.value) == (
-        "cpu: not enough memory for the model; got CUDA out of memory.; "
+        "cpu: not enough memory for the model (CUDA out of memory.); "
         "free some, or use another `device`"
     )
 

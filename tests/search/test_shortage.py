@@ -64,7 +64,7 @@ def test_what_does_not_fit_is_translated_by_fewer_at_a_time(search, num_beams):
     assert sum(counts) == len(inputs)
     num_at_once = sum(bool(one.source) for one in inputs)
     assert list(map(str, warnings)) == [
-        f"cpu: memory ran out; got {num_at_once} sentences at a time; going on with fewer"
+        f"cpu: memory ran out ({num_at_once} sentences at a time); going on with fewer"
     ]
 
 
@@ -212,5 +212,5 @@ assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in e
 def test_memory_that_the_system_refuses_is_a_shortage():
     done = subprocess.run([sys.executable, "-c", IN_LITTLE_MEMORY], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("cpu: memory ran out; got ")
+    assert done.stdout.startswith("cpu: memory ran out (")
     assert done.stdout.count("\n") == 1

@@ -219,7 +219,7 @@ def test_a_system_that_cannot_fork_is_refused(monkeypatch):
     monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
     with pytest.raises(UsageError) as raised:
         WorkersEngine(native_engine(), 2)
-    assert str(raised.value) == "`workers`: needs a system that can fork; got 2; use 1"
+    assert str(raised.value) == "`workers`: needs a system that can fork (2); use 1"
 
 
 def test_no_more_processes_begin_than_cores_have_use_for(monkeypatch):
@@ -227,5 +227,6 @@ def test_no_more_processes_begin_than_cores_have_use_for(monkeypatch):
     with pytest.raises(UsageError) as caught:
         WorkersEngine(native_engine(), 9)
     assert str(caught.value) == (
-        "`workers`: must be at most 8 (4 for each core); got 9; use one for each core, or fewer"
+        "`workers`: must be at most 8, which is 4 for each core (9); "
+        "use one for each core, or fewer"
     )

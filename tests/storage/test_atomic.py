@@ -246,7 +246,7 @@ def test_a_folder_that_cannot_be_removed_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "rmtree", denied)
     with pytest.raises(StorageError) as caught:
         empty_directory(tmp_path)
-    assert str(caught.value).startswith(f"{tmp_path}: cannot be written; got Permission denied")
+    assert str(caught.value).startswith(f"{tmp_path}: cannot be written (Permission denied)")
 
 
 def denied(folder: Path) -> None:
@@ -287,11 +287,11 @@ def refusal(path: Path) -> str:
 
 
 SYSTEM_ERRORS = {
-    errno.ENOSPC: "No space left on device; free space and run the same command again; "
+    errno.ENOSPC: "(No space left on device); free space and run the same command again; "
     "what was saved before is intact",
-    errno.EDQUOT: "Disk quota exceeded; free space and run the same command again; "
+    errno.EDQUOT: "(Disk quota exceeded); free space and run the same command again; "
     "what was saved before is intact",
-    errno.EIO: "Input/output error; check the disk; what was saved before is intact",
+    errno.EIO: "(Input/output error); check the disk; what was saved before is intact",
 }
 
 
@@ -306,10 +306,10 @@ def test_what_a_disk_refuses_is_said_of_the_file_and_leaves_the_old_one(
     write_text(file, "old\n")
     write_text(folder / "part", "old\n")
     monkeypatch.setattr(os, "fsync", refuse)
-    assert refusal(file) == f"{file}: cannot be written; got {SYSTEM_ERRORS[number]}"
+    assert refusal(file) == f"{file}: cannot be written {SYSTEM_ERRORS[number]}"
     with pytest.raises(StorageError) as caught, atomic_directory(folder) as temporary:
         (temporary / "part").write_text("new\n")
-    assert str(caught.value) == f"{folder}: cannot be written; got {SYSTEM_ERRORS[number]}"
+    assert str(caught.value) == f"{folder}: cannot be written {SYSTEM_ERRORS[number]}"
     assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}
     assert file.read_text() == (folder / "part").read_text() == "old\n"
 
@@ -320,7 +320,7 @@ def test_a_file_beyond_the_limit_is_refused_and_leaves_the_old_one(tmp_path, sma
     with small_files(100), pytest.raises(StorageError) as caught:
         write_text(file, "new\n" * 100)
     assert str(caught.value) == (
-        f"{file}: cannot be written; got File too large; "
+        f"{file}: cannot be written (File too large); "
         "raise the limit on the size of a file; what was saved before is intact"
     )
     assert file.read_text() == "old\n"
@@ -330,13 +330,13 @@ def test_a_file_beyond_the_limit_is_refused_and_leaves_the_old_one(tmp_path, sma
 def test_a_path_through_a_file_is_refused(tmp_path):
     write_text(tmp_path / "file", "old\n")
     assert refusal(tmp_path / "file" / "new") == (
-        f"{tmp_path}/file/new: cannot be written; got File exists; "
+        f"{tmp_path}/file/new: cannot be written (File exists); "
         "there is a file where a folder must be: name another path"
     )
 
 
 def test_a_folder_is_not_replaced_by_a_file(tmp_path):
-    assert refusal(tmp_path) == f"{tmp_path}: cannot be written; got Is a directory; name a file"
+    assert refusal(tmp_path) == f"{tmp_path}: cannot be written (Is a directory); name a file"
 
 
 def test_a_folder_that_cannot_be_emptied_is_gone_under_its_name(tmp_path, monkeypatch):

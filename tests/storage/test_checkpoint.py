@@ -40,9 +40,7 @@ def test_the_optimizer_of_another_model_is_refused(saved):
     network = model(1, num_decoder_layers=1)
     with pytest.raises(CheckpointError) as caught:
         load_optimizer(saved, network, build_optimizer(AdamWConfig(), network))
-    file, what, got, remedy = re.fullmatch(
-        r"(.*): (.*); got (.*); (.*)", str(caught.value)
-    ).groups()
+    file, what, got, remedy = re.fullmatch(r"(.*): (.*) \((.*)\); (.*)", str(caught.value)).groups()
     assert file == str(saved / "optimizer.safetensors")
     assert what == "belongs to another model than config.yaml describes"
     assert got.startswith("decoder.layers.1.")
@@ -98,7 +96,7 @@ def test_a_checkpoint_is_there_as_a_whole_or_not_at_all(tmp_path, small_files, r
     with small_files(room), pytest.raises(StorageError) as caught:
         save_checkpoint(folder, network, optimizer, STATE)
     assert str(caught.value) == (
-        f"{folder}: cannot be written; got File too large; "
+        f"{folder}: cannot be written (File too large); "
         "raise the limit on the size of a file; what was saved before is intact"
     )
     assert not list(tmp_path.iterdir())
@@ -115,7 +113,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_whole(saved, monkeypatch):
         with pytest.raises(StorageError) as caught:
             save_checkpoint(folder, network, stepped_optimizer(network), STATE)
         assert str(caught.value) == (
-            f"{folder}: cannot be written; got No space left on device; "
+            f"{folder}: cannot be written (No space left on device); "
             "free space and run the same command again; what was saved before is intact"
         )
     assert {file.name: file.read_bytes() for file in saved.iterdir()} == before
@@ -124,12 +122,14 @@ def test_a_full_disk_leaves_the_older_checkpoint_whole(saved, monkeypatch):
 
 def test_weights_of_another_shape_are_refused(saved):
     assert message(load_weights, saved, model(1, num_encoder_layers=2)) == (
-        f"{saved / MODEL_FILE}: holds another model than config.yaml describes "
-        "(16 weights differ); got encoder.layers.1.feedforward.down.bias; "
+        f"{saved / MODEL_FILE}: differs in 16 of its weights from the model that config.yaml "
+        "describes (encoder.layers.1.feedforward.down.bias); "
         "restore the config.yaml that the run was trained with"
     )
     # Four decoder layers and one of the encoder, each with an up and a down weight and a bias.
-    assert "(15 weights differ)" in message(load_weights, saved, model(1, feedforward_dim=17))
+    assert "differs in 15 of its weights" in message(
+        load_weights, saved, model(1, feedforward_dim=17)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
@@ -138,8 +138,8 @@ def test_weights_in_another_number_format_are_refused(saved, dtype):
     name = "decoder.layers.0.self_attention.query.weight"
     save_file(weights | {name: weights[name].to(dtype)}, saved / MODEL_FILE)
     assert message(load_weights, saved, model(1)) == (
-        f"{saved / MODEL_FILE}: holds weights of an unsupported dtype (1 weights); "
-        f"got {str(dtype)[6:]} for {name}; use another checkpoint"
+        f"{saved / MODEL_FILE}: holds 1 of its weights in an unsupported dtype "
+        f"({str(dtype)[6:]} for {name}); use another checkpoint"
     )
 
 
@@ -160,8 +160,8 @@ def test_moments_of_another_kind_are_refused_by_name(saved, changed, got):
     network = model(1)
     optimizer = build_optimizer(AdamWConfig(), network)
     assert message(load_optimizer, saved, network, optimizer) == (
-        f"{saved / OPTIMIZER_FILE}: must hold float32 numbers of shape (12, 12) for {NAME}; "
-        f"got {got}; use an earlier checkpoint"
+        f"{saved / OPTIMIZER_FILE}: must hold float32 numbers of shape (12, 12) for {NAME} "
+        f"({got}); use an earlier checkpoint"
     )
 
 
@@ -173,9 +173,9 @@ def test_an_optimizer_has_all_its_moments_or_is_refused(saved, config):
     moments = stored(saved / OPTIMIZER_FILE)
     for name in list(moments)[::17]:
         save_file({key: x for key, x in moments.items() if key != name}, saved / OPTIMIZER_FILE)
-        assert f" for {name}; got nothing" in message(load_optimizer, saved, network, other)
+        assert f" for {name} (nothing)" in message(load_optimizer, saved, network, other)
     save_file({}, saved / OPTIMIZER_FILE)
-    assert "; got nothing; " in message(load_optimizer, saved, network, other)
+    assert " (nothing); " in message(load_optimizer, saved, network, other)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("-inf")])
@@ -188,8 +188,8 @@ def test_weights_that_are_not_finite_are_refused(saved, number):
     with pytest.raises(CheckpointError) as caught:
         load_weights(saved, model(1))
     assert str(caught.value) == (
-        f"{saved / MODEL_FILE}: holds numbers that are not finite (1 weights have some); "
-        "got decoder.layers.0.self_attention.query.weight; use another checkpoint"
+        f"{saved / MODEL_FILE}: holds numbers that are not finite in 1 of its weights "
+        "(decoder.layers.0.self_attention.query.weight); use another checkpoint"
     )
 
 
@@ -197,8 +197,8 @@ def test_a_cut_file_is_refused(saved):
     file = saved / MODEL_FILE
     file.write_bytes(file.read_bytes()[:-10])
     assert message(load_weights, saved, model(1)) == (
-        f"{file}: is damaged or cut short; got Error while deserializing header: "
-        "incomplete metadata, file not fully covered; use another checkpoint"
+        f"{file}: is damaged or cut short (Error while deserializing header: "
+        "incomplete metadata, file not fully covered); use another checkpoint"
     )
 
 
@@ -273,7 +273,7 @@ def test_a_pipe_in_place_of_a_file_is_not_read(saved, name):
     os.mkfifo(saved / name)
     expected = {
         CHECKSUMS_FILE: f"is incomplete: {CHECKSUMS_FILE} is missing or damaged",
-    }.get(name, f"is damaged: {name} cannot be read; got no regular file")
+    }.get(name, f"is damaged: {name} cannot be read (no regular file)")
     assert str(verify_checksums(saved)) == f"{saved}: {expected}"
 
 
@@ -282,6 +282,6 @@ def test_tensors_are_not_read_from_a_pipe(tmp_path):
     with pytest.raises(CheckpointError) as caught:
         list(read_tensors(tmp_path / MODEL_FILE))
     assert str(caught.value) == (
-        f"{tmp_path}/{MODEL_FILE}: is damaged or cut short; got no regular file; "
+        f"{tmp_path}/{MODEL_FILE}: is damaged or cut short (no regular file); "
         "use another checkpoint"
     )

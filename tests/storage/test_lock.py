@@ -89,7 +89,7 @@ def test_a_lock_that_cannot_be_written_is_one_line(tmp_path):
         exclusive_lock(tmp_path / "file" / "lock", "waiting"),
     ):
         pass
-    assert str(raised.value).startswith(f"{tmp_path / 'file' / 'lock'}: cannot be written; got ")
+    assert str(raised.value).startswith(f"{tmp_path / 'file' / 'lock'}: cannot be written (")
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
@@ -105,7 +105,7 @@ def test_a_lock_that_is_no_file_is_refused_and_what_it_points_at_stays(tmp_path,
             lock.mkdir()
     with pytest.raises(StorageError) as raised, exclusive_lock(lock, "waiting"):
         pass
-    expected = "cannot be written; got Is a directory; name a file"
+    expected = "cannot be written (Is a directory); name a file"
     if kind != "folder":
         expected = "must be a regular file; remove it"
     assert str(raised.value) == f"{lock}: {expected}"

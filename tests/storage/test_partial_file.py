@@ -139,7 +139,7 @@ def test_the_beginning_of_something_else_is_refused_by_name(tmp_path, changes, n
     with pytest.raises(UsageError) as caught:
         write(file, {**MADE_FROM, **changes})
     assert str(caught.value) == (
-        f"{partial(file)}: was begun from something else; got another {named}; "
+        f"{partial(file)}: was begun from something else (another {named}); "
         "remove it, or name another file"
     )
     assert write(file) == 2
@@ -189,7 +189,7 @@ def test_a_full_disk_is_said_of_the_file_and_what_fits_is_kept(tmp_path, monkeyp
         patched.setattr(os, "fsync", full)
         with pytest.raises(StorageError) as caught:
             write(file)
-    assert str(caught.value).startswith(f"{partial(file)}: cannot be written; got No space left")
+    assert str(caught.value).startswith(f"{partial(file)}: cannot be written (No space left")
     assert write(file) == 2
     assert file.read_text() == WHOLE
 
@@ -200,7 +200,7 @@ def test_a_file_beyond_the_limit_is_said_of_the_file_also_when_it_is_closed(tmp_
     with small_files(500), pytest.raises(StorageError) as caught:  # noqa: SIM117
         with partial_file(file, MADE_FROM) as beginning:
             beginning.add("x" * 600 + "\n", 1)
-    assert str(caught.value).startswith(f"{partial(file)}: cannot be written; got File too large")
+    assert str(caught.value).startswith(f"{partial(file)}: cannot be written (File too large)")
     assert write(file) == 0
     assert file.read_text() == WHOLE
 

@@ -14,7 +14,7 @@ from tformer_cli.storage.state import TrainingProgress, load_progress
 def test_a_damaged_state_is_refused(saved, content):
     (saved / STATE_FILE).write_text(content)
     text = message(load_progress, saved)
-    assert text.startswith(f"{saved / STATE_FILE}: is damaged; got ")
+    assert text.startswith(f"{saved / STATE_FILE}: is damaged (")
     assert text.endswith("; use an earlier checkpoint")
 
 
@@ -49,7 +49,7 @@ def test_a_value_that_no_training_writes_is_refused(saved, field):
         problem = verify_checksums(saved, (STATE_FILE,))
         if problem is not None:
             assert str(problem) == message(load_progress, saved)
-            assert str(problem).startswith(f"{file}: is damaged; got {field} ")
+            assert str(problem).startswith(f"{file}: is damaged ({field} ")
             refused.append(value)
     possible = [value for value in ODD if value not in refused]
     assert [str(value) for value in possible] == [str(x) for x in POSSIBLE.get(field, [])]
@@ -115,13 +115,13 @@ def test_a_state_with_the_words_of_format_3_is_read(saved):
 
 def test_nesting_without_end_is_refused(saved):
     (saved / STATE_FILE).write_text("[" * 100_000)
-    assert "is damaged; got nested too deeply; " in message(load_progress, saved)
+    assert "is damaged (nested too deeply); " in message(load_progress, saved)
 
 
 def test_a_newer_format_is_refused(saved):
     file = saved / STATE_FILE
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format_version": 99}))
     assert message(load_progress, saved) == (
-        f"{file}: was written by a newer tformer; this one reads format 4; got format 99; "
+        f"{file}: was written by a newer tformer than this one, which reads format 4 (format 99); "
         "upgrade tformer"
     )

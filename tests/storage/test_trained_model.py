@@ -95,7 +95,7 @@ def test_a_run_with_fewer_positions_comes_first(load, first):
     with pytest.raises(CheckpointError) as raised:
         load(trained(positions=first), few)
     assert str(raised.value) == (
-        "runs/b: has learned fewer positions than runs/a has; got 10; name it first"
+        "runs/b: has learned fewer positions than runs/a has (10); name it first"
     )
     assert len(load(few, trained(positions=first))) == 2
 
@@ -125,7 +125,7 @@ def edit(file, old, new):
 def test_another_function_than_the_trained_one_is_refused(run, old, new, key, was, got):
     edit(run.config_file, old, new)
     assert message(load_trained_network, run) == (
-        f"{run.config_file}: {key} is not what the model was trained with ({was}); got {got}; "
+        f"{run.config_file}: {key} is not {was}, as in training ({got}); "
         "restore the config.yaml that the run was trained with"
     )
 
@@ -145,7 +145,7 @@ def test_no_command_takes_an_edited_config(run, tformer, tmp_path):
     ):
         result = tformer(*command, stdin="abc\n")
         assert result.exit_code == 2, command
-        assert "model.num_heads is not what the model was trained with (2); got 4" in result.stderr
+        assert "model.num_heads is not 2, as in training (4)" in result.stderr
     assert not (tmp_path / "out").exists()
 
 

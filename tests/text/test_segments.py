@@ -319,7 +319,7 @@ def test_a_line_that_is_no_term_is_named(line):
     with pytest.raises(DataError) as caught:
         terminology("", "cat\tKatze", line)
     assert str(caught.value) == (
-        f"terms.tsv:3: must be a source term, a tab and a target term; got {line!r}"
+        f"terms.tsv:3: must be a source term, a tab and a target term ({line!r})"
     )
 
 
@@ -327,6 +327,5 @@ def test_a_second_translation_is_refused():
     with pytest.raises(DataError) as caught:
         terminology("dog\tHund", "", "dog\tKöter")
     assert str(caught.value) == (
-        "terms.tsv:3: has another translation than line 1; got 'Köter' for 'dog'; "
-        "keep one of the two"
+        "terms.tsv:3: has another translation than line 1 ('Köter' for 'dog'); keep one of the two"
     )

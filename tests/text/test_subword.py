@@ -190,8 +190,8 @@ def test_subwords_refuse_a_vocabulary_larger_than_the_text(algorithm: Algorithm)
     config = replace(CONFIG, algorithm=algorithm, vocab_size=9000)
     with pytest.raises(DataError) as caught:
         learn_subwords(LINES, config)
-    start = "tokenizer.vocab_size: is larger than the text allows (at most "
-    end = "); got 9000; make it smaller, or give more text"
+    start = "tokenizer.vocab_size: is larger than the "
+    end = " that the text allows (9000); make it smaller, or give more text"
     message = str(caught.value)
     assert message.startswith(start)
     assert message.endswith(end)
@@ -208,13 +208,13 @@ def test_subwords_refuse_a_vocabulary_smaller_than_the_alphabet(algorithm: Algor
     with pytest.raises(DataError) as caught:
         learn_subwords(LINES, config)
     assert str(caught.value) == (
-        f"tokenizer.vocab_size: is smaller than the characters of the text need (at least "
-        f"{smallest}); got {smallest - 1}; enlarge it, or lower tokenizer.character_coverage"
+        f"tokenizer.vocab_size: is smaller than the {smallest} that the characters of the text "
+        f"need ({smallest - 1}); enlarge it, or lower tokenizer.character_coverage"
     )
 
 
 def test_subwords_of_a_text_without_any_say_so() -> None:
-    with pytest.raises(DataError, match=r"^tokenizer: sentencepiece found no vocabulary; got "):
+    with pytest.raises(DataError, match=r"^tokenizer: sentencepiece found no vocabulary \("):
         learn_subwords(["\u2581"], CONFIG)
 
 
@@ -224,7 +224,7 @@ def test_subword_model_that_is_damaged_is_refused() -> None:
         with pytest.raises(CheckpointError) as caught:
             SubwordTokenizer(content, Normalizer(), name="run/shared.model")
         assert str(caught.value) == (
-            f"run/shared.model: is not a sentencepiece model; got {len(content):,} bytes; "
+            f"run/shared.model: is not a sentencepiece model ({len(content):,} bytes); "
             "restore the file, or train again"
         )
 
@@ -233,7 +233,7 @@ def test_subword_model_that_is_empty_is_refused(capfd: pytest.CaptureFixture[str
     with pytest.raises(CheckpointError) as caught:
         SubwordTokenizer(b"", Normalizer(), name="run/shared.model")
     assert str(caught.value) == (
-        "run/shared.model: is not a sentencepiece model; got no bytes; "
+        "run/shared.model: is not a sentencepiece model (no bytes); "
         "restore the file, or train again"
     )
     assert capfd.readouterr() == ("", "")
@@ -245,7 +245,7 @@ def test_subword_model_of_somebody_else_is_refused() -> None:
     with pytest.raises(CheckpointError) as caught:
         SubwordTokenizer(model, Normalizer(), name="run/shared.model")
     assert str(caught.value) == (
-        f"run/shared.model: has other special tokens than tformer's; got {found}; "
+        f"run/shared.model: has other special tokens than tformer's ({found}); "
         "restore the file, or train again"
     )
 
@@ -370,7 +370,7 @@ def test_no_text_teaches_them():
     with pytest.raises(DataError) as caught:
         build_tokenizers(MarianConfig(), lambda: [("a", "b")], 1)
     assert str(caught.value) == (
-        "tokenizer.kind: comes with an imported model, and is not learned from text; got marian; "
+        "tokenizer.kind: comes with an imported model, and is not learned from text (marian); "
         "name the run of `tformer import` in training.init_from"
     )
 
@@ -395,7 +395,7 @@ def test_another_file_is_refused(content, got):
     with pytest.raises(CheckpointError) as caught:
         MarianTokenizer(content.encode(), Normalizer(), name="x.json")
     message = str(caught.value)
-    assert message.startswith(f"x.json: is not the vocabulary of a Marian model; got {got}")
+    assert message.startswith(f"x.json: is not the vocabulary of a Marian model ({got}")
     assert message.endswith("; restore the file, or import the model again")
 
 
@@ -404,6 +404,5 @@ def test_another_model_is_refused(model, got):
     with pytest.raises(CheckpointError) as caught:
         marian_tokenizer(PIECES, model)
     assert str(caught.value) == (
-        f"x.json: is not a sentencepiece model; got {got}; "
-        "restore the file, or import the model again"
+        f"x.json: is not a sentencepiece model ({got}); restore the file, or import the model again"
     )

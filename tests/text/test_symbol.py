@@ -60,7 +60,7 @@ def test_characters_that_are_all_rare_are_refused() -> None:
     with pytest.raises(DataError) as caught:
         learned_characters(["abc"], min_frequency=2)
     assert str(caught.value) == (
-        "tokenizer.min_frequency: no character of the text is that frequent; got 2; lower it"
+        "tokenizer.min_frequency: no character of the text is that frequent (2); lower it"
     )
 
 
@@ -131,7 +131,7 @@ def test_words_that_are_all_rare_are_refused() -> None:
     with pytest.raises(DataError) as caught:
         learn_words(LINES, WordConfig(min_frequency=5))
     assert str(caught.value) == (
-        "tokenizer.min_frequency: no word of the text is that frequent; got 5; lower it"
+        "tokenizer.min_frequency: no word of the text is that frequent (5); lower it"
     )
 
 

@@ -161,7 +161,7 @@ def test_a_pipe_in_place_of_a_file_is_refused_by_name(tmp_path: Path, name: str)
     with pytest.raises(CheckpointError) as caught:
         load_tokenizers(tmp_path / "tokenizer")
     assert str(caught.value) == (
-        f"{file}: cannot be read; got no regular file; restore the file, or train again"
+        f"{file}: cannot be read (no regular file); restore the file, or train again"
     )
 
 
@@ -184,7 +184,7 @@ def test_loading_says_which_file_is_missing(name: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         load_tokenizers(tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path / name}: cannot be read; got No such file or directory; "
+        f"{tmp_path / name}: cannot be read (No such file or directory); "
         "restore the file, or train again"
     )
 
@@ -207,7 +207,7 @@ def test_loading_refuses_a_damaged_header(
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(CheckpointError) as caught:
         load_tokenizers(tmp_path)
-    assert str(caught.value) == (f"{file}: is damaged; got {got}; restore the file, or train again")
+    assert str(caught.value) == (f"{file}: is damaged ({got}); restore the file, or train again")
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_loading_refuses_a_damaged_header(
 def test_loading_refuses_a_header_that_is_none(content: bytes, tmp_path: Path) -> None:
     build(CONFIGS["char"]).save(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json: is damaged; got "):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: is damaged \("):
         load_tokenizers(tmp_path)
 
 
@@ -227,7 +227,7 @@ def test_loading_refuses_a_newer_format(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         load_tokenizers(tmp_path)
     assert str(caught.value) == (
-        f"{file}: was written by a newer tformer; this one reads format 1; got format 2; "
+        f"{file}: was written by a newer tformer than this one, which reads format 1 (format 2); "
         "upgrade tformer"
     )
 

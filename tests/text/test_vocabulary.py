@@ -100,6 +100,6 @@ def test_vocabulary_file_that_is_damaged_is_refused(content: bytes) -> None:
     with pytest.raises(CheckpointError) as caught:
         Vocabulary.from_json(content, "run/source.json")
     assert str(caught.value) == (
-        f"run/source.json: is not a vocabulary; got {DAMAGED[content]}; "
+        f"run/source.json: is not a vocabulary ({DAMAGED[content]}); "
         "restore the file, or train again"
     )

@@ -166,7 +166,7 @@ def test_a_batch_that_does_not_fit_is_an_error(toy, monkeypatch):
     with pytest.raises(TrainingError) as caught:
         taken(toy)
     assert str(caught.value) == (
-        "training.batch_tokens: the largest batch does not fit into memory; got 300; "
+        "training.batch_tokens: the largest batch does not fit into memory (300); "
         "lower it (`tformer train --find-batch` says how far), or set "
         "training.gradient_checkpointing: true"
     )
@@ -238,7 +238,7 @@ def test_a_disk_that_cannot_be_written_is_an_error(toy, monkeypatch):
         taken(toy)
     assert asked == [toy.parent]
     assert str(caught.value) == (
-        f"{toy.parent}/run: cannot be written; got Read-only file system; name a writable path"
+        f"{toy.parent}/run: cannot be written (Read-only file system); name a writable path"
     )
 
 
@@ -247,7 +247,7 @@ def test_a_file_where_the_run_folder_would_be_is_an_error(toy):
     with pytest.raises(StorageError) as caught:
         taken(toy)
     assert str(caught.value) == (
-        f"{toy.parent}/run: cannot be written; got Not a directory; "
+        f"{toy.parent}/run: cannot be written (Not a directory); "
         "there is a file where a folder must be: name another path"
     )
 
@@ -352,8 +352,8 @@ def test_unequal_files_are_found_in_every_text(toy, name):
     with pytest.raises(DataError) as caught, sampled(toy):
         pass
     assert str(caught.value) == (
-        f"{toy.parent}/{name}.src:{len(lines)}: has no counterpart in {target}; "
-        f"got {len(lines)} and {len(lines) - 1} lines; "
+        f"{toy.parent}/{name}.src:{len(lines)}: has no counterpart in {target} "
+        f"({len(lines)} and {len(lines) - 1} lines); "
         "line n of one file must translate line n of the other"
     )
 
@@ -438,8 +438,8 @@ def test_a_loss_that_is_no_number_is_an_error(toy):
         with pytest.raises(TrainingError) as caught:
             first_steps(trainer, trainer.data, 1)
     assert str(caught.value) == (
-        "step 1: loss or gradient is no number at the very beginning; "
-        "got loss nan, gradient norm nan; "
+        "step 1: loss or gradient is no number at the very beginning "
+        "(loss nan, gradient norm nan); "
         "lower training.optimizer.learning_rate, or use training.precision: float32"
     )
 
@@ -461,7 +461,7 @@ def test_processes_of_torchrun_are_refused(toy, monkeypatch):
     ):
         pass
     assert str(caught.value) == (
-        "torchrun: a dry run is for one process; got 4 processes; without torchrun, "
+        "torchrun: a dry run is for one process (4 processes); without torchrun, "
         "a process takes as much memory as each of them with training.gradient_accumulation_steps=8"
     )
 

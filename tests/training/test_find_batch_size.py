@@ -124,7 +124,7 @@ def test_where_nothing_fits_the_remedies_are_named(toy, tried):
         found(toy, 0.1)
     assert tried == [12]
     assert str(caught.value) == (
-        "training.batch_tokens: not even the smallest batch fits into 0.10 GiB; got 12 tokens; "
+        "training.batch_tokens: not even the smallest batch fits into 0.10 GiB (12 tokens); "
         "lower data.filters.max_length, train a smaller model, or set "
         "training.gradient_checkpointing: true"
     )
@@ -134,7 +134,7 @@ def test_a_device_whose_memory_cannot_be_measured_is_refused(toy):
     with pytest.raises(DeviceError) as caught:
         found(toy, 8, torch.device("mps"))
     assert str(caught.value) == (
-        "`device`: cannot measure the memory of this device; got mps; use cpu or cuda"
+        "`device`: cannot measure the memory of this device (mps); use cpu or cuda"
     )
 
 
@@ -143,7 +143,7 @@ def test_a_limit_beyond_the_gpu_is_refused(toy, monkeypatch):
     with pytest.raises(UsageError) as caught:
         found(toy, 80.5, CUDA)
     assert str(caught.value) == (
-        "`memory_limit`: must be at most what the device has (80.00 GiB); got 80.5"
+        "`memory_limit`: must be at most the 80.00 GiB of the device (80.5)"
     )
 
 

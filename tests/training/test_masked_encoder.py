@@ -191,7 +191,7 @@ def test_lines_too_long_to_validate_are_counted(toy, tmp_path, capsys):
     for one, other in zip(reports(long, "valid"), reports(short, "valid"), strict=True):
         # Sentences of equal length lie in another order then, so their losses round otherwise.
         assert one == other | {key: pytest.approx(other[key]) for key in ("loss", "perplexity")}
-    what = "lines of 4096 tokens or more are left out of the loss; got 2 of 14"
+    what = "lines of 4096 tokens or more are left out of the loss (2 of 14)"
     assert capsys.readouterr().err.count(f"{valid}: {what}\n") == 1
     valid.write_text(f"{'a' * 4096}\n")
     with pytest.raises(DataError) as caught:
@@ -227,7 +227,7 @@ def test_what_translates_refuses_it(masked):
     with pytest.raises(CheckpointError) as caught:
         load_trained_model(masked)
     assert str(caught.value) == (
-        f"{masked.path}: does not translate; got model.kind masked_encoder; "
+        f"{masked.path}: does not translate (model.kind masked_encoder); "
         "train an encoder_decoder that begins with it: training.init_from"
     )
 

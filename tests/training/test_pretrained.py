@@ -123,16 +123,16 @@ def test_what_cannot_be_gone_on_from_is_named(first, toy, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
-        (("model.feedforward_dim=32",), "model.feedforward_dim: must be 64, as in RUN; got 32"),
+        (("model.feedforward_dim=32",), "model.feedforward_dim: must be 64, as in RUN (32)"),
         # The same weights, and another function of them.
-        (("model.num_heads=4",), "model.num_heads: must be 2, as in RUN; got 4"),
+        (("model.num_heads=4",), "model.num_heads: must be 2, as in RUN (4)"),
         (
             ("model.positions={kind: alibi}",),
-            'model.positions: must be {"kind": "sinusoidal"}, as in RUN; got {"kind": "alibi"}',
+            'model.positions: must be {"kind": "sinusoidal"}, as in RUN ({"kind": "alibi"})',
         ),
         (
             ("model={kind: decoder_only, dim: 32}",),
-            "model.kind: must be encoder_decoder, as in RUN; got decoder_only",
+            "model.kind: must be encoder_decoder, as in RUN (decoder_only)",
         ),
     ],
 )
@@ -248,19 +248,19 @@ def test_a_translation_begins_with_it(translation, masked, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("overrides", "complaints"),
     [
-        (("model.dim=16",), ["model.dim: must be 32, as in the encoder of {run}; got 16"]),
+        (("model.dim=16",), ["model.dim: must be 32, as in the encoder of {run} (16)"]),
         (
             ("model.num_encoder_layers=3", "model.norm=rms"),
             [
-                "model.norm: must be layer, as in the encoder of {run}; got rms",
-                "model.num_encoder_layers: must be 1, as in the encoder of {run}; got 3",
+                "model.norm: must be layer, as in the encoder of {run} (rms)",
+                "model.num_encoder_layers: must be 1, as in the encoder of {run} (3)",
             ],
         ),
         (
             ("model.positions={kind: learned, max_length: 300}",),
             [
-                'model.positions: must be {{"kind": "sinusoidal"}}, as in the encoder of {run}; '
-                'got {{"kind": "learned", "max_length": 300}}'
+                'model.positions: must be {{"kind": "sinusoidal"}}, as in the encoder of {run} '
+                '({{"kind": "learned", "max_length": 300}})'
             ],
         ),
     ],
@@ -281,7 +281,7 @@ def test_an_encoder_whose_residuals_weigh_by_depth_is_refused(translation, tmp_p
         begun(translation, deep, "model.norm_position=deep")
     assert str(caught.value) == (
         f"model.norm_position: must not be deep with the encoder of {deep.path}, "
-        "whose residuals weigh otherwise; got deep"
+        "whose residuals weigh otherwise (deep)"
     )
 
 

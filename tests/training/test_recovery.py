@@ -207,7 +207,7 @@ def test_a_single_row_cannot_be_halved():
     with pytest.raises(TrainingError) as caught:
         in_halves([collate(ROWS[1:2]), collate(ROWS[2:3])], where="step 3")
     assert str(caught.value) == (
-        "step 3: memory ran out on a single pair of sentences; got 3 and 6 tokens; "
+        "step 3: memory ran out on a single pair of sentences (3 and 6 tokens); "
         "lower data.filters.max_length, or train a smaller model"
     )
 
@@ -216,9 +216,9 @@ def test_memory_that_runs_out_elsewhere_is_said_of_the_run():
     with pytest.raises(TrainingError) as caught, memory_shortage_reported("runs/x"):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB.\nMore words.")
     assert str(caught.value) == (
-        "runs/x: memory ran out; what was saved before is intact; "
-        "got CUDA out of memory. Tried 2 GiB.; "
-        "lower training.batch_tokens, or train a smaller model"
+        "runs/x: memory ran out "
+        "(CUDA out of memory. Tried 2 GiB.); "
+        "lower training.batch_tokens, or train a smaller model; what was saved before is intact"
     )
     with pytest.raises(RuntimeError, match="shapes"), memory_shortage_reported("runs/x"):
         raise RuntimeError("shapes")

@@ -61,7 +61,7 @@ def test_a_second_training_is_refused_while_the_first_goes_on(tmp_path):
         with pytest.raises(TrainingError) as caught, locked(run):
             pass
         assert str(caught.value) == (
-            f"{tmp_path}: another process is training here; got process {os.getpid()}; "
+            f"{tmp_path}: another process is training here (process {os.getpid()}); "
             "wait for it, or train elsewhere with `run`"
         )
     with locked(run):

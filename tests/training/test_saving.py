@@ -260,7 +260,7 @@ def test_a_state_that_no_training_wrote_leads_to_the_checkpoint_before(run):
     write_checksums(run.checkpoint(2))
     said: list[str] = []
     assert last_checkpoint(run, said.append) == run.checkpoint(1)
-    assert said == [f"{file}: is damaged; got data_position [0, -3]; resuming from step-000001"]
+    assert said == [f"{file}: is damaged (data_position [0, -3]); resuming from step-000001"]
 
 
 def test_training_goes_back_to_the_newest_checkpoint_that_steps_were_taken_from(run):
@@ -363,12 +363,12 @@ def test_best_stays_while_the_run_is_not_finished(tmp_path, monkeypatch):
     [
         (
             "last",
-            "has only 3 checkpoints; got --last 9; ask for fewer, or train with "
+            "has only 3 checkpoints (--last 9); ask for fewer, or train with "
             "training.keep_checkpoints: 9",
         ),
         (
             "best",
-            "has only 3 validated checkpoints; got --best 9; ask for fewer, or train with "
+            "has only 3 validated checkpoints (--best 9); ask for fewer, or train with "
             "training.keep_best: 9",
         ),
     ],

@@ -100,5 +100,5 @@ def test_a_slow_width_is_one_line():
     (problem,) = slow_attention(EncoderDecoderConfig(dim=48, num_heads=4), CUDA, torch.bfloat16)
     assert str(problem) == (
         "model.num_heads: the width of a head, dim / num_heads, makes attention slow on CUDA in "
-        "bfloat16; got 12; choose a multiple of 8"
+        "bfloat16 (12); choose a multiple of 8"
     )

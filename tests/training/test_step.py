@@ -187,7 +187,7 @@ def test_a_pair_that_does_not_fit_ends_the_training(monkeypatch):
     with pytest.raises(TrainingError) as caught:
         next(train_steps(subject, step_batches(batch())))
     assert str(caught.value) == (
-        "step 7: memory ran out on a single pair of sentences; got 3 and 4 tokens; "
+        "step 7: memory ran out on a single pair of sentences (3 and 4 tokens); "
         "lower data.filters.max_length, or train a smaller model"
     )
 

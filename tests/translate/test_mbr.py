@@ -96,7 +96,7 @@ def test_a_search_that_keeps_fewer_candidates_is_refused():
     with pytest.raises(UsageError) as raised:
         MBR(num_candidates=32).num_hypotheses(BeamConfig(beam_size=5))
     assert str(raised.value) == (
-        "`num_candidates`: must be at most the beam size (5); got 32; "
+        "`num_candidates`: must be at most the beam size 5 (32); "
         "use `BeamConfig(beam_size=32)`, or decoding.kind=sample"
     )
     with pytest.raises(UsageError) as raised:
@@ -110,9 +110,9 @@ def test_a_search_that_keeps_fewer_candidates_is_refused():
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        (("foo",), "`utility`: must be one of chrf, bleu; got foo"),
-        (("bleu", 0), "`num_candidates`: must be at least 1; got 0"),
-        (("bleu", -3), "`num_candidates`: must be at least 1; got -3"),
+        (("foo",), "`utility`: must be one of chrf, bleu (foo)"),
+        (("bleu", 0), "`num_candidates`: must be at least 1 (0)"),
+        (("bleu", -3), "`num_candidates`: must be at least 1 (-3)"),
     ],
 )
 def test_a_choice_that_is_none_is_refused(choice, message):

@@ -135,9 +135,9 @@ def test_what_both_stacks_know_of_places_comes_once(tokenizers):
 @pytest.mark.parametrize(
     ("text", "target", "message"),
     [
-        ("", None, "`sentence`: has no token; got ''"),
-        ("a\udcff", None, "`sentence`: is not UTF-8; got 'a\\udcff'"),
-        ("a", "\udcff", "`target`: is not UTF-8; got '\\udcff'"),
+        ("", None, "`sentence`: has no token ('')"),
+        ("a\udcff", None, "`sentence`: is not UTF-8 ('a\\udcff')"),
+        ("a", "\udcff", "`target`: is not UTF-8 ('\\udcff')"),
     ],
 )
 def test_what_is_no_sentence_is_refused(tokenizers, text, target, message):
@@ -162,6 +162,6 @@ def test_a_sentence_beyond_learnt_positions_is_refused(tokenizers, text, target,
     with pytest.raises(DataError) as caught:
         maps_of(model, tokenizers, text, target)
     assert str(caught.value) == (
-        f"{where}: is longer than the positions that the model has learned (5 tokens); "
-        "got 6 tokens; split it, or train with model.positions: {kind: sinusoidal}"
+        f"{where}: is longer than the 5 positions that the model has learned "
+        "(6 tokens); split it, or train with model.positions: {kind: sinusoidal}"
     )

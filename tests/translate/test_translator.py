@@ -126,7 +126,7 @@ def test_a_long_line_is_said_in_pieces_between_its_neighbours(translator):
     assert found == ["ba", ".cba .ed ,gf fedcba g", "dc"]
     assert said(translator) == ["ab", "abc.", "de.", "fg,", "abcdef", "g", "cd"]
     assert [str(warning) for warning in warnings] == [
-        "line 2: is longer than 6 tokens; got 20; translated in 5 pieces"
+        "line 2: is longer than 6 tokens (20); translated in 5 pieces"
     ]
 
 
@@ -147,9 +147,9 @@ def test_a_line_of_several_sentences_is_said_sentence_by_sentence(of_single_sent
         *("cd.", "ef."),
     ]
     assert [str(warning) for warning in warnings] == [
-        "line 2: has more sentences than a training line; got 3; "
+        "line 2: has more sentences than a training line (3); "
         "such lines are translated sentence by sentence",
-        "line 3: is longer than 20 tokens; got 30; translated in 3 pieces",
+        "line 3: is longer than 20 tokens (30); translated in 3 pieces",
     ]
     # Once for all that it translates.
     translator.translate(lines[1:2], on_warning=warnings.append)
@@ -181,7 +181,7 @@ def test_alignments_nbest_and_prefixes_of_sentences_are_those_of_pieces(of_singl
     with pytest.raises(DataError) as caught:
         required(translator, ["ab. cd"], required=[["a"]])
     assert str(caught.value) == (
-        "line 1: has required phrases but is split into pieces; got 2 pieces; "
+        "line 1: has required phrases but is split into pieces (2 pieces); "
         "split it and them, or raise `max_source_sentences`"
     )
 
@@ -195,7 +195,7 @@ def test_whitespace_at_the_end_makes_no_piece(translator):
     warnings = []
     found = translator.translate(["abc" + 9 * " ", 9 * " " + "abc"], on_warning=warnings.append)
     assert found == ["cba", "cba"]
-    assert str(warnings[0]) == "line 1: is longer than 6 tokens; got 12; translated in 1 piece"
+    assert str(warnings[0]) == "line 1: is longer than 6 tokens (12); translated in 1 piece"
 
 
 def test_whitespace_at_the_beginning_makes_no_piece(translator):
@@ -246,7 +246,7 @@ def test_truncating_keeps_the_first_tokens(translator):
     found = translator.translate(["abcdefg", "ab"], on_warning=warnings.append)
     assert found == ["fedcba", "ba"]
     assert [str(warning) for warning in warnings] == [
-        "line 1: is longer than 6 tokens; got 7; only the first 6 are translated"
+        "line 1: is longer than 6 tokens (7); only the first 6 are translated"
     ]
 
 
@@ -255,7 +255,7 @@ def test_a_long_line_as_an_error_is_named_before_any_is_translated(translator):
     with pytest.raises(DataError) as caught:
         translator.translate(["ab", "abcdefg"])
     assert str(caught.value) == (
-        'line 2: is longer than 6 tokens; got 7; split it, or use `long_lines="split"`'
+        'line 2: is longer than 6 tokens (7); split it, or use `long_lines="split"`'
     )
     assert translator.engine.sentences == []
 
@@ -327,7 +327,7 @@ def test_no_limit_goes_beyond_learnt_positions(tokenizers):
     with pytest.raises(UsageError) as caught:
         Translator.from_model(model, tokenizers, config, CPU, max_source_length=10)
     assert str(caught.value) == (
-        "`max_source_length`: must be below the number of learned positions (10); got 10; "
+        "`max_source_length`: must be below 10, the number of learned positions (10); "
         "leave it out, or train with model.positions: {kind: sinusoidal}"
     )
 
@@ -340,7 +340,7 @@ def test_no_search_goes_beyond_learnt_positions(tokenizers, kind):
     with pytest.raises(ConfigError) as caught:
         translator.translate(["ab", "c"], decoding=kind(max_length=11))
     assert str(caught.value) == (
-        "decoding.max_length: must be at most what model.positions.max_length leaves (10); got 11"
+        "decoding.max_length: must be at most the 10 that model.positions.max_length leaves (11)"
     )
 
 
@@ -353,8 +353,8 @@ def test_a_prefix_may_use_all_learnt_positions_and_no_more(tokenizers):
     with pytest.raises(DataError) as caught:
         list(translator.nbest(["ab", "c"], 1, prefixes=["a", f"{prefix}c"], name="x.en"))
     assert str(caught.value) == (
-        "x.en:2: requires more tokens than the model has learned positions (10); "
-        "got 11 tokens; shorten its prefix or its required phrases"
+        "x.en:2: requires more tokens than the 10 positions that the model has learned "
+        "(11 tokens); shorten its prefix or its required phrases"
     )
 
 
@@ -364,7 +364,7 @@ def test_several_processes_on_a_gpu_are_refused(tokenizers):
     translator.device = torch.device("cuda")
     with pytest.raises(UsageError) as caught:
         translator.start_workers(2)
-    assert str(caught.value) == ('`workers`: is for a CPU; got 2; use 1, or `device="cpu"`')
+    assert str(caught.value) == ('`workers`: is for a CPU (2); use 1, or `device="cpu"`')
 
 
 def test_processes_begun_anew_take_the_place_of_those_before(translator):
@@ -395,13 +395,13 @@ def test_what_there_must_be_one_of_is_never_none(translator, tokenizers):
     for (argument, ask), number in itertools.product(asked.items(), (0, -1)):
         with pytest.raises(UsageError) as caught:
             ask(number)
-        assert str(caught.value) == f"`{argument}`: must be at least 1; got {number}"
+        assert str(caught.value) == f"`{argument}`: must be at least 1 ({number})"
 
 
 def test_an_unknown_way_with_long_lines_is_refused(tokenizers):
     with pytest.raises(UsageError) as caught:
         translator_of(tokenizers, max_source_length=6, long_lines="cut")
-    assert str(caught.value) == ("`long_lines`: must be one of split, truncate, error; got cut")
+    assert str(caught.value) == ("`long_lines`: must be one of split, truncate, error (cut)")
 
 
 class Mirror:
@@ -452,9 +452,9 @@ def test_without_whitespace_alignments_count_tokens(translator):
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        (BeamConfig(num_beam_groups=2), "num_beam_groups: must divide beam_size (5); got 2"),
-        (SampleConfig(temperature=0.0), "temperature: must be at least 0.001; got 0.0"),
-        (GreedyConfig(max_length=0), "max_length: must be at least 1; got 0"),
+        (BeamConfig(num_beam_groups=2), "num_beam_groups: must divide beam_size 5 (2)"),
+        (SampleConfig(temperature=0.0), "temperature: must be at least 0.001 (0.0)"),
+        (GreedyConfig(max_length=0), "max_length: must be at least 1 (0)"),
     ],
 )
 def test_a_search_that_makes_no_sense_is_refused(translator, search, message):
@@ -478,8 +478,7 @@ def test_a_text_is_not_taken_apart_into_letters(translator, name, options):
     with pytest.raises(UsageError) as caught:
         next(translator.nbest(**{"lines": ["ab", "cd"], "count": 1} | options))
     assert (
-        str(caught.value)
-        == f"`{name}`: must be a list of texts; got a text; put brackets around it"
+        str(caught.value) == f"`{name}`: must be a list of texts (a text); put brackets around it"
     )
     assert translator.engine.sentences == []
 
@@ -488,7 +487,7 @@ def test_a_run_to_join_is_not_taken_apart_either(toy_run):
     with pytest.raises(UsageError) as caught:
         Translator.load(toy_run, ensemble=str(toy_run))
     assert str(caught.value) == (
-        "`ensemble`: must be a list of texts; got a text; put brackets around it"
+        "`ensemble`: must be a list of texts (a text); put brackets around it"
     )
 
 
@@ -534,7 +533,7 @@ def test_more_translations_than_candidates_are_refused(translator):
     with pytest.raises(UsageError) as caught:
         next(translator.nbest(["ab"], 3, mbr=MBR("bleu", 2)))
     assert str(caught.value) == (
-        "`count`: must be at most the candidates of `mbr` (2); got 3; use `MBR(num_candidates=3)`"
+        "`count`: must be at most the 2 candidates of `mbr` (3); use `MBR(num_candidates=3)`"
     )
 
 
@@ -614,10 +613,10 @@ def test_a_phrase_has_no_space_before_it_in_a_language_without_whitespace():
     [
         (
             {"required": [["aéb"]]},
-            "has a token that no translation can contain; got <unk> in 'aéb'",
+            "has a token that no translation can contain (<unk> in 'aéb')",
         ),
-        ({"required": [["ga"]], "banned": ["a"]}, "contains a banned word; got 'ga'"),
-        ({"required": [[""]]}, "has no token; got ''"),
+        ({"required": [["ga"]], "banned": ["a"]}, "contains a banned word ('ga')"),
+        ({"required": [[""]]}, "has no token ('')"),
     ],
 )
 def test_a_phrase_that_cannot_come_is_refused(translator, options, message):
@@ -630,7 +629,7 @@ def test_phrases_of_a_line_in_pieces_are_refused(translator):
     with pytest.raises(DataError) as caught:
         required(translator, ["ab", "abc. de. fg"], required=[[], ["a"]])
     assert str(caught.value) == (
-        "line 2: has required phrases but is split into pieces; got 2 pieces; "
+        "line 2: has required phrases but is split into pieces (2 pieces); "
         "split it and them, or raise `max_source_length`"
     )
 
@@ -638,11 +637,11 @@ def test_phrases_of_a_line_in_pieces_are_refused(translator):
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        (GreedyConfig(), "needs beam search; got greedy; use `BeamConfig(beam_size=5)`"),
-        (SampleConfig(), "needs beam search; got sample; use `BeamConfig(beam_size=5)`"),
+        (GreedyConfig(), "needs beam search (greedy); use `BeamConfig(beam_size=5)`"),
+        (SampleConfig(), "needs beam search (sample); use `BeamConfig(beam_size=5)`"),
         (
             BeamConfig(beam_size=4, num_beam_groups=2),
-            "needs a beam of one group; got 2; use decoding.num_beam_groups=1",
+            "needs a beam of one group (2); use decoding.num_beam_groups=1",
         ),
     ],
 )

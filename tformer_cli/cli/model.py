@@ -124,7 +124,7 @@ def _vocabulary_size(tokenizer: TokenizerConfig, given: int | None) -> int:
         return tokenizer.vocab_size
     if isinstance(tokenizer, WordConfig):
         size = given or tokenizer.max_size
-        what = f"must be at most tokenizer.max_size ({tokenizer.max_size})"
+        what = f"must be at most tokenizer.max_size {tokenizer.max_size}"
         check_usage(Rule(where, what, size > tokenizer.max_size, str(size)))
         return size
     what = "is required for an imported model, whose files set it"
@@ -145,7 +145,7 @@ def _sentence(config: ModelConfig, source: int, target: int) -> dict[str, str]:
             "target_token": "a target token",
             "sentence": f"{source} + {target} tokens",
         }
-    what = f"must be at most --source-length ({source}), since a masked encoder fills in its source"
+    what = f"must be at most --source-length {source}, since a masked encoder fills in its source"
     check_usage(Rule("--target-length", what, target > source, str(target)))
     return {
         "source_token": "a token",

@@ -166,7 +166,7 @@ def _check_run_folder(path: Path) -> None:
             what = "is a config, not a run folder"
             remedy = f"name the run that was trained from it, such as {RUNS / path.stem}"
     elif path.is_dir() and not RunDirectory(path).config_file.exists():
-        what = "is not a run folder (it has no config.yaml)"
+        what = "is not a run folder: it has no config.yaml"
         if runs := sorted(path.glob("*/config.yaml")):
             what, remedy = "is a folder of runs", f"name one of them, such as {runs[0].parent}"
     if what is not None:

@@ -230,7 +230,7 @@ class _Builder:
         if not isinstance(node, yaml.MappingNode):
             got = shown(node)
             remedy = f"write {{kind: {got}}}" if got in kinds else None
-            self._report(path, "must be a mapping (key: value)", got, remedy)
+            self._report(path, "must be a mapping of keys to values", got, remedy)
             return None
         entries: dict[str, yaml.Node] = {}
         for key, value in node.value:

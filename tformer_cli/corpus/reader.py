@@ -246,6 +246,7 @@ def _not_utf8(line: bytes, number: int, error_index: int, name: str) -> DataErro
     column = len(line[:error_index].decode("utf-8")) + 1
     return DataError(
         f"{name}:{number}",
-        f"not UTF-8 (byte 0x{line[error_index]:02x} at column {column})",
+        "not UTF-8",
+        got=f"byte 0x{line[error_index]:02x} at column {column}",
         remedy=remedy,
     )

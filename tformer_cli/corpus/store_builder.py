@@ -104,7 +104,7 @@ def too_long_error(where: str, length: int, max_length: int) -> DataError:
     """Return the error of a sentence that is longer than the model's learned positions."""
     return DataError(
         where,
-        f"is longer than the positions that the model has learned ({max_length} tokens)",
+        f"is longer than the {max_length} positions that the model has learned",
         got=f"{length} tokens",
         remedy="split it, or train with model.positions: {kind: sinusoidal}",
     )

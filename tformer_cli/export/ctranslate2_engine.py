@@ -85,12 +85,12 @@ class CTranslate2Engine(Engine):
             ("a line", longest_source, "lower `max_source_length`"),
         ):
             if self.max_length is not None and length > self.max_length:
-                what = f"has more tokens than the exported model has positions ({self.max_length})"
+                what = f"has more tokens than the {self.max_length} positions of the exported model"
                 raise UsageError(where, what, got=str(length), remedy=remedy)
         beam = _beam_of(config)
         if nbest > beam.enough:
             # With too few finished hypotheses our search continues, and CTranslate2 does not start.
-            what = f"leaves CTranslate2 fewer translations of a line than requested ({nbest})"
+            what = f"leaves CTranslate2 fewer than the {nbest} requested translations of a line"
             remedy = "raise it, or use another `engine`"
             raise UsageError("decoding.patience", what, got=f"{beam.patience:g}", remedy=remedy)
 

@@ -38,7 +38,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     for shard, names in _shards(file).items():
         part = _read(file.parent / shard)
         if differing := part.keys() ^ names:
-            what = f"holds other weights than {INDEX_FILE} says ({len(differing)} differ)"
+            what = f"differs in {len(differing)} of its weights from what {INDEX_FILE} says"
             path = str(file.parent / shard)
             raise CheckpointError(path, what, got=min(differing), remedy=RESTORE)
         weights |= part
@@ -53,7 +53,9 @@ def check_weights(
 ) -> None:
     """Check the names and shapes of the weights in a file that `settings` describes."""
     if differing := {name for name, _ in expected.items() ^ actual.items()}:
-        what = f"holds another model than {settings} describes ({len(differing)} weights differ)"
+        what = (
+            f"differs in {len(differing)} of its weights from the model that {settings} describes"
+        )
         raise CheckpointError(str(file), what, got=min(differing), remedy=RESTORE)
 
 
@@ -67,7 +69,7 @@ def shapes(
     """
     num_layers = sum(getattr(config, f"num_{x}layers", 0) for x in ("", "encoder_", "decoder_"))
     if num_layers > num_weights:
-        what = f"describes more layers than the folder has weights ({num_weights})"
+        what = f"describes more layers than the {num_weights} that the folder has"
         raise CheckpointError(str(settings), what, got=str(num_layers), remedy=RESTORE)
     with torch.device("meta"):
         model = new_model(

@@ -212,7 +212,7 @@ def _check_special_ids(folder: Path, name: str, shape: Shape, ids: Tensor) -> No
     settings = folder / SETTINGS_FILE
     theirs = dict(zip(OUR_IDS, ids.tolist(), strict=False))
     problems = [
-        Problem(f"{settings}: {key}", f"must be the id of {token} in {name} ({theirs[token]})", got)
+        Problem(f"{settings}: {key}", f"must be {theirs[token]}, the id of {token} in {name}", got)
         for key, token, got in (
             ("eos_token_id", "</s>", str(shape.end_id)),
             ("pad_token_id", "<pad>", str(shape.pad_id)),

@@ -234,7 +234,7 @@ def read_shape(file: Path) -> Shape:
     keys = ("decoder_start_token_id", "pad_token_id", "eos_token_id")
     start_id, pad_id, end_id = (settings.take(key, int) for key in keys)
     if start_id != pad_id:
-        rule = f"must be pad_token_id ({pad_id})"
+        rule = f"must be {pad_id}, as pad_token_id"
         settings.note(Problem("decoder_start_token_id", rule, str(start_id)))
     is_scaled = settings.take("scale_embedding", bool)
     settings.check()
@@ -247,7 +247,7 @@ def _sizes(settings: Settings) -> dict[str, int]:
     for key, ours in SIZES.items():
         size = settings.take(key, int)
         if size != sizes.setdefault(ours, size):
-            rule = f"must be {key.replace('decoder', 'encoder')} ({sizes[ours]})"
+            rule = f"must be {sizes[ours]}, as {key.replace('decoder', 'encoder')}"
             settings.note(Problem(key, rule, str(size)))
     return sizes
 

@@ -78,7 +78,9 @@ class AttentionMaps:
                 raise UsageError(where, what, remedy="leave it out")
             highest = max(len(getattr(maps, axis)) for maps in selected)
             if number > highest:
-                raise UsageError(where, f"must be at most the {axis} ({highest})", got=str(number))
+                raise UsageError(
+                    where, f"must be at most {highest}, the number of {axis}", got=str(number)
+                )
             selected = [maps for maps in selected if number in getattr(maps, axis)]
         if layer is not None:
             selected = [maps.of_layer(layer) for maps in selected]

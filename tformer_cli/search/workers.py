@@ -44,7 +44,7 @@ class WorkersEngine(Engine):
         if num_workers > limit:
             raise UsageError(
                 "`workers`",
-                f"must be at most {limit} ({MAX_WORKERS_PER_CORE} for each core)",
+                f"must be at most {limit}, which is {MAX_WORKERS_PER_CORE} for each core",
                 got=str(num_workers),
                 remedy="use one for each core, or fewer",
             )

@@ -70,7 +70,7 @@ def load_weights(directory: Path, model: nn.Module, file_name: str = MODEL_FILE)
     if differing:
         raise CheckpointError(
             str(file),
-            f"holds another model than config.yaml describes ({len(differing)} weights differ)",
+            f"differs in {len(differing)} of its weights from the model that config.yaml describes",
             got=min(differing),
             remedy=RESTORE_CONFIG,
         )
@@ -224,7 +224,7 @@ def check_dtypes(file: Path, weights: Mapping[str, Tensor], remedy: str) -> None
     """Refuse weights that are not floating-point numbers of a width that torch computes with."""
     others = [name for name, weight in weights.items() if weight.dtype not in WEIGHT_DTYPES]
     if others:
-        what = f"holds weights of an unsupported dtype ({len(others)} weights)"
+        what = f"holds {len(others)} of its weights in an unsupported dtype"
         dtype = str(weights[min(others)].dtype).removeprefix("torch.")
         raise CheckpointError(str(file), what, got=f"{dtype} for {min(others)}", remedy=remedy)
 
@@ -233,7 +233,7 @@ def check_finite(file: Path, weights: Mapping[str, Tensor], remedy: str) -> None
     """Refuse weights with an infinity or NaN."""
     others = [name for name, weight in weights.items() if not torch.isfinite(weight).all()]
     if others:
-        what = f"holds numbers that are not finite ({len(others)} weights have some)"
+        what = f"holds numbers that are not finite in {len(others)} of its weights"
         raise CheckpointError(str(file), what, got=min(others), remedy=remedy)
 
 

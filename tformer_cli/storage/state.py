@@ -132,7 +132,8 @@ def load_progress(directory: Path) -> TrainingProgress:
         if _is_count(version) and version > FORMAT_VERSION:
             raise NewerFormatError(
                 str(file),
-                f"was written by a newer tformer; this one reads format {FORMAT_VERSION}",
+                "was written by a newer tformer than this one, which reads format "
+                f"{FORMAT_VERSION}",
                 got=f"format {version}",
                 remedy="upgrade tformer",
             )

@@ -220,7 +220,7 @@ def check_settings(saved: Mapping[str, str], config: Config, file: Path) -> None
         if old is not None and new is not None and old != new:
             raise CheckpointError(
                 str(file),
-                f"{key} is not what the model was trained with ({old})",
+                f"{key} is not {old}, as in training",
                 got=new,
                 remedy=RESTORE_CONFIG,
             )

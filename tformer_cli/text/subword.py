@@ -234,14 +234,14 @@ def _training_error(message: str, config: SubwordConfig) -> DataError:
     if match := re.search(r"size too high \(\d+\)\. Please set it to a value <= (\d+)", message):
         return DataError(
             "tokenizer.vocab_size",
-            f"is larger than the text allows (at most {match[1]})",
+            f"is larger than the {match[1]} that the text allows",
             got=str(config.vocab_size),
             remedy="make it smaller, or give more text",
         )
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return DataError(
             "tokenizer.vocab_size",
-            f"is smaller than the characters of the text need (at least {match[1]})",
+            f"is smaller than the {match[1]} that the characters of the text need",
             got=str(config.vocab_size),
             remedy="enlarge it, or lower tokenizer.character_coverage",
         )

@@ -154,7 +154,8 @@ def load_tokenizers(directory: Path) -> Tokenizers:
         if header["format_version"] > FORMAT_VERSION:
             raise CheckpointError(
                 str(file),
-                f"was written by a newer tformer; this one reads format {FORMAT_VERSION}",
+                "was written by a newer tformer than this one, which reads format "
+                f"{FORMAT_VERSION}",
                 got=f"format {header['format_version']}",
                 remedy="upgrade tformer",
             )

@@ -209,7 +209,7 @@ def _limit_bytes(device: torch.device, memory_limit: float | None) -> int:
         if device.type == "cuda" and available is not None and limit > available:
             raise UsageError(
                 "`memory_limit`",
-                f"must be at most what the device has ({available / 2**30:,.2f} GiB)",
+                f"must be at most the {available / 2**30:,.2f} GiB of the device",
                 got=f"{memory_limit:g}",
             )
         return limit

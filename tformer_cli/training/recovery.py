@@ -102,9 +102,10 @@ def memory_shortage_reported(where: str) -> Iterator[None]:
             raise
         raise TrainingError(
             where,
-            "memory ran out; what was saved before is intact",
+            "memory ran out",
             got=str(error).partition("\n")[0] or None,
-            remedy="lower training.batch_tokens, or train a smaller model",
+            remedy="lower training.batch_tokens, or train a smaller model; "
+            "what was saved before is intact",
         ) from error
 
 

@@ -112,7 +112,7 @@ def accepted_changes(run: RunDirectory, before: Config, now: Config) -> list[str
         if not _is_free(key):
             raise CheckpointError(
                 str(run.path),
-                f"{key} has changed since this run began (it was {was})",
+                f"{key} was {was} when this run began",
                 got=str(is_now),
                 remedy=f"change it back, {TRAIN_ELSEWHERE}",
             )

@@ -215,7 +215,7 @@ def _check_agreement(world: World, facts: Mapping[str, str], remedy: str) -> Non
             if got != expected:
                 raise TrainingError(
                     f"rank {rank}",
-                    f"{name} differs from that of rank 0 ({expected})",
+                    f"{name} differs from rank 0, which has {expected}",
                     got=got,
                     remedy=remedy,
                 )

@@ -58,7 +58,7 @@ class MBR:
             return self.num_candidates or NUM_SAMPLES
         count = self.num_candidates or decoding.beam_size
         if count > decoding.beam_size:
-            what = f"must be at most the beam size ({decoding.beam_size})"
+            what = f"must be at most the beam size {decoding.beam_size}"
             remedy = remedy.format(count)
             raise UsageError("`num_candidates`", what, got=str(count), remedy=remedy)
         return count
@@ -97,12 +97,12 @@ def resolve_num_hypotheses(search: DecodingConfig, count: int, mbr: MBR | None) 
     check_positive("`count`", count)
     num_hypotheses = count if mbr is None else mbr.num_hypotheses(search)
     if count > num_hypotheses:
-        what = f"must be at most the candidates of `mbr` ({num_hypotheses})"
+        what = f"must be at most the {num_hypotheses} candidates of `mbr`"
         remedy = f"use `MBR(num_candidates={count})`"
         raise UsageError("`count`", what, got=str(count), remedy=remedy)
     beam_size = search.beam_size if isinstance(search, BeamConfig) else 1
     if count > beam_size and not isinstance(search, SampleConfig):
-        what = f"must be at most the beam size ({beam_size})"
+        what = f"must be at most the beam size {beam_size}"
         remedy = f"use `BeamConfig(beam_size={count})`"
         raise UsageError("`count`", what, got=str(count), remedy=remedy)
     return num_hypotheses

@@ -84,7 +84,7 @@ class Preprocessor:
         if self.max_positions is not None and self.max_source_length >= self.max_positions:
             raise UsageError(
                 "`max_source_length`",
-                f"must be below the number of learned positions ({self.max_positions})",
+                f"must be below {self.max_positions}, the number of learned positions",
                 got=str(self.max_source_length),
                 remedy="leave it out, or train with model.positions: {kind: sinusoidal}",
             )
@@ -159,7 +159,8 @@ class Preprocessor:
         if self.max_positions is not None and needed > self.max_positions:
             raise DataError(
                 where,
-                f"requires more tokens than the model has learned positions ({self.max_positions})",
+                f"requires more tokens than the {self.max_positions} positions that the model "
+                "has learned",
                 got=f"{needed:,} tokens",
                 remedy="shorten its prefix or its required phrases",
             )

@@ -93,7 +93,7 @@ class Config:
         if self.training.batch_tokens <= self.data.filters.max_length:
             yield Conflict(
                 "training.batch_tokens",
-                f"must be above data.filters.max_length ({self.data.filters.max_length}), "
+                f"must be above data.filters.max_length {self.data.filters.max_length}, "
                 "or a long sentence fits no batch",
                 str(self.training.batch_tokens),
             )
@@ -174,9 +174,9 @@ class Config:
             return
         needed = self.data.filters.max_length + 1
         if longest < needed:
-            what = f"must be at least data.filters.max_length + 1 ({needed})"
+            what = f"must be at least {needed}, which is data.filters.max_length + 1"
             if longest < positions.max_length:
-                what = f"must be at least twice data.filters.max_length + 1 ({2 * needed})"
+                what = f"must be at least {2 * needed}, which is twice data.filters.max_length + 1"
             yield Conflict("model.positions.max_length", what, str(positions.max_length))
         for key, search in self._searches().items():
             for conflict in search.conflicts_of_positions(longest):

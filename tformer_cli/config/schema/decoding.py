@@ -38,14 +38,14 @@ class SearchConfig:
         if self.max_length > longest:
             yield Conflict(
                 "max_length",
-                f"must be at most what model.positions.max_length leaves ({longest})",
+                f"must be at most the {longest} that model.positions.max_length leaves",
                 str(self.max_length),
             )
 
     def conflicts(self) -> Iterator[Conflict]:
         # One token is generated whatever the limit.
         if self.min_length > 1 and self.min_length >= self.max_length:
-            what = f"must be below max_length ({self.max_length}), which counts the end token"
+            what = f"must be below max_length {self.max_length}, which counts the end token"
             yield Conflict("min_length", what, str(self.min_length))
 
 
@@ -86,7 +86,7 @@ class BeamConfig(SearchConfig):
     def conflicts(self) -> Iterator[Conflict]:
         yield from SearchConfig.conflicts(self)
         if self.beam_size % self.num_beam_groups:
-            what = f"must divide beam_size ({self.beam_size})"
+            what = f"must divide beam_size {self.beam_size}"
             yield Conflict("num_beam_groups", what, str(self.num_beam_groups))
         if self.num_beam_groups == 1 and self.diversity_penalty != DEFAULT_DIVERSITY:
             yield Conflict(

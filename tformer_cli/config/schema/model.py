@@ -75,7 +75,7 @@ class YarnScaling:
 
     def conflicts(self) -> Iterator[Conflict]:
         if self.beta_fast <= self.beta_slow:
-            what = f"must be above beta_slow ({self.beta_slow:g})"
+            what = f"must be above beta_slow {self.beta_slow:g}"
             yield Conflict("beta_fast", what, f"{self.beta_fast:g}")
 
 
@@ -118,7 +118,7 @@ class T5Positions:
         if self.num_buckets % 2:
             yield Conflict("num_buckets", "must be even", str(self.num_buckets))
         if 2 * self.max_distance <= self.num_buckets:
-            what = f"must be above half of num_buckets ({self.num_buckets})"
+            what = f"must be above half of num_buckets {self.num_buckets}"
             yield Conflict("max_distance", what, str(self.max_distance))
 
 
@@ -219,17 +219,17 @@ class TransformerConfig:
 
     def conflicts(self) -> Iterator[Conflict]:
         if self.dim % self.num_heads:
-            yield Conflict("num_heads", f"must divide dim ({self.dim})", str(self.num_heads))
+            yield Conflict("num_heads", f"must divide dim {self.dim}", str(self.num_heads))
         if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
             yield Conflict(
-                "num_kv_heads", f"must divide num_heads ({self.num_heads})", str(self.num_kv_heads)
+                "num_kv_heads", f"must divide num_heads {self.num_heads}", str(self.num_kv_heads)
             )
         if self.positions.kind == "sinusoidal" and self.dim % 2:
             yield Conflict("dim", "must be even with sinusoidal positions", str(self.dim))
         if self.latent is not None:
             yield from self._conflicts_of_latent()
         elif self.positions.kind == "rotary" and self.head_dim % 2:
-            what = f"must leave rotary positions an even dim / num_heads (it is {self.head_dim})"
+            what = f"must leave rotary positions an even dim / num_heads, not {self.head_dim}"
             yield Conflict("num_heads", what, str(self.num_heads))
 
     def _conflicts_of_latent(self) -> Iterator[Conflict]:

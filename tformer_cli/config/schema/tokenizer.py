@@ -37,7 +37,8 @@ class SubwordConfig:
         if self.byte_fallback and self.vocab_size < smallest:
             yield Conflict(
                 "vocab_size",
-                f"must be at least {smallest} with byte_fallback (16 special pieces, 256 bytes)",
+                f"must be at least {smallest} with byte_fallback, which adds 16 special pieces and "
+                "256 bytes",
                 str(self.vocab_size),
                 "enlarge it or set byte_fallback: false",
             )

@@ -195,12 +195,12 @@ class TrainingConfig:
         if self.schedule.warmup_steps > self.max_steps:
             yield Conflict(
                 "schedule.warmup_steps",
-                f"must be at most training.max_steps ({self.max_steps})",
+                f"must be at most training.max_steps {self.max_steps}",
                 str(self.schedule.warmup_steps),
             )
         if self.validate_every > self.max_steps:
             yield Conflict(
                 "validate_every",
-                f"must be at most training.max_steps ({self.max_steps}), or nothing is validated",
+                f"must be at most training.max_steps {self.max_steps}, or nothing is validated",
                 str(self.validate_every),
             )
