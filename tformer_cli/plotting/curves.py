@@ -93,43 +93,31 @@ def read_history(run: RunDirectory, by: Axis) -> History:
     if not run.path.is_dir():
         remedy = "name the folder of a run, such as runs/demo"
         raise CheckpointError(str(run.path), "no such run folder", remedy=remedy)
+    file = run.metrics_file
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line]
     curves: dict[str, list[Point]] = {}
-    num_tokens = 0
-    seconds = 0.0
-    for line, report in _reports(run.metrics_file):
+    num_tokens, seconds = 0, 0.0
+    for number, line in lines:
         try:
+            report = parse_json(line)
             if report["kind"] == "train":
                 # The log holds the quotient, so rounding restores the count.
                 num_tokens += round(report["tokens_per_second"] * report["seconds"])
                 seconds += report["seconds"]
             x = {"step": report["step"], "tokens": num_tokens, "hours": seconds / 3600}[by]
-            for name, y in _values(report).items():
-                curves.setdefault(name, []).append((x, y))
+            values = _values(report)
         except (KeyError, TypeError, ValueError) as error:
-            raise _damaged(run.metrics_file, line) from error
+            if number == lines[-1][0]:
+                break  # cut short by a kill
+            what, remedy = "is no report of a training", "remove the line to do without it"
+            raise CheckpointError(f"{file}:{number}", what, remedy=remedy) from error
+        for name, y in values.items():
+            curves.setdefault(name, []).append((x, y))
     if not curves:
-        what, remedy = (
-            "holds no report of a training",
-            "wait for the first one, or name another run",
-        )
-        raise CheckpointError(str(run.metrics_file), what, remedy=remedy)
+        remedy = "wait for the first one, or name another run"
+        raise CheckpointError(str(file), "holds no report of a training", remedy=remedy)
     return History(run.path, curves)
-
-
-def _reports(file: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Return the reports with their line numbers, without a last one cut short by a kill."""
-    if not file.is_file():
-        return []
-    text = file.read_text(encoding="utf-8", errors="replace")
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line]
-    reports = []
-    for number, line in lines:
-        try:
-            reports.append((number, parse_json(line)))
-        except ValueError as error:
-            if number != lines[-1][0]:
-                raise _damaged(file, number) from error
-    return reports
 
 
 def _values(report: dict[str, Any]) -> dict[str, float]:
@@ -149,11 +137,6 @@ def _values(report: dict[str, Any]) -> dict[str, float]:
             return {"valid_loss": report["loss"], **bleu}
         case _:
             return {}
-
-
-def _damaged(file: Path, line: int) -> CheckpointError:
-    what, remedy = "is no report of a training", "remove the line to do without it"
-    return CheckpointError(f"{file}:{line}", what, remedy=remedy)
 
 
 def plot(runs: Sequence[RunDirectory], by: Axis, file: Path | None) -> list[History]:

@@ -44,6 +44,8 @@ SIGNS = ("#D55E00", "#ffffff", "#0072B2")
 MASKED = "#ebebeb"
 LINES = "#dddddd"
 SPACE = "␣"
+# Control characters, written as in Python.
+ESCAPES = {code: ascii(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0))}
 MAX_LABEL_LENGTH = 24
 
 FORMATS = (".png", ".svg")
@@ -120,10 +122,7 @@ def label(token: str) -> str:
     """Return a token as one short line; spaces alone become visible."""
     if not token.strip(" "):
         return SPACE * len(token)
-    line = "".join(
-        ascii(character)[1:-1] if character < " " or "\x7f" <= character < "\xa0" else character
-        for character in token
-    )
+    line = token.translate(ESCAPES)
     return line if len(line) <= MAX_LABEL_LENGTH else f"{line[: MAX_LABEL_LENGTH - 1]}…"
 
 

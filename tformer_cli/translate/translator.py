@@ -229,9 +229,8 @@ class Translator:
         if workers == 1:
             return
         if self.device.type != "cpu":
-            raise UsageError(
-                "`workers`", "is for a CPU", got=str(workers), remedy='use 1, or `device="cpu"`'
-            )
+            remedy = 'use 1, or `device="cpu"`'
+            raise UsageError("`workers`", "is for a CPU", got=str(workers), remedy=remedy)
         empty_cache(self.device)
         self.engine = WorkersEngine(self.engine, workers)
 
@@ -347,7 +346,7 @@ class Translator:
     def _rerank(self, hypotheses: list[Hypothesis], mbr: MBR | None) -> list[Hypothesis]:
         if mbr is None:
             return hypotheses
-        texts = [self.tokenizers.target.decode(one.token_ids) for one in hypotheses]
+        texts = [self.tokenizers.target.decode(hypothesis.token_ids) for hypothesis in hypotheses]
         return mbr.rerank(hypotheses, texts, uses_whitespace=self.postprocessor.separator != "")
 
     def score(
