@@ -17,7 +17,7 @@ from tformer_cli.evaluation.evaluate import (
     texts_of_split,
     warn_of_overlap,
 )
-from tformer_cli.evaluation.metrics import MetricName
+from tformer_cli.evaluation.metrics import MetricName, build_metric
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config
 from tformer_cli.training import trainer as training
 from tformer_cli.translate.mbr import MBR
@@ -124,9 +124,10 @@ def evaluate(
         precision=precision,
         workers=workers,
     )
-    config = evaluator.config
+    config = evaluator.translator.config
     texts = texts_of_split(config, split) if text is None else {text.source.name: text}
-    built, search = evaluator.metrics(metrics), resolve_search(decoding, config)
+    language, search = config.data.target_language, resolve_search(decoding, config)
+    built = [build_metric(name, config.evaluation, language) for name in metrics]
     warn_of_overlap(config.data, texts, on_warning)
     evaluations = {}
     for name, each in texts.items():

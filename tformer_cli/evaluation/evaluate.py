@@ -24,7 +24,7 @@ from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.device import autocast, resolve_device, resolve_precision
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import DataError, Problem, UsageError, reject_str
-from tformer_cli.evaluation.metrics import Metric, MetricName, Score, build_metric
+from tformer_cli.evaluation.metrics import Metric, MetricName, Score
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.process import tune_allocator
 from tformer_cli.search.scoring import halving_on_oom
@@ -144,20 +144,6 @@ class Evaluator:
         translator.start_workers(workers)
         return cls(models, translator, dtype, first.step)
 
-    @property
-    def config(self) -> Config:
-        """The config of the run."""
-        return self.translator.config
-
-    def metrics(self, names: Sequence[MetricName]) -> list[Metric]:
-        """Return metrics with the settings of the run.
-
-        Raises:
-            ConfigError: the tokenizer of a metric is not installed.
-        """
-        language = self.config.data.target_language
-        return [build_metric(name, self.config.evaluation, language) for name in names]
-
     def evaluate(
         self,
         text: ParallelText,
@@ -178,20 +164,20 @@ class Evaluator:
             DataError: a file cannot be read, the line counts differ, there are no lines, or all are
                 too long.
         """
-        max_length = self.models[0].max_length
+        config, max_length = self.translator.config, self.models[0].max_length
         store = evaluation_store(text, self.translator.tokenizers, max_length=max_length)
         problem = long_lines_warning(text, store)
         if problem is not None:
             on_warning(problem)
         likelihood = reference_likelihood(
             self.models,
-            loss_batches(store, start_id=DECODER_START_IDS[self.config.model.kind]),
+            loss_batches(store, start_id=DECODER_START_IDS[config.model.kind]),
             device=self.translator.device,
             precision=self.precision,
             world=world,
         )
         sources, references = zip(*read_pairs(text.source, text.target), strict=True)
-        search = self.config.decoding if decoding is None else decoding
+        search = config.decoding if decoding is None else decoding
         translations = self.translator.nbest(
             world.shard(sources),
             1,
