@@ -1,7 +1,6 @@
 #!/usr/bin/env python
 """Compare variants of the Transformer, one change at a time from a modern base."""
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,9 +24,10 @@ from cli import (
     resumable,
     show,
 )
-from harness import log, subprocess_call
+from harness import log, play_rounds, ratios, run_in_process
 from train import training_worker
-from training_runs import Ours, train_in_subprocess
+from training_process import train_in_process
+from training_runs import Ours
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import check_data_files, load_config
@@ -49,7 +49,6 @@ from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.config.schema.training import CosineSchedule, MuonConfig, TrainingConfig
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.model.build import build_network
-from tformer_cli.process import tune_allocator
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.translate.translator import Translator
@@ -186,60 +185,43 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
-    """One turn of a variant, in target tokens per second."""
-
-    training: float
-    decoding: float
-
-
-@dataclass(frozen=True, slots=True)
 class Row:
-    """A variant, with its trainings by seed and its speeds by round."""
+    """A variant, with its trainings by seed and its speeds by round, in target tokens a second."""
 
     name: str
     parameters: int
     cache_bytes: int
     trainings: Sequence[Trained]
-    turns: Sequence[Speed]
+    training: Sequence[float]
+    decoding: Sequence[float]
 
 
 def speeds(
     runs: Mapping[str, RunDirectory], *, rounds: int, lines: int, seconds: float, threads: int
-) -> dict[str, list[Speed]]:
-    """Let variants take turns: train for some seconds, then translate lines of the test set."""
-    results: dict[str, list[Speed]] = {name: [] for name in runs}
-    for number in range(1, rounds + 1):
-        for name, directory in runs.items():
-            with training_worker("ours", directory, threads=threads) as worker:
+) -> dict[str, list[float]]:
+    """Let variants take turns, named `NAME training` and `NAME decoding`; return their speeds."""
+
+    def turn(entry: str) -> float:
+        name, kind = entry.split()
+        if kind == "training":
+            with training_worker("ours", runs[name], threads=threads) as worker:
                 turn = worker.ask(seconds=seconds)
-            words = (str(directory.path), str(lines), str(threads))
-            speed = Speed(
-                turn["num_tokens"] / turn["seconds"],
-                subprocess_call("ablation.print_decoding_speed", *words),
-            )
-            results[name].append(speed)
-            log(
-                f"round {number}/{rounds}: {name}: training {speed.training:,.0f}, "
-                f"decoding {speed.decoding:,.0f} target tokens/s"
-            )
-    return results
+            return turn["num_tokens"] / turn["seconds"]
+        arguments = {"folder": str(runs[name].path), "num_lines": lines, "threads": threads}
+        return run_in_process("ablation.decoding_speed", **arguments)
+
+    entries = [f"{name} {kind}" for name in runs for kind in ("training", "decoding")]
+    return play_rounds(entries, rounds, turn, "target tokens/s")
 
 
-def print_decoding_speed(folder: str, count: str, threads: str) -> None:
-    """Print the target tokens per second that a run writes."""
-    torch.set_num_threads(int(threads))
-    tune_allocator()
+def decoding_speed(folder: str, num_lines: int, threads: int) -> float:
+    """Return target tokens per second, with NUM_TOKENS of each line of the test set."""
+    torch.set_num_threads(threads)
     trained = load_trained_model(RunDirectory(Path(folder)))
     text = next(iter(trained.config.data.test.values()))
-    lines = [source for source, _ in read_pairs(text.source, text.target)][: int(count)]
+    lines = [source for source, _ in read_pairs(text.source, text.target)][:num_lines]
     translator = Translator.from_model(trained.model, trained.tokenizers, trained.config, CPU)
     translator.translate(lines[:8], decoding=SEARCH)
-    print(json.dumps(decoding_speed(translator, lines)))
-
-
-def decoding_speed(translator: Translator, lines: Sequence[str]) -> float:
-    """Return target tokens per second, with NUM_TOKENS of each line."""
     start = time.perf_counter()
     translator.translate(lines, decoding=SEARCH)
     return NUM_TOKENS * len(lines) / (time.perf_counter() - start)
@@ -251,24 +233,15 @@ def cache_bytes(directory: RunDirectory) -> int:
     return FLOAT_BYTES * sum(shape.size for shape in stack.kv_shapes())
 
 
-def relative_speeds(rows: Sequence[Row]) -> list[Speed | None]:
-    """Return speeds as multiples of those of the first row.
+def relative_speeds(turns: Sequence[Sequence[float]]) -> list[float]:
+    """Return the speeds of variants, each with one per round, as multiples of the first's.
 
-    Each turn is divided by the median of its round, because the machine drifts, and the median of
-    that over the rounds counts: one bad turn, of the first row too, changes nothing.
+    Each is divided by the median of its round, because the machine drifts, and the median of that
+    over the rounds counts: one bad turn, of the first variant too, changes nothing.
     """
-    if not rows[0].turns:
-        return [None for _ in rows]
-    columns = []
-    for kind in ("training", "decoding"):
-        table = [[getattr(turn, kind) for turn in row.turns] for row in rows]
-        usual = [median(turns) for turns in zip(*table, strict=True)]
-        medians = [
-            median(speed / middle for speed, middle in zip(turns, usual, strict=True))
-            for turns in table
-        ]
-        columns.append([number / medians[0] for number in medians])
-    return [Speed(*pair) for pair in zip(*columns, strict=True)]
+    usual = [median(speeds) for speeds in zip(*turns, strict=True)]
+    medians = [median(ratios(speeds, usual)) for speeds in turns]
+    return [speed / medians[0] for speed in medians]
 
 
 HEAD = (
@@ -280,14 +253,20 @@ HEAD = (
 def table(rows: Sequence[Row]) -> str:
     """Return a table in Markdown; speeds are multiples of those of the first row."""
     lines = [HEAD]
-    for row, speed in zip(rows, relative_speeds(rows), strict=True):
+    columns = [["-"] * len(rows)] * 2
+    if rows[0].training:
+        columns = [
+            [f"{speed:.2f}" for speed in relative_speeds(turns)]
+            for turns in ([row.training for row in rows], [row.decoding for row in rows])
+        ]
+    for row, training, decoding in zip(rows, *columns, strict=True):
         cells = [
             row.name,
             f"{row.parameters:,}",
             _mean([trained.valid_loss for trained in row.trainings], ".3f"),
             _mean([trained.test_bleu for trained in row.trainings], ".2f"),
-            "-" if speed is None else f"{speed.training:.2f}",
-            "-" if speed is None else f"{speed.decoding:.2f}",
+            training,
+            decoding,
             f"{row.cache_bytes:,}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -334,22 +313,29 @@ def ablation(
     check_data_files(text.data)
     torch.set_num_threads(threads)
     results: dict[str, list[Trained]] = {name: [] for name in names}
-    directories: dict[str, RunDirectory] = {}
+    runs: dict[str, RunDirectory] = {}
     with resumable(folder):
         for name, each in trainings(text, folder, names, range(1, seeds + 1), steps):
             if not each.is_over():
-                train_in_subprocess(each, threads=threads)
+                train_in_process(each, threads=threads)
             trained = Trained.of(each)
             results[name].append(trained)
-            directories.setdefault(name, each.run)
+            runs.setdefault(name, each.run)
             log(
                 f"{each.run.path.name}: loss {trained.valid_loss:.3f}, BLEU {trained.test_bleu:.2f}"
             )
-        turns = speeds(directories, rounds=rounds, lines=lines, seconds=seconds, threads=threads)
-    rows = []
-    for name in names:
-        count, num_bytes = num_parameters(variant(name)), cache_bytes(directories[name])
-        rows.append(Row(name, count, num_bytes, results[name], turns[name]))
+        turns = speeds(runs, rounds=rounds, lines=lines, seconds=seconds, threads=threads)
+    rows = [
+        Row(
+            name,
+            num_parameters(variant(name)),
+            cache_bytes(runs[name]),
+            results[name],
+            turns[f"{name} training"],
+            turns[f"{name} decoding"],
+        )
+        for name in names
+    ]
     show(
         [asdict(row) for row in rows],
         as_json,

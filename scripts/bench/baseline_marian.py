@@ -1,30 +1,34 @@
-"""Baseline: transformers' Marian in the sizes of a config; its loss, search and score."""
+"""Baseline: transformers' Marian in the sizes of a config; its training loop and its search."""
 
 import itertools
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.corpus.batch import Batch, batches_in_order
-from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import evaluation_store
-from tformer_cli.errors import UsageError
+from tformer_cli.device import autocast, derive_seed
+from tformer_cli.errors import TrainingError, UsageError
 from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS
-from tformer_cli.evaluation.metrics import Metric, Score
 from tformer_cli.model.blocks.feedforward import PLAIN
-from tformer_cli.model.network import Seq2Seq
+from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.padding import pad_rows
 from tformer_cli.search.scoring import length_batches
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, PAD_ID
+from tformer_cli.training.optim import set_learning_rate
+from tformer_cli.training.step import StepBatch, TrainState
 
 if TYPE_CHECKING:
     from transformers import MarianMTModel
@@ -108,34 +112,37 @@ def count_parameters(marian: nn.Module) -> int:
     return sum(weight.numel() for weight in marian.parameters() if weight.requires_grad)
 
 
-def refuse_another_size(ours: int, marians: int) -> None:
+def refuse_another_size(ours: Network, marian: nn.Module) -> None:
     """Make sure that the two models have nearly the same number of parameters.
 
     Raises:
         UsageError: they have not.
     """
-    if abs(marians / ours - 1) > 0.01:
+    mine, theirs = ours.num_parameters(), count_parameters(marian)
+    if abs(theirs / mine - 1) > 0.01:
         raise UsageError(
             "model",
-            f"Marian has no parts for this config and gets {marians:,} parameters",
-            got=f"{ours:,} of ours",
+            f"Marian has no parts for this config and gets {theirs:,} parameters",
+            got=f"{mine:,} of ours",
             remedy="compare with a run of sinusoidal positions and plain blocks",
         )
 
 
 @torch.no_grad()
-def copy_weights(ours: Seq2Seq, marian: "MarianMTModel") -> None:
-    """Make Marian the same function as a post-norm model of ours with sinusoidal positions."""
+def marian_like(
+    ours: Seq2Seq, config: Config, tokenizers: Tokenizers, *, num_positions: int
+) -> "MarianMTModel":
+    """Return Marian as the same function as a post-norm model of ours with sinusoidal positions."""
+    marian = build_marian(config, tokenizers, num_positions=num_positions)
     for name, weight in ours.named_parameters():
         for mine, theirs in WEIGHT_NAMES.items():
             name = name.replace(mine, theirs)
         marian.get_parameter(f"model.{name}").copy_(weight)
-    for mine, theirs in (
-        (ours.encoder, marian.model.encoder),
-        (ours.decoder, marian.model.decoder),
-    ):
-        table = theirs.embed_positions.weight
-        table.copy_(mine.embeddings.positions(torch.arange(len(table))))
+    for part, other in ((ours.encoder, marian.model.encoder), (ours.decoder, marian.model.decoder)):
+        table = other.embed_positions.weight
+        table.copy_(part.embeddings.positions(torch.arange(len(table))))
+    set_epsilon(marian, config.model.norm_epsilon)
+    return marian
 
 
 def set_epsilon(model: nn.Module, epsilon: float) -> None:
@@ -171,13 +178,65 @@ def loss_sum(marian: nn.Module, batch: Batch, smoothing: float) -> Tensor:
     )
 
 
+def marian_steps(state: TrainState, batches: Iterable[StepBatch]) -> Iterator[float]:
+    """Take an optimizer step per batch, as our `train_steps`; yield its loss.
+
+    Raises:
+        TrainingError: the loss or the gradient is not finite.
+    """
+    config, remaining = state.config, iter(batches)
+    max_norm = math.inf if config.clip_norm is None else config.clip_norm
+    while True:
+        started = time.perf_counter()
+        batch = next(remaining, None)
+        if batch is None:
+            return
+        num_tokens = sum(part.num_target_tokens for part in batch.micro_batches)
+        loss = _accumulate_gradients(state, batch.micro_batches, num_tokens)
+        grad_norm = clip_grad_norm_(state.model.parameters(), max_norm).item()
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            raise TrainingError(
+                f"step {state.step + 1} of Marian",
+                "the training diverged",
+                got=f"loss {loss}, gradient norm {grad_norm}",
+                remedy="remove its folder, and give a lower learning rate",
+            )
+        set_learning_rate(state.optimizer, state.scheduler(state.step + 1))
+        state.optimizer.step()
+        state.optimizer.zero_grad(set_to_none=True)
+        state.progress = replace(
+            state.progress,
+            score=None,
+            step=state.step + 1,
+            data_position=(batch.next_position.epoch, batch.next_position.batch),
+            num_tokens=state.progress.num_tokens + num_tokens,
+            seconds=state.progress.seconds + time.perf_counter() - started,
+        )
+        yield loss
+
+
+def _accumulate_gradients(state: TrainState, batches: Sequence[Batch], num_tokens: int) -> float:
+    """Leave the gradient of a step in the weights; return its loss."""
+    marian = state.model.train()
+    # Dropout is a function of the step, as in our loop, so that resuming is exact.
+    torch.manual_seed(derive_seed(state.seed, "dropout", state.step + 1))
+    loss = 0.0
+    for batch in batches:
+        with autocast(state.device, state.precision):
+            total = loss_sum(marian, batch.to(state.device), state.config.label_smoothing)
+        part = total / num_tokens
+        part.backward()
+        loss += part.item()
+    return loss
+
+
 @torch.inference_mode()
-def mean_nll(marian: nn.Module, store: TokenStore, device: torch.device) -> float:
+def mean_nll(marian: "MarianMTModel", store: TokenStore) -> float:
     """Return the cross-entropy per target token without label smoothing, in nats."""
     marian.eval()
     nll, num_tokens = 0.0, 0
     for batch in batches_in_order(store, batch_tokens=LIKELIHOOD_BATCH_TOKENS):
-        nll += loss_sum(marian, batch.to(device), smoothing=0.0).item()
+        nll += loss_sum(marian, batch.to(marian.device), smoothing=0.0).item()
         num_tokens += batch.num_target_tokens
     return nll / num_tokens
 
@@ -188,27 +247,18 @@ def generate(
     sentences: Sequence[Sequence[int]],
     search: DecodingConfig,
     suppressed_ids: Sequence[int],
-    device: torch.device,
 ) -> list[list[int]]:
     """Translate a batch by transformers' own search, which has no patience.
 
-    Args:
-        marian: in evaluation mode.
-        sentences: source ids, EOS included.
-        search: beam size, length penalty and length limit.
-        suppressed_ids: ids of no translation.
-        device: of the model.
-
-    Returns:
-        Target ids, without BOS, EOS and padding.
+    `sentences` are source ids, EOS included; returned are target ids without BOS, EOS and padding.
     """
     from transformers import GenerationConfig
 
     beam = search if isinstance(search, BeamConfig) else BeamConfig(beam_size=1)
     source, mask = pad_rows(sentences)
     rows = marian.generate(
-        input_ids=source.to(device),
-        attention_mask=mask.long().to(device),
+        input_ids=source.to(marian.device),
+        attention_mask=mask.long().to(marian.device),
         generation_config=GenerationConfig(
             do_sample=False,
             num_beams=beam.beam_size,
@@ -226,11 +276,7 @@ def generate(
 
 
 def translate(
-    marian: "MarianMTModel",
-    tokenizers: Tokenizers,
-    lines: Sequence[str],
-    search: DecodingConfig,
-    device: torch.device,
+    marian: "MarianMTModel", tokenizers: Tokenizers, lines: Sequence[str], search: DecodingConfig
 ) -> list[str]:
     """Translate lines of text, in batches of similar length; an empty line stays empty."""
     marian.eval()
@@ -238,24 +284,10 @@ def translate(
     sentences = [[*ids, EOS_ID] if ids else [] for ids in encoded]
     translations: list[list[int]] = [[] for _ in lines]
     beam = search.beam_size if isinstance(search, BeamConfig) else 1
-    for indices in length_batches(
-        [len(sentence) for sentence in sentences], [beam] * len(lines), BATCH_TOKENS
-    ):
+    lengths, beams = [len(sentence) for sentence in sentences], [beam] * len(lines)
+    for indices in length_batches(lengths, beams, BATCH_TOKENS):
         batch = [sentences[index] for index in indices]
-        rows = generate(marian, batch, search, target.suppressed_ids, device)
+        rows = generate(marian, batch, search, target.suppressed_ids)
         for index, row in zip(indices, rows, strict=True):
             translations[index] = row
     return [target.decode(ids) for ids in translations]
-
-
-def score(
-    marian: "MarianMTModel",
-    tokenizers: Tokenizers,
-    text: ParallelText,
-    search: DecodingConfig,
-    metric: Metric,
-    device: torch.device,
-) -> Score:
-    """Translate the source of a text, and score it against the raw references."""
-    lines, references = zip(*read_pairs(text.source, text.target), strict=True)
-    return metric.score(translate(marian, tokenizers, lines, search, device), references)

@@ -1,8 +1,9 @@
 """Baseline: nn.Transformer as tutorials use it, without a KV cache."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
+from baseline_marian import set_epsilon
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
@@ -88,6 +89,7 @@ class TextbookTranslator(TextbookModel):
         self.max_length = max_length
         self.suppressed_ids = list(target.suppressed_ids)
         theirs, ours = self.transformer, trained.model
+        set_epsilon(self, config.norm_epsilon)
         # A prototype of torch, which warns of it.
         theirs.encoder.use_nested_tensor = False
         # Norms that Marian has not.
@@ -106,12 +108,15 @@ class TextbookTranslator(TextbookModel):
         """Return target ids for source ids, EOS and what follows it included."""
         source, _ = pad_rows(sentences)
         memory = self.encode(source)
-        return greedy_uncached(
-            lambda rows: self.next_logits(rows, memory, source),
-            len(sentences),
-            self.max_length,
-            self.suppressed_ids,
-        )
+        rows = torch.full((len(source), 1), BOS_ID)
+        ended = torch.zeros(len(source), dtype=torch.bool)
+        for _ in range(self.max_length):
+            best = self._scores(rows, memory, source).argmax(dim=-1)
+            rows = torch.cat((rows, best[:, None]), dim=1)
+            ended |= best == EOS_ID
+            if ended.all():
+                break
+        return rows[:, 1:].tolist()
 
     @torch.inference_mode()
     def beam(self, sentence: Sequence[int], size: int) -> list[int]:
@@ -122,8 +127,8 @@ class TextbookTranslator(TextbookModel):
         finished: list[tuple[float, list[int]]] = []
         for length in range(1, self.max_length + 1):
             count = len(rows)
-            logits = self.next_logits(rows, memory.expand(count, -1, -1), source.expand(count, -1))
-            log_probs = _suppressed(logits, self.suppressed_ids, length).log_softmax(dim=-1)
+            scores = self._scores(rows, memory.expand(count, -1, -1), source.expand(count, -1))
+            log_probs = scores.log_softmax(dim=-1)
             best, indices = (totals[:, None] + log_probs).flatten().topk(size - len(finished))
             tokens = indices % log_probs.shape[1]
             rows = torch.cat((rows[indices // log_probs.shape[1]], tokens[:, None]), dim=1)
@@ -135,41 +140,17 @@ class TextbookTranslator(TextbookModel):
                 break
         return max(finished)[1]
 
+    def _scores(self, rows: Tensor, memory: Tensor, source: Tensor) -> Tensor:
+        """Return the next logits without suppressed ids, and without EOS at the first position."""
+        logits = self.next_logits(rows, memory, source)
+        is_first = rows.shape[1] == 1
+        logits[:, [*self.suppressed_ids, EOS_ID] if is_first else self.suppressed_ids] = -torch.inf
+        return logits
+
 
 def causal_mask(length: int) -> Tensor:
     """Return (T, T), True where torch's modules may not attend."""
     return torch.ones(length, length, dtype=torch.bool).triu(diagonal=1)
-
-
-@torch.inference_mode()
-def greedy_uncached(
-    next_logits: Callable[[Tensor], Tensor],
-    count: int,
-    max_length: int,
-    suppressed_ids: Sequence[int],
-) -> list[list[int]]:
-    """Return rows of target ids, EOS and what follows it included.
-
-    Args:
-        next_logits: (N, V) for prefixes (N, T).
-        count: number of rows.
-        max_length: of a row, EOS included.
-        suppressed_ids: ids of no row.
-    """
-    rows, ended = torch.full((count, 1), BOS_ID), torch.zeros(count, dtype=torch.bool)
-    for length in range(1, max_length + 1):
-        best = _suppressed(next_logits(rows), suppressed_ids, length).argmax(dim=-1)
-        rows = torch.cat((rows, best[:, None]), dim=1)
-        ended |= best == EOS_ID
-        if ended.all():
-            break
-    return rows[:, 1:].tolist()
-
-
-def _suppressed(logits: Tensor, suppressed_ids: Sequence[int], length: int) -> Tensor:
-    """Return the logits without suppressed ids, and without EOS at the first position."""
-    logits[:, [*suppressed_ids, EOS_ID] if length == 1 else list(suppressed_ids)] = -torch.inf
-    return logits
 
 
 def _copy_layer(theirs: nn.Module, ours: EncoderLayer | DecoderLayer) -> None:

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from flops import CPU
 from harness import CONDITIONS
 
 from tformer_cli.device import hardware_name
 from tformer_cli.errors import Interrupted, UsageError
 
-CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[2]
 ALL_CONDITIONS = ",".join(CONDITIONS)
 MULTI30K = ROOT / "data" / "multi30k"

@@ -7,11 +7,11 @@ int8. tformer also takes CTranslate2 as its engine. All have the same weights an
 
 import contextlib
 import itertools
-import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import torch
@@ -36,21 +36,41 @@ from decode_models import (
     pairs_to_translate,
     refuse_another_design,
     trained,
-    write_endless,
 )
-from decode_results import TITLES, cache_table, summary, table
-from harness import CONDITIONS, Condition, Worker, log, play_rounds, spread, watched
+from harness import (
+    CONDITIONS,
+    Condition,
+    Worker,
+    aligned,
+    log,
+    median_and_range,
+    play_rounds,
+    ratios,
+    spread,
+    watched,
+)
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.schema.config import Config
-from tformer_cli.corpus.reader import read_texts
 from tformer_cli.device import has_vnni
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
-from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
+from tformer_cli.text.tokenizer import Tokenizers
 
+TITLES = {
+    "ours": "tformer",
+    "ours_bfloat16": "tformer bfloat16",
+    "ours_int8": "tformer int8",
+    "hf": "transformers' Marian",
+    "textbook": "textbook",
+    "ctranslate2_float32": "CTranslate2 float32",
+    "ctranslate2_int8": "CTranslate2 int8",
+    "ctranslate2_backend": "tformer by CTranslate2",
+}
+# Who translates by the engine of another.
+BACKENDS = {"ctranslate2_backend": "ctranslate2_float32"}
 OTHERS = tuple(name for name in TITLES if name != "ours")
 # Without VNNI tformer refuses int8.
 COMPARABLE = tuple(name for name in OTHERS if name != "ours_int8" or has_vnni())
@@ -60,9 +80,19 @@ MODES = {"file": False, "one": True}  # whether sentences come one at a time
 WARM_UP_LINES = 64
 # Settings are tried on so many sentences: two of the largest batches, for two workers.
 TRIAL_SENTENCES = 512
-CACHE_LENGTHS = (5, 10, 20, 40, 80)
-CACHE_SENTENCES = 16
-CACHE_SETTINGS = {"ours": Setting(), "uncached": Setting(CACHE_SENTENCES)}
+# Keys of the results, with their titles in the table.
+MEDIANS = {
+    "speeds": "sentences/s",
+    "ratios": "times as fast tformer is as",
+    "backend_ratios": "times as fast as its engine",
+}
+ROWS = {
+    "bleu": ("BLEU", ".2f"),
+    "tokens": ("output tokens", ","),
+    "sentences": ("sentences", ","),
+    "memory_mib": ("peak MiB", ",.0f"),
+    "settings": ("fastest setting", ""),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +114,8 @@ class DecodeWorker(Worker):
     """A baseline that translates in a process of its own."""
 
     def __init__(self, name: str, task: Task) -> None:
-        call, words = "decode_baselines.serve_translation", json.dumps(asdict(task))
-        super().__init__(name, call, name, words, condition=task.condition)
+        call, arguments = "decode_baselines.serve_translation", {"name": name, "task": asdict(task)}
+        super().__init__(call, condition=task.condition, **arguments)
 
     def use(self, setting: Setting, lines: Sequence[str]) -> None:
         """Load the model for a setting, and warm up."""
@@ -167,15 +197,17 @@ def compare_one(
     metric = build_metric("bleu", config.evaluation, config.data.target_language)
     keys = ("bleu", "tokens", "sentences", "memory_mib", "settings", "tried")
     results: dict[str, dict[str, Any]] = {key: {} for key in keys}
-    best = {}
-    for name, lines in sources.items():
-        best[name], *others = BASELINES[name].settings(task)
-        if others:
-            tried = speeds_by_setting(name, task, spread(lines, TRIAL_SENTENCES))
-            results["tried"][name] = {str(setting): speed for setting, speed in tried.items()}
-            best[name] = max(tried, key=lambda setting: tried[setting])
-        results["settings"][name] = str(best[name])
-    with _workers(best, sources, task) as workers:
+    with contextlib.ExitStack() as stack:
+        workers: dict[str, DecodeWorker] = {}
+        for name, lines in sources.items():
+            best, *others = BASELINES[name].settings(task)
+            if others:
+                tried = speeds_by_setting(name, task, spread(lines, TRIAL_SENTENCES))
+                results["tried"][name] = {str(setting): speed for setting, speed in tried.items()}
+                best = max(tried, key=lambda setting: tried[setting])
+            results["settings"][name] = str(best)
+            workers[name] = stack.enter_context(DecodeWorker(name, task))
+            workers[name].use(best, lines)
         for name, worker in workers.items():
             translations, memory = worker.watched_turn(sources[name])
             references = [reference for _, reference in texts[name]]
@@ -184,51 +216,49 @@ def compare_one(
             results["tokens"][name] = sum(map(len, encoded))
             results["sentences"][name] = len(translations)
             results["memory_mib"][name] = memory / 2**20
-        rounds = _play(workers, sources, options.rounds)
+        speeds = play_rounds(
+            workers, options.rounds, lambda name: workers[name].speed(sources[name]), "sentences/s"
+        )
         results["process"] = {name: worker.ask(settings=True) for name, worker in workers.items()}
-    return summary(rounds) | results
+    return summary(speeds) | results
 
 
-def compare_cache(config: Config, tokenizers: Tokenizers, options: Options) -> dict[str, Any]:
-    """Write translations of given lengths with the KV cache and without it; results by length.
+def summary(speeds: dict[str, list[float]]) -> dict[str, Any]:
+    """Return medians over the rounds of sentences per second.
 
-    Speed does not depend on what is written, so the model has its initial weights.
+    `ratios`: how many times as fast as each other baseline ours is. `backend_ratios`: how many
+    times as fast as its engine by itself a backend is. `rounds`: the same of every round.
     """
-    results = {}
-    lines = spread([source for source, _ in pairs_to_translate(config)], CACHE_SENTENCES)
-    with tempfile.TemporaryDirectory() as folder:
-        endless = RunDirectory(Path(folder) / "endless")
-        write_endless(config, tokenizers, endless)
-        for length in CACHE_LENGTHS:
-            task = Task(str(endless.path), "", 1, False, options.threads, max_length=length)
-            sources = dict.fromkeys(CACHE_SETTINGS, lines)
-            with _workers(CACHE_SETTINGS, sources, task) as workers:
-                played = summary(_play(workers, sources, options.rounds))
-            results[str(length)] = {
-                "cached": played["ours"],
-                "uncached": played["uncached"],
-                "ratio": played["ratios"]["uncached"],
-            }
-    return results
+    by_round = {
+        "speeds": speeds,
+        "ratios": {name: ratios(speeds["ours"], speeds[name]) for name in speeds if name != "ours"},
+        "backend_ratios": {
+            name: ratios(speeds[name], speeds[engine])
+            for name, engine in BACKENDS.items()
+            if name in speeds and engine in speeds
+        },
+    }
+    medians = {
+        key: {name: median(numbers) for name, numbers in values.items()}
+        for key, values in by_round.items()
+    }
+    return medians.pop("speeds") | medians | {"rounds": by_round}
 
 
-@contextlib.contextmanager
-def _workers(
-    settings: dict[str, Setting], sources: dict[str, list[str]], task: Task
-) -> Iterator[dict[str, DecodeWorker]]:
-    with contextlib.ExitStack() as stack:
-        workers = {name: stack.enter_context(DecodeWorker(name, task)) for name in settings}
-        for name, worker in workers.items():
-            worker.use(settings[name], sources[name])
-        yield workers
-
-
-def _play(
-    workers: dict[str, DecodeWorker], sources: dict[str, list[str]], rounds: int
-) -> list[dict[str, float]]:
-    return play_rounds(
-        workers, rounds, lambda name: workers[name].speed(sources[name]), "sentences/s"
-    )
+def table(size: str, results: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """Return a table of one size with a column for each search and mode."""
+    cells = [cell for modes in results.values() for cell in modes.values()]
+    rows = [[size, *(f"{search} {mode}" for search, modes in results.items() for mode in modes)]]
+    for key, title in MEDIANS.items():
+        rows.append([title, *("" for _ in cells)])
+        for name in cells[0]["rounds"][key]:
+            medians = (median_and_range(cell["rounds"][key][name]) for cell in cells)
+            rows.append([f"  {TITLES[name]}", *medians])
+    for key, (title, form) in ROWS.items():
+        rows.append([title, *("" for _ in cells)])
+        for name in cells[0]["sentences"]:
+            rows.append([f"  {TITLES[name]}", *(format(cell[key][name], form) for cell in cells)])
+    return aligned(rows)
 
 
 app = new_app(add_completion=False)
@@ -275,13 +305,6 @@ def decode(
         int, typer.Option(min=1, help="Sentences of the textbook, which is slow.")
     ] = 32,
     vocab_size: VocabSize = 10_000,
-    cache: Annotated[
-        bool,
-        typer.Option(
-            "--cache",
-            help="Compare nothing but tformer with and without KV cache, by length; trains none.",
-        ),
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare the decoding speed of tformer on a CPU with four baselines.
@@ -318,25 +341,13 @@ def decode(
         for size in names_in("--sizes", sizes, SIZES, "size"):
             num_steps = base_steps if size == "base" else steps
             configs[size] = decoding_config(folder, size, vocab_size, num_steps)
-    note = f"{rounds} rounds, {hardware(threads)}"
-    if cache:
-        if run_folder is None:
-            first = next(iter(configs.values()))
-            tokenizers = build_tokenizers(
-                first.tokenizer, lambda: read_texts(first.data.train), first.seed
-            )
-        else:
-            known = load_trained_model(RunDirectory(run_folder))
-            configs, tokenizers = {run_folder.name: known.config}, known.tokenizers
-        by_length = {x: compare_cache(config, tokenizers, options) for x, config in configs.items()}
-        show(by_length, as_json, lambda: cache_table(by_length), note)
-        return
     runs = trained(configs, models) if run_folder is None else [(run_folder.name, run_folder)]
     results = {
         f"{name} {condition}": compare(RunDirectory(path), replace(options, condition=condition))
         for (name, path), condition in itertools.product(runs, columns)
     }
-    show(results, as_json, lambda: "\n\n".join(table(*item) for item in results.items()), note)
+    tables = lambda: "\n\n".join(table(*item) for item in results.items())  # noqa: E731
+    show(results, as_json, tables, f"{rounds} rounds, {hardware(threads)}")
 
 
 if __name__ == "__main__":

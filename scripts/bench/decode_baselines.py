@@ -5,13 +5,12 @@ when it begins, so that its memory holds nothing of others; CTranslate2 does wit
 """
 
 import itertools
-import json
 import multiprocessing
 import sys
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -247,19 +246,19 @@ class Marian(BatchBaseline):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        import torch
-        from baseline_marian import build_marian, copy_weights, generate, set_epsilon
+        from baseline_marian import marian_like
 
         trained = task.trained()
         # As many positions as MarianConfig has by default.
-        model = build_marian(trained.config, trained.tokenizers, num_positions=1024).eval()
-        copy_weights(trained.model, model)
-        set_epsilon(model, trained.config.model.norm_epsilon)
-        keys = {"search": task.search, "suppressed_ids": self.suppressed_ids}
-        self.generate = partial(generate, model, device=torch.device("cpu"), **keys)
+        positions = {"num_positions": 1024}
+        self.model = marian_like(
+            trained.model, trained.config, trained.tokenizers, **positions
+        ).eval()
 
     def translate_batch(self, sentences: list[list[int]]) -> list[list[int]]:
-        return self.generate(sentences)
+        from baseline_marian import generate
+
+        return generate(self.model, sentences, self.task.search, self.suppressed_ids)
 
 
 class Textbook(BatchBaseline):
@@ -267,12 +266,9 @@ class Textbook(BatchBaseline):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        from baseline_marian import set_epsilon
         from baseline_textbook import TextbookTranslator
 
-        trained = task.trained()
-        self.model = TextbookTranslator(trained, task.max_length).eval()
-        set_epsilon(self.model, trained.config.model.norm_epsilon)
+        self.model = TextbookTranslator(task.trained(), task.max_length).eval()
 
     @classmethod
     def settings(cls, task: Task) -> Sequence[Setting]:
@@ -282,34 +278,6 @@ class Textbook(BatchBaseline):
         if self.task.beam == 1:
             return self.model.greedy(sentences)
         return [self.model.beam(sentence, self.task.beam) for sentence in sentences]
-
-
-class Uncached(BatchBaseline):
-    """tformer's model without its KV cache: it runs over the whole prefix for every token."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        import torch
-
-        from tformer_cli.inference.prepare import prepare_for_inference
-
-        self.model = prepare_for_inference(task.trained().model, torch.device("cpu"))
-
-    def translate_batch(self, sentences: list[list[int]]) -> list[list[int]]:
-        import torch
-        from baseline_textbook import greedy_uncached
-
-        from tformer_cli.padding import pad_rows
-
-        source, mask = pad_rows(sentences)
-        with torch.inference_mode():
-            memory = self.model.encode(source, mask)
-            return greedy_uncached(
-                lambda rows: self.model.output(self.model.decoder(rows, memory)[:, -1]),
-                len(sentences),
-                self.task.max_length,
-                self.suppressed_ids,
-            )
 
 
 class CTranslate2(IdBaseline):
@@ -367,18 +335,15 @@ BASELINES: dict[str, type[Baseline]] = {
     "ctranslate2_float32": CTranslate2,
     "ctranslate2_int8": CTranslate2Int8,
     "ctranslate2_backend": CTranslate2Backend,
-    "uncached": Uncached,
 }
 
 
-def serve_translation(name: str, task: str) -> None:
-    """Translate while asked to."""
-    from harness import serve
-
+def serve_translation(name: str, task: dict[str, Any]) -> Callable[[dict[str, Any]], object]:
+    """Return what translates when asked to."""
     if issubclass(BASELINES[name], CTranslate2):
         # CTranslate2 imports torch where it is installed, and needs it for nothing here.
         sys.modules["torch"] = None
-    serve(partial(answer, BASELINES[name](Task(**json.loads(task)))))
+    return partial(answer, BASELINES[name](Task(**task)))
 
 
 def answer(baseline: Baseline, request: dict[str, Any]) -> dict[str, Any]:

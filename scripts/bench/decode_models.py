@@ -4,25 +4,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from cli import CPU
 from train import NETWORK, TRAINING, benchmark_config, multi30k_text, network
 from train import SIZES as TRAINING_SIZES
 
-from tformer_cli.config.load import dump_config
 from tformer_cli.config.schema.config import BleuConfig, Config, EvaluationConfig
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.training import CosineSchedule, MuonConfig
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.errors import UsageError
-from tformer_cli.model.build import build_model
-from tformer_cli.storage.atomic import write_text
-from tformer_cli.storage.checkpoint import save_checkpoint
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingProgress
-from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.training.trainer import train
 
 TEST_SET = "test_2016_flickr"
@@ -65,23 +57,6 @@ def trained(configs: dict[str, Config], models: Path) -> Iterator[tuple[str, Pat
         folder = models / f"{size}-{config.training.max_steps}"
         train(config, RunDirectory(folder), device=CPU)
         yield size, folder
-
-
-def write_endless(config: Config, tokenizers: Tokenizers, folder: RunDirectory) -> None:
-    """Write a run whose model has its initial weights and never writes EOS."""
-    model = build_model(
-        config.model,
-        source_size=tokenizers.source.size,
-        target_size=tokenizers.target.size,
-        seed=config.seed,
-    )
-    with torch.no_grad():
-        # Its logit is 0, and one of all the others is positive.
-        model.output.weight[EOS_ID] = 0
-    tokenizers.save(folder.tokenizer)
-    save_checkpoint(folder.checkpoint(0), model, None, TrainingProgress())
-    folder.point("last", folder.checkpoint(0))
-    write_text(folder.config_file, dump_config(config))
 
 
 def refuse_another_design(model: EncoderDecoderConfig) -> None:

@@ -11,6 +11,7 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.device import hardware_name
 from tformer_cli.model.inspection.flops import count_flops
 
+CPU = torch.device("cpu")
 # Dense bfloat16 operations per second by the data sheets, of SXM modules where there are any.
 DATA_SHEETS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12}
 # Cards of the same names that are slower than the modules.

@@ -1,26 +1,25 @@
-"""Parts of gpu.py that need few packages: the machine, its tests, and its attention kernels."""
+"""Parts of gpu.py: the machine, its tests, its attention kernels, and a training."""
 
 import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 from xml.etree import ElementTree
 
 import torch
+from flops import synchronize
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tformer_cli.device import hardware_name, resolve_device, resolve_precision
+from tformer_cli.device import hardware_name, peak_memory, resolve_device, resolve_precision
 from tformer_cli.model.blocks.attention import kernel_attend
 from tformer_cli.model.blocks.attention_mask import AttentionMask, padding_mask
 
-TESTS = Path(__file__).resolve().parents[2] / "tests" / "gpu"
-# These need torch, numpy and pytest; the others need all that a training does.
-FRUGAL = ("test_gpu_model.py", "test_gpu_decoding.py", "test_gpu_memory.py")
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "configs" / "demo.yaml"
 PYTEST_OPTIONS = (
-    *("--quiet", "-m", "gpu"),
+    *("--quiet", "-m", "gpu", "--continue-on-collection-errors"),
     # conftest.py needs packages that may be missing where the GPU is.
     "--noconftest",
     "-pno:cacheprovider",
@@ -55,18 +54,13 @@ def machine() -> dict[str, object]:
     return result
 
 
-def run_tests(kind: Literal["frugal", "other"]) -> dict[str, object]:
-    """Run the frugal tests of tests/gpu, or the others; return the outcome."""
+def run_tests() -> dict[str, object]:
+    """Run the tests for GPUs; return the outcome."""
     import pytest
 
-    files = [
-        str(file)
-        for file in sorted(TESTS.glob("test_*.py"))
-        if (file.name in FRUGAL) == (kind == "frugal")
-    ]
-    with tempfile.TemporaryDirectory() as temporary:
-        file = Path(temporary) / "tests.xml"
-        code = pytest.main([*files, f"--junitxml={file}", *PYTEST_OPTIONS])
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "tests.xml"
+        code = pytest.main([str(ROOT / "tests" / "gpu"), f"--junitxml={file}", *PYTEST_OPTIONS])
         if not file.exists():
             return {"error": f"pytest has not begun: exit code {int(code)}"}
         return tests_outcome(ElementTree.parse(file).getroot())
@@ -193,10 +187,56 @@ def timed(
 
 
 def _milliseconds(call: Callable[[], None], device: torch.device, repeats: int) -> float:
-    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    synchronize()
+    synchronize(device)
     started = time.perf_counter()
     for _ in range(repeats):
         call()
-    synchronize()
+    synchronize(device)
     return (time.perf_counter() - started) / repeats * 1e3
+
+
+def demo(
+    config_file: str = str(DEMO), *, device: str = "cuda", overrides: Sequence[str] = ()
+) -> dict[str, object]:
+    """Train a config from its vocabulary on, and translate and score its test sets.
+
+    Precision of the training is the config's, that of the translations float32.
+    """
+    # The other parts do without these packages, which may be missing where the GPU is.
+    from tformer_cli.config.load import load_config
+    from tformer_cli.evaluation.evaluate import Evaluator
+    from tformer_cli.evaluation.metrics import build_metric
+    from tformer_cli.storage.run_directory import RunDirectory
+    from tformer_cli.storage.trained_model import load_trained_model
+    from tformer_cli.training.trainer import train
+    from tformer_cli.translate.translator import Translator
+
+    config, on = load_config(Path(config_file), overrides), resolve_device(device)
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunDirectory(Path(folder) / "run")
+        progress = train(config, run, device=on)
+        trained_at = time.perf_counter()
+        training_memory_mib = peak_memory(on) / 2**20
+        trained = load_trained_model(run)
+    translator = Translator.from_model(trained.model, trained.tokenizers, trained.config, on)
+    metric = build_metric("bleu", config.evaluation, config.data.target_language)
+    scores = {}
+    for name, text in config.data.test.items():
+        evaluation = Evaluator([trained.model], translator).evaluate(text, [metric])
+        scores[name] = {
+            "bleu": evaluation.scores["bleu"].score,
+            "signature": evaluation.scores["bleu"].signature,
+            "loss": evaluation.likelihood.loss,
+            "num_sentences": len(evaluation.hypotheses),
+        }
+    return {
+        "steps": progress.step,
+        "seconds": trained_at - begun,
+        "step_seconds": progress.seconds / progress.step,
+        "target_tokens_per_second": progress.num_tokens / progress.seconds,
+        "peak_memory_mib": training_memory_mib,
+        "valid_score": progress.best_score,
+        "test": scores,
+        "test_seconds": time.perf_counter() - trained_at,
+    }

@@ -1,12 +1,15 @@
-"""GPU training speed of large models on synthetic tokens.
+"""GPU training speed of large models on synthetic tokens, and why the GPU is idle meanwhile.
 
 All train Marian's network on the same batches: post-norm, sinusoidal positions, tied embeddings,
 dropout on embeddings and on the output of each block.
 """
 
 import contextlib
+import json
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -16,22 +19,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from flops import Ceiling, training_flops
-from torch import nn
-from torch.profiler import record_function
+from flops import Ceiling, synchronize, training_flops
+from torch.profiler import ProfilerActivity, profile, record_function
+from train_baselines import Marian, Ours, Task
 
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.corpus.batch import DataPosition, epoch_plans, training_micro_batches
+from tformer_cli.config.schema.training import AdamWConfig, TrainingConfig
+from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.prefetch import prefetch
 from tformer_cli.corpus.store import PairWeights, TokenStore
 from tformer_cli.device import peak_memory, resolve_device, resolve_precision
-from tformer_cli.model.build import build_model
-from tformer_cli.model.network import Seq2Seq
-from tformer_cli.training.optim import build_optimizer
-from tformer_cli.training.step import NonFiniteStep, StepBatch, TrainState, train_steps
+from tformer_cli.training.setup import PREFETCHED_BATCHES
 
 # The big model of Vaswani et al. 2017, table 3, and one with a deep encoder.
 BIG = EncoderDecoderConfig(
@@ -51,81 +51,71 @@ MEAN_LENGTH, LENGTH_SPREAD, RATIO_SPREAD, MAX_LENGTH = 25, 0.6, 0.2, 255
 NUM_SPECIAL_IDS = 16
 # Small, because the tokens have nothing to teach but their frequencies.
 LEARNING_RATE = 1e-4
-# Those of a training; `tformer_cli.training.setup` needs more packages than this file.
-PREFETCHED_BATCHES = 2
-# Its name in a trace.
-LOADING = "waiting for a batch"
+# Names in a trace.
+STEP, LOADING = "a step", "waiting for a batch"
+DEVICE_WORK = {"cuda": {"kernel", "gpu_memcpy", "gpu_memset"}, "cpu": {"cpu_op"}}
+# Prefix of the operations that torch chooses between.
+ATTENTION = "aten::_scaled_dot_product_"
+NUM_TOP, NAME_LENGTH = 15, 100
+
+Interval = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What is trained, and where."""
+class SyntheticTask(Task):
+    """The training of a network on tokens that stand for no text."""
 
-    model: EncoderDecoderConfig
-    vocab_size: int
-    batch_tokens: int
-    device: torch.device
-    precision: torch.dtype
+    def num_positions(self) -> int:
+        """Return the positions that Marian needs."""
+        return MAX_LENGTH + 1
 
-    @property
-    def config(self) -> Config:
-        """The task as a config, whose text is never read."""
-        no_text = {"source": Path("none"), "target": Path("none")}
-        return Config(
-            seed=SEED,
-            data=DataConfig(train=(TrainingText(**no_text),), valid=ParallelText(**no_text)),
-            model=self.model,
-            training=TrainingConfig(batch_tokens=self.batch_tokens),
-        )
 
-    def our_model(self) -> Seq2Seq:
-        """Return our model with its initial weights."""
-        sizes = {"source_size": self.vocab_size, "target_size": self.vocab_size}
-        return build_model(self.model, **sizes, seed=SEED).to(self.device)
+class Checkpointed(Ours):
+    """Ours with activation checkpointing."""
 
-    def train_state(self, model: nn.Module) -> TrainState:
-        """Return a model with our optimizer."""
-        training = self.config.training
-        return TrainState(
-            model=model,
-            optimizer=build_optimizer(training.optimizer, model),
-            scheduler=lambda step: LEARNING_RATE,
-            config=training,
-            device=self.device,
-            precision=self.precision,
-            seed=SEED,
-        )
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.train_state.model.enable_gradient_checkpointing()
+
+
+class Compiled(Ours):
+    """Ours, compiled for batches of any shape."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        model = self.train_state.model
+        model.hidden_states = torch.compile(model.hidden_states, dynamic=True)
+
+
+BASELINES = {"ours": Ours, "checkpointed": Checkpointed, "compiled": Compiled, "marian": Marian}
 
 
 class Feed:
-    """Makes the batches of each step in a thread ahead of it, as a training does.
+    """Makes the batch of each step in a thread ahead of it, as a training does.
 
     Attributes:
         batch: the latest one.
         seconds: time waited for batches.
     """
 
-    def __init__(self, store: TokenStore, task: Task) -> None:
-        plans = epoch_plans(store, batch_tokens=task.batch_tokens, seed=SEED)
-        made = training_micro_batches(store, plans, accumulate=1, data_position=DataPosition())
+    def __init__(self, task: Task) -> None:
+        made = task.bucketed_batches()
         if task.device.type == "cuda":
-            made = (([batch.pin_memory() for batch in batches], then) for batches, then in made)
+            made = (batch.pin_memory() for batch in made)
         self._made = prefetch(made, PREFETCHED_BATCHES)
-        self.batch: StepBatch | None = None
+        self.batch: Batch | None = None
         self.seconds = 0.0
 
     def close(self) -> None:
         """Stop making batches."""
         self._made.close()
 
-    def __iter__(self) -> Iterator[StepBatch]:
+    def __iter__(self) -> Iterator[Batch]:
         return self
 
-    def __next__(self) -> StepBatch:
+    def __next__(self) -> Batch:
         started = time.perf_counter()
         with record_function(LOADING):
-            batches, following = next(self._made)
-        self.batch = StepBatch(batches, DataPosition(), following)
+            self.batch = next(self._made)
         self.seconds += time.perf_counter() - started
         return self.batch
 
@@ -149,57 +139,6 @@ def synthetic_store(num_pairs: int, vocab_size: int) -> TokenStore:
     return TokenStore(*source, *target, PairWeights.of_runs([num_pairs], [1.0]))
 
 
-Baseline = Callable[[Task, Feed], Iterator[float]]
-
-
-def our_losses(state: TrainState, feed: Feed) -> Iterator[float]:
-    """Train by our loop; yield the loss of each step."""
-    for report in train_steps(state, feed):
-        if isinstance(report, NonFiniteStep):
-            raise FloatingPointError(f"step {report.step}: loss {report.loss}, {report.grad_norm}")
-        if report.num_oom_micro_batches:
-            pieces = report.num_oom_micro_batches
-            raise MemoryError(f"step {report.step} did not fit: redone in {pieces} pieces")
-        yield report.loss
-
-
-def ours(prepare: Callable[[Seq2Seq], object] = lambda model: None) -> Baseline:
-    """Return the training of our model as `tformer train` does it, after a preparation."""
-
-    def losses(task: Task, feed: Feed) -> Iterator[float]:
-        model = task.our_model()
-        prepare(model)
-        return our_losses(task.train_state(model), feed)
-
-    return losses
-
-
-def compile_any_shape(model: Seq2Seq) -> None:
-    """Compile a model for batches of any shape."""
-    model.hidden_states = torch.compile(model.hidden_states, dynamic=True)
-
-
-def marian(task: Task, feed: Feed) -> Iterator[float]:
-    """Train transformers' Marian in a loop as good as ours."""
-    from baseline_marian import build_marian
-    from marian_training import train_step
-
-    side = SimpleNamespace(size=task.vocab_size)
-    tokenizers = SimpleNamespace(source=side, target=side)
-    model = build_marian(task.config, tokenizers, num_positions=MAX_LENGTH + 1)
-    state = task.train_state(model.to(task.device))
-    for step, batch in enumerate(feed, start=1):
-        yield train_step(state, list(batch.micro_batches), step)[0]
-
-
-BASELINES: dict[str, Baseline] = {
-    "ours": ours(),
-    "checkpointed": ours(lambda model: model.enable_gradient_checkpointing()),
-    "compiled": ours(compile_any_shape),
-    "marian": marian,
-}
-
-
 def begin(
     network: str,
     baseline: str,
@@ -214,11 +153,25 @@ def begin(
 
     `batch_tokens` are padded tokens of a step on either side.
     """
-    on = resolve_device(device)
-    dtype = resolve_precision(precision, on)
-    task = Task(NETWORKS[network], vocab_size, batch_tokens, on, dtype)
-    feed = Feed(synthetic_store(num_pairs, vocab_size), task)
-    return task, feed, BASELINES[baseline](task, feed)
+    no_text = {"source": Path("none"), "target": Path("none")}
+    config = Config(
+        seed=SEED,
+        data=DataConfig(train=(TrainingText(**no_text),), valid=ParallelText(**no_text)),
+        model=NETWORKS[network],
+        training=TrainingConfig(
+            optimizer=AdamWConfig(learning_rate=LEARNING_RATE), batch_tokens=batch_tokens
+        ),
+    )
+    side = SimpleNamespace(size=vocab_size)
+    task = SyntheticTask(
+        config,
+        SimpleNamespace(source=side, target=side),
+        synthetic_store(num_pairs, vocab_size),
+        resolve_precision(precision, resolve_device(device)),
+        resolve_device(device),
+    )
+    feed = Feed(task)
+    return task, feed, BASELINES[baseline](task).losses(feed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,25 +189,22 @@ class Step:
 
 def measured(losses: Iterator[float], feed: Feed, task: Task) -> Iterator[Step]:
     """Yield measured steps."""
+    vocab_size = task.tokenizers.target.size
     while True:
         loaded, started = feed.seconds, time.perf_counter()
         loss = next(losses)
         seconds = time.perf_counter() - started
-        batches = feed.batch.micro_batches
-        lengths = [
-            [mask.sum(dim=1).numpy() for mask in (batch.source_mask, batch.target_mask)]
-            for batch in batches
-        ]
+        batch = feed.batch
+        source, target = (
+            mask.sum(dim=1).numpy() for mask in (batch.source_mask, batch.target_mask)
+        )
         yield Step(
             seconds=seconds,
             loading_seconds=feed.seconds - loaded,
-            target_tokens=sum(int(target.sum()) for _, target in lengths),
-            tokens=sum(int(source.sum() + target.sum()) for source, target in lengths),
-            positions=sum(b.source_mask.numel() + b.target_mask.numel() for b in batches),
-            flops=sum(
-                training_flops(task.model, task.vocab_size, *pair, causal_share=0.5)
-                for pair in lengths
-            ),
+            target_tokens=int(target.sum()),
+            tokens=int(source.sum() + target.sum()),
+            positions=batch.source_mask.numel() + batch.target_mask.numel(),
+            flops=training_flops(task.config.model, vocab_size, source, target, causal_share=0.5),
             loss=loss,
         )
 
@@ -293,7 +243,7 @@ def throughput(
     ceiling = Ceiling.of(task.device, task.precision, gemm_size=gemm_size)
     return {
         "precision": str(task.precision).removeprefix("torch."),
-        "batch_tokens": task.batch_tokens,
+        "batch_tokens": task.config.training.batch_tokens,
         "warm_up_seconds": warm - begun,
         "peak_memory_mib": memory_mib,
         **summary(steps, ceiling),
@@ -317,3 +267,88 @@ def summary(steps: Sequence[Step], ceiling: Ceiling) -> dict[str, float | str]:
         "first_loss": steps[0].loss,
         "last_loss": steps[-1].loss,
     }
+
+
+def idle(network: str, *, warm_up: int = 10, steps: int = 8, **options: Any) -> dict[str, object]:
+    """Profile some steps of our training; `options` are those of `begin`."""
+    task, feed, losses = begin(network, "ours", **options)
+    activities = [ProfilerActivity.CPU]
+    if task.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with contextlib.closing(feed):
+        for _ in islice(losses, warm_up):
+            pass
+        synchronize(task.device)
+        with profile(activities=activities) as profiler:
+            for _ in range(steps):
+                with record_function(STEP):
+                    next(losses)
+            synchronize(task.device)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(file))
+        events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+    return {"steps": steps, **trace_shares(events, DEVICE_WORK[task.device.type])}
+
+
+def trace_shares(events: Iterable[dict[str, Any]], work: set[str]) -> dict[str, object]:
+    """Return from a trace how long the device was idle, why, and what it did.
+
+    Args:
+        events: with name, category `cat`, begin `ts` and duration `dur` in microseconds.
+        work: categories of the device's work.
+
+    Raises:
+        ValueError: there is no such work.
+    """
+    # Counters and names of threads have no duration.
+    timed = [event for event in events if "dur" in event]
+    spans = {
+        name: [_span(e) for e in timed if e["name"] == name and e.get("cat") == "user_annotation"]
+        for name in (STEP, LOADING)
+    }
+    worked = [event for event in timed if event.get("cat") in work]
+    if not worked:
+        raise ValueError("the profiler has recorded no work of the device")
+    wall = (spans[STEP][0][0], spans[STEP][-1][1])
+    gaps = list(idle_intervals(wall, [_span(event) for event in worked]))
+    idle_time = sum(end - start for start, end in gaps)
+    length = wall[1] - wall[0]
+    times: Counter[str] = Counter()
+    for event in worked:
+        times[event["name"][:NAME_LENGTH]] += event["dur"]
+    total = sum(times.values())
+    return {
+        "seconds": length / 1e6,
+        "idle_share": idle_time / length,
+        "loader_share_of_idle": overlap(gaps, spans[LOADING]) / idle_time if idle_time else 0.0,
+        "loader_share": sum(end - start for start, end in spans[LOADING]) / length,
+        "attention": Counter(e["name"] for e in timed if e["name"].startswith(ATTENTION)),
+        "top": {name: spent / total for name, spent in times.most_common(NUM_TOP)},
+    }
+
+
+def idle_intervals(wall: Interval, busy: Sequence[Interval]) -> Iterator[Interval]:
+    """Yield the parts of `wall` that no busy interval covers, in order; those may overlap."""
+    free_from, stop = wall
+    for start, end in sorted(busy):
+        if start >= stop:
+            break
+        if start > free_from:
+            yield free_from, start
+        free_from = max(free_from, end)
+    if free_from < stop:
+        yield free_from, stop
+
+
+def overlap(ones: Sequence[Interval], others: Sequence[Interval]) -> float:
+    """Return the time that two sets of disjoint intervals have in common."""
+    return sum(
+        max(0.0, min(end, other_end) - max(start, other_start))
+        for start, end in ones
+        for other_start, other_end in others
+    )
+
+
+def _span(event: dict[str, Any]) -> Interval:
+    return event["ts"], event["ts"] + event["dur"]

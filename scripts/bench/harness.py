@@ -1,6 +1,6 @@
 """The harness of the benchmarks: processes of their own, rounds in turns, medians and tables.
 
-As a script it calls a function of this folder: python harness.py MODULE.FUNCTION WORDS.
+As a script it calls a function of this folder: python harness.py MODULE.FUNCTION JSON.
 """
 
 import contextlib
@@ -12,12 +12,12 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, Self, get_args
 
-from tformer_cli.errors import TformerError, TrainingError
+from tformer_cli.errors import TrainingError
 from tformer_cli.process import ENVIRONMENT
 
 # default: the variables of the user alone, and the C library's own allocator. tuned: the variables
@@ -46,81 +46,42 @@ def process_report() -> dict[str, str | bool | None]:
     }
 
 
-class _Mallinfo2(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    ]
-
-
 def _keeps_freed_memory() -> bool | None:
-    """Return whether a large buffer comes from the heap; None where the C library cannot tell."""
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc is None or not hasattr(libc, "mallinfo2"):
+    """Return whether a large buffer stays with the process; None where /proc does not tell."""
+    if sys.platform != "linux":
         return None
-    libc.mallinfo2.restype = _Mallinfo2
+    libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
     libc.malloc.argtypes = [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
-    before = libc.mallinfo2().hblks
     buffer = libc.malloc(PROBE_BYTES)
-    mapped = libc.mallinfo2().hblks - before
+    held = proc_bytes()["VmSize"]
     libc.free(buffer)
-    return bool(mapped == 0)
+    return held - proc_bytes()["VmSize"] < PROBE_BYTES
 
 
 # ------------------------------------------------------------------------------------- processes
 
 
-def command(call: str, *words: str) -> list[str]:
-    """Return the command of a process that calls MODULE.FUNCTION with these words."""
-    return [sys.executable, __file__, call, *words]
-
-
-def subprocess_call(call: str, *words: str) -> Any:
-    """Call a function in a process of its own, tuned; return the JSON that it prints.
-
-    Raises:
-        TrainingError: the process has failed.
-    """
-    done = subprocess.run(
-        command(call, *words), env=environment("tuned"), stdout=subprocess.PIPE, text=True
-    )
-    if done.returncode:
-        code = f"exit code {done.returncode}"
-        raise TrainingError(call, "has failed", got=code, remedy="see its output above")
-    return json.loads(done.stdout)
-
-
-def call_into_file(call: str, arguments: str, output: str) -> None:
-    """Write what a function returns to a JSON file, or {"error": ...} where it raises."""
-    module, _, function = call.rpartition(".")
-    try:
-        results = getattr(importlib.import_module(module), function)(**json.loads(arguments))
-    except Exception as error:
-        traceback.print_exc()
-        results = {"error": f"{type(error).__name__}: {error}"}
-    Path(output).write_text(json.dumps(results), encoding="utf-8")
-
-
 class Worker:
-    """A baseline in a process of its own; requests and answers are lines of JSON.
+    """A function of this folder in a process of its own; all that passes is lines of JSON.
 
-    Only one worker works at any time. Each has its own allocator, environment and peak memory.
+    The function returns its result, or a function that answers requests. What it prints goes to
+    standard error. Each process has its own allocator, environment and peak memory; it ends when
+    its standard input does, and Ctrl-C does not reach it.
     """
 
-    def __init__(self, name: str, call: str, *words: str, condition: Condition = "tuned") -> None:
-        """Start a process that calls MODULE.FUNCTION, which ends in `serve`."""
-        self.name = name
+    def __init__(self, call: str, *, condition: Condition = "tuned", **arguments: Any) -> None:
+        """Start a process that calls MODULE.FUNCTION."""
+        # What failed, in messages: the baseline where there are several.
+        self.name = arguments.get("name", call)
         self.process = subprocess.Popen(
-            command(call, *words),
+            [sys.executable, __file__, call, json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=environment(condition),
+            start_new_session=True,
         )
 
     def __enter__(self) -> Self:
@@ -131,37 +92,64 @@ class Worker:
         with contextlib.suppress(BrokenPipeError), self.process:
             self.process.terminate()
 
-    def ask(self, **request: Any) -> dict[str, Any]:
+    def ask(self, **request: Any) -> Any:
         """Return the answer to a request.
 
         Raises:
-            TrainingError: the process has ended.
+            TrainingError: the function has failed, or the process has ended.
         """
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps(request), file=self.process.stdin, flush=True)
-        return self.answer()
+        return self.result()
 
-    def answer(self) -> dict[str, Any]:
-        """Wait for an answer.
+    def result(self) -> Any:
+        """Wait for a result.
 
         Raises:
-            TrainingError: the process has ended.
+            TrainingError: the function has failed, or the process has ended.
         """
         line = self.process.stdout.readline()
-        if not line:
-            raise TrainingError(
-                f"the baseline {self.name}",
-                "ended early",
-                got=f"exit code {self.process.wait()}",
-                remedy="see its output above",
-            )
-        return json.loads(line)
+        answer = json.loads(line or "{}")
+        if "result" not in answer:
+            error = answer.get("error") or f"exit code {self.process.wait()}"
+            remedy = "see its output above"
+            raise TrainingError(self.name, "has failed", got=error, remedy=remedy)
+        return answer["result"]
 
 
-def serve(answer: Callable[[dict[str, Any]], object]) -> None:
-    """Answer the requests of a `Worker` until standard input ends."""
-    for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line))), flush=True)
+def run_in_process(call: str, *, seconds: float | None = None, **arguments: Any) -> Any:
+    """Return the result of a function, called in a process of its own as by `Worker`.
+
+    Raises:
+        TrainingError: the function has failed, or not finished within some seconds.
+    """
+    with Worker(call, **arguments) as worker:
+        timer = threading.Timer(seconds or threading.TIMEOUT_MAX, worker.process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            return worker.result()
+        except TrainingError:
+            if timer.finished.is_set():
+                raise TrainingError(call, f"not done after {seconds:.1f} s") from None
+            raise
+        finally:
+            timer.cancel()
+
+
+def main(call: str, arguments: str) -> None:
+    """Call a function; write its result, or its answers to requests, to standard output."""
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    module, _, function = call.rpartition(".")
+    try:
+        result = getattr(importlib.import_module(module), function)(**json.loads(arguments))
+        for answer in map(result, map(json.loads, sys.stdin)) if callable(result) else [result]:
+            print(json.dumps({"result": answer}), file=output)
+    except Exception as error:
+        traceback.print_exc()
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=output)
+        sys.exit(1)
 
 
 # ---------------------------------------------------------------------------------------- memory
@@ -226,27 +214,23 @@ def proc_bytes(file: Path = PROC / "self" / "status") -> dict[str, int]:
 # ----------------------------------------------------------------------------- rounds and tables
 
 
-def in_turn(names: Iterable[str], number: int) -> list[str]:
-    """Return the order of a round: every second one runs backwards."""
-    return list(names)[:: 1 if number % 2 else -1]
-
-
 def play_rounds(
     names: Iterable[str], rounds: int, turn: Callable[[str], float], unit: str
-) -> list[dict[str, float]]:
-    """Let all take turns; return the speed of each by round, in the order of the names."""
-    names, played = list(names), []
+) -> dict[str, list[float]]:
+    """Let all take turns, in every second round backwards; return the speeds of each by round."""
+    speeds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(1, rounds + 1):
-        speeds = {name: turn(name) for name in in_turn(names, number)}
-        shown = ", ".join(f"{name} {speed:,.1f}" for name, speed in speeds.items())
+        order = list(speeds)[:: 1 if number % 2 else -1]
+        for name in order:
+            speeds[name].append(turn(name))
+        shown = ", ".join(f"{name} {speeds[name][-1]:,.1f}" for name in order)
         log(f"round {number}/{rounds}: {shown} {unit}")
-        played.append({name: speeds[name] for name in names})
-    return played
+    return speeds
 
 
-def ratios(rounds: Sequence[Mapping[str, float]], name: str, other: str) -> list[float]:
+def ratios(speeds: Sequence[float], others: Sequence[float]) -> list[float]:
     """Return by round how many times as fast one is as another."""
-    return [speeds[name] / speeds[other] for speeds in rounds]
+    return [speed / other for speed, other in zip(speeds, others, strict=True)]
 
 
 def two_digits(number: float) -> str:
@@ -288,15 +272,5 @@ def log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def main(call: str, *words: str) -> None:
-    """Call a function."""
-    module, _, function = call.rpartition(".")
-    getattr(importlib.import_module(module), function)(*words)
-
-
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except TformerError as error:
-        log(str(error))
-        sys.exit(error.exit_code)
+    main(*sys.argv[1:])

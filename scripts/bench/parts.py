@@ -1,7 +1,6 @@
 #!/usr/bin/env python
 """Measure single components: norms, attention kernels, optimizers, warm-up."""
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -9,41 +8,42 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 import typer
 from ablation import BASE
-from cli import MULTI30K, AsJson, Data, Rounds, Threads, hardware, show
-from harness import log, proc_bytes, subprocess_call
-from torch import Tensor
+from cli import CPU, MULTI30K, AsJson, Data, Rounds, Threads, hardware, show
+from decode_models import SIZES
+from harness import log, proc_bytes, run_in_process, spread
 from train import benchmark_config
 from train_baselines import Ours, Task
 
 from tformer_cli.cli.entry import new_app, run
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.decoding import GreedyConfig
 from tformer_cli.config.schema.training import AdamWConfig
-from tformer_cli.corpus.reader import read_texts
+from tformer_cli.corpus.reader import read_pairs, read_texts
 from tformer_cli.corpus.store_builder import training_store
+from tformer_cli.inference.prepare import prepare_for_inference
 from tformer_cli.model.blocks.attention import kernel_attend, naive_attend
 from tformer_cli.model.blocks.attention_mask import AttentionMask
 from tformer_cli.model.blocks.residual import build_norm
+from tformer_cli.padding import pad_rows
 from tformer_cli.process import tune_allocator
 from tformer_cli.text.tokenizer import build_tokenizers
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID
 from tformer_cli.training.optim import build_schedule
+from tformer_cli.translate.translator import Translator
 
 LENGTHS = (512, 1024, 2048, 4096)
 ATTENTIONS = {"fast": kernel_attend, "naive": naive_attend}
 NUM_HEADS, HEAD_DIM = 4, 32
 # Momentum and learning rates of plain gradient descent; the best rate counts.
 MOMENTUM = 0.9
+CACHE_LENGTHS = (5, 10, 20, 40, 80)
+CACHE_SENTENCES = 16
 SGD_RATES = (0.03, 0.1, 0.3, 1.0)
-
-
-class Cost(NamedTuple):
-    """Forward and backward pass: median seconds, and peak memory besides inputs and gradients."""
-
-    seconds: float
-    mib: float
 
 
 def norm_ratio(dim: int, rows: int, rounds: int) -> float:
@@ -60,42 +60,80 @@ def norm_ratio(dim: int, rows: int, rounds: int) -> float:
     return median(layer / rms for layer, rms in pairs)
 
 
-def print_attention_cost(kind: str, length: str, threads: str) -> None:
-    """Print the cost of causal self-attention."""
-    torch.set_num_threads(int(threads))
-    shape = (1, NUM_HEADS, int(length), HEAD_DIM)
+def attention_cost(kind: str, length: int, threads: int) -> dict[str, float]:
+    """Return the cost of causal self-attention, forward and backward.
+
+    That is the median of the seconds, and the peak memory besides inputs and gradients.
+    """
+    torch.set_num_threads(threads)
+    shape = (1, NUM_HEADS, length, HEAD_DIM)
     queries, keys, values = (torch.randn(shape, requires_grad=True) for _ in range(3))
 
-    def seconds(attend: Callable[..., Tensor]) -> float:
+    def seconds() -> float:
         start = time.perf_counter()
-        attend(queries, keys, values, AttentionMask(is_causal=True), 0.0).sum().backward()
+        mask = AttentionMask(is_causal=True)
+        ATTENTIONS[kind](queries, keys, values, mask, 0.0).sum().backward()
         return time.perf_counter() - start
 
-    seconds(ATTENTIONS[kind])
+    seconds()
     # Linux resets the peak, which the imports have set, to the memory held now.
     Path("/proc/self/clear_refs").write_text("5")
     before = proc_bytes()["VmRSS"]
-    median_seconds = median(seconds(ATTENTIONS[kind]) for _ in range(5))
-    print(json.dumps([median_seconds, (proc_bytes()["VmHWM"] - before) / 2**20]))
+    median_seconds = median(seconds() for _ in range(5))
+    return {"seconds": median_seconds, "mib": (proc_bytes()["VmHWM"] - before) / 2**20}
 
 
 def attention_ratios(rounds: int, threads: int) -> dict[int, dict[str, float]]:
     """Return time and memory of the formula as multiples of the kernel's, by length."""
     results = {}
     for length in LENGTHS:
-        words = (str(length), str(threads))
+        size = {"length": length, "threads": threads}
         turns = [
-            {
-                kind: Cost(*subprocess_call("parts.print_attention_cost", kind, *words))
-                for kind in ATTENTIONS
-            }
+            {kind: run_in_process("parts.attention_cost", kind=kind, **size) for kind in ATTENTIONS}
             for _ in range(rounds)
         ]
         results[length] = {
-            "seconds": median(turn["naive"].seconds / turn["fast"].seconds for turn in turns),
-            "memory": median(turn["naive"].mib / turn["fast"].mib for turn in turns),
+            unit: median(turn["naive"][unit] / turn["fast"][unit] for turn in turns)
+            for unit in ("seconds", "mib")
         }
         log(f"{length}: {results[length]}")
+    return results
+
+
+def cache_ratios(task: Task, rounds: int) -> dict[int, float]:
+    """Return how many times as fast greedy search is with the KV cache, by length of the output.
+
+    Speed does not depend on what is written, so the model has its initial weights.
+    """
+    model = task.our_model()
+    translator = Translator.from_model(model, task.tokenizers, task.config, CPU)
+    text = task.config.data.valid
+    pairs = spread(list(read_pairs(text.source, text.target)), CACHE_SENTENCES)
+    lines = [line for line, _ in pairs]
+    source, mask = pad_rows([[*ids, EOS_ID] for ids in task.tokenizers.source.encode_batch(lines)])
+    prepared = prepare_for_inference(model, CPU)
+
+    def seconds(translate: Callable[[int], object], length: int) -> float:
+        start = time.perf_counter()
+        translate(length)
+        return time.perf_counter() - start
+
+    def cached(length: int) -> None:
+        search = GreedyConfig(min_length=length - 1, max_length=length)
+        translator.translate(lines, decoding=search)
+
+    @torch.inference_mode()
+    def uncached(length: int) -> None:
+        memory, rows = prepared.encode(source, mask), torch.full((len(source), 1), BOS_ID)
+        for _ in range(length):
+            best = prepared.output(prepared.decoder(rows, memory)[:, -1]).argmax(dim=-1)
+            rows = torch.cat((rows, best[:, None]), dim=1)
+
+    results = {}
+    for length in CACHE_LENGTHS:
+        pairs = [(seconds(uncached, length), seconds(cached, length)) for _ in range(rounds + 1)]
+        # The first round warms up.
+        results[length] = median(slow / fast for slow, fast in pairs[1:])
     return results
 
 
@@ -106,7 +144,7 @@ def valid_losses(task: Task, steps: int) -> dict[str, float]:
     baselines |= {f"sgd {rate:g}": with_sgd(Ours(warm), rate) for rate in SGD_RATES}
     losses = {}
     for name, baseline in baselines.items():
-        for _ in islice(baseline.steps(baseline.batches()), steps):
+        for _ in baseline.losses(islice(baseline.batches(), steps)):
             pass
         losses[name] = baseline.valid_loss()
     return losses
@@ -123,18 +161,9 @@ def with_sgd(baseline: Ours, rate: float) -> Ours:
     return baseline
 
 
-def perplexity_ratios(data: Path, steps: int) -> dict[str, float]:
+def perplexity_ratios(task: Task, steps: int) -> dict[str, float]:
     """Return validation perplexities as multiples of that of AdamW with warm-up."""
-    config = benchmark_config(data, "tiny", vocab_size=8000)
-    training = replace(
-        config.training, optimizer=AdamWConfig(learning_rate=2.5e-3), batch_tokens=2048
-    )
-    config = replace(config, model=BASE, training=training)
-    tokenizers = build_tokenizers(
-        config.tokenizer, lambda: read_texts(config.data.train), config.seed
-    )
-    store, _ = training_store(config.data, tokenizers)
-    losses = valid_losses(Task(config, tokenizers, store, torch.float32), steps)
+    losses = valid_losses(task, steps)
     log(str(losses))
     best = min(losses[f"sgd {rate:g}"] for rate in SGD_RATES)
     return {
@@ -143,22 +172,34 @@ def perplexity_ratios(data: Path, steps: int) -> dict[str, float]:
     }
 
 
+def task_of(config: Config) -> Task:
+    """Return the training of a config, with its text."""
+    tokenizers = build_tokenizers(
+        config.tokenizer, lambda: read_texts(config.data.train), config.seed
+    )
+    store, _ = training_store(config.data, tokenizers)
+    return Task(config, tokenizers, store, torch.float32)
+
+
 def lines(result: dict[str, Any], steps: int) -> str:
     """Return the ratios as lines."""
-    norms = (
+    texts = [
         f"LayerNorm / RMSNorm, width {dim}: {ratio:.2f} of the time"
         for dim, ratio in result["layer_norm"].items()
-    )
-    attentions = (
+    ]
+    texts += [
         f"formula / kernel, {length:,} tokens: {cost['seconds']:.2f} of the time, "
-        f"{cost['memory']:.1f} of the memory"
+        f"{cost['mib']:.1f} of the memory"
         for length, cost in result["naive_attention"].items()
-    )
-    optimizers = (
+    ]
+    texts += [
         f"{name} / AdamW, {steps} steps: {ratio:.2f} of the perplexity"
         for name, ratio in result["perplexity"].items()
-    )
-    return "\n".join([*norms, *attentions, *optimizers])
+    ]
+    for size, by_length in result["kv_cache"].items():
+        ratios = ", ".join(f"{ratio:.1f} ({length})" for length, ratio in by_length.items())
+        texts.append(f"KV cache, {size}, times as fast by tokens written: {ratios}")
+    return "\n".join(texts)
 
 
 app = new_app(add_completion=False)
@@ -177,18 +218,26 @@ def parts(
     Norms: time of LayerNorm over RMSNorm's, of 2,048 states. Attention: time and memory of the
     written-out formula over those of torch's kernel, forward and backward, causal, four heads of
     32. Optimizers: validation perplexity of Multi30k over that of AdamW with warm-up, for gradient
-    descent with momentum (the best of four rates) and for AdamW without warm-up.
+    descent with momentum (the best of four rates) and for AdamW without warm-up. KV cache: time of
+    greedy search without it over that with it, of 16 sentences, by the length of the translations.
 
     Example: python scripts/bench/parts.py --steps 100
     """
     torch.set_num_threads(threads)
     tune_allocator()
+    tiny = benchmark_config(data, "tiny", vocab_size=8000)
+    adamw = replace(tiny.training, optimizer=AdamWConfig(learning_rate=2.5e-3), batch_tokens=2048)
+    task = task_of(replace(tiny, model=BASE, training=adamw))
     result: dict[str, Any] = {
         "layer_norm": {
             str(dim): norm_ratio(dim, rows=2048, rounds=20 * rounds) for dim in (128, 512)
         },
         "naive_attention": attention_ratios(rounds, threads),
-        "perplexity": perplexity_ratios(data, steps),
+        "perplexity": perplexity_ratios(task, steps),
+        "kv_cache": {
+            size: cache_ratios(replace(task, config=replace(tiny, model=model)), rounds)
+            for size, model in SIZES.items()
+        },
     }
     show(result, as_json, lambda: lines(result, steps), hardware(threads))
 

@@ -2,20 +2,18 @@
 """Build a token store of synthetic text, and measure time and memory."""
 
 import itertools
-import multiprocessing
 import os
 import platform
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
 from cli import AsJson, show
-from harness import aligned, proc_bytes
+from harness import aligned, proc_bytes, run_in_process
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.schema.data import DataConfig, FilterConfig, ParallelText, TrainingText
@@ -24,7 +22,6 @@ from tformer_cli.corpus.batch import DataPosition, epoch_plans, training_micro_b
 from tformer_cli.corpus.reader import read_pairs
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import evaluation_store, training_store
-from tformer_cli.process import tune_allocator
 from tformer_cli.text.tokenizer import build_tokenizers, load_tokenizers
 
 NUM_WORDS = 20_000
@@ -72,8 +69,9 @@ def data_of(folder: Path) -> DataConfig:
     )
 
 
-def measure_build(folder: Path) -> dict[str, float]:
+def measure_build(path: str) -> dict[str, float]:
     """Build the store; return time and memory."""
+    folder = Path(path)
     data, tokenizers = data_of(folder), load_tokenizers(folder / "tokenizer")
     evaluation_store(data.valid, tokenizers)
     before, begin = proc_bytes()["RssAnon"], time.perf_counter()
@@ -87,10 +85,10 @@ def measure_build(folder: Path) -> dict[str, float]:
     }
 
 
-def measure_start(folder: Path, batch_tokens: int, num_batches: int) -> dict[str, float]:
+def measure_start(path: str, batch_tokens: int, num_batches: int) -> dict[str, float]:
     """Open the store and take the first batches of an epoch, as a training does."""
+    folder = Path(path)
     data, tokenizers = data_of(folder), load_tokenizers(folder / "tokenizer")
-    tune_allocator()
 
     def batches(store: TokenStore) -> Iterator[object]:
         plans = epoch_plans(store, batch_tokens=batch_tokens, seed=1)
@@ -117,8 +115,8 @@ def measure_start(folder: Path, batch_tokens: int, num_batches: int) -> dict[str
 
 def measure(num_pairs: int, *, batch_tokens: int, num_batches: int) -> dict[str, float | str]:
     """Write a text, build its store, and start again."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as path:
+        folder = Path(path)
         write_text(folder, num_pairs)
         text = data_of(folder).train[0]
 
@@ -126,18 +124,14 @@ def measure(num_pairs: int, *, batch_tokens: int, num_batches: int) -> dict[str,
             return itertools.islice(read_pairs(text.source, text.target), SAMPLE_LINES)
 
         build_tokenizers(SubwordConfig(vocab_size=8000), sample, 1).save(folder / "tokenizer")
-        results: dict[str, float | str] = {
+        size = {"batch_tokens": batch_tokens, "num_batches": num_batches}
+        return {
             "machine": platform.machine(),
             "cores": os.cpu_count() or 1,
             "pairs": num_pairs,
+            **run_in_process("store.measure_build", condition="default", path=path),
+            **run_in_process("store.measure_start", path=path, **size),
         }
-        for measured, arguments in (
-            (measure_build, (folder,)),
-            (measure_start, (folder, batch_tokens, num_batches)),
-        ):
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-                results |= process.submit(measured, *arguments).result()
-        return results
 
 
 def table(results: dict[str, float | str]) -> str:

@@ -12,8 +12,8 @@ import typer
 from baseline_marian import INIT_STD
 from cli import AsJson, Folder, InitStd, Threads, names_in, numbers_in, resumable, show
 from harness import aligned, log
-from marian_training import OPTIMIZERS, with_optimizer
-from training_runs import RUNS, TrainingRun, build_run, train_in_subprocess
+from training_process import train_in_process
+from training_runs import OPTIMIZERS, RUNS, TrainingRun, build_run, with_optimizer
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.cli.options import SetOption
@@ -168,7 +168,7 @@ def sweep(
         for each in runs:
             try:
                 if not each.is_over():
-                    train_in_subprocess(each, threads=threads)
+                    train_in_process(each, threads=threads)
             except TrainingError as error:
                 # A learning rate that diverges is an outcome too.
                 log(str(error))

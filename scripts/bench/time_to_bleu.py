@@ -11,8 +11,8 @@ import typer
 from baseline_marian import INIT_STD
 from cli import ROOT, AsJson, Folder, InitStd, Threads, names_in, numbers_in, resumable, show
 from harness import aligned, log
-from marian_training import with_optimizer
-from training_runs import RUNS, Clock, Marian, TrainingRun, build_run, train_in_subprocess
+from training_process import Clock, train_in_process
+from training_runs import RUNS, Marian, TrainingRun, build_run, with_optimizer
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.cli.options import SetOption
@@ -56,6 +56,7 @@ class Curve:
     steps: int
     minutes: float  # of optimizer steps, within the time allowed
     wall_minutes: float  # of everything
+    cpu_minutes: float  # of everything, all threads together
     is_finished: bool  # within the time allowed
     environment: dict[str, str]
 
@@ -118,7 +119,7 @@ def measure(
     curves = []
     for training in trainings:
         if not training.is_over(60 * minutes):
-            train_in_subprocess(training, seconds=60 * minutes, threads=threads)
+            train_in_process(training, seconds=60 * minutes, threads=threads)
         curves.append(curve_of(training, test_set, minutes))
     return curves
 
@@ -150,6 +151,7 @@ def curve_of(training: TrainingRun, test_set: str, minutes: float) -> Curve:
         steps=progress.step,
         minutes=min(progress.seconds / 60, minutes),
         wall_minutes=clock.seconds / 60,
+        cpu_minutes=clock.cpu_seconds / 60,
         is_finished=progress.seconds <= 60 * minutes and is_finished(progress, config),
         environment=progress.environment,
     )
@@ -158,11 +160,12 @@ def curve_of(training: TrainingRun, test_set: str, minutes: float) -> Curve:
 def table(curves: Sequence[Curve]) -> str:
     """Return a table with a row for each training."""
     head = [*(f">= {bleu}" for bleu in THRESHOLDS), *(f"at {minutes}" for minutes in MARKS)]
-    rows = [["minutes to BLEU", "seed", *head, "steps", "minutes", "wall"]]
+    rows = [["minutes to BLEU", "seed", *head, "steps", "minutes", "wall", "CPU"]]
     for curve in curves:
         cells = [(curve.minutes_to(bleu), ".1f") for bleu in THRESHOLDS]
         cells += [(curve.bleu_at(minutes), ".2f") for minutes in MARKS]
-        cells += [(curve.steps, ","), (curve.minutes, ".1f"), (curve.wall_minutes, ".1f")]
+        cells += [(curve.steps, ","), (curve.minutes, ".1f")]
+        cells += [(curve.wall_minutes, ".1f"), (curve.cpu_minutes, ".1f")]
         texts = ("-" if value is None else format(value, form) for value, form in cells)
         rows.append([curve.title, str(curve.seed), *texts])
     return aligned(rows)

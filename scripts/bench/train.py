@@ -8,8 +8,8 @@ import contextlib
 import itertools
 import math
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
@@ -32,7 +32,16 @@ from cli import (
     show,
 )
 from flops import gemm_flops, training_flops
-from harness import CONDITIONS, Condition, Worker, aligned, in_turn, log, median_and_range
+from harness import (
+    CONDITIONS,
+    Condition,
+    Worker,
+    aligned,
+    log,
+    median_and_range,
+    play_rounds,
+    ratios,
+)
 from train_baselines import BASELINES, Measurement
 
 from tformer_cli.cli.entry import new_app, run
@@ -68,6 +77,8 @@ def network(dim: int, layers: int, heads: int, feedforward_dim: int) -> EncoderD
 
 
 SIZES = {"tiny": network(128, 4, 4, 256), "small": network(256, 3, 8, 1024)}
+# The name of matrix products among those that take turns.
+GEMM = "GEMM"
 TRAINING = TrainingConfig(
     optimizer=AdamWConfig(learning_rate=1e-3), label_smoothing=0.1, batch_tokens=4096
 )
@@ -142,6 +153,7 @@ def compare(
         for name in BASELINES
         if name != "textbook" or precision == "float32"
     ]
+    turns: dict[str, list[Measurement]] = {}
     with contextlib.ExitStack() as stack:
         run = RunDirectory(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         write_text(run.config_file, dump_config(config))
@@ -155,31 +167,27 @@ def compare(
             for name, precision in entries
         }
         settings = {entry: worker.ask(settings=True) for entry, worker in workers.items()}
-        played: list[Round] = []
-        for number in range(1, rounds + 1):
-            turns = {
-                entry: Measurement(**workers[entry].ask(**turn))
-                for entry in in_turn(workers, number)
-            }
-            gemm = gemm_flops(CPU, torch.float32, size=2048, seconds=0.5)
-            played.append(Round(turns, gemm))
-            log(f"round {number}/{rounds}: {played[-1]}")
+
+        def speed(entry: str) -> float:
+            if entry == GEMM:
+                return gemm_flops(CPU, torch.float32, size=2048, seconds=0.5) / 1e9
+            measured = Measurement(**workers[entry].ask(**turn))
+            turns.setdefault(entry, []).append(measured)
+            return measured.tokens_per_second
+
+        speeds = play_rounds([*workers, GEMM], rounds, speed, "target tokens/s, GFLOP/s")
         valid_loss = None
         if quality_tokens is not None:
             steps = _num_batches(config, store, quality_tokens)
             ours, hf = (workers[name].ask(validate_after=steps) for name in ("ours", "hf"))
             assert ours["num_tokens"] == hf["num_tokens"]
-            valid_loss = {
-                "target_tokens": ours["num_tokens"],
-                "ours": ours["valid_loss"],
-                "hf": hf["valid_loss"],
-            }
-    target_lengths = store.target_lengths + 1
-    flops = training_flops(
-        config.model, tokenizers.target.size, store.source_lengths + 1, target_lengths
-    )
-    flops_per_token = flops / int(np.sum(target_lengths))
-    return summary(played, flops_per_token) | {"valid_loss": valid_loss, "settings": settings}
+            losses = {"ours": ours["valid_loss"], "hf": hf["valid_loss"]}
+            valid_loss = {"target_tokens": ours["num_tokens"], **losses}
+    lengths = store.source_lengths + 1, store.target_lengths + 1
+    flops = training_flops(config.model, tokenizers.target.size, *lengths)
+    flops_per_token = flops / int(np.sum(lengths[1]))
+    results = summary(speeds, turns, flops_per_token)
+    return results | {"valid_loss": valid_loss, "settings": settings}
 
 
 def training_worker(
@@ -192,8 +200,15 @@ def training_worker(
     condition: Condition = "tuned",
 ) -> Worker:
     """Start a baseline on the config and the tokenizers of a run folder."""
-    words = (name, precision, str(threads), str(run.path), str(warm_up))
-    return Worker(name, "train_baselines.serve_training", *words, condition=condition)
+    return Worker(
+        "train_baselines.serve_training",
+        condition=condition,
+        name=name,
+        precision=precision,
+        threads=threads,
+        folder=str(run.path),
+        warm_up=warm_up,
+    )
 
 
 def _num_batches(config: Config, store: TokenStore, num_tokens: int) -> int:
@@ -202,52 +217,40 @@ def _num_batches(config: Config, store: TokenStore, num_tokens: int) -> int:
     return math.ceil(num_tokens * len(plans[0]) / int(np.sum(store.target_lengths + 1)))
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One turn of each, and the operations per second of matrix products (GEMM) beside it."""
+def summary(
+    speeds: Mapping[str, Sequence[float]],
+    turns: Mapping[str, Sequence[Measurement]],
+    flops_per_token: float,
+) -> dict[str, Any]:
+    """Return medians over the rounds; `rounds` has the numbers of each round.
 
-    turns: dict[str, Measurement]
-    gemm_flops: float
+    Args:
+        speeds: of each entry, in target tokens per second, and of matrix products in GFLOP/s.
+        turns: of each entry.
+        flops_per_token: that the network needs.
+    """
 
-    def __str__(self) -> str:
-        speeds = (f"{name} {turn.tokens_per_second:,.0f}" for name, turn in self.turns.items())
-        return f"{', '.join(speeds)} target tokens/s; GEMM {self.gemm_flops / 1e9:,.0f} GFLOP/s"
-
-
-def summary(rounds: Sequence[Round], flops_per_token: float) -> dict[str, Any]:
-    """Return medians over the rounds; `rounds` has the numbers of each round."""
-
-    def speeds(entry: str) -> list[float]:
-        return [played.turns[entry].tokens_per_second for played in rounds]
-
-    def best(name: str) -> str:
-        entries = [entry for entry in rounds[0].turns if entry.split()[0] == name]
-        return max(entries, key=lambda entry: median(speeds(entry)))
-
-    def ratio(one: str, other: str) -> list[float]:
-        return [a / b for a, b in zip(speeds(one), speeds(other), strict=True)]
+    def best(name: str) -> Sequence[float]:
+        return max((speeds[entry] for entry in turns if entry.split()[0] == name), key=median)
 
     by_round = {
-        **{name: speeds(name) for name in BASELINES},
-        "ours_best": speeds(best("ours")),
-        "hf_best": speeds(best("hf")),
-        "ratio_hf": ratio("ours", "hf"),
-        "ratio_hf_best": ratio(best("ours"), best("hf")),
-        "ratio_textbook": ratio("ours", "textbook"),
+        **{name: speeds[name] for name in BASELINES},
+        "ours_best": best("ours"),
+        "hf_best": best("hf"),
+        "ratio_hf": ratios(speeds["ours"], speeds["hf"]),
+        "ratio_hf_best": ratios(best("ours"), best("hf")),
+        "ratio_textbook": ratios(speeds["ours"], speeds["textbook"]),
     }
-    ours = [played.turns["ours"] for played in rounds]
+    ours = turns["ours"]
     num_tokens = sum(turn.num_tokens for turn in ours)
     return {
         **{name: median(numbers) for name, numbers in by_round.items()},
         "rounds": by_round,
-        "gemm_gflops": median(played.gemm_flops for played in rounds) / 1e9,
-        "gemm_share": median(
-            speed * flops_per_token / played.gemm_flops
-            for speed, played in zip(speeds("ours"), rounds, strict=True)
-        ),
+        "gemm_gflops": median(speeds[GEMM]),
+        "gemm_share": median(ratios(speeds["ours"], speeds[GEMM])) * flops_per_token / 1e9,
         "padding": 1 - num_tokens / sum(turn.num_positions for turn in ours),
         "page_faults": sum(turn.page_faults for turn in ours) / sum(turn.steps for turn in ours),
-        "rss_mib": {name: rounds[-1].turns[name].rss_mib for name in BASELINES},
+        "rss_mib": {name: turns[name][-1].rss_mib for name in BASELINES},
     }
 
 
@@ -261,6 +264,11 @@ MEDIANS = {
     "  each at its best": "ratio_hf_best",
     "tformer / textbook": "ratio_textbook",
 }
+SHARES = {
+    "share of GEMM peak": ("gemm_share", ".0%"),
+    "padding": ("padding", ".1%"),
+    "page faults per step": ("page_faults", ",.0f"),
+}
 TITLES = {"ours": "tformer", "hf": "transformers' Marian", "textbook": "textbook"}
 
 
@@ -270,19 +278,13 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     rows = [["", *results]]
     for title, key in MEDIANS.items():
         rows.append([title, *(median_and_range(column["rounds"][key]) for column in columns)])
-    for title, key, form in (
-        ("share of GEMM peak", "gemm_share", ".0%"),
-        ("padding", "padding", ".1%"),
-        ("page faults per step", "page_faults", ",.0f"),
-    ):
+    for title, (key, form) in SHARES.items():
         rows.append([title, *(format(column[key], form) for column in columns)])
-    per_baseline = [("peak MiB", "rss_mib", ",.0f")]
-    if all(column["valid_loss"] for column in columns):
-        per_baseline.append(("valid loss", "valid_loss", ".4f"))
-    for title, key, form in per_baseline:
-        for name in (name for name in TITLES if name in columns[0][key]):
-            cells = (format(column[key][name], form) for column in columns)
-            rows.append([f"{title}: {TITLES[name]}", *cells])
+    for title, key, form in (("peak MiB", "rss_mib", ",.0f"), ("valid loss", "valid_loss", ".4f")):
+        if all(column[key] for column in columns):
+            for name in (name for name in TITLES if name in columns[0][key]):
+                cells = (format(column[key][name], form) for column in columns)
+                rows.append([f"{title}: {TITLES[name]}", *cells])
     return aligned(rows)
 
 

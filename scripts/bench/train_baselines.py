@@ -8,18 +8,17 @@ batches.
 import itertools
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from baseline_marian import build_marian, copy_weights, max_positions, mean_nll
+from baseline_marian import marian_like, marian_steps, max_positions, mean_nll
 from baseline_textbook import TextbookModel
-from cli import CPU
-from harness import process_report, serve
-from marian_training import train_step
+from flops import CPU
+from harness import process_report
 from torch import nn
 
 from tformer_cli.config.load import load_config
@@ -37,29 +36,21 @@ from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import evaluation_store, training_store
 from tformer_cli.device import derive_seed, peak_memory, resolve_precision
 from tformer_cli.evaluation.evaluate import LIKELIHOOD_BATCH_TOKENS, reference_likelihood
-from tformer_cli.model.build import build_model
-from tformer_cli.model.network import Seq2Seq
+from tformer_cli.model.network import Network
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import PAD_ID
-from tformer_cli.training.step import StepBatch, StepReport, TrainState, train_steps
-
-
-class Step(NamedTuple):
-    """One optimizer step."""
-
-    num_tokens: int  # target tokens with a loss: EOS has one, BOS and padding have none
-    num_positions: int  # the same with padding
-    loss: float  # smoothed cross-entropy per target token before the step, in nats
+from tformer_cli.training.setup import init_model
+from tformer_cli.training.step import NonFiniteStep, StepBatch, TrainState, train_steps
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Some steps in a row."""
+    """Some optimizer steps in a row."""
 
     steps: int
-    num_tokens: int
-    num_positions: int
+    num_tokens: int  # target tokens with a loss: EOS has one, BOS and padding have none
+    num_positions: int  # the same with padding
     seconds: float  # wall-clock time, making the batches included
     page_faults: int
     rss_mib: float  # peak since the process began
@@ -72,26 +63,27 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to train, and on what."""
+    """What to train, on what, and where."""
 
     config: Config
     tokenizers: Tokenizers
     store: TokenStore
     precision: torch.dtype
+    device: torch.device = CPU
 
-    def our_model(self) -> Seq2Seq:
+    def our_model(self) -> Network:
         """Return our model with its initial weights."""
-        return build_model(
-            self.config.model,
-            source_size=self.tokenizers.source.size,
-            target_size=self.tokenizers.target.size,
-            seed=self.config.seed,
-        )
+        return init_model(self.config, self.tokenizers)
 
     def train_state(self, model: nn.Module) -> TrainState:
-        """Return a model with our optimizer and schedule."""
-        training, seed = self.config.training, self.config.seed
-        return TrainState.of(model, training, device=CPU, precision=self.precision, seed=seed)
+        """Return a model, moved to the device, with our optimizer and schedule."""
+        settings = {"precision": self.precision, "seed": self.config.seed}
+        model = model.to(self.device)
+        return TrainState.of(model, self.config.training, device=self.device, **settings)
+
+    def num_positions(self) -> int:
+        """Return the positions that Marian needs."""
+        return max_positions(self.config, self.tokenizers)
 
     def bucketed_batches(self) -> Iterator[Batch]:
         """Yield our batches, without end."""
@@ -123,6 +115,11 @@ class Task:
         return evaluation_store(self.config.data.valid, self.tokenizers)
 
 
+def step_batches(batches: Iterable[Batch]) -> Iterator[StepBatch]:
+    """Yield each batch as that of an optimizer step."""
+    return (StepBatch([batch], DataPosition(), DataPosition()) for batch in batches)
+
+
 class Ours:
     """tformer's model in its loop."""
 
@@ -133,18 +130,19 @@ class Ours:
     def batches(self) -> Iterator[Batch]:
         return self.task.bucketed_batches()
 
-    def steps(self, batches: Iterator[Batch]) -> Iterator[Step]:
-        batches, fed = itertools.tee(batches)
-        groups = (StepBatch([batch], DataPosition(), DataPosition()) for batch in fed)
-        for batch, report in zip(batches, train_steps(self.train_state, groups), strict=False):
-            assert isinstance(report, StepReport)
-            yield Step(report.num_tokens, batch.target_out.numel(), report.loss)
+    def losses(self, batches: Iterable[Batch]) -> Iterator[float]:
+        """Take a step per batch; yield its smoothed loss per target token before it, in nats."""
+        for report in train_steps(self.train_state, step_batches(batches)):
+            # What is skipped or done in pieces is no measurement.
+            if isinstance(report, NonFiniteStep) or report.num_oom_micro_batches:
+                raise RuntimeError(f"no plain step: {report}")
+            yield report.loss
 
     def valid_loss(self) -> float:
         return reference_likelihood(
             [self.train_state.model],
             batches_in_order(self.task.valid_store(), batch_tokens=LIKELIHOOD_BATCH_TOKENS),
-            device=CPU,
+            device=self.task.device,
             precision=self.task.precision,
         ).loss
 
@@ -154,21 +152,18 @@ class Marian:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        config, tokenizers = task.config, task.tokenizers
-        model = build_marian(config, tokenizers, num_positions=max_positions(config, tokenizers))
-        copy_weights(task.our_model(), model)
+        positions = {"num_positions": task.num_positions()}
+        model = marian_like(task.our_model(), task.config, task.tokenizers, **positions)
         self.train_state = task.train_state(model)
 
     def batches(self) -> Iterator[Batch]:
         return self.task.bucketed_batches()
 
-    def steps(self, batches: Iterator[Batch]) -> Iterator[Step]:
-        for number, batch in enumerate(batches, start=1):
-            loss, _ = train_step(self.train_state, [batch], number)
-            yield Step(batch.num_target_tokens, batch.target_out.numel(), loss)
+    def losses(self, batches: Iterable[Batch]) -> Iterator[float]:
+        return marian_steps(self.train_state, step_batches(batches))
 
     def valid_loss(self) -> float:
-        return mean_nll(self.train_state.model, self.task.valid_store(), CPU)
+        return mean_nll(self.train_state.model, self.task.valid_store())
 
 
 class Textbook:
@@ -189,7 +184,7 @@ class Textbook:
     def batches(self) -> Iterator[Batch]:
         return self.task.random_batches()
 
-    def steps(self, batches: Iterator[Batch]) -> Iterator[Step]:
+    def losses(self, batches: Iterable[Batch]) -> Iterator[float]:
         self.model.train()
         for batch in batches:
             logits = self.model(batch.source, batch.target_in)
@@ -197,51 +192,58 @@ class Textbook:
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-            num_tokens = int((batch.target_out != PAD_ID).sum())
-            yield Step(num_tokens, batch.target_out.numel(), loss.item())
+            yield loss.item()
 
 
 BASELINES = {"ours": Ours, "hf": Marian, "textbook": Textbook}
 
 
-def serve_training(name: str, precision: str, threads: str, folder: str, warm_up: str) -> None:
-    """Train while asked to, by the config and the tokenizers of a folder."""
-    # A heap with enough room looks like one that keeps freed memory, so this comes first.
+def serve_training(
+    name: str, precision: str, threads: int, folder: str, warm_up: int
+) -> Callable[[dict[str, Any]], object]:
+    """Return what trains when asked to, by the config and the tokenizers of a folder."""
     settings = process_report()
-    torch.set_num_threads(int(threads))
+    torch.set_num_threads(threads)
     run = RunDirectory(Path(folder))
     config, tokenizers = load_config(run.config_file), load_tokenizers(run.tokenizer)
     store, _ = training_store(config.data, tokenizers)
     task = Task(config, tokenizers, store, resolve_precision(precision, CPU))
     baseline = BASELINES[name](task)
-    steps = baseline.steps(baseline.batches())
-    measure(steps, max_steps=int(warm_up))
+    batches, fed = itertools.tee(baseline.batches())
+    steps = zip(batches, baseline.losses(fed), strict=False)
+    measure(steps, max_steps=warm_up)
 
-    def answer(request: dict[str, float | None]) -> object:
+    def answer(request: dict[str, Any]) -> object:
         match request:
-            case {"settings": _}:
+            case {"settings": True}:
                 return settings
             case {"validate_after": num_steps}:
                 return validated(BASELINES[name](task.with_schedule(num_steps, num_steps // 10)))
         return asdict(measure(steps, **request))
 
-    serve(answer)
+    return answer
 
 
 def measure(
-    steps: Iterator[Step], *, max_steps: int | None = None, seconds: float | None = None
+    steps: Iterator[tuple[Batch, float]],
+    *,
+    max_steps: int | None = None,
+    seconds: float | None = None,
 ) -> Measurement:
     """Take a number of steps, or steps until some seconds have passed."""
     faults, started = _page_faults(), time.perf_counter()
-    taken: list[Step] = []
+    num_steps = num_tokens = num_positions = 0
     elapsed = 0.0
-    while len(taken) != max_steps and (seconds is None or elapsed < seconds):
-        taken.append(next(steps))
+    while num_steps != max_steps and (seconds is None or elapsed < seconds):
+        batch, _ = next(steps)
+        num_steps += 1
+        num_tokens += batch.num_target_tokens
+        num_positions += batch.target_out.numel()
         elapsed = time.perf_counter() - started
     return Measurement(
-        steps=len(taken),
-        num_tokens=sum(step.num_tokens for step in taken),
-        num_positions=sum(step.num_positions for step in taken),
+        steps=num_steps,
+        num_tokens=num_tokens,
+        num_positions=num_positions,
         seconds=elapsed,
         page_faults=_page_faults() - faults,
         rss_mib=peak_memory(CPU) / 2**20,
@@ -250,10 +252,11 @@ def measure(
 
 def validated(baseline: Ours | Marian) -> dict[str, float]:
     """Train from the initial weights to the end of the schedule, and validate."""
-    steps = itertools.islice(
-        baseline.steps(baseline.batches()), baseline.task.config.training.max_steps
-    )
-    num_tokens = sum(step.num_tokens for step in steps)
+    max_steps = baseline.task.config.training.max_steps
+    batches = list(itertools.islice(baseline.batches(), max_steps))
+    for _ in baseline.losses(batches):
+        pass
+    num_tokens = sum(batch.num_target_tokens for batch in batches)
     return {"num_tokens": num_tokens, "valid_loss": baseline.valid_loss()}
 
 

@@ -1,56 +1,49 @@
-"""Trainings of tformer and of transformers' Marian that resume, each in a process of its own.
+"""Trainings of tformer and of transformers' Marian that resume.
 
 Both have the same tokens, sizes, batches, optimizer, schedule and validations, and keep the
-checkpoint of every validation in a run folder. A process trains until it has finished, its
-optimizer steps have taken their time, or the pipe on its standard input is closed: it saves and
-ends with the process that started it, however that ended.
+checkpoint of every validation in a run folder.
 """
 
 import contextlib
 import hashlib
 import json
-import os
-import select
-import signal
-import subprocess
-import sys
-import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from baseline_marian import (
     INIT_STD,
     build_marian,
     count_parameters,
+    marian_steps,
     max_positions,
     mean_nll,
     refuse_another_size,
-    score,
     translate,
 )
-from cli import CPU
-from harness import Condition, command, environment, process_report
-from marian_training import POINTER, train_marian
+from flops import CPU
+from harness import Condition, log
 
-from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.training import AdamConfig, AdamWConfig, MuonConfig
 from tformer_cli.corpus.reader import read_pairs, read_texts
 from tformer_cli.corpus.store_builder import evaluation_store
-from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
+from tformer_cli.errors import CheckpointError, Interrupted
 from tformer_cli.evaluation.metrics import Score, build_metric
-from tformer_cli.storage.atomic import write_text
+from tformer_cli.storage.atomic import make_directory, write_json, write_text
 from tformer_cli.storage.checkpoint import load_weights
 from tformer_cli.storage.run_directory import CHECKSUMS_FILE, MODEL_FILE, RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_progress
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.logging import TrainingLogger
+from tformer_cli.training.resume import locked, trajectory_settings
+from tformer_cli.training.saving import restore_checkpoint, take_checkpoint
 from tformer_cli.training.setup import init_model
+from tformer_cli.training.shutdown import GracefulShutdown
+from tformer_cli.training.step import TrainState
 from tformer_cli.training.trainer import Trainer, train
 from tformer_cli.training.validation import is_finished
 from tformer_cli.translate.translator import Translator
@@ -58,8 +51,28 @@ from tformer_cli.translate.translator import Translator
 if TYPE_CHECKING:
     from transformers import MarianMTModel
 
-# How often the clock is saved, and the time of the steps checked.
-TICK_SECONDS = 5.0
+OPTIMIZERS = {"adam": AdamConfig, "adamw": AdamWConfig, "muon": MuonConfig}
+
+
+def with_optimizer(
+    config: Config,
+    kind: str | None,
+    learning_rate: float | None,
+    warmup_steps: int | None = None,
+) -> Config:
+    """Return a config with another optimizer, peak learning rate or warm-up, where given.
+
+    A `kind` other than the config's has the defaults of the schema.
+    """
+    optimizer, schedule = config.training.optimizer, config.training.schedule
+    if kind is not None and kind != optimizer.kind:
+        optimizer = OPTIMIZERS[kind](learning_rate=optimizer.learning_rate)
+    if learning_rate is not None:
+        optimizer = replace(optimizer, learning_rate=learning_rate)
+    if warmup_steps is not None:
+        schedule = replace(schedule, warmup_steps=warmup_steps)
+    training = replace(config.training, optimizer=optimizer, schedule=schedule)
+    return replace(config, training=training)
 
 
 @dataclass(frozen=True)
@@ -68,16 +81,22 @@ class TrainingRun(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]
-    pointer: ClassVar[str]
     condition: ClassVar[Condition] = "tuned"
 
     config: Config
     run: RunDirectory
 
     @property
-    def words(self) -> list[str]:
+    def options(self) -> dict[str, float]:
         """What determines the training besides its config."""
-        return []
+        return {}
+
+    @property
+    def lasting_config(self) -> Config:
+        """The config, with every best checkpoint kept."""
+        # No training has more validations than steps.
+        training = replace(self.config.training, keep_best=self.config.training.max_steps)
+        return replace(self.config, training=training)
 
     def check(self) -> None:  # noqa: B027 - a run may have nothing to check
         """Check the config before hours are spent.
@@ -100,7 +119,7 @@ class TrainingRun(ABC):
 
     def progress(self) -> TrainingProgress | None:
         """Return the progress at the last checkpoint, if that can be read."""
-        checkpoint = self.run.pointed(self.pointer)
+        checkpoint = self.run.pointed("last")
         try:
             return None if checkpoint is None else load_progress(checkpoint)
         except CheckpointError:
@@ -142,7 +161,7 @@ class TrainingRun(ABC):
         translations = self.translate(checkpoint, lines)
         result = metric.score(translations, references)
         write_text(file.with_suffix(".hyp.txt"), "".join(f"{line}\n" for line in translations))
-        write_text(file, json.dumps({"asked": asked, "score": asdict(result)}, indent=2) + "\n")
+        write_json(file, {"asked": asked, "score": asdict(result)})
         return result
 
 
@@ -151,12 +170,9 @@ class Ours(TrainingRun):
 
     name = "ours"
     title = "tformer"
-    pointer = "last"
 
     def train(self) -> None:
-        # No training has more validations than steps.
-        training = replace(self.config.training, keep_best=self.config.training.max_steps)
-        train(replace(self.config, training=training), self.run, device=CPU)
+        train(self.lasting_config, self.run, device=CPU)
 
     def translate(self, checkpoint: Path, lines: Sequence[str]) -> list[str]:
         trained = load_trained_model(self.run, checkpoint.name)
@@ -173,40 +189,79 @@ class Marian(TrainingRun):
 
     name = "hf"
     title = "Marian"
-    pointer = POINTER
 
     init_std: float = INIT_STD
 
     @property
-    def words(self) -> list[str]:
-        return [str(self.init_std)]
+    def options(self) -> dict[str, float]:
+        return {"init_std": self.init_std}
 
     def check(self) -> None:
-        ours = init_model(self.config, self._tokenizers())
-        refuse_another_size(ours.num_parameters(), self.num_parameters())
+        tokenizers = self._tokenizers()
+        refuse_another_size(init_model(self.config, tokenizers), self._model(tokenizers))
 
     def train(self) -> None:
-        tokenizers = self._tokenizers()
-        logger = TrainingLogger(None, self.config.training)
-        trainer = Trainer.setup(self.config, self.run, tokenizers, device=CPU, logger=logger)
-        marian = self._model(tokenizers)
-        train_marian(
-            marian,
-            self.config,
-            trainer.data.store,
-            self.run,
-            initial=trainer.initial,
-            steps=self.config.training.max_steps,
-            device=CPU,
-            precision=trainer.state.precision,
-            validate=lambda: self._validation_score(marian, tokenizers),
-        )
+        config, tokenizers, path = self.lasting_config, self._tokenizers(), self.run.path
+        training = config.training
+        logger = TrainingLogger(None, training)
+        ours = Trainer.setup(config, self.run, tokenizers, device=CPU, logger=logger)
+        marian, precision = self._model(tokenizers), ours.state.precision
+        state = TrainState.of(marian, training, device=CPU, precision=precision, seed=config.seed)
+        state.average = None
+        settings = trajectory_settings(config) | {"init_std": str(self.init_std)}
+        state.progress = replace(ours.initial, settings=settings)
+        make_directory(path)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(locked(self.run))
+            self._resume(state)
+            shutdown = stack.enter_context(GracefulShutdown(str(path)))
+            batches = stack.enter_context(contextlib.closing(ours.data.batches(state)))
+            steps = marian_steps(state, batches)
+            while not is_finished(state.progress, training):
+                loss = next(steps)
+                if state.step % training.report_every == 0 or state.step == training.max_steps:
+                    log_step(state, loss)
+                if training.validates_at(state.step):
+                    state.progress = self._validated(state.progress, marian, tokenizers)
+                shutdown.poll()
+                if shutdown.signal is not None or training.saves_at(state.step):
+                    take_checkpoint(self.run, state)
+                if shutdown.signal is not None:
+                    raise Interrupted(
+                        str(path),
+                        f"interrupted; saved at step {state.step}",
+                        signal=shutdown.signal,
+                        remedy="re-run the command to resume",
+                    )
+
+    def _resume(self, state: TrainState) -> None:
+        """Restore the last checkpoint, if there is one.
+
+        Raises:
+            CheckpointError: it is of another training.
+        """
+        checkpoint, initial = self.run.pointed("last"), state.progress
+        saved = None if checkpoint is None else load_progress(checkpoint)
+        if saved is None and not self.run.step_checkpoints():
+            return
+        if (
+            saved is None
+            or saved.settings != initial.settings
+            or saved.data_fingerprint != initial.data_fingerprint
+        ):
+            raise CheckpointError(
+                str(self.run.path),
+                "holds a Marian that was trained otherwise",
+                remedy="remove it, or name another --folder",
+            )
+        restore_checkpoint(self.run, state, checkpoint)
+        state.progress = replace(saved, environment=initial.environment)
 
     def translate(self, checkpoint: Path, lines: Sequence[str]) -> list[str]:
         tokenizers = self._tokenizers()
         marian = self._model(tokenizers)
         load_weights(checkpoint, marian)
-        return translate(marian, tokenizers, lines, self.config.decoding, CPU)
+        return translate(marian, tokenizers, lines, self.config.decoding)
 
     def num_parameters(self) -> int:
         return count_parameters(self._model(self._tokenizers()))
@@ -225,14 +280,27 @@ class Marian(TrainingRun):
             self.config, tokenizers, num_positions=num_positions, init_std=self.init_std
         )
 
+    def _validated(
+        self, progress: TrainingProgress, marian: "MarianMTModel", tokenizers: Tokenizers
+    ) -> TrainingProgress:
+        """Return the progress with a score; of equal scores the later one is the best, as ours."""
+        score = self._validation_score(marian, tokenizers)
+        is_best = progress.best_score is None or score >= progress.best_score
+        log(f"marian valid {progress.step}  {score:.3f}{'  (best so far)' if is_best else ''}")
+        if is_best:
+            best = {"best_step": progress.step, "best_score": score, "num_bad_validations": 0}
+            return replace(progress, score=score, **best)
+        return replace(progress, score=score, num_bad_validations=progress.num_bad_validations + 1)
+
     def _validation_score(self, marian: "MarianMTModel", tokenizers: Tokenizers) -> float:
         """Return BLEU or negative loss: the higher the better."""
-        config = self.config
+        config, text = self.config, self.config.data.valid
         if config.training.selection_metric == "loss":
-            return -mean_nll(marian, evaluation_store(config.data.valid, tokenizers), CPU)
+            return -mean_nll(marian, evaluation_store(text, tokenizers))
         metric = build_metric("bleu", config.evaluation, config.data.target_language)
+        lines, references = zip(*read_pairs(text.source, text.target), strict=True)
         search = config.training.validation_decoding
-        return score(marian, tokenizers, config.data.valid, search, metric, CPU).score
+        return metric.score(translate(marian, tokenizers, lines, search), references).score
 
 
 class DefaultMarian(Marian):
@@ -252,97 +320,15 @@ def build_run(name: str, config: Config, run: RunDirectory, init_std: float) -> 
     return kind(config, run, init_std) if issubclass(kind, Marian) else kind(config, run)
 
 
+def log_step(state: TrainState, loss: float) -> None:
+    """Print the progress of Marian."""
+    progress, steps = state.progress, state.config.max_steps
+    speed = progress.num_tokens / progress.seconds
+    minutes = (steps - progress.step) * progress.seconds / progress.step / 60
+    line = f"marian step {progress.step}/{steps}  loss {loss:.3f}  {speed:,.0f} tok/s"
+    log(f"{line}  {minutes:.1f} min left")
+
+
 def _model_checksum(checkpoint: Path) -> str:
     lines = (checkpoint / CHECKSUMS_FILE).read_text(encoding="utf-8").splitlines()
     return next(line.split()[0] for line in lines if line.endswith(f"  {MODEL_FILE}"))
-
-
-class Clock:
-    """Wall-clock time of a training over all its processes, steps lost by a kill included.
-
-    Attributes:
-        seconds: so far.
-        checkpoints: when each was there, by name, to a tick.
-    """
-
-    def __init__(self, run: RunDirectory) -> None:
-        self.run = run
-        self.file = run.path / "clock.json"
-        known = {"seconds": 0.0, "checkpoints": {}}
-        if self.file.is_file():
-            known = json.loads(self.file.read_text(encoding="utf-8"))
-        self.seconds: float = known["seconds"]
-        self.checkpoints: dict[str, float] = known["checkpoints"]
-        self._zero = time.monotonic() - self.seconds
-
-    def tick(self) -> None:
-        """Save the time and the checkpoints that exist."""
-        self.seconds = time.monotonic() - self._zero
-        self.checkpoints = {
-            checkpoint.name: self.at(checkpoint) for checkpoint in self.run.step_checkpoints()
-        }
-        content = {"seconds": self.seconds, "checkpoints": self.checkpoints}
-        write_text(self.file, json.dumps(content, indent=2) + "\n")
-
-    def at(self, checkpoint: Path) -> float:
-        """Return when a checkpoint was there; the latest time for one that no tick saw."""
-        return self.checkpoints.get(checkpoint.name, self.seconds)
-
-
-def train_in_subprocess(
-    training: TrainingRun, *, threads: int, seconds: float = float("inf")
-) -> None:
-    """Train in a process of its own until `seconds` of optimizer steps are over; it always saves.
-
-    Raises:
-        TrainingError: the training has failed.
-    """
-    config_file = training.run.path.with_suffix(".yaml")
-    write_text(config_file, dump_config(training.config))
-    words = [training.name, str(config_file), str(seconds), str(threads), *training.words]
-    clock = Clock(training.run)
-    process = subprocess.Popen(
-        command("training_runs.serve_run", *words),
-        stdin=subprocess.PIPE,
-        env=environment(training.condition),
-        # Ctrl-C comes to this process alone, which passes it on.
-        start_new_session=True,
-    )
-    try:
-        while process.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(TICK_SECONDS)
-            clock.tick()
-    finally:
-        process.stdin.close()
-        process.wait()
-        clock.tick()
-    if not training.is_over(seconds):
-        raise TrainingError(
-            str(training.run.path),
-            "the training ended early",
-            got=f"exit code {process.returncode}",
-            remedy="fix what is reported above; re-run the command to resume",
-        )
-
-
-def serve_run(name: str, config_file: str, seconds: str, threads: str, *words: str) -> None:
-    """Train in this process."""
-    torch.set_num_threads(int(threads))
-    run = RunDirectory(Path(config_file).with_suffix(""))
-    training = RUNS[name](load_config(Path(config_file)), run, *map(float, words))
-    settings = json.dumps(process_report(), indent=2)
-    write_text(Path(config_file).with_suffix(".settings.json"), f"{settings}\n")
-    watch = threading.Thread(target=end_in_time, args=(training, float(seconds)), daemon=True)
-    watch.start()
-    with contextlib.suppress(Interrupted):
-        training.train()
-
-
-def end_in_time(training: TrainingRun, seconds: float) -> None:
-    """Send SIGTERM to this process when standard input has ended, or the time is over."""
-    while not select.select([sys.stdin], [], [], TICK_SECONDS)[0]:
-        progress = training.progress()
-        if progress is not None and progress.seconds >= seconds:
-            break
-    os.kill(os.getpid(), signal.SIGTERM)

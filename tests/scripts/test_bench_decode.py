@@ -16,7 +16,7 @@ import decode
 import harness
 import pytest
 import torch
-from decode import DecodeWorker, Options, app, compare, compare_cache, speeds_by_setting
+from decode import DecodeWorker, Options, app, compare, speeds_by_setting, summary, table
 from decode_baselines import BASELINES, Baseline, Setting, Task, answer
 from decode_models import (
     SIZES,
@@ -24,9 +24,7 @@ from decode_models import (
     pairs_to_translate,
     refuse_another_design,
     trained,
-    write_endless,
 )
-from decode_results import cache_table, summary, table
 from harness import family, family_memory, spread, watched
 from toy import CONFIG, sentence, translation, write_toy
 from typer.testing import CliRunner
@@ -87,7 +85,7 @@ def baseline(run: RunDirectory, exports: Path) -> Make:
 
 @pytest.mark.parametrize(
     ("name", "beam"),
-    [(name, beam) for name in decode.COMPARABLE for beam in (1, 5)] + [("uncached", 1)],
+    [(name, beam) for name in decode.COMPARABLE for beam in (1, 5)],
 )
 def test_all_translate_alike(name, beam, baseline):
     expected = baseline("ours", beam=beam).translate(LINES)
@@ -212,51 +210,21 @@ def test_json_is_by_size_search_and_mode(run, monkeypatch):
     assert {cell.condition for cell in cells} == {"default"}
 
 
-def test_cache_is_compared_by_length(run, monkeypatch):
-    monkeypatch.setattr(decode, "CACHE_LENGTHS", (3,))
-    monkeypatch.setattr(decode, "DecodeWorker", InProcess)
-    known = load_trained_model(run)
-    results = compare_cache(
-        known.config, known.tokenizers, Options(threads=1, rounds=1, alone=1, textbook=1)
-    )
-    assert results.keys() == {"3"}
-    at_three = results["3"]
-    assert at_three["ratio"] == pytest.approx(at_three["cached"] / at_three["uncached"])
-
-
-@pytest.mark.parametrize("length", [3, 11])
-def test_endless_model_always_writes_as_much_as_it_may(length, run, tmp_path):
-    known = load_trained_model(run)
-    write_endless(known.config, known.tokenizers, RunDirectory(tmp_path))
-    task = Task(str(tmp_path), "", 1, alone=False, threads=1, max_length=length)
-    made = {name: BASELINES[name](task) for name in ("ours", "uncached")}
-    for baseline in made.values():
-        baseline.use(Setting(4))
-    lines = [line for line in LINES if line]
-    written = made["ours"].translate(lines)
-    assert {len(text) for text in written} == {length}
-    assert made["uncached"].translate(lines) == written
-
-
 def test_summary_takes_medians_of_speeds_and_of_the_rounds_own_ratios():
     # The machine is half as fast in the second round.
-    rounds = [
-        {"ours": 800.0, "hf": 400.0, "textbook": 10.0},
-        {"ours": 400.0, "hf": 100.0, "textbook": 4.0},
-        {"ours": 720.0, "hf": 240.0, "textbook": 8.0},
-    ]
-    assert summary(rounds) == {
+    speeds = {
+        "ours": [800.0, 400.0, 720.0],
+        "hf": [400.0, 100.0, 240.0],
+        "textbook": [10.0, 4.0, 8.0],
+    }
+    assert summary(speeds) == {
         "ours": 720.0,
         "hf": 240.0,
         "textbook": 8.0,
         "ratios": {"hf": 3.0, "textbook": 90.0},
         "backend_ratios": {},
         "rounds": {
-            "speeds": {
-                "ours": [800.0, 400.0, 720.0],
-                "hf": [400.0, 100.0, 240.0],
-                "textbook": [10.0, 4.0, 8.0],
-            },
+            "speeds": speeds,
             "ratios": {"hf": [2.0, 4.0, 3.0], "textbook": [80.0, 100.0, 90.0]},
             "backend_ratios": {},
         },
@@ -264,12 +232,12 @@ def test_summary_takes_medians_of_speeds_and_of_the_rounds_own_ratios():
 
 
 def test_summary_compares_a_backend_with_its_engine_by_itself():
-    rounds = [
-        {"ours": 100.0, "ctranslate2_float32": 200.0, "ctranslate2_backend": 190.0},
-        {"ours": 100.0, "ctranslate2_float32": 100.0, "ctranslate2_backend": 105.0},
-        {"ours": 100.0, "ctranslate2_float32": 180.0, "ctranslate2_backend": 180.0},
-    ]
-    assert summary(rounds)["backend_ratios"] == {"ctranslate2_backend": 1.0}
+    speeds = {
+        "ours": [100.0, 100.0, 100.0],
+        "ctranslate2_float32": [200.0, 100.0, 180.0],
+        "ctranslate2_backend": [190.0, 105.0, 180.0],
+    }
+    assert summary(speeds)["backend_ratios"] == {"ctranslate2_backend": 1.0}
 
 
 def test_table_reads_as_a_column_a_search_and_mode():
@@ -352,18 +320,6 @@ def test_all_of_a_condition_have_one_environment_and_one_allocator(condition, ru
     assert (found[0]["MALLOC_MMAP_MAX_"] == "0") == (condition == "tuned")
 
 
-def test_table_of_the_cache_reads_as_a_column_a_length():
-    results = {
-        "tiny": {"5": {"ratio": 1.504}, "80": {"ratio": 12.3}},
-        "base": {"5": {"ratio": 2.0}, "80": {"ratio": 130.0}},
-    }
-    assert cache_table(results).split("\n") == [
-        "tokens      5       80",
-        "tiny     1.50    12.30",
-        "base     2.00   130.00",
-    ]
-
-
 def test_settings_say_batch_and_workers():
     names = [str(setting) for setting in (Setting(), Setting(64), Setting(16, 2))]
     assert names == ["own batches", "batch 64", "batch 16 x 2"]
@@ -434,7 +390,7 @@ def test_baseline_that_fails_is_named(monkeypatch):
         pytest.raises(TrainingError) as raised,
     ):
         worker.use(Setting(), LINES)
-    assert str(raised.value) == ("the baseline hf: ended early (exit code 1); see its output above")
+    assert str(raised.value) == "hf: has failed (exit code 1); see its output above"
 
 
 def test_unknown_size_is_named():

@@ -16,10 +16,10 @@ def test_a_second_start_opens_what_the_build_left(tmp_path, monkeypatch):
     pairs = list(read_texts(data.train))
     assert len(pairs) == 300
     build_tokenizers(CharConfig(), lambda: pairs, 1).save(tmp_path / "tokenizer")
-    built = store.measure_build(tmp_path)
+    built = store.measure_build(str(tmp_path))
     (index,) = (tmp_path / "stores").glob("*/index.json")
     before = index.stat().st_mtime_ns
-    started = store.measure_start(tmp_path, 500, 5)
+    started = store.measure_start(str(tmp_path), 500, 5)
     assert index.stat().st_mtime_ns == before
     assert 0 < built["pairs_kept"] <= 300
     assert built["pairs_per_second"] > 0

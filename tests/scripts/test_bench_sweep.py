@@ -32,7 +32,7 @@ def swept(config_file: Path, *words: str) -> object:
 
 @pytest.mark.parametrize("name", ["ours", "hf"])
 def test_the_best_on_the_validation_text_comes_first(config_file, monkeypatch, name):
-    monkeypatch.setattr(sweep, "train_in_subprocess", lambda run, **_: run.train())
+    monkeypatch.setattr(sweep, "train_in_process", lambda run, **_: run.train())
     words = ("--baseline", name, "--steps", "3", "--rates", "5e-3,1e-9", "--warmups", "1,2")
     printed = swept(config_file, *words, "--json")
     assert printed.exception is None, printed.exception
@@ -48,7 +48,7 @@ def test_the_best_on_the_validation_text_comes_first(config_file, monkeypatch, n
     assert len(folders) == 4
     assert not any("." in folder for folder in folders)
     # Again, it trains nothing.
-    monkeypatch.delattr(sweep, "train_in_subprocess")
+    monkeypatch.delattr(sweep, "train_in_process")
     assert swept(config_file, *words, "--json").stdout == printed.stdout
 
 
@@ -58,7 +58,7 @@ def test_a_rate_that_fails_is_an_outcome_too(config_file, monkeypatch):
             raise TrainingError("x", "diverged")
         run.train()
 
-    monkeypatch.setattr(sweep, "train_in_subprocess", train)
+    monkeypatch.setattr(sweep, "train_in_process", train)
     printed = swept(config_file, "--steps", "2", "--rates", "2,1e-3", "--warmups", "1")
     lines = printed.stdout.splitlines()
     assert [line.split()[:3] for line in lines[1:]] == [

@@ -16,15 +16,15 @@ import pytest
 import torch
 from baseline_textbook import TextbookModel
 from flops import training_flops
-from harness import CONDITIONS, in_turn, two_digits
+from harness import CONDITIONS, play_rounds, two_digits
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from toy import sentence, translation
 from train import (
+    GEMM,
     NETWORK,
     SIZES,
-    Round,
     app,
     benchmark_config,
     summary,
@@ -128,8 +128,10 @@ def test_all_count_the_same_tokens_of_the_same_batches(task):
     batches = list(itertools.islice(task.bucketed_batches(), 3))
     expected = [(sentence_tokens(task, batch), batch.target_in.numel()) for batch in batches]
     for baseline in BASELINES.values():
-        taken = baseline(task).steps(iter(batches))
-        assert [(step.num_tokens, step.num_positions) for step in taken] == expected
+        steps = zip(batches, baseline(task).losses(batches), strict=True)
+        for num_tokens, num_positions in expected:
+            measured = measure(steps, max_steps=1)
+            assert (measured.num_tokens, measured.num_positions) == (num_tokens, num_positions)
 
 
 def test_ours_and_marian_see_the_same_batches_in_turn(task):
@@ -144,9 +146,7 @@ def test_ours_and_marian_learn_the_same(task):
     alike = without_dropout(task).with_schedule(4, 0)
     ours, marian = Ours(alike), Marian(alike)
     batches = 4 * [next(alike.bucketed_batches())]
-    mine, theirs = (
-        [step.loss for step in baseline.steps(iter(batches))] for baseline in (ours, marian)
-    )
+    mine, theirs = (list(baseline.losses(batches)) for baseline in (ours, marian))
     assert mine == pytest.approx(theirs, rel=1e-4)
     assert mine[-1] < mine[0]
     assert ours.valid_loss() == pytest.approx(marian.valid_loss(), rel=1e-4)
@@ -156,12 +156,11 @@ def test_ours_and_marian_learn_the_same(task):
 def test_lower_precision_changes_the_loss_by_rounding(kind, task):
     exact = without_dropout(task)
     rounded = replace(exact, precision=torch.bfloat16)
-    (one,), (other,) = (
-        itertools.islice(baseline.steps(baseline.batches()), 1)
-        for baseline in (kind(exact), kind(rounded))
+    one, other = (
+        next(baseline.losses(baseline.batches())) for baseline in (kind(exact), kind(rounded))
     )
-    assert one.loss == pytest.approx(other.loss, rel=0.02)
-    assert one.loss != other.loss
+    assert one == pytest.approx(other, rel=0.02)
+    assert one != other
 
 
 def test_random_batches_hold_every_sentence_once_an_epoch(task):
@@ -185,8 +184,8 @@ def test_textbook_takes_the_mean_over_real_tokens(task):
     targets = batch.target_out[batch.target_mask]
     expected = functional.cross_entropy(logits, targets, label_smoothing=0.1)
     assert not batch.target_mask.all()
-    (step,) = textbook.steps(iter([batch]))
-    assert step.loss == pytest.approx(expected.item(), rel=1e-4)
+    (loss,) = textbook.losses([batch])
+    assert loss == pytest.approx(expected.item(), rel=1e-4)
 
 
 def test_textbook_never_sees_the_future():
@@ -222,25 +221,22 @@ def turn(num_tokens: int, **changes) -> Measurement:
     return Measurement(num_tokens=num_tokens, **(defaults | changes))
 
 
-def played(ours: int, hf: int, textbook: int, ours_low: int, hf_low: int, gemm: float) -> Round:
-    turns = {
-        "ours": turn(ours),
-        "hf": turn(hf, rss_mib=20.0),
-        "textbook": turn(textbook, rss_mib=40.0),
-        "ours bfloat16": turn(ours_low),
-        "hf bfloat16": turn(hf_low),
-    }
-    return Round(turns, gemm)
-
-
 def test_summary_takes_medians_of_speeds_and_of_the_rounds_own_ratios():
     # The machine is half as fast in the second round.
-    rounds = [
-        played(800, 400, 200, 900, 300, 4e6),
-        played(400, 200, 50, 420, 100, 2e6),
-        played(720, 480, 240, 960, 240, 4e6),
-    ]
-    assert summary(rounds, 2000.0) == {
+    tokens = {
+        "ours": [800, 400, 720],
+        "hf": [400, 200, 480],
+        "textbook": [200, 50, 240],
+        "ours bfloat16": [900, 420, 960],
+        "hf bfloat16": [300, 100, 240],
+    }
+    mib = {"hf": 20.0, "textbook": 40.0}
+    turns = {
+        name: [turn(count, rss_mib=mib.get(name, 9.0)) for count in counts]
+        for name, counts in tokens.items()
+    }
+    speeds = {name: [one.tokens_per_second for one in taken] for name, taken in turns.items()}
+    assert summary(speeds | {GEMM: [0.004, 0.002, 0.004]}, turns, 2000.0) == {
         "ours": 360.0,
         "hf": 200.0,
         "textbook": 100.0,
@@ -250,7 +246,7 @@ def test_summary_takes_medians_of_speeds_and_of_the_rounds_own_ratios():
         "ratio_hf_best": 2.1,
         "ratio_textbook": 4.0,
         "gemm_gflops": 0.004,
-        "gemm_share": 0.2,
+        "gemm_share": pytest.approx(0.2),
         "padding": pytest.approx(1 - 1920 / 2400),
         "page_faults": 3.0,
         "rounds": {
@@ -265,14 +261,11 @@ def test_summary_takes_medians_of_speeds_and_of_the_rounds_own_ratios():
         },
         "rss_mib": {"ours": 9.0, "hf": 20.0, "textbook": 40.0},
     }
-    assert str(rounds[0]) == (
-        "ours 400, hf 200, textbook 100, ours bfloat16 450, hf bfloat16 150 target tokens/s; "
-        "GEMM 0 GFLOP/s"
-    )
 
 
 def test_measurement_ends_with_its_steps_or_its_seconds(task):
-    steps = Ours(task).steps(task.bucketed_batches())
+    batches = list(itertools.islice(task.bucketed_batches(), 3))
+    steps = zip(batches, Ours(task).losses(batches), strict=True)
     assert measure(steps, max_steps=2).steps == 2
     measured = measure(steps, seconds=1e-9)
     assert measured.steps == 1
@@ -333,7 +326,7 @@ def test_baseline_that_fails_is_named(tmp_path, monkeypatch):
         pytest.raises(TrainingError) as raised,
     ):
         worker.ask(max_steps=1)
-    assert str(raised.value) == ("the baseline hf: ended early (exit code 1); see its output above")
+    assert str(raised.value) == "hf: has failed (exit code 1); see its output above"
 
 
 def test_folder_without_the_corpus_is_refused(folder, tmp_path):
@@ -359,10 +352,30 @@ def test_numbers_have_two_digits(number, text):
     assert two_digits(number) == text
 
 
-def test_every_second_round_goes_backwards():
-    assert [in_turn("abc", number) for number in (1, 2, 3)] == [
-        list(x) for x in ("abc", "cba", "abc")
-    ]
+def test_every_second_round_goes_backwards(capsys):
+    taken: list[str] = []
+
+    def turn(name: str) -> float:
+        taken.append(name)
+        return len(taken)
+
+    speeds = play_rounds("abc", 3, turn, "steps")
+    assert taken == list("abccbaabc")
+    assert speeds == {"a": [1, 6, 7], "b": [2, 5, 8], "c": [3, 4, 9]}
+    assert capsys.readouterr().err.splitlines()[1] == "round 2/3: c 4.0, b 5.0, a 6.0 steps"
+
+
+def test_a_process_returns_its_result_or_says_what_failed(capfd):
+    assert harness.run_in_process("builtins.dict", a=[1, "x"]) == {"a": [1, "x"]}
+    # What a function prints is no result.
+    assert harness.run_in_process("builtins.print", end="progress") is None
+    with pytest.raises(TrainingError) as raised:
+        harness.run_in_process("math.sqrt", x=4)
+    assert str(raised.value).startswith("math.sqrt: has failed (TypeError: math.sqrt() takes")
+    printed = capfd.readouterr()
+    assert "Traceback" in printed.err
+    assert "progress" in printed.err
+    assert printed.out == ""
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
