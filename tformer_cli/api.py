@@ -21,7 +21,7 @@ from tformer_cli.evaluation.metrics import MetricName, build_metric
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config
 from tformer_cli.training import trainer as training
 from tformer_cli.translate.mbr import MBR
-from tformer_cli.translate.options import SearchOptions, resolve_search
+from tformer_cli.translate.options import SearchOptions
 
 
 def train(
@@ -126,8 +126,9 @@ def evaluate(
     )
     config = evaluator.translator.config
     texts = texts_of_split(config, split) if text is None else {text.source.name: text}
-    language, search = config.data.target_language, resolve_search(decoding, config)
+    language = config.data.target_language
     built = [build_metric(name, config.evaluation, language) for name in metrics]
+    search = decoding.apply(config) if isinstance(decoding, SearchOptions) else decoding
     warn_of_overlap(config.data, texts, on_warning)
     evaluations = {}
     for name, each in texts.items():

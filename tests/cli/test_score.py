@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tformer_cli import Translator
-from tformer_cli.cli.score import _tabbed_line
+from tformer_cli.cli.eval import _tabbed_line
 from tformer_cli.search import scoring as scoring_room
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tformer_cli import __version__
-from tformer_cli.cli import config, eval, export, model, plot, score, train, translate, vocab
+from tformer_cli.cli import config, eval, export, model, plot, train, translate
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.errors import StorageError
 from tformer_cli.process import tune_environment
@@ -18,8 +18,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": train.train,
     "translate": translate.translate,
     "eval": eval.evaluate,
-    "score": score.score,
-    "vocab": vocab.vocab,
+    "score": eval.score,
+    "vocab": train.vocab,
     "model": model.model,
     "average": train.average,
     "plot": plot.plot,

@@ -12,21 +12,11 @@ from tformer_cli.storage.run_directory import RUNS, RunDirectory, newest_run, st
 if TYPE_CHECKING:
     from tformer_cli.translate.mbr import MBR
 
-RunArgument = Annotated[
-    Path | None,
-    typer.Argument(
-        help="Run folder, such as runs/demo. Default: the newest below runs/.",
-        show_default=False,
-    ),
-]
+_RUN = "Run folder, such as runs/demo. Default: the newest below runs/."
+RunArgument = Annotated[Path | None, typer.Argument(help=_RUN, show_default=False)]
 # Click has no optional argument before a required one, but takes any number of them.
 LeadingRunArgument = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        metavar="RUN",
-        help="Run folder, such as runs/demo. Default: the newest below runs/.",
-        show_default=False,
-    ),
+    list[Path] | None, typer.Argument(metavar="RUN", help=_RUN, show_default=False)
 ]
 ConfigArgument = Annotated[Path, typer.Argument(help="A YAML file, such as configs/demo.yaml.")]
 RunOption = Annotated[

@@ -176,13 +176,13 @@ def translate(
     from tformer_cli.translate.translator import Translator
 
     outputs = {"--output": output_file, "--alignments": alignments_file}
-    demands = {
+    inputs = {
+        "--input": input_file,
         "--prefixes": prefix_file,
         "--constraints": constraints_file,
         "--terminology": terminology_file,
     }
-    check_outputs(outputs, {"--input": input_file or STDIN, **demands})
-    _check_usage(sentence, input_file, outputs, demands, resume, workers, backend)
+    _check_usage(sentence, inputs, outputs, resume, workers, backend)
     total, beside = None, (prefix_file, constraints_file)
     # Invalid text and files of unequal length are found before the first line is translated. But a
     # pipe can be read only once.
@@ -261,45 +261,48 @@ def translate(
 
 def _check_usage(
     sentence: str | None,
-    input_file: Path | None,
+    inputs: Mapping[str, Path | None],
     outputs: Mapping[str, Path | None],
-    demands: Mapping[str, Path | None],
     resume: bool,
     workers: int | None,
     backend: str,
 ) -> None:
-    """Check options that contradict, need or exclude each other."""
+    """Check files, and options that contradict, need or exclude each other."""
     from tformer_cli.distributed import num_processes
 
+    check_outputs(outputs, {**inputs, "--input": inputs["--input"] or STDIN})
+    has_file, pairs = inputs["--input"] is not None, outputs["--alignments"]
+    demands = [option for option, file in inputs.items() if file and option != "--input"]
+    is_whole = has_file and outputs["--output"] not in (None, STDOUT)
     is_parallel, is_ctranslate2 = num_processes() > 1, backend == "ctranslate2"
-    lacks_file = resume and (input_file is None or outputs["--output"] in (None, STDOUT))
-    no_file = input_file is None
+    is_shared, got = is_parallel and workers not in (None, 1), str(workers)
     unshared = "is required under torchrun: stdin cannot be shared"
     single = "must be 1 under torchrun, which starts the processes"
-    inexact = "has no exact counterpart in CTranslate2"
-    is_shared = is_parallel and workers not in (None, 1)
-    pairs, in_json = outputs["--alignments"], "use --json, which holds them too"
+    inexact, in_json = "has no exact counterpart in CTranslate2", "use --json, which holds them too"
+    needs_file = "needs --input, line by line"
     check_usage(
         Rule(
-            "--input", "contradicts a sentence", sentence is not None and input_file, None, DROP_ONE
+            "--input", "contradicts a sentence", sentence is not None and has_file, None, DROP_ONE
         ),
         *(
-            Rule(option, "needs --input, line by line", file and no_file, None, "name that file")
-            for option, file in demands.items()
-            if option != "--terminology"
+            Rule(option, needs_file, not has_file and option in demands, None, "name that file")
+            for option in ("--prefixes", "--constraints")
         ),
-        Rule("--resume", "needs --input and --output", lacks_file, None, "name both files"),
+        Rule(
+            "--resume",
+            "needs --input and --output",
+            resume and not is_whole,
+            None,
+            "name both files",
+        ),
         Rule("--alignments", "contradicts --resume", resume and pairs, None, in_json),
-        Rule("--input", unshared, is_parallel and no_file, None, "name a file"),
-        Rule("--workers", single, is_shared, str(workers), "leave it out"),
+        Rule("--input", unshared, is_parallel and not has_file, None, "name a file"),
+        Rule("--workers", single, is_shared, got, "leave it out"),
         # Even for an empty file: the first line with a demand may come late.
-        *(
-            Rule(option, inexact, file and is_ctranslate2, None, "use another --backend")
-            for option, file in demands.items()
-        ),
+        *(Rule(name, inexact, is_ctranslate2, None, "use another --backend") for name in demands),
     )
     if is_parallel or resume:
-        reject_pipes({"--input": input_file, **demands})
+        reject_pipes(inputs)
 
 
 def _writer(

@@ -21,7 +21,6 @@ from tformer_cli.errors import (
     ConfigError,
     Problem,
     Rule,
-    UsageError,
     check_choice,
     check_usage,
 )
@@ -145,50 +144,45 @@ class TranslateOptions(TypedDict, total=False):
 
 
 def resolve_search(
-    decoding: DecodingConfig | SearchOptions | None, config: Config
+    decoding: DecodingConfig | SearchOptions | None,
+    config: Config,
+    max_positions: int | None,
+    requiring: str | None = None,
 ) -> DecodingConfig:
-    """Return the given search, that of a run with changes, or by default the run's own."""
-    if isinstance(decoding, SearchOptions):
-        return decoding.apply(config)
-    return config.decoding if decoding is None else decoding
-
-
-def check_search(
-    decoding: DecodingConfig, max_positions: int | None, requiring: str | None = None
-) -> None:
-    """Check a search.
+    """Return the given search, that of a run with changes, or by default the run's own; checked.
 
     Args:
-        decoding: the search.
+        decoding: the search, or changes.
+        config: of the run.
         max_positions: number of learned positions; None for no limit.
         requiring: argument that requires phrases, if there is one.
 
     Raises:
-        UsageError: it is no search, or cannot require phrases.
+        UsageError: it is no search, cannot require phrases, or the changes contradict each other.
         ConfigError: all limits and rules that it breaks.
     """
-    if not isinstance(decoding, BeamConfig | GreedyConfig | SampleConfig):
-        raise UsageError(
-            "`decoding`",
-            "must be a search",
-            got=repr(decoding),
-            remedy="pass BeamConfig(beam_size=5), GreedyConfig() or SampleConfig()",
-        )
-    checked(decoding, "decoding")
-    conflicts = () if max_positions is None else decoding.conflicts_of_positions(max_positions)
+    search = config.decoding if decoding is None else decoding
+    if isinstance(search, SearchOptions):
+        search = search.apply(config)
+    is_search = isinstance(search, BeamConfig | GreedyConfig | SampleConfig)
+    remedy = "pass BeamConfig(beam_size=5), GreedyConfig() or SampleConfig()"
+    check_usage(Rule("`decoding`", "must be a search", not is_search, repr(search), remedy))
+    checked(search, "decoding")
+    conflicts = () if max_positions is None else search.conflicts_of_positions(max_positions)
     problems = [
         Problem(f"decoding.{conflict.key}", conflict.what, conflict.got) for conflict in conflicts
     ]
     if problems:
         raise ConfigError(problems)
-    if requiring is None:
-        return
-    if not isinstance(decoding, BeamConfig):
-        remedy = "use `BeamConfig(beam_size=5)`"
-        raise UsageError(requiring, "needs beam search", got=decoding.kind, remedy=remedy)
-    if decoding.num_beam_groups > 1:
-        got, remedy = str(decoding.num_beam_groups), "use decoding.num_beam_groups=1"
-        raise UsageError(requiring, "needs a beam of one group", got=got, remedy=remedy)
+    if requiring is not None:
+        is_beam, num_groups = isinstance(search, BeamConfig), getattr(search, "num_beam_groups", 1)
+        beam, one_group = "use `BeamConfig(beam_size=5)`", "use decoding.num_beam_groups=1"
+        what, got = "needs a beam of one group", str(num_groups)
+        check_usage(
+            Rule(requiring, "needs beam search", not is_beam, search.kind, beam),
+            Rule(requiring, what, num_groups > 1, got, one_group),
+        )
+    return search
 
 
 def check_backend(
@@ -209,29 +203,15 @@ def check_backend(
         what = 'has no effect without `backend="ctranslate2"`'
         check_usage(Rule("`quantization`", what, quantization is not None, quantization))
         return
-    ctranslate2 = '`backend="ctranslate2"`'
-    no_effect = f"has no effect on {ctranslate2}"
+    where, got, leave_out = '`backend="ctranslate2"`', str(workers), "leave it out"
+    no_effect, must_be_cpu = f"has no effect on {where}", f"must be cpu with {where}"
+    threads = f"has no effect on {where}, which uses threads"
+    single = "is for one process with threads"
+    is_other, is_cpu = precision != "float32", device.type == "cpu"
     check_usage(
-        Rule(
-            ctranslate2,
-            "is for one process with threads",
-            num_processes() > 1,
-            remedy="drop torchrun",
-        ),
-        Rule("`ensemble`", no_effect, ensemble, remedy="leave one of them out"),
-        Rule("`precision`", no_effect, precision != "float32", precision, "use `quantization`"),
-        Rule(
-            "`workers`",
-            f"has no effect on {ctranslate2}, which uses threads",
-            workers not in (None, 1),
-            str(workers),
-            "leave it out",
-        ),
-        Rule(
-            "`device`",
-            f"must be cpu with {ctranslate2}",
-            device.type != "cpu",
-            str(device),
-            'add `device="cpu"`',
-        ),
+        Rule(where, single, num_processes() > 1, None, "drop torchrun"),
+        Rule("`ensemble`", no_effect, ensemble, None, _LEAVE_ONE_OUT),
+        Rule("`precision`", no_effect, is_other, precision, "use `quantization`"),
+        Rule("`workers`", threads, workers not in (None, 1), got, leave_out),
+        Rule("`device`", must_be_cpu, not is_cpu, str(device), 'add `device="cpu"`'),
     )

@@ -31,7 +31,6 @@ from tformer_cli.translate.options import (
     SearchOptions,
     TranslateOptions,
     check_backend,
-    check_search,
     resolve_search,
 )
 from tformer_cli.translate.postprocess import Postprocessor, Translation, best_combinations
@@ -306,9 +305,9 @@ class Translator:
         if aligned and aligner is None:
             what = "needs a translator that has an aligner"
             raise UsageError("`aligned`", what, remedy="leave it out")
-        search = resolve_search(decoding, self.config)
         requiring = "`required`" if has_phrases else "`terminology`" if terminology else None
-        check_search(search, self.engine.scorer.max_length, requiring)
+        max_positions = self.engine.scorer.max_length
+        search = resolve_search(decoding, self.config, max_positions, requiring)
         num_hypotheses = resolve_num_hypotheses(search, count, mbr)
         preprocessor = self.preprocessor
         banned_ids = preprocessor.encode_banned(banned)
