@@ -159,10 +159,6 @@ class Evaluator:
 
         The processes of `world` share the lines; each of them returns the whole evaluation.
         `on_warning` is called as by a translator, and for lines without loss.
-
-        Raises:
-            DataError: a file cannot be read, the line counts differ, there are no lines, or all are
-                too long.
         """
         config, max_length = self.translator.config, self.models[0].max_length
         store = evaluation_store(text, self.translator.tokenizers, max_length=max_length)
@@ -230,9 +226,6 @@ def reference_likelihood(
 
     The probabilities of an ensemble are averaged. The processes of `world` have the same batches
     and share them.
-
-    Raises:
-        DeviceError: memory has no room for a single sentence.
     """
     for model in models:
         model.eval()
@@ -280,11 +273,7 @@ def loss_batches(store: TokenStore, *, start_id: int = BOS_ID) -> Iterator[Batch
 
 
 def long_lines_warning(text: Text, store: TokenStore) -> Problem | None:
-    """Return a warning with the number of lines that `loss_batches` leaves out, if any.
-
-    Raises:
-        DataError: all lines are left out.
-    """
+    """Return a warning of lines that `loss_batches` leaves out, if any; refuse a text of them."""
     files = ", ".join(map(str, text.files.values()))
     lengths = np.maximum(store.source_lengths, store.target_lengths)
     num_long = int((lengths >= LIKELIHOOD_BATCH_TOKENS).sum())
@@ -312,12 +301,7 @@ def warn_of_overlap(
 
 
 def texts_of_split(config: Config, split: str | None) -> dict[str, ParallelText]:
-    """Return the texts of a split by name: `valid`, `test` (all test sets), or that of one.
-
-    Raises:
-        UsageError: there is no such split.
-        DataError: a file is missing.
-    """
+    """Return the texts of a split by name: `valid`, `test` (all test sets), or that of one."""
     test, valid = dict(config.data.test), config.data.valid
     assert isinstance(valid, ParallelText), "models that translate have parallel text"
     splits = {"test": test} | {name: {name: text} for name, text in test.items()}

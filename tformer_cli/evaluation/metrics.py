@@ -77,12 +77,7 @@ class Metric:
 
 
 def build_metric(name: MetricName, config: EvaluationConfig, target_language: str) -> Metric:
-    """Return a metric with the settings of a config.
-
-    Raises:
-        UsageError: there is no metric of this name.
-        ConfigError: its tokenizer is not installed.
-    """
+    """Return a metric with the settings of a config."""
     match name:
         case "bleu":
             tokenize: str = config.bleu.tokenize

@@ -60,11 +60,7 @@ class AttentionMaps:
     def select(
         self, part: str = "all", layer: int | None = None, head: int | None = None
     ) -> "AttentionMaps":
-        """Return the maps of a part (`positions` for the tables alone), layer and head.
-
-        Raises:
-            UsageError: the network has no such part, layer or head.
-        """
+        """Return the maps of a part (`positions` for the tables alone), layer and head."""
         parts = [*(maps.part for maps in self.maps), *(["positions"] if self.positions else [])]
         if part not in ("all", *parts):
             what, remedy = "must be one that the network has", f"use {' or '.join(parts)}"

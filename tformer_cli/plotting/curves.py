@@ -85,11 +85,7 @@ class History(NamedTuple):
 
 
 def read_history(run: RunDirectory, by: Axis) -> History:
-    """Read metrics.jsonl; tokens and hours are summed over the optimizer steps so far.
-
-    Raises:
-        CheckpointError: no such run, no metrics, or a damaged line.
-    """
+    """Read metrics.jsonl; tokens and hours are summed over the optimizer steps so far."""
     if not run.path.is_dir():
         remedy = "name the folder of a run, such as runs/demo"
         raise CheckpointError(str(run.path), "no such run folder", remedy=remedy)
@@ -149,11 +145,7 @@ def plot(runs: Sequence[RunDirectory], by: Axis, file: Path | None) -> list[Hist
 
 @contextlib.contextmanager
 def style(parameters: dict[str, Any], where: str, remedy: str) -> Iterator[None]:
-    """Apply matplotlib's defaults and `parameters` for a while, whatever the user has set.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
+    """Apply matplotlib's defaults and `parameters` for a while, whatever the user has set."""
     try:
         from matplotlib import style as matplotlib_style
     except ModuleNotFoundError as error:

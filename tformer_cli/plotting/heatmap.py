@@ -217,11 +217,7 @@ def _num_widths(token: str) -> float:
 
 @heatmap_style()
 def draw(maps: AttentionMaps) -> "Figure":
-    """Return a picture: a grid of layers and heads for each part, then the position tables.
-
-    Raises:
-        UsageError: matplotlib is not installed, or the picture is too large.
-    """
+    """Return a picture: a grid of layers and heads for each part, then the position tables."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 

@@ -46,11 +46,7 @@ class MBR:
             check_positive("`num_candidates`", self.num_candidates)
 
     def num_hypotheses(self, decoding: DecodingConfig) -> int:
-        """Return how many hypotheses a search must return for each sentence.
-
-        Raises:
-            UsageError: the search returns fewer.
-        """
+        """Return how many hypotheses of a sentence the search must return, and refuse fewer."""
         remedy = "use `BeamConfig(beam_size={})`, or decoding.kind=sample"
         if isinstance(decoding, GreedyConfig):
             raise UsageError("`mbr`", "has no effect on greedy search", remedy=remedy.format(8))
@@ -89,11 +85,7 @@ class MBR:
 
 
 def resolve_num_hypotheses(search: DecodingConfig, count: int, mbr: MBR | None) -> int:
-    """Return how many hypotheses of a sentence the search must return for `count` translations.
-
-    Raises:
-        UsageError: the search returns fewer, or `count` is below 1.
-    """
+    """Return how many hypotheses of a sentence the search must return for `count` translations."""
     check_positive("`count`", count)
     num_hypotheses = count if mbr is None else mbr.num_hypotheses(search)
     if count > num_hypotheses:

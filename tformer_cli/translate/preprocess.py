@@ -47,11 +47,7 @@ def zip_lines(
     prefixes: Iterable[str] | None = None,
     required: Iterable[Sequence[str]] | None = None,
 ) -> Iterator[InputLine]:
-    """Yield each line with its prefix and its required phrases.
-
-    Raises:
-        UsageError: the phrases of a line are a string.
-    """
+    """Yield each line with its prefix and its required phrases."""
     if prefixes is None:
         pairs: Iterable[tuple[str, str]] = ((line, "") for line in lines)
     else:
@@ -141,11 +137,7 @@ class Preprocessor:
         return requests
 
     def encode_banned(self, phrases: Sequence[str]) -> list[Ids]:
-        """Return the ids of phrases, at the beginning of a translation and within it.
-
-        Raises:
-            DataError: a phrase has no token, or one that no translation contains.
-        """
+        """Return the ids of phrases, at the beginning of a translation and within it."""
         encode = self.tokenizers.target.encode
         encoded = (
             self._check_phrase(ids, phrase, "`banned`")

@@ -61,9 +61,6 @@ def score_pairs(
         names: files of both sides, for messages.
         on_done: called with the number of pairs whenever some are scored.
         on_warning: called for each pair with a side of more than `MAX_TOKENS`, which has no score.
-
-    Raises:
-        DataError: a line is longer than the learned positions.
     """
     number = 1
     for window in chunks(pairs, WINDOW_PAIRS):

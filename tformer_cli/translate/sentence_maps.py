@@ -39,11 +39,6 @@ def sentence_maps(
 
     The network reads the `target` (teacher forcing); None is the translation that the search of
     its `config` finds.
-
-    Raises:
-        UsageError: the sentence is empty or not UTF-8, or there is a target for a network that does
-            not translate.
-        DataError: the sentence or the translation is longer than the learned positions.
     """
     source_ids = with_eos(_encode(tokenizers.source, "`sentence`", sentence))
     if not source_ids:
