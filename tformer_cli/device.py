@@ -40,21 +40,16 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(best if name == "auto" else name)
     except RuntimeError:
-        raise DeviceError(
-            "`device`", "no device has this name", got=name, remedy="use auto, cpu, cuda or mps"
-        ) from None
+        what, remedy = "no device has this name", "use auto, cpu, cuda or mps"
+        raise DeviceError("`device`", what, got=name, remedy=remedy) from None
     is_available = (
         device.type == "cpu"
         or (device.type == "cuda" and (device.index or 0) < torch.cuda.device_count())
         or (device.type == "mps" and has_mps)
     )
     if not is_available:
-        raise DeviceError(
-            "`device`",
-            "this machine, or this build of torch, does not have it",
-            got=name,
-            remedy='use `device="auto"`',
-        )
+        what = "this machine, or this build of torch, does not have it"
+        raise DeviceError("`device`", what, got=name, remedy='use `device="auto"`')
     if device.type == "cuda":
         # torch prefers cuDNN on the newest GPUs, which plans its kernel anew for each batch shape:
         # tens of milliseconds, and memory that it keeps. The other kernels take all shapes.
@@ -69,23 +64,15 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
     float32 elsewhere, where narrow formats are slower.
     """
     if name not in ("auto", *PRECISIONS):
-        raise DeviceError(
-            "`precision`", f"must be auto, {', '.join(PRECISIONS)}", got=name, remedy="use auto"
-        )
+        what = f"must be auto, {', '.join(PRECISIONS)}"
+        raise DeviceError("`precision`", what, got=name, remedy="use auto")
     if name == "int8" and device.type != "cpu":
-        raise DeviceError(
-            "`precision`",
-            "int8 is for translation on a CPU",
-            got=str(device),
-            remedy='use auto, or `device="cpu"`',
-        )
+        what, remedy = "int8 is for translation on a CPU", 'use auto, or `device="cpu"`'
+        raise DeviceError("`precision`", what, got=str(device), remedy=remedy)
     if name == "int8" and not has_vnni():
-        raise DeviceError(
-            "`precision`",
-            "int8 is slower than float32 on a processor without VNNI",
-            got=hardware_name(device),
-            remedy="use float32, or `tformer translate --backend ctranslate2 --quantization int8`",
-        )
+        what = "int8 is slower than float32 on a processor without VNNI"
+        remedy = "use float32, or `tformer translate --backend ctranslate2 --quantization int8`"
+        raise DeviceError("`precision`", what, got=hardware_name(device), remedy=remedy)
     is_gpu, has_bfloat16 = device.type == "cuda", True
     if is_gpu:
         # torch answers for the current device.
@@ -97,12 +84,8 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
         is_fast = device.type == "cpu" and has_bfloat16_matmul()
         return torch.bfloat16 if is_fast else torch.float32
     if name == "bfloat16" and not has_bfloat16:
-        raise DeviceError(
-            "precision",
-            "this GPU has no bfloat16",
-            got=torch.cuda.get_device_name(device),
-            remedy="use precision auto",
-        )
+        what, gpu = "this GPU has no bfloat16", torch.cuda.get_device_name(device)
+        raise DeviceError("precision", what, got=gpu, remedy="use precision auto")
     return PRECISIONS[name]
 
 
@@ -211,12 +194,9 @@ def memory_errors(device: torch.device) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise DeviceError(
-            str(device),
-            "not enough memory for the model",
-            got=str(error).partition("\n")[0] or None,
-            remedy="free some, or use another `device`",
-        ) from error
+        what, remedy = "not enough memory for the model", "free some, or use another `device`"
+        got = str(error).partition("\n")[0] or None
+        raise DeviceError(str(device), what, got=got, remedy=remedy) from error
 
 
 def empty_cache(device: torch.device) -> None:

@@ -131,9 +131,8 @@ class World:
         except RuntimeError as error:
             if not any(phrase in str(error) for phrase in PEER_CLOSED):
                 raise
-            raise DeviceError(
-                "torchrun", "another process has ended", remedy="see what it says"
-            ) from None
+            what = "another process has ended"
+            raise DeviceError("torchrun", what, remedy="see what it says") from None
 
     def _group(self, tensor: Tensor) -> "distributed.ProcessGroup | None":
         return self.gpu_group if tensor.is_cuda else None
@@ -164,12 +163,9 @@ def process_group(device: torch.device) -> Iterator[World]:
         return
     unset = [name for name in RENDEZVOUS if name not in os.environ]
     if unset:
-        raise DeviceError(
-            "torchrun",
-            "RANK and WORLD_SIZE are set, and not all that goes with them",
-            got=f"no {', '.join(unset)}",
-            remedy="start the processes by torchrun, or unset RANK",
-        )
+        what = "RANK and WORLD_SIZE are set, and not all that goes with them"
+        remedy = "start the processes by torchrun, or unset RANK"
+        raise DeviceError("torchrun", what, got=f"no {', '.join(unset)}", remedy=remedy)
     distributed.init_process_group("gloo", timeout=TIMEOUT)
     gpu_group = None
     if device.type == "cuda":

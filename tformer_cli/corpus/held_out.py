@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tformer_cli.config.schema.data import ParallelText, Text
-from tformer_cli.corpus.reader import read_pairs, read_texts
+from tformer_cli.corpus.reader import read_pairs, read_texts, text_changed
 from tformer_cli.errors import DataError, Problem, Rule, check_usage
 from tformer_cli.storage.atomic import atomic_directory, read_json, write_json
 
@@ -263,11 +263,7 @@ def _write_parts(
                 writers[part].append(stack.enter_context(file))
         for part, pair in itertools.zip_longest(parts.tobytes(), _count_reads(text, on_done)):
             if part is None or pair is None:
-                raise DataError(
-                    str(text.source),
-                    "the text changed while it was read",
-                    remedy="run the same command again",
-                )
+                raise text_changed(str(text.source))
             for writer, line in zip(writers[part], pair, strict=False):
                 writer.write(f"{line}\n")
 

@@ -93,11 +93,8 @@ def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
 def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
     """Yield line n of `source` with line n of `target`; after the last pair, refuse more lines."""
     if source.is_file() and target.is_file() and source.samefile(target):
-        raise DataError(
-            str(target),
-            "is source and target at once",
-            remedy="name the file that holds the translations",
-        )
+        remedy = "name the file that holds the translations"
+        raise DataError(str(target), "is source and target at once", remedy=remedy)
     return _zip_lines(_read_corpus(source), _read_corpus(target), source, target)
 
 
@@ -148,6 +145,12 @@ def text_checksums(texts: Sequence[Path], stores: Path) -> list[str]:
         # In ASCII, since file names need not be UTF-8.
         write_text(cache_file, json.dumps(updated, indent=2) + "\n")
     return checksums
+
+
+def text_changed(where: str) -> DataError:
+    """Return the error of a text that is read twice and differs."""
+    what = "the text changed while it was read"
+    return DataError(where, what, remedy="run the same command again")
 
 
 def _read_corpus(path: Path) -> Iterator[str]:
@@ -225,9 +228,8 @@ def _read_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(
-            name, "is damaged gzip", got=str(error), remedy="compress or download it again"
-        ) from None
+        remedy = "compress or download it again"
+        raise DataError(name, "is damaged gzip", got=str(error), remedy=remedy) from None
     except FileNotFoundError:
         raise DataError(name, "no such file", remedy="name a text that is there") from None
     except IsADirectoryError:
@@ -244,9 +246,5 @@ def _not_utf8(line: bytes, number: int, error_index: int, name: str) -> DataErro
     else:
         remedy = "convert it, from Latin-1 for instance with `iconv -f LATIN1 -t UTF-8`"
     column = len(line[:error_index].decode("utf-8")) + 1
-    return DataError(
-        f"{name}:{number}",
-        "not UTF-8",
-        got=f"byte 0x{line[error_index]:02x} at column {column}",
-        remedy=remedy,
-    )
+    got = f"byte 0x{line[error_index]:02x} at column {column}"
+    return DataError(f"{name}:{number}", "not UTF-8", got=got, remedy=remedy)

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from tformer_cli.config.schema.data import AnyTrainingText, DataConfig, FilterConfig, Text
 from tformer_cli.corpus.filters import FilterReport, filter_lengths, find_repeats, pair_digests
 from tformer_cli.corpus.prefetch import chunks, in_order
-from tformer_cli.corpus.reader import TEXTS_FILE, read_rows, text_checksums
+from tformer_cli.corpus.reader import TEXTS_FILE, read_rows, text_changed, text_checksums
 from tformer_cli.corpus.store import (
     FORMAT_VERSION,
     OFFSET_DTYPE,
@@ -141,11 +141,7 @@ def load_or_build_store(
                 try:
                     writer.write_shards(num_processes or _num_processes(texts), shard_lines)
                     if _key(texts, tokenizers, filters, stores) != key:
-                        raise DataError(
-                            "data.train",
-                            "the text changed while it was read",
-                            remedy="run the same command again",
-                        )
+                        raise text_changed("data.train")
                 except DataError:
                     # A corrected text has another key.
                     shutil.rmtree(shards, ignore_errors=True)
@@ -196,12 +192,8 @@ class StoreWriter:
             files = ", ".join(str(next(iter(text.files.values()))) for text in self.texts)
             raise DataError("data.train", "no lines", got=files, remedy="name files with text")
         if report.kept == 0:
-            raise DataError(
-                "data.train",
-                "nothing is left after the filters",
-                got=str(report),
-                remedy="loosen data.filters",
-            )
+            what = "nothing is left after the filters"
+            raise DataError("data.train", what, got=str(report), remedy="loosen data.filters")
 
     def write_store(self, directory: Path) -> None:
         """Merge the shards, without duplicates, into a store directory."""
@@ -235,11 +227,9 @@ class StoreWriter:
                 )
                 yield from in_order(submitted, QUEUED_SHARDS * num_processes)
             except BrokenProcessPool:
-                raise TrainingError(
-                    "data.train",
-                    "a process that encodes the text has died",
-                    remedy="free memory and run the same command again: it resumes from there",
-                ) from None
+                what = "a process that encodes the text has died"
+                remedy = "free memory and run the same command again: it resumes from there"
+                raise TrainingError("data.train", what, remedy=remedy) from None
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 

@@ -20,6 +20,7 @@ from tformer_cli.storage.atomic import (
 from tformer_cli.storage.lock import acquire, open_lock_file
 
 READ_BYTES = 1 << 20
+REMEDY = "remove it, or name another file"
 
 
 class PartialFile:
@@ -71,9 +72,7 @@ class PartialFile:
         write_text(self.record_file, json.dumps(record, indent=2) + "\n")
 
     def _resume(self) -> None:
-        damaged = DataError(
-            str(self.path), "is not what was written", remedy="remove it, or name another file"
-        )
+        damaged = DataError(str(self.path), "is not what was written", remedy=REMEDY)
         try:
             record = read_json(self.record_file)
             made_from = dict(record["made_from"])
@@ -87,12 +86,8 @@ class PartialFile:
             if made_from.get(name) != self._made_from.get(name)
         ]
         if others:
-            raise UsageError(
-                str(self.path),
-                "was begun from something else",
-                got=f"another {', '.join(others)}",
-                remedy="remove it, or name another file",
-            )
+            what, got = "was begun from something else", f"another {', '.join(others)}"
+            raise UsageError(str(self.path), what, got=got, remedy=REMEDY)
         num_left = self._num_bytes
         while num_left > 0 and (content := self._file.read(min(num_left, READ_BYTES))):
             self._digest.update(content)
@@ -122,11 +117,8 @@ def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[Partia
         with storage_errors(partial_path):
             is_own = acquire(file.fileno())
         if not is_own:
-            raise UsageError(
-                str(partial_path),
-                "another process is writing it",
-                remedy="wait until it is done",
-            )
+            what = "another process is writing it"
+            raise UsageError(str(partial_path), what, remedy="wait until it is done")
         partial = PartialFile(partial_path, file, made_from)
         partial.resume_or_start()
         yield partial

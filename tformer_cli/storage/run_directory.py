@@ -101,9 +101,6 @@ def newest_run(runs: Path = RUNS) -> RunDirectory:
     """Return the run under `runs` whose last checkpoint is the newest."""
     pointers = [pointer for pointer in runs.glob("*/last") if pointer.is_file()]
     if not pointers:
-        raise CheckpointError(
-            f"{runs}/",
-            "no run with a checkpoint in it",
-            remedy="train one with `tformer train CONFIG`, or name a run folder",
-        )
+        remedy = "train one with `tformer train CONFIG`, or name a run folder"
+        raise CheckpointError(f"{runs}/", "no run with a checkpoint in it", remedy=remedy)
     return RunDirectory(max(pointers, key=lambda pointer: pointer.stat().st_mtime).parent)

@@ -146,13 +146,11 @@ def load_progress(directory: Path) -> TrainingProgress:
         content["settings"] = current_settings(content.get("settings", {}))
         return TrainingProgress.from_dict(content)
     except FileNotFoundError:
-        raise CheckpointError(
-            str(file), "no such file", remedy="name another checkpoint, or train with `fresh=True`"
-        ) from None
+        remedy = "name another checkpoint, or train with `fresh=True`"
+        raise CheckpointError(str(file), "no such file", remedy=remedy) from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            str(file), "is damaged", got=str(error), remedy="use an earlier checkpoint"
-        ) from None
+        remedy = "use an earlier checkpoint"
+        raise CheckpointError(str(file), "is damaged", got=str(error), remedy=remedy) from None
 
 
 def best_checkpoints(checkpoints: Sequence[Path]) -> list[Path]:

@@ -136,12 +136,8 @@ def _find_checkpoint(run: RunDirectory, name: str) -> Path:
         directory = run.checkpoint(int(name)) if name.isdecimal() else run.checkpoints / name
     if directory is None or not directory.is_dir():
         names = sorted(path.name for path in run.checkpoints.glob("[!.]*"))
-        raise CheckpointError(
-            str(run.path),
-            "has no such checkpoint",
-            got=name,
-            remedy=f"there are {', '.join(names)}" if names else "train it first",
-        )
+        remedy = f"there are {', '.join(names)}" if names else "train it first"
+        raise CheckpointError(str(run.path), "has no such checkpoint", got=name, remedy=remedy)
     if verify_checksums(directory, INFERENCE_FILES) is not None:
         remedy = "no other checkpoint is intact: train again with `fresh=True`"
         for checkpoint in reversed(run.step_checkpoints()):
@@ -182,20 +178,13 @@ def load_ensemble(runs: Sequence[RunDirectory], name: str = "best") -> list[Trai
                 "section and seed, or one that continues from the other",
             )
         if DECODER_START_IDS[other.config.model.kind] != DECODER_START_IDS[first.config.model.kind]:
-            raise CheckpointError(
-                str(run.path),
-                f"is of another kind than {runs[0].path}, and its targets begin differently",
-                got=other.config.model.kind,
-                remedy="name runs of one model.kind",
-            )
+            what = f"is of another kind than {runs[0].path}, and its targets begin differently"
+            got, remedy = other.config.model.kind, "name runs of one model.kind"
+            raise CheckpointError(str(run.path), what, got=got, remedy=remedy)
         longest = other.model.max_length
         if longest is not None and longest < (first.model.max_length or math.inf):
-            raise CheckpointError(
-                str(run.path),
-                f"has learned fewer positions than {runs[0].path} has",
-                got=str(longest),
-                remedy="name it first",
-            )
+            what = f"has learned fewer positions than {runs[0].path} has"
+            raise CheckpointError(str(run.path), what, got=str(longest), remedy="name it first")
     return [first, *others]
 
 
@@ -218,22 +207,15 @@ def check_settings(saved: Mapping[str, str], config: Config, file: Path) -> None
     for key in (*now, *(key for key in then if key.split(".")[0] in SECTIONS)):
         old, new = _setting(key, then), _setting(key, now)
         if old is not None and new is not None and old != new:
-            raise CheckpointError(
-                str(file),
-                f"{key} is not {old}, as in training",
-                got=new,
-                remedy=RESTORE_CONFIG,
-            )
+            what = f"{key} is not {old}, as in training"
+            raise CheckpointError(str(file), what, got=new, remedy=RESTORE_CONFIG)
 
 
 def check_tokenizers(saved: str, tokenizers: Tokenizers, folder: Path) -> None:
     """Refuse tokenizers, read from `folder`, whose fingerprint is not the saved one, if any."""
     if saved not in ("", tokenizers.fingerprint):
-        raise CheckpointError(
-            str(folder),
-            "does not hold the tokenizers that the model was trained with",
-            remedy="restore the folder, or train again",
-        )
+        what = "does not hold the tokenizers that the model was trained with"
+        raise CheckpointError(str(folder), what, remedy="restore the folder, or train again")
 
 
 def noted_sentences(notes: Mapping[str, str]) -> int | None:
