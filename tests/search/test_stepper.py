@@ -27,7 +27,8 @@ from tformer_cli.search.continuous_batching import decode_all
 from tformer_cli.search.engine import Job, NativeEngine, build_search, longest_first
 from tformer_cli.search.request import Request
 from tformer_cli.search.sample import GreedySearch, SampleSearch
-from tformer_cli.search.stepper import ModelStepper, first_batch
+from tformer_cli.search.scoring import padded_batches
+from tformer_cli.search.stepper import ModelStepper
 from tformer_cli.search.workers import WorkersEngine
 
 MOST = 50
@@ -56,7 +57,7 @@ def test_each_sentence_is_encoded_once_and_no_more_together_than_there_are_slots
 @given(st.lists(st.integers(1, 2 * MOST), min_size=1, max_size=40))
 def test_a_batch_is_as_large_as_it_may_be(lengths):
     sentences = [[7] * length for length in lengths]
-    batch = first_batch(iter(sentences), MOST)
+    batch = next(padded_batches(iter(sentences), lambda one: (1, len(one)), MOST))
     assert batch == sentences[: len(batch)]
     assert len(batch) == 1 or len(batch) * max(map(len, batch)) <= MOST
     more = sentences[: len(batch) + 1]

@@ -202,18 +202,29 @@ def length_batches(
     """Yield the indices of sentences in batches of similar length, longest first.
 
     A sentence has `counts` rows of `widths` tokens; without any it is left out. The first batch
-    needs most memory, so a shortage shows at once. With more than `max_tokens`, padding included, a
-    sentence is a batch of its own.
+    needs most memory, so a shortage shows at once.
     """
     indices = [index for index, width in enumerate(widths) if width and counts[index]]
-    batch: list[int] = []
-    num_rows = 0
-    for index in sorted(indices, key=lambda index: -widths[index]):
-        if batch and (num_rows + counts[index]) * widths[batch[0]] > max_tokens:
+    indices.sort(key=lambda index: -widths[index])
+    return padded_batches(indices, lambda index: (counts[index], widths[index]), max_tokens)
+
+
+def padded_batches(
+    items: Iterable[Item], shape: Callable[[Item], tuple[int, int]], max_tokens: int
+) -> Iterator[list[Item]]:
+    """Yield batches of items, in their order, with at most `max_tokens`, padding included.
+
+    `shape` says how many rows and columns an item has. One that is larger is a batch of its own.
+    """
+    batch: list[Item] = []
+    num_rows = width = 0
+    for item in items:
+        rows, columns = shape(item)
+        if batch and (num_rows + rows) * max(width, columns) > max_tokens:
             yield batch
-            batch, num_rows = [], 0
-        batch.append(index)
-        num_rows += counts[index]
+            batch, num_rows, width = [], 0, 0
+        batch.append(item)
+        num_rows, width = num_rows + rows, max(width, columns)
     if batch:
         yield batch
 

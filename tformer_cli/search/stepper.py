@@ -16,6 +16,7 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
 from tformer_cli.search.logits_processors import suppress_tokens
 from tformer_cli.search.request import SpecialTokens
+from tformer_cli.search.scoring import padded_batches
 from tformer_cli.search.topk import log_mean_probabilities, topk_tokens
 
 # Padded source tokens that a core encodes at a time: enough to fill its matrix products, and few
@@ -115,7 +116,7 @@ class ModelStepper(Stepper):
     def _encode(self, sentences: Iterable[Sentence]) -> "EncodedSources":
         """Encode the first of some sentences."""
         max_tokens = batch_size_factor(self.device) * ENCODER_TOKENS
-        batch = first_batch(sentences, max_tokens)
+        batch = next(padded_batches(sentences, lambda sentence: (1, len(sentence)), max_tokens))
         source, mask = (part.to(self.device) for part in pad_rows(batch))
         with autocast(self.device, self.precision):
             layers = [model.prefill(source, mask) for model in self.models]
@@ -164,19 +165,7 @@ class EncodedSources:
         lengths = self.lengths[rows]
         width = max(lengths, default=0)
         layers = [
-            [KeyValue(keys[rows, :, :width], values[rows, :, :width]) for keys, values in model]
+            [KeyValue(*(part[rows, :, :width] for part in layer)) for layer in model]
             for model in self.layers
         ]
         return EncodedSources(lengths, layers, self.mask[rows, :width])
-
-
-def first_batch(sentences: Iterable[Sentence], max_tokens: int) -> list[Sentence]:
-    """Return the first sentences, at least one, that have `max_tokens` tokens with padding."""
-    batch: list[Sentence] = []
-    longest = 0
-    for sentence in sentences:
-        longest = max(longest, len(sentence))
-        if batch and longest * (len(batch) + 1) > max_tokens:
-            break
-        batch.append(sentence)
-    return batch
