@@ -60,29 +60,25 @@ class PackedLinear(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return (..., N) for hidden states (..., D)."""
         rows = hidden_states.to(self.dtype)
-        if hidden_states.shape[:-1].numel() > 1:
-            return self._product(rows)
-        repeated = rows.expand(*hidden_states.shape[:-2], PACKED_ROWS, -1)
-        return self._product(repeated).narrow(-2, 0, 1)
-
-    def _product(self, rows: Tensor) -> Tensor:
+        is_single = hidden_states.shape[:-1].numel() == 1
+        if is_single:
+            rows = rows.expand(*hidden_states.shape[:-2], PACKED_ROWS, -1)
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(
             rows, self.blocks, self.bias, "none", [], ""
         )
-        return product
+        return product.narrow(-2, 0, 1) if is_single else product
 
 
 def pack_where_faster(linear: nn.Linear) -> nn.Module:
     """Return the linear map with packed weights where the processor gains by it."""
-    weight = linear.weight
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return linear
-    if weight.dtype == torch.bfloat16 and has_bfloat16_matmul():
-        return PackedLinear(linear)
-    is_large = weight.numel() >= MIN_PACKED_WEIGHTS
-    if weight.dtype == torch.float32 and prefers_onednn() and is_large:
-        return PackedLinear(linear)
-    return linear
+    if linear.weight.dtype == torch.bfloat16:
+        is_faster = has_bfloat16_matmul()
+    else:
+        is_large = linear.weight.numel() >= MIN_PACKED_WEIGHTS
+        is_faster = linear.weight.dtype == torch.float32 and is_large and prefers_onednn()
+    return PackedLinear(linear) if is_faster else linear
 
 
 class FewRowsLinear(nn.Linear):
@@ -157,10 +153,9 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def concatenate_linears(*linears: nn.Linear) -> nn.Linear:
     """Return one linear layer with the outputs of several."""
-    weight = torch.cat([linear.weight.detach() for linear in linears])
-    if linears[0].bias is None:
-        return frozen_linear(weight, None)
-    return frozen_linear(weight, torch.cat([linear.bias.detach() for linear in linears]))
+    has_bias = linears[0].bias is not None
+    bias = torch.cat([linear.bias.detach() for linear in linears]) if has_bias else None
+    return frozen_linear(torch.cat([linear.weight.detach() for linear in linears]), bias)
 
 
 def frozen_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

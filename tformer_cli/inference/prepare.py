@@ -19,12 +19,8 @@ def prepare_for_inference(
 ) -> Seq2Seq:
     """Return a copy of a model for inference, which shares the weights that it does not change.
 
-    The copy has no hooks, and is not to be moved, trained or saved.
-
-    Args:
-        model: is moved to the device.
-        device: where to compute.
-        precision: number format of matrix products and their weights; int8 rounds large matrices.
+    The model is moved to the device. The copy has no hooks, and is not to be moved, trained or
+    saved. The precision is that of matrix products and their weights; int8 rounds large matrices.
     """
     model.to(device)
     layers = [layer for stack in model.stacks() for layer in stack.each_layer()]

@@ -43,11 +43,10 @@ class TwoStageArgmax:
         self._max_norm = float(torch.hypot(norms, self.bias).max())
 
     def best(self, hidden_states: Tensor, suppress: Callable[[Tensor], object]) -> Tensor:
-        """Return the token with the highest logit for each state, (B, K); of equals, the first.
+        """Return the token with the highest logit (B, K) for hidden states (B, K, D).
 
-        Args:
-            hidden_states: (B, K, D).
-            suppress: sets the logits (B, K, V) of impossible tokens to -inf, in place.
+        Of equals it is the first. `suppress` sets the logits (B, K, V) of impossible tokens to
+        -inf, in place.
         """
         rough: Tensor = self._rough(hidden_states.bfloat16())
         suppress(rough[..., : self.vocab_size])
@@ -64,12 +63,9 @@ class TwoStageArgmax:
     def _candidates(self, states: Tensor, rough: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rows and the tokens, (n,) both, of the logits that may be the highest.
 
-        By Cauchy-Schwarz the rounding error of a logit x w is at most a fraction of |x| |w|. So no
+        States are (N, D), rough logits (N, V'), where V' is a multiple of the group size. By
+        Cauchy-Schwarz the rounding error of a logit x w is at most a fraction of |x| |w|. So no
         token is best whose rough logit is below the highest one by twice that much.
-
-        Args:
-            states: (N, D).
-            rough: (N, V') logits, where V' is a multiple of the group size.
         """
         # Group g has the tokens g, g + G, and so on: all maxima are computed side by side.
         groups = rough.view(len(rough), GROUP, -1)

@@ -222,10 +222,8 @@ class KVCache:
     def insert(self, slots: Tensor, sources: Sequence[KeyValue], source_mask: Tensor) -> None:
         """Begin sentences in these slots (B'), and drop the sentences there.
 
-        Args:
-            slots: (B').
-            sources: each layer's key-values of the sources, (B', H, S', Dh), from `prefill`.
-            source_mask: (B', S') real source tokens.
+        `prefill` returns each layer's key-values of the sources, (B', H, S', Dh); the mask (B', S')
+        says which source tokens are real.
         """
         if not self.layers:
             num_slots, _, capacity = self._mask.shape

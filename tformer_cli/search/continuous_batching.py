@@ -46,10 +46,7 @@ class Search(ABC, Generic[Config, State]):
         nbest: int = 1,
         scored: bool = True,
     ) -> None:
-        """Prepare a search for logits on a device.
-
-        Each sentence has `nbest` hypotheses, at most the beam size, with scores if `scored`.
-        """
+        """Prepare for logits on a device, and `nbest` hypotheses, at most the beam size."""
         self.config = config
         self.special_tokens = special_tokens
         self.bos, self.eos = special_tokens.bos, special_tokens.eos
@@ -156,17 +153,13 @@ class SlotScheduler:
     def reschedule(self) -> tuple[list[int], dict[int, int]]:
         """Start waiting requests in idle slots, add slots for more, and drop idle ones.
 
-        The last slots fill the gaps that dropped ones leave among the first.
-
-        Returns:
-            The old slot whose state each slot continues or, if it is new, copies; and the requests
-            that start, in their order, by slot.
+        Return the old slot whose state each slot continues or, if it is new, copies; and the
+        requests that start, in their order, by slot. The last slots fill gaps among the first.
         """
         self._requeue_stragglers()
         started = self._take_waiting()
-        old_slots = list(range(len(self.slots)))
         num_new = max(0, len(started) - self.slots.count(None))
-        old_slots += [0] * num_new
+        old_slots = [*range(len(self.slots)), *[0] * num_new]
         self.slots += [None] * num_new
         self._start_steps += [self.num_steps] * num_new
         idle = [slot for slot, index in enumerate(self.slots) if index is None]

@@ -79,9 +79,6 @@ class Engine(ABC):
             scored: False leaves log probabilities and scores undefined (NaN), which is faster.
             on_done: called with the number of requests whenever some are done.
             on_warning: called once, when memory has run out and the batch becomes smaller.
-
-        Raises:
-            DeviceError: memory does not suffice for a single request, or a worker was killed.
         """
         self.check(requests, config, nbest)
         order = longest_first(requests)

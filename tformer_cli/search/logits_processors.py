@@ -29,8 +29,8 @@ class LogitsProcessor:
         self.bos, self.eos = special_tokens.bos, special_tokens.eos
         self.device = device
         self.suppressed = torch.tensor(list(special_tokens.suppressed), device=device)
-        has_repetition_rules = config.repetition_penalty != 1 or config.no_repeat_ngram_size > 0
-        self.has_penalties = has_repetition_rules or config.frequency_penalty != 0
+        neutral = (config.repetition_penalty, config.frequency_penalty, config.no_repeat_ngram_size)
+        self.has_penalties = neutral != (1, 0, 0)
 
     def start(self, requests: Sequence[Request], num_beams: int) -> Sequences:
         """Return K empty sequences for each request, with its limits."""
@@ -61,7 +61,7 @@ class LogitsProcessor:
         return min(minimum, maximum - 1), maximum
 
     def suppress(self, logits: Tensor, sequences: Sequences) -> None:
-        """Set the logits (B, K, V) of tokens that no hypothesis contains to -inf, in place."""
+        """Apply `suppress_tokens` to logits (B, K, V)."""
         suppress_tokens(logits, self.suppressed, self.eos, sequences.lengths)
 
     def is_active(self, sequences: Sequences) -> bool:
@@ -101,13 +101,9 @@ class LogitsProcessor:
 
 
 def suppress_tokens(logits: Tensor, suppressed: Tensor, eos: int, lengths: Tensor) -> None:
-    """Set the logits of tokens that no hypothesis contains to -inf, in place.
+    """Set the logits (B, K, V) of tokens that no hypothesis contains to -inf, in place.
 
-    Args:
-        logits: (B, K, V).
-        suppressed: (n,) tokens.
-        eos: impossible in an empty sequence.
-        lengths: (B,) tokens of the sequences.
+    EOS is impossible in an empty sequence; `lengths` (B,) are those of the sequences.
     """
     logits.index_fill_(-1, suppressed, -math.inf)
     logits[..., eos].masked_fill_((lengths == 0)[:, None], -math.inf)

@@ -144,15 +144,12 @@ def finish(
 
 
 def sample_categorical(probabilities: Tensor, noise: Tensor) -> Tensor:
-    """Return a token (B, K) for each distribution, by descending a binary tree of sums.
+    """Return a token (B, K) for each distribution (B, K, V), by descending a binary tree of sums.
 
     At each node a uniform number decides between the lower and the upper half of its tokens. So
     rounding, which depends on the batch, moves one boundary per node; for inversion of the
-    cumulative sum of all tokens it would move thousands.
-
-    Args:
-        probabilities: (B, K, V), not necessarily normalized.
-        noise: (B, K, MAX_DEPTH) in [0, 1).
+    cumulative sum of all tokens it would move thousands. Sums need not be 1; the noise (B, K,
+    MAX_DEPTH) is in [0, 1).
     """
     vocab_size = probabilities.shape[-1]
     depth = (vocab_size - 1).bit_length()

@@ -234,8 +234,7 @@ def halving_on_oom(
 ) -> Iterator[tuple[list[int], Result]]:
     """Yield batches of indices with the results of `work`; one that runs out of memory is halved.
 
-    Raises:
-        DeviceError: memory does not suffice for a single sentence.
+    Memory that does not suffice for a single sentence is a DeviceError.
     """
     for batch in batches:
         waiting = [batch]

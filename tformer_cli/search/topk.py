@@ -86,16 +86,8 @@ def topk_continuations(
 ) -> tuple[Tensor, Tensor]:
     """Return the `k` highest of totals + (logits - norms) of each slot, or all if there are fewer.
 
-    The best tokens lie in the k groups with the highest maxima, so only these are sorted.
-
-    Args:
-        logits: (B, K, V).
-        norms: (B, K).
-        totals: (B, K).
-        k: continuations of each slot.
-
-    Returns:
-        Beam indices and tokens, (B, k) both, highest first.
+    They are beam indices and tokens, (B, k) both, highest first, by logits (B, K, V), and norms and
+    totals (B, K). They lie in the k groups with the highest maxima, so only these are sorted.
     """
     num_slots, num_beams, vocab_size = logits.shape
     num_groups = vocab_size // GROUP
