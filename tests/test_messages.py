@@ -16,7 +16,7 @@ DOCUMENT = PACKAGE.parent / "docs" / "reference" / "messages.md"
 # What takes a rule as its second argument: a place or a key comes first.
 RAISING = {
     *(name for name, value in vars(errors).items() if isinstance(value, type)),
-    *("Conflict", "_fail", "_report"),
+    *("_fail", "_report"),
 } - {"ConfigError"}
 # What returns it, to be raised elsewhere.
 RETURNING = {"rule", "_unknown_key", "_fault", "_without_colon", "_misplaced_colon", "_rule"}
@@ -105,8 +105,8 @@ def test_every_rule_that_is_passed_on_is_stated_elsewhere():
     assert passed_on == {
         "what",  # a parameter of what raises it, or one of _SCALARS
         "f'{subject}{what}'",
-        "conflict.what",
         "problem.what",
+        "rule.what",
         "*_unknown_key(key, cls, kinds)",
         "_without_colon(lines, begun)",
         "_without_colon(lines, above)",

@@ -84,30 +84,18 @@ class Rule(NamedTuple):
 
 
 def check_usage(*rules: Rule) -> None:
-    """Check arguments by a table of rules.
-
-    Raises:
-        UsageError: a rule is broken; the first one is reported.
-    """
-    for where, what, is_broken, got, remedy in rules:
-        if is_broken:
-            raise UsageError(where, what, got=got, remedy=remedy)
+    """Raise a UsageError for the first rule that is broken."""
+    for rule in rules:
+        if rule.is_broken:
+            raise UsageError(rule.where, rule.what, got=rule.got, remedy=rule.remedy)
 
 
 def reject_str(**arguments: object) -> None:
-    """Reject a string where a list of strings belongs: iteration would give its characters.
-
-    Raises:
-        UsageError: an argument is a string.
-    """
+    """Reject a string where a list of strings belongs: iteration would give its characters."""
     for name, texts in arguments.items():
         if isinstance(texts, str):
-            raise UsageError(
-                f"`{name}`",
-                "must be a list of texts",
-                got="a text",
-                remedy="put brackets around it",
-            )
+            what, remedy = "must be a list of texts", "put brackets around it"
+            raise UsageError(f"`{name}`", what, got="a text", remedy=remedy)
 
 
 def check_positive(argument: str, number: int) -> None:
@@ -128,8 +116,8 @@ class StorageError(TformerError):
     @classmethod
     def of(cls, error: OSError, where: str, what: str = "cannot be written") -> "StorageError":
         """Return the error of the operating system, with a remedy."""
-        got = error.strerror or str(error)
-        return cls(where, what, got=got, remedy=_REMEDIES.get(error.errno))
+        remedy = _REMEDIES.get(error.errno)
+        return cls(where, what, got=error.strerror or str(error), remedy=remedy)
 
 
 class TrainingError(TformerError):

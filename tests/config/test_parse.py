@@ -11,7 +11,7 @@ from tformer_cli.config.schema.data import PlainText, PlainTrainingText
 from tformer_cli.config.schema.model import LearnedPositions
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.config.schema.training import AdamConfig, CosineSchedule, StepSchedule
-from tformer_cli.config.syntax import compose
+from tformer_cli.config.yaml_tree import compose
 from tformer_cli.errors import ConfigError
 
 DATA = """\

@@ -21,7 +21,7 @@ from tformer_cli.config.schema.decoding import (
     GreedyConfig,
     SampleConfig,
 )
-from tformer_cli.config.schema.fields import Bounds, Conflict, check
+from tformer_cli.config.schema.fields import Bounds, check
 from tformer_cli.config.schema.model import (
     EncoderDecoderConfig,
     LearnedPositions,
@@ -29,6 +29,7 @@ from tformer_cli.config.schema.model import (
 )
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
 from tformer_cli.config.schema.training import AdamWConfig, TrainingConfig
+from tformer_cli.errors import Problem
 
 TEXT = ParallelText(source=Path("a"), target=Path("b"))
 DATA = DataConfig(
@@ -52,15 +53,15 @@ def test_masked_encoder_has_its_own_rules() -> None:
     for changes, complaint in (
         (
             {"data": dataclasses.replace(MASKED.data, valid=TEXT)},
-            Conflict("data.valid", pair_alone, "source and target", "write {text: FILE}"),
+            Problem("data.valid", pair_alone, "source and target", "write {text: FILE}"),
         ),
         (
             {"data": dataclasses.replace(MASKED.data, test={"x": TEXT})},
-            Conflict("data.test.x", pair_alone, "source and target", "remove it"),
+            Problem("data.test.x", pair_alone, "source and target", "remove it"),
         ),
         (
             {"data": dataclasses.replace(MASKED.data, filters=FilterConfig(max_ratio=2.5))},
-            Conflict(
+            Problem(
                 "data.filters.max_ratio",
                 "must be null with model.kind masked_encoder, whose text is monolingual",
                 "2.5",
@@ -68,7 +69,7 @@ def test_masked_encoder_has_its_own_rules() -> None:
         ),
         (
             {"tokenizer": CharConfig(shared=False)},
-            Conflict(
+            Problem(
                 "tokenizer.shared",
                 "must be true with model.kind masked_encoder, whose text is monolingual",
                 "false",
@@ -76,7 +77,7 @@ def test_masked_encoder_has_its_own_rules() -> None:
         ),
         (
             {"training": TrainingConfig()},
-            Conflict(
+            Problem(
                 "training.selection_metric",
                 "must be loss with model.kind masked_encoder, which does not translate",
                 "bleu",
@@ -84,16 +85,16 @@ def test_masked_encoder_has_its_own_rules() -> None:
         ),
         (
             {"training": dataclasses.replace(MASKED.training, sample_translations=5)},
-            Conflict("training.sample_translations", IDLE),
+            Problem("training.sample_translations", IDLE, "5"),
         ),
         (
             {"training": dataclasses.replace(MASKED.training, validation_decoding=BeamConfig())},
-            Conflict("training.validation_decoding", IDLE),
+            Problem("training.validation_decoding", IDLE),
         ),
-        ({"decoding": GreedyConfig()}, Conflict("decoding", IDLE)),
+        ({"decoding": GreedyConfig()}, Problem("decoding", IDLE)),
         (
             {"evaluation": EvaluationConfig(chrf=ChrfConfig(word_order=2))},
-            Conflict("evaluation", IDLE),
+            Problem("evaluation", IDLE),
         ),
     ):
         assert list(check(dataclasses.replace(MASKED, **changes))) == [complaint]
@@ -110,7 +111,7 @@ def test_a_model_that_translates_needs_translations() -> None:
     plain = PlainTrainingText(text=Path("a"))
     data = dataclasses.replace(DATA, train=(DATA.train[0], plain))
     assert list(check(dataclasses.replace(CONFIG, data=data))) == [
-        Conflict(
+        Problem(
             "data.train.1",
             "must be a parallel text with model.kind encoder_decoder",
             "text",
@@ -147,16 +148,16 @@ def test_check_finds_nothing_wrong_with_the_defaults() -> None:
 def test_check_looks_into_lists_and_names() -> None:
     heavy = dataclasses.replace(DATA.train[0], weight=0.0)
     data = dataclasses.replace(DATA, train=(DATA.train[0], heavy))
-    assert list(check(data, "data")) == [Conflict("data.train.1.weight", "must be above 0", "0.0")]
+    assert list(check(data, "data")) == [Problem("data.train.1.weight", "must be above 0", "0.0")]
     optimizer = AdamWConfig(betas=(0.9, 1.0))
-    assert list(check(optimizer)) == [Conflict("betas.1", "must be below 1", "1.0")]
+    assert list(check(optimizer)) == [Problem("betas.1", "must be below 1", "1.0")]
 
 
 def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
     model = EncoderDecoderConfig(num_heads=0)
-    assert list(check(model)) == [Conflict("num_heads", "must be at least 1", "0")]
+    assert list(check(model)) == [Problem("num_heads", "must be at least 1", "0")]
     assert list(check(dataclasses.replace(CONFIG, model=model))) == [
-        Conflict("model.num_heads", "must be at least 1", "0")
+        Problem("model.num_heads", "must be at least 1", "0")
     ]
 
 
@@ -165,15 +166,15 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
     [
         (
             dataclasses.replace(CONFIG, data=dataclasses.replace(DATA, train=())),
-            Conflict("data.train", "needs at least one pair of files", "an empty list"),
+            Problem("data.train", "needs at least one pair of files", "an empty list"),
         ),
         (
             dataclasses.replace(CONFIG, data=dataclasses.replace(DATA, test={"valid": TEXT})),
-            Conflict("data.test.valid", "this name belongs to data.valid", remedy="rename it"),
+            Problem("data.test.valid", "this name belongs to data.valid", remedy="rename it"),
         ),
         (
             dataclasses.replace(CONFIG, tokenizer=SubwordConfig(vocab_size=272)),
-            Conflict(
+            Problem(
                 "tokenizer.vocab_size",
                 "must be at least 273 with byte_fallback, which adds 16 special pieces and "
                 "256 bytes",
@@ -183,21 +184,21 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
         ),
         (
             dataclasses.replace(CONFIG, model=EncoderDecoderConfig(num_heads=3)),
-            Conflict("model.num_heads", "must divide dim 256", "3"),
+            Problem("model.num_heads", "must divide dim 256", "3"),
         ),
         (
             dataclasses.replace(CONFIG, model=EncoderDecoderConfig(dim=3, num_heads=3)),
-            Conflict("model.dim", "must be even with sinusoidal positions", "3"),
+            Problem("model.dim", "must be even with sinusoidal positions", "3"),
         ),
         (
             dataclasses.replace(CONFIG, training=TrainingConfig(max_steps=399, validate_every=3)),
-            Conflict(
+            Problem(
                 "training.schedule.warmup_steps", "must be at most training.max_steps 399", "400"
             ),
         ),
         (
             dataclasses.replace(CONFIG, training=TrainingConfig(max_steps=999)),
-            Conflict(
+            Problem(
                 "training.validate_every",
                 "must be at most training.max_steps 999, or nothing is validated",
                 "1000",
@@ -205,7 +206,7 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
         ),
         (
             dataclasses.replace(CONFIG, tokenizer=CharConfig(shared=False)),
-            Conflict(
+            Problem(
                 "model.tie_embeddings",
                 "source and target embeddings can be tied only with tokenizer.shared: true",
                 "all",
@@ -216,7 +217,7 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
             dataclasses.replace(
                 CONFIG, model=EncoderDecoderConfig(positions=LearnedPositions(max_length=256))
             ),
-            Conflict(
+            Problem(
                 "model.positions.max_length",
                 "must be at least 257, which is data.filters.max_length + 1",
                 "256",
@@ -224,7 +225,7 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
         ),
         (
             dataclasses.replace(CONFIG, training=TrainingConfig(batch_tokens=256)),
-            Conflict(
+            Problem(
                 "training.batch_tokens",
                 "must be above data.filters.max_length 256, or a long sentence fits no batch",
                 "256",
@@ -232,7 +233,7 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
         ),
         (
             dataclasses.replace(CONFIG, tokenizer=WordConfig(shared=True)),
-            Conflict(
+            Problem(
                 "evaluation.bleu.lowercase",
                 "must be true, since this tokenizer lowercases the target",
                 "false",
@@ -240,7 +241,7 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
         ),
         (
             dataclasses.replace(CONFIG, tokenizer=SubwordConfig(lowercase="both")),
-            Conflict(
+            Problem(
                 "evaluation.bleu.lowercase",
                 "must be true, since this tokenizer lowercases the target",
                 "false",
@@ -248,7 +249,7 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
         ),
     ],
 )
-def test_check_reports_each_rule_between_fields(config: Config, complaint: Conflict) -> None:
+def test_check_reports_each_rule_between_fields(config: Config, complaint: Problem) -> None:
     assert list(check(config)) == [complaint]
 
 
@@ -270,13 +271,13 @@ def test_rules_hold_at_their_edges() -> None:
 def test_groups_of_a_beam_are_equal_and_more_than_one() -> None:
     assert list(check(BeamConfig(beam_size=6, num_beam_groups=3, diversity_penalty=2.0))) == []
     assert list(check(BeamConfig(beam_size=5, num_beam_groups=3))) == [
-        Conflict("num_beam_groups", "must divide beam_size 5", "3")
+        Problem("num_beam_groups", "must divide beam_size 5", "3")
     ]
     assert list(check(BeamConfig(diversity_penalty=2.0))) == [
-        Conflict(
+        Problem(
             "diversity_penalty",
             "has no effect on one group",
-            "2",
+            "2.0",
             "set num_beam_groups to 2 or more, or leave it out",
         )
     ]
@@ -306,7 +307,7 @@ def test_groups_of_a_beam_are_equal_and_more_than_one() -> None:
 def test_numbers_that_no_search_can_count_with_are_refused(
     search: DecodingConfig, key: str, rule: str
 ) -> None:
-    assert list(check(search)) == [Conflict(key, rule, str(getattr(search, key)))]
+    assert list(check(search)) == [Problem(key, rule, str(getattr(search, key)))]
 
 
 @pytest.mark.parametrize("kind", [BeamConfig, GreedyConfig, SampleConfig])
@@ -316,5 +317,5 @@ def test_the_shortest_translation_fits_into_the_longest(kind: type[DecodingConfi
     for longest, shortest in ((1, 2), (5, 5), (5, 9)):
         what = f"must be below max_length {longest}, which counts the end token"
         assert list(check(kind(max_length=longest, min_length=shortest))) == [
-            Conflict("min_length", what, str(shortest))
+            Problem("min_length", what, str(shortest))
         ]

@@ -14,7 +14,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, Text
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.config.schema.fields import join
-from tformer_cli.config.syntax import OVERRIDE, compose, location, read_tree, with_value
+from tformer_cli.config.yaml_tree import OVERRIDE, compose, location, read_tree, with_value
 from tformer_cli.errors import ConfigError, Problem
 
 # Line ends that YAML folds to a space unless they are escaped.
@@ -42,11 +42,7 @@ def load_config(path: str | os.PathLike[str], settings: Sequence[str] = ()) -> C
 
 
 def load_with_texts(path: Path, settings: Sequence[str]) -> Config:
-    """Read a configuration whose text files must exist; missing ones are located by line.
-
-    Raises:
-        ConfigError: all problems, or all missing files.
-    """
+    """Read a configuration whose text files must exist; missing ones are located by line."""
     config, root = _loaded(path, settings)
     check_data_files(config.data, dict(_locations(root, "")))
     return config
@@ -59,9 +55,6 @@ def changed_decoding(config: Config, settings: Sequence[str]) -> DecodingConfig:
         config: complete, such as a run's.
         settings: `decoding.beam_size=8`; `decoding.kind=sample` drops the keys that sampling does
             not have, and `decoding={kind: sample}` replaces the whole section.
-
-    Raises:
-        ConfigError: all problems of the settings.
     """
     if not settings:
         return config.decoding
@@ -113,9 +106,6 @@ def check_data_files(data: DataConfig, locations: Mapping[str, str] | None = Non
     Args:
         data: the texts.
         locations: where each key is written; without it, messages name the key alone.
-
-    Raises:
-        ConfigError: all missing files.
     """
     missing = []
     for key, path in data_files(data):
@@ -191,8 +181,7 @@ def _parsed(
 ) -> tuple[Config, yaml.Node]:
     """Return the configuration of a tree with overrides, and the tree with them.
 
-    Raises:
-        ConfigError: its problems, those of the overrides, and the given ones.
+    The given problems are raised with its own and those of the overrides.
     """
     all_problems = list(problems)
     for override in overrides:
@@ -210,11 +199,7 @@ def _parsed(
 
 
 def _overridden(root: yaml.Node, override: str) -> yaml.Node:
-    """Return the tree with one key changed.
-
-    Raises:
-        ConfigError: the override is not KEY=VALUE, or its key does not exist.
-    """
+    """Return the tree with one key changed."""
     written_key, equals, text = override.partition("=")
     key = current_path(written_key)
     name = f"{OVERRIDE}{key}"

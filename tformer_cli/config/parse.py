@@ -22,7 +22,7 @@ import yaml
 
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.fields import annotations, check, item_hint, join, members
-from tformer_cli.config.syntax import OVERRIDE, is_null, is_override, location, shown
+from tformer_cli.config.yaml_tree import OVERRIDE, is_null, is_override, location, shown
 from tformer_cli.errors import ConfigError, Problem
 
 _FAILED: Final = object()
@@ -71,9 +71,6 @@ def parse_config(root: yaml.Node, file: str) -> Config:
     Args:
         root: the tree; the marks of its nodes name their file or override.
         file: name of the file, for problems without a line.
-
-    Raises:
-        ConfigError: all problems.
     """
     builder = _Builder(file)
     config = builder.build(root, Config, "")
@@ -116,8 +113,8 @@ class _Builder:
     def check(self, value: object, path: str, hint: Any) -> None:
         """Report the limits and rules that a built value breaks."""
         if value is not _FAILED:
-            for conflict in check(value, path, hint):
-                self._report(conflict.key, conflict.what, conflict.got, conflict.remedy)
+            for problem in check(value, path, hint):
+                self._report(problem.where, problem.what, problem.got, problem.remedy)
 
     def _build_one_of(
         self, node: yaml.Node, options: Sequence[Any], path: str, default: Any

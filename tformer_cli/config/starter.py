@@ -46,9 +46,6 @@ def write_starter(
         languages: ISO codes of source and target.
         num_pairs: size of the training text.
         num_characters: number of distinct characters in it.
-
-    Raises:
-        StorageError: the file cannot be written.
     """
     template, min_size = next(size for limit, size in _SIZES if num_pairs <= limit)
     # Bytes, special tokens, all characters, and as many subwords.
@@ -68,42 +65,20 @@ def write_starter(
 
 
 def check_replaceable(output: Path, given: Mapping[str, Path], *, overwrite: bool) -> None:
-    """Check that a configuration may be written.
-
-    Args:
-        output: the file to write.
-        given: text files to keep.
-        overwrite: whether an existing configuration may be replaced.
-
-    Raises:
-        UsageError: the file exists, or is one of the texts.
-    """
+    """Check that a configuration may be written: over no file, and never over a given text."""
     if output.resolve() in {file.resolve() for file in given.values()}:
-        raise UsageError(
-            str(output),
-            "is one of the given texts, and would be lost",
-            remedy="choose another `output`",
-        )
+        what = "is one of the given texts, and would be lost"
+        raise UsageError(str(output), what, remedy="choose another `output`")
     if output.exists() and not overwrite:
-        raise UsageError(
-            str(output),
-            "already exists",
-            remedy="choose another `output`, or add `overwrite=True`",
-        )
+        remedy = "choose another `output`, or add `overwrite=True`"
+        raise UsageError(str(output), "already exists", remedy=remedy)
 
 
 def write_shipped(folder: Path) -> dict[str, int]:
-    """Copy the example configs and the demo text into a folder, and keep existing copies.
+    """Copy the example configs and the demo text into configs/ and data/demo/ of a folder.
 
-    Args:
-        folder: gets configs/ and data/demo/, so that paths in the configs lead to the text.
-
-    Returns:
-        The number of files in each of the two.
-
-    Raises:
-        UsageError: a file exists with other content; nothing is written.
-        StorageError: a file cannot be written.
+    Existing copies are kept; if a file has other content, nothing is written. Returns the number of
+    files in each of the two.
     """
     files = {name: sorted((_SHIPPED / name).iterdir()) for name in _SHIPPED_FOLDERS}
     missing = []

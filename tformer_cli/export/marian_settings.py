@@ -201,8 +201,8 @@ class Settings:
 
     def note_conflicts(self, config: Any, key: str, remedy: str | None = None) -> None:
         """Note what our own schema forbids, unless there are problems already."""
-        for conflict in [] if self.problems else check(config, key):
-            self.note(Problem(conflict.key, conflict.what, conflict.got, remedy))
+        for problem in [] if self.problems else check(config, key):
+            self.note(replace(problem, remedy=remedy))
 
     def check(self) -> None:
         """Raise ConfigError with all problems, if there are some."""

@@ -168,12 +168,10 @@ def resolve_search(
     remedy = "pass BeamConfig(beam_size=5), GreedyConfig() or SampleConfig()"
     check_usage(Rule("`decoding`", "must be a search", not is_search, repr(search), remedy))
     checked(search, "decoding")
-    conflicts = () if max_positions is None else search.conflicts_of_positions(max_positions)
-    problems = [
-        Problem(f"decoding.{conflict.key}", conflict.what, conflict.got) for conflict in conflicts
-    ]
-    if problems:
-        raise ConfigError(problems)
+    if max_positions is not None:
+        problems = list(search.conflicts_of_positions(max_positions, "decoding."))
+        if problems:
+            raise ConfigError(problems)
     if requiring is not None:
         is_beam, num_groups = isinstance(search, BeamConfig), getattr(search, "num_beam_groups", 1)
         beam, one_group = "use `BeamConfig(beam_size=5)`", "use decoding.num_beam_groups=1"

@@ -1,13 +1,13 @@
 """The root of the tree, and `evaluation`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
 from tformer_cli.config.schema.data import DataConfig, ParallelText, PlainText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
-from tformer_cli.config.schema.fields import Conflict, CountOrZero, Seed
+from tformer_cli.config.schema.fields import CountOrZero, Seed
 from tformer_cli.config.schema.model import (
     EncoderDecoderConfig,
     LearnedPositions,
@@ -16,6 +16,7 @@ from tformer_cli.config.schema.model import (
 )
 from tformer_cli.config.schema.tokenizer import SubwordConfig, TokenizerConfig
 from tformer_cli.config.schema.training import TrainingConfig
+from tformer_cli.errors import Problem
 
 # Keys without effect on a masked encoder.
 OF_TRANSLATIONS = (
@@ -75,33 +76,29 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Metrics."""
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[Problem]:
         if self.model.tie_embeddings == "all" and not self.tokenizer.shared:
-            yield Conflict(
+            yield Problem(
                 "model.tie_embeddings",
                 "source and target embeddings can be tied only with tokenizer.shared: true",
-                "all",
-                "write tie_embeddings: output, or share the vocabulary",
+                remedy="write tie_embeddings: output, or share the vocabulary",
             )
         if self.model.kind == "decoder_only" and not self.tokenizer.shared:
-            yield Conflict(
+            yield Problem(
                 "tokenizer.shared",
                 "must be true with model.kind decoder_only, which has a single vocabulary",
-                "false",
             )
         yield from self._conflicts_of_positions()
         if self.training.batch_tokens <= self.data.filters.max_length:
-            yield Conflict(
+            yield Problem(
                 "training.batch_tokens",
                 f"must be above data.filters.max_length {self.data.filters.max_length}, "
                 "or a long sentence fits no batch",
-                str(self.training.batch_tokens),
             )
         if self._lowercases_target() and self._searches() and not self.evaluation.bleu.lowercase:
-            yield Conflict(
+            yield Problem(
                 "evaluation.bleu.lowercase",
                 "must be true, since this tokenizer lowercases the target",
-                "false",
             )
         if isinstance(self.model, MaskedEncoderConfig):
             yield from self._conflicts_of_masking()
@@ -123,52 +120,49 @@ class Config:
             "training.validation_decoding": self.training.validation_decoding,
         }
 
-    def _conflicts_of_translation(self) -> Iterator[Conflict]:
+    def _conflicts_of_translation(self) -> Iterator[Problem]:
         for key, text in self.data.texts().items():
             if isinstance(text, PlainText):
-                yield Conflict(
+                yield Problem(
                     f"data.{key}",
                     f"must be a parallel text with model.kind {self.model.kind}",
                     "text",
                     "write {source: FILE, target: FILE}",
                 )
 
-    def _conflicts_of_masking(self) -> Iterator[Conflict]:
+    def _conflicts_of_masking(self) -> Iterator[Problem]:
         for key, text in self.data.texts().items():
             if isinstance(text, ParallelText):
-                yield Conflict(
+                yield Problem(
                     f"data.{key}",
                     "must be a monolingual text with model.kind masked_encoder",
                     "source and target",
                     "remove it" if key.startswith("test.") else "write {text: FILE}",
                 )
         if not self.tokenizer.shared:
-            yield Conflict(
+            yield Problem(
                 "tokenizer.shared",
                 "must be true with model.kind masked_encoder, whose text is monolingual",
-                "false",
             )
         if self.data.filters.max_ratio is not None:
-            yield Conflict(
+            yield Problem(
                 "data.filters.max_ratio",
                 "must be null with model.kind masked_encoder, whose text is monolingual",
-                f"{self.data.filters.max_ratio:g}",
             )
         if self.training.selection_metric != "loss":
-            yield Conflict(
+            yield Problem(
                 "training.selection_metric",
                 "must be loss with model.kind masked_encoder, which does not translate",
-                self.training.selection_metric,
             )
         default = Config(data=self.data)
         for key in OF_TRANSLATIONS:
             value = attrgetter(key)
             if value(self) != value(default):
-                yield Conflict(
+                yield Problem(
                     key, "must be left out with model.kind masked_encoder, which does not translate"
                 )
 
-    def _conflicts_of_positions(self) -> Iterator[Conflict]:
+    def _conflicts_of_positions(self) -> Iterator[Problem]:
         positions, longest = self.model.positions, self.model.max_length
         if not isinstance(positions, LearnedPositions) or longest is None:
             return
@@ -177,7 +171,6 @@ class Config:
             what = f"must be at least {needed}, which is data.filters.max_length + 1"
             if longest < positions.max_length:
                 what = f"must be at least {2 * needed}, which is twice data.filters.max_length + 1"
-            yield Conflict("model.positions.max_length", what, str(positions.max_length))
+            yield Problem("model.positions.max_length", what)
         for key, search in self._searches().items():
-            for conflict in search.conflicts_of_positions(longest):
-                yield replace(conflict, key=f"{key}.{conflict.key}")
+            yield from search.conflicts_of_positions(longest, f"{key}.")

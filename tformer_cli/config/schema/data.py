@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from tformer_cli.config.schema.fields import Bounds, Conflict, Count, PositiveFloat
+from tformer_cli.config.schema.fields import Bounds, Count, PositiveFloat
+from tformer_cli.errors import Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,15 +107,15 @@ class DataConfig:
             **{f"test.{name}": text for name, text in self.test.items()},
         }
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[Problem]:
         if not self.train:
-            yield Conflict("train", "needs at least one pair of files", "an empty list")
+            yield Problem("train", "needs at least one pair of files", "an empty list")
         if "valid" in self.test:
-            yield Conflict("test.valid", "this name belongs to data.valid", remedy="rename it")
+            yield Problem("test.valid", "this name belongs to data.valid", remedy="rename it")
         for name in self.test:
             # The files below eval/ of a run have this name.
             if not name.isprintable() or os.path.basename(name) != name or name in ("", ".", ".."):
-                yield Conflict(
+                yield Problem(
                     f"test.{name}",
                     "must be the name of a file, without a folder or a control character",
                     json.dumps(name),

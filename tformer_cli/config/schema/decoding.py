@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tformer_cli.config.schema.fields import Bounds, Conflict, Count, CountOrZero, Former, Seed
+from tformer_cli.config.schema.fields import Bounds, Count, CountOrZero, Former, Seed
+from tformer_cli.errors import Problem
 
 # Far above any useful value, and far below the end of float32.
 Penalty = Annotated[float, Bounds(ge=0, le=1000)]
@@ -33,20 +34,20 @@ class SearchConfig:
     no_repeat_ngram_size: Annotated[CountOrZero, Former("no_repeat_ngram")] = 0
     """N-grams of this size occur at most once; 0 for no limit."""
 
-    def conflicts_of_positions(self, longest: int) -> Iterator[Conflict]:
+    def conflicts_of_positions(self, longest: int, path: str) -> Iterator[Problem]:
         """Yield what conflicts with learned positions for at most `longest` target tokens."""
         if self.max_length > longest:
-            yield Conflict(
-                "max_length",
+            yield Problem(
+                f"{path}max_length",
                 f"must be at most the {longest} that model.positions.max_length leaves",
                 str(self.max_length),
             )
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[Problem]:
         # One token is generated whatever the limit.
         if self.min_length > 1 and self.min_length >= self.max_length:
             what = f"must be below max_length {self.max_length}, which counts the end token"
-            yield Conflict("min_length", what, str(self.min_length))
+            yield Problem("min_length", what)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,17 +84,15 @@ class BeamConfig(SearchConfig):
         # C++ rounds 2.5 to 3, `round` to 2.
         return math.floor(self.beam_size * self.patience + 0.5)
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[Problem]:
         yield from SearchConfig.conflicts(self)
         if self.beam_size % self.num_beam_groups:
-            what = f"must divide beam_size {self.beam_size}"
-            yield Conflict("num_beam_groups", what, str(self.num_beam_groups))
+            yield Problem("num_beam_groups", f"must divide beam_size {self.beam_size}")
         if self.num_beam_groups == 1 and self.diversity_penalty != DEFAULT_DIVERSITY:
-            yield Conflict(
+            yield Problem(
                 "diversity_penalty",
                 "has no effect on one group",
-                f"{self.diversity_penalty:g}",
-                "set num_beam_groups to 2 or more, or leave it out",
+                remedy="set num_beam_groups to 2 or more, or leave it out",
             )
 
 

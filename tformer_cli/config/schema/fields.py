@@ -5,7 +5,7 @@ import functools
 import types
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 from tformer_cli.errors import ConfigError, Problem
@@ -42,23 +42,6 @@ class Former:
 
     key: str | None = None
     value: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """A rule that a value breaks.
-
-    Attributes:
-        key: path of the key to change, relative to the dataclass that reports it.
-        what: the rule.
-        got: the value that breaks it, as text.
-        remedy: what to write instead; None if the rule says it.
-    """
-
-    key: str
-    what: str
-    got: str | None = None
-    remedy: str | None = None
 
 
 # A matrix of this width and height still has a countable number of bytes.
@@ -133,11 +116,11 @@ def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
             yield node_path, node
 
 
-def check(value: object, path: str = "", hint: Any = None) -> Iterator[Conflict]:
+def check(value: object, path: str = "", hint: Any = None) -> Iterator[Problem]:
     """Yield every limit and rule that a configuration, or a part of it, breaks.
 
     The rules of a dataclass are skipped if a number in it is out of bounds: they could be mere
-    consequences.
+    consequences. A broken rule has the value of its key, unless it names one itself.
 
     Args:
         value: a dataclass of the schema, or the value of a field.
@@ -152,24 +135,20 @@ def check(value: object, path: str = "", hint: Any = None) -> Iterator[Conflict]
                 rule = bounds.rule(node) if isinstance(bounds, Bounds) else None
                 if rule is not None:
                     broken.append(node_path)
-                    yield Conflict(node_path, rule, f"{node}")
+                    yield Problem(node_path, rule, f"{node}")
     for node_path, node, _ in nodes:
         is_sound = not any(f"{key}.".startswith(join(node_path, "")) for key in broken)
         if is_sound and hasattr(node, "conflicts"):
-            for conflict in node.conflicts():
-                yield dataclasses.replace(conflict, key=join(node_path, conflict.key))
+            values = dict(leaves(node))
+            for problem in node.conflicts():
+                value = values.get(problem.where)
+                text = str(value).lower() if isinstance(value, bool) else str(value)
+                got = text if problem.got is None and value is not None else problem.got
+                yield replace(problem, where=join(node_path, problem.where), got=got)
 
 
 def checked(section: _Section, path: str) -> _Section:
-    """Return a part of a configuration that was not read from YAML, if it breaks no rule.
-
-    Raises:
-        ConfigError: every limit and rule that it breaks; `path` is its key path.
-    """
-    problems = [
-        Problem(conflict.key, conflict.what, conflict.got, conflict.remedy)
-        for conflict in check(section, path)
-    ]
-    if problems:
+    """Return a part of a configuration, at a key path, if it breaks no limit or rule."""
+    if problems := list(check(section, path)):
         raise ConfigError(problems)
     return section

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from tformer_cli.config.schema.fields import (
     MAX_COUNT,
     Bounds,
-    Conflict,
     Count,
     Former,
     PositiveFloat,
     Probability,
 )
+from tformer_cli.errors import Problem
 
 ScalingFactor = Annotated[float, Bounds(ge=1)]
 
@@ -73,10 +73,9 @@ class YarnScaling:
     """YaRN beta_slow: dimensions with at most this many rotations over `original_length` are fully
     interpolated."""
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[Problem]:
         if self.beta_fast <= self.beta_slow:
-            what = f"must be above beta_slow {self.beta_slow:g}"
-            yield Conflict("beta_fast", what, f"{self.beta_fast:g}")
+            yield Problem("beta_fast", f"must be above beta_slow {self.beta_slow:g}")
 
 
 ScalingConfig = LinearScaling | NtkScaling | YarnScaling
@@ -114,12 +113,11 @@ class T5Positions:
     max_distance: Count = 128
     """Distances from this one on share a bucket."""
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[Problem]:
         if self.num_buckets % 2:
-            yield Conflict("num_buckets", "must be even", str(self.num_buckets))
+            yield Problem("num_buckets", "must be even")
         if 2 * self.max_distance <= self.num_buckets:
-            what = f"must be above half of num_buckets {self.num_buckets}"
-            yield Conflict("max_distance", what, str(self.max_distance))
+            yield Problem("max_distance", f"must be above half of num_buckets {self.num_buckets}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,9 +147,9 @@ class LatentConfig:
     rope_head_dim: Annotated[int, Bounds(ge=2, le=MAX_COUNT), Former("rotary_dim")]
     """Width of the rotary key that all heads share; even."""
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[Problem]:
         if self.rope_head_dim % 2:
-            yield Conflict("rope_head_dim", "must be even", str(self.rope_head_dim))
+            yield Problem("rope_head_dim", "must be even")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,37 +215,31 @@ class TransformerConfig:
         """Return a specific dropout, or `dropout` if it is None."""
         return self.dropout if own is None else own
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[Problem]:
         if self.dim % self.num_heads:
-            yield Conflict("num_heads", f"must divide dim {self.dim}", str(self.num_heads))
+            yield Problem("num_heads", f"must divide dim {self.dim}")
         if self.num_kv_heads is not None and self.num_heads % self.num_kv_heads:
-            yield Conflict(
-                "num_kv_heads", f"must divide num_heads {self.num_heads}", str(self.num_kv_heads)
-            )
+            yield Problem("num_kv_heads", f"must divide num_heads {self.num_heads}")
         if self.positions.kind == "sinusoidal" and self.dim % 2:
-            yield Conflict("dim", "must be even with sinusoidal positions", str(self.dim))
+            yield Problem("dim", "must be even with sinusoidal positions")
         if self.latent is not None:
             yield from self._conflicts_of_latent()
         elif self.positions.kind == "rotary" and self.head_dim % 2:
             what = f"must leave rotary positions an even dim / num_heads, not {self.head_dim}"
-            yield Conflict("num_heads", what, str(self.num_heads))
+            yield Problem("num_heads", what)
 
-    def _conflicts_of_latent(self) -> Iterator[Conflict]:
+    def _conflicts_of_latent(self) -> Iterator[Problem]:
         if self.positions.kind != "rotary":
-            yield Conflict(
+            yield Problem(
                 "latent",
                 "needs rotary positions, which its shared key encodes",
                 f"positions of kind {self.positions.kind}",
                 "write positions: {kind: rotary}",
             )
         if self.qk_norm:
-            yield Conflict("qk_norm", "must be false with latent, which has a norm of its own")
+            yield Problem("qk_norm", "must be false with latent, which has a norm of its own")
         if self.num_kv_heads is not None:
-            yield Conflict(
-                "num_kv_heads",
-                "must be null with latent, which all heads share",
-                str(self.num_kv_heads),
-            )
+            yield Problem("num_kv_heads", "must be null with latent, which all heads share")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

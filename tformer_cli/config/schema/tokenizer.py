@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tformer_cli.config.schema.fields import MAX_COUNT, Bounds, Conflict, Count
+from tformer_cli.config.schema.fields import MAX_COUNT, Bounds, Count
+from tformer_cli.errors import Problem
 
 Sides = Literal["none", "source", "target", "both"]
 
@@ -32,15 +33,14 @@ class SubwordConfig:
     nfkc: Sides = "none"
     """Sides to normalize to Unicode NFKC."""
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[Problem]:
         smallest = 16 + 256 + 1
         if self.byte_fallback and self.vocab_size < smallest:
-            yield Conflict(
+            yield Problem(
                 "vocab_size",
                 f"must be at least {smallest} with byte_fallback, which adds 16 special pieces and "
                 "256 bytes",
-                str(self.vocab_size),
-                "enlarge it or set byte_fallback: false",
+                remedy="enlarge it or set byte_fallback: false",
             )
 
 

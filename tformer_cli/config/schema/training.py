@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 from tformer_cli.config.schema.decoding import DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.fields import (
     Bounds,
-    Conflict,
     Count,
     CountOrZero,
     Former,
     PositiveFloat,
     Probability,
 )
+from tformer_cli.errors import Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,16 +191,10 @@ class TrainingConfig:
         """Whether a checkpoint is scheduled after a step."""
         return self.validates_at(step) or step % self.save_every == 0
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[Problem]:
         if self.schedule.warmup_steps > self.max_steps:
-            yield Conflict(
-                "schedule.warmup_steps",
-                f"must be at most training.max_steps {self.max_steps}",
-                str(self.schedule.warmup_steps),
-            )
+            what = f"must be at most training.max_steps {self.max_steps}"
+            yield Problem("schedule.warmup_steps", what)
         if self.validate_every > self.max_steps:
-            yield Conflict(
-                "validate_every",
-                f"must be at most training.max_steps {self.max_steps}, or nothing is validated",
-                str(self.validate_every),
-            )
+            what = f"must be at most training.max_steps {self.max_steps}, or nothing is validated"
+            yield Problem("validate_every", what)

@@ -1,4 +1,4 @@
-"""YAML text to a syntax tree with line numbers, and plain messages for text that is no YAML."""
+"""YAML text to a syntax tree, whose nodes have the line numbers of messages."""
 
 import json
 import re
@@ -28,11 +28,7 @@ _TOP_KEY = re.compile(rf"^[\"']?({'|'.join(annotations(Config))})[\"']?:", re.MU
 
 
 def read_tree(path: Path) -> yaml.Node:
-    """Return the syntax tree of a file.
-
-    Raises:
-        ConfigError: the file cannot be read, is empty, or is no YAML.
-    """
+    """Return the syntax tree of a file."""
     text = _read(path)
     is_config = path.suffix in _ENDINGS or _TOP_KEY.search(text) is not None
     try:
@@ -55,9 +51,6 @@ def compose(text: str, name: str) -> yaml.Node | None:
     Args:
         text: the document.
         name: its name in messages: a file, or an override (`OVERRIDE`).
-
-    Raises:
-        ConfigError: the text is not YAML.
     """
     try:
         loader = _Loader(text)
