@@ -17,6 +17,7 @@ from tformer_cli import (
     Config,
     GreedyConfig,
     Problem,
+    SearchOptions,
     TformerError,
     Translator,
     evaluate,
@@ -93,7 +94,7 @@ def test_a_config_object_trains_as_its_file_does(tmp_path):
 def test_evaluate_says_what_the_command_says(toy_run, tformer):
     printed = tformer("eval", toy_run, "--ter", "--split", "valid", "--beam", 1).stdout
     found = evaluate(
-        toy_run, metrics=["ter"], split="valid", decoding=GreedyConfig(max_length=20), device="cpu"
+        toy_run, metrics=["ter"], split="valid", decoding=SearchOptions(beam_size=1), device="cpu"
     )
     assert list(found) == ["valid"]
     assert str(found["valid"].scores["ter"]) in printed.splitlines()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tformer_cli.evaluation.metrics import Score as Score
     from tformer_cli.text.segments import Terminology as Terminology
     from tformer_cli.translate.mbr import MBR as MBR
+    from tformer_cli.translate.options import SearchOptions as SearchOptions
     from tformer_cli.translate.postprocess import Translation as Translation
     from tformer_cli.translate.score import ScoredPair as ScoredPair
     from tformer_cli.translate.translator import Translator as Translator
@@ -42,6 +43,7 @@ _HOMES = {
     "SampleConfig": "tformer_cli.config.schema.decoding",
     "Score": "tformer_cli.evaluation.metrics",
     "ScoredPair": "tformer_cli.translate.score",
+    "SearchOptions": "tformer_cli.translate.options",
     "Terminology": "tformer_cli.text.segments",
     "TformerError": "tformer_cli.errors",
     "Translation": "tformer_cli.translate.postprocess",
