@@ -332,10 +332,8 @@ def max_checkpoints(training: TrainingConfig) -> int:
 
     The oldest one is removed after the newest is saved; an interruption may save one more.
     """
-    steps = range(1, training.max_steps + 1)
-    every = training.save_every, training.validate_every
-    saved = {training.max_steps, *(step for count in every for step in steps[count - 1 :: count])}
-    return min(len(saved) + 1, training.keep_checkpoints + training.keep_best + 2)
+    num_saved = sum(map(training.saves_at, range(1, training.max_steps + 1)))
+    return min(num_saved + 1, training.keep_checkpoints + training.keep_best + 2)
 
 
 def checkpoint_size(state: TrainState) -> int:
