@@ -763,7 +763,7 @@ def test_memory_that_runs_out_before_the_first_step_is_told(toy, tmp_path, monke
     def full(*_: object) -> Never:
         raise MemoryError
 
-    monkeypatch.setattr(setup, "init_model", full)
+    monkeypatch.setattr(run_module, "init_model", full)
     with pytest.raises(TrainingError) as caught:
         trained(toy, tmp_path / "run")
     assert str(caught.value).startswith(f"{tmp_path / 'run'}: memory ran out; ")
