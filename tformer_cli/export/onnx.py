@@ -35,7 +35,7 @@ from tformer_cli.model.blocks.attention import (
     grouped_matmul,
 )
 from tformer_cli.model.blocks.attention_mask import AttentionMask, additive_mask
-from tformer_cli.model.kv_cache import concatenate
+from tformer_cli.model.kv_cache import DecoderCache, LayerCache, concatenate
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
 from tformer_cli.search.continuous_batching import decode_all
@@ -154,7 +154,7 @@ class StepGraph(nn.Module):
 
 
 @dataclass(slots=True)
-class LayerPast:
+class LayerPast(LayerCache):
     """KV cache of a layer for sequences of equal length."""
 
     source: KeyValue  # (B, Hkv, S, Dh)
@@ -165,41 +165,27 @@ class LayerPast:
         self.own = concatenate(self.own, new)
         return self.own
 
-    def append_to_source(self, new: KeyValue) -> KeyValue:
-        """Append the newest tokens, and return source and target tokens."""
-        return concatenate(self.source, self.append(new))
 
-
-class EqualLengthCache:
+class EqualLengthCache(DecoderCache):
     """KV cache without shared slots: each sequence has its own tokens, and attends to all."""
 
     def __init__(self, layers: Sequence[LayerPast], source_mask: Tensor) -> None:
         keys = layers[0].own.keys
         self.layers = layers
-        self.source_lengths = source_mask.sum(dim=1)  # (B,)
-        # (B, 1, 1, S), minus infinity for padding
-        self.source_mask: Tensor | None = additive_mask(source_mask, keys.dtype)[:, None, None]
-        self.source_length = source_mask.shape[1]
+        self.source_lengths = source_mask.sum(dim=1)
+        self.source_mask = additive_mask(source_mask, keys.dtype)[:, None, None]
         self._positions = torch.arange(keys.shape[2] + 1, device=keys.device)
         # (B, 1) position of the newest token
         self.newest = self._positions[-1:].expand(source_mask.shape[0], -1)
 
     def advance(self) -> Tensor:
-        """Return the positions of the newest tokens."""
         return self.newest
 
     def key_positions(self) -> Tensor:
-        """Return the positions of all target tokens, (B, P + 1)."""
         return self._positions.expand(self.newest.shape[0], -1)
 
     def mask(self) -> None:
         """Mask no target token."""
-
-    def joint_mask(self) -> Tensor:
-        """Mask the padding of sources."""
-        assert self.source_mask is not None
-        own = torch.zeros_like(self.key_positions(), dtype=self.source_mask.dtype)
-        return torch.cat((self.source_mask, own[:, None, None]), dim=3)
 
 
 def traceable(model: Seq2Seq) -> Seq2Seq:

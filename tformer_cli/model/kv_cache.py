@@ -6,8 +6,8 @@ beams copies the mask and no keys or values. See `KVCache`.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,35 +25,58 @@ CAPACITY_STEP = 8
 MIN_CAPACITY = 16
 
 
-class LayerCache(Protocol):
+class LayerCache(ABC):
     """What a layer reads of a cache, and appends to it."""
 
     source: KeyValue
 
+    @abstractmethod
     def append(self, new: KeyValue) -> KeyValue:
         """Append key-values (B, H, K, Dh) of new tokens; return those of all target tokens."""
 
     def append_to_source(self, new: KeyValue) -> KeyValue:
         """Append key-values; return those of the source and of all target tokens."""
+        return concatenate(self.source, self.append(new))
 
 
-class DecoderCache(Protocol):
-    """What a decoding step reads of a cache; `KVCache` says what the members are."""
+class DecoderCache(ABC):
+    """What a decoding step reads of a cache."""
 
-    source_lengths: Tensor
-    source_mask: Tensor | None
+    layers: Sequence[LayerCache]
+    source_lengths: Tensor  # (B,)
+    source_mask: Tensor | None  # (B, 1, 1, S) additive mask of source padding; None without padding
+
+    @abstractmethod
+    def advance(self) -> Tensor:
+        """Allocate the next cell of each beam; return the positions (B, K) of its tokens."""
+
+    @abstractmethod
+    def key_positions(self) -> Tensor:
+        """Return the positions of the tokens in the cells read, (B, C')."""
+
+    @abstractmethod
+    def mask(self) -> Tensor | None:
+        """Return the additive mask of the cells read, (B, 1, K, C'); None: one beam sees all."""
 
     @property
-    def layers(self) -> Sequence[LayerCache]: ...
-    @property
-    def source_length(self) -> int: ...
-    def advance(self) -> Tensor: ...
-    def key_positions(self) -> Tensor: ...
-    def mask(self) -> Tensor | None: ...
-    def joint_mask(self) -> Tensor | None: ...
+    def source_length(self) -> int:
+        """S, tokens of the longest source."""
+        return self.layers[0].source.keys.shape[2]
+
+    def joint_mask(self) -> Tensor | None:
+        """Return the additive mask of source and cells read, (B, 1, K, S + C') or None."""
+        source, target = self.source_mask, self.mask()
+        if target is None:
+            if source is None:
+                return None
+            target = source.new_zeros((source.shape[0], 1, 1, self.key_positions().shape[1]))
+        shape = target.shape[:3]
+        if source is None:
+            source = target.new_zeros((*shape, self.source_length))
+        return torch.cat((source.expand(*shape, -1), target), dim=3)
 
 
-class LayerKVCache:
+class LayerKVCache(LayerCache):
     """Keys and values of one layer, for B slots with C cells each.
 
     Source key-values (B', Hkv, S, Dh) are an example of shapes and number format.
@@ -78,10 +101,6 @@ class LayerKVCache:
         self.values.narrow(2, self.length - count, count).copy_(new.values)
         length = self.read_length
         return KeyValue(self.keys.narrow(2, 0, length), self.values.narrow(2, 0, length))
-
-    def append_to_source(self, new: KeyValue) -> KeyValue:
-        """Append key-values; return those of the source and of all cells read."""
-        return concatenate(self.source, self.append(new))
 
     def insert(self, slots: Tensor, source: KeyValue) -> None:
         """Write key-values of sources (B', H, S', Dh) into these slots."""
@@ -119,7 +138,7 @@ class LayerKVCache:
         self.source = KeyValue(keys, self.source_values[:, :, :length])
 
 
-class KVCache:
+class KVCache(DecoderCache):
     """KV cache of B slots, a sentence each, with K beams each.
 
     Each step writes K new cells of a slot, one for each beam. Two beams, three steps, then
@@ -143,7 +162,6 @@ class KVCache:
         self.layers: list[LayerKVCache] = []  # none before the first sentence
         self.lengths = torch.zeros(num_slots, dtype=torch.long, device=device)  # of each beam
         self.source_lengths = torch.zeros_like(self.lengths)
-        # (B, 1, 1, S) additive mask of source padding; None without padding.
         self.source_mask: Tensor | None = None
         self.length = 0  # cells in use
         self.read_length = 0  # cells that attention reads, `length` or more; the mask hides others
@@ -160,13 +178,7 @@ class KVCache:
         self._own = torch.full((num_beams, num_beams), -math.inf, device=device)
         self._own.fill_diagonal_(0.0)
 
-    @property
-    def source_length(self) -> int:
-        """Tokens of the longest source."""
-        return self.layers[0].source.keys.shape[2]
-
     def advance(self) -> Tensor:
-        """Allocate the next cell of each beam; return the positions (B, K) of its tokens."""
         num_beams = len(self._own)
         if self.length + num_beams > self._mask.shape[2]:
             self.compact()
@@ -183,26 +195,12 @@ class KVCache:
         return positions
 
     def key_positions(self) -> Tensor:
-        """Return the positions of the tokens in the cells read, (B, C')."""
         return self.positions[:, : self.read_length]
 
     def mask(self) -> Tensor | None:
-        """Return the additive mask of the cells read, (B, 1, K, C'); None hides nothing."""
         if self._sees_all and self.read_length == self.length:
             return None
         return self._mask[:, None, :, : self.read_length]
-
-    def joint_mask(self) -> Tensor | None:
-        """Return the additive mask of source and cells read, (B, 1, K, S + C') or None."""
-        source, target = self.source_mask, self.mask()
-        if source is None and target is None:
-            return None
-        shape = (len(self.lengths), 1, len(self._own))
-        if source is None:
-            source = self._mask.new_zeros((*shape, self.source_length))
-        if target is None:
-            target = self._mask.new_zeros((*shape, self.read_length))
-        return torch.cat((source.expand(*shape, -1), target), dim=3)
 
     def reorder(self, beam_indices: Tensor) -> None:
         """Let beam k of slot b go on from beam beam_indices[b, k]; (B, K)."""
