@@ -53,61 +53,69 @@ class WorkersEngine(Engine):
         self._num_workers = num_workers
         self._lock = threading.Lock()
         self._has_warned = False
-        self._pool = self._new_pool()
-
-    def _new_pool(self) -> "_Pool":
-        pool = _Pool(self.engine)
+        self._owner = os.getpid()  # the process whose workers these are
+        self.processes: list[ForkProcess] = []
+        self._connections: list[Connection] = []
         # Closed pipes would not end the workers, as later workers hold copies of them.
-        weakref.finalize(self, pool.terminate)
-        return pool
-
-    @property
-    def processes(self) -> list[ForkProcess]:
-        """The workers that have started."""
-        return self._pool.processes
+        weakref.finalize(self, _terminate, self._owner, self.processes)
 
     def check(self, requests: Sequence[Request], config: DecodingConfig, nbest: int) -> None:
         self.engine.check(requests, config, nbest)
 
     def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
-        def on_first_warning(problem: Problem) -> None:
-            # What one worker lacks, the others lack too.
-            if not self._has_warned:
-                on_warning(problem)
-            self._has_warned = True
-
         with self._lock:
-            if self._pool.owner != os.getpid():
-                self._pool = self._new_pool()
+            if self._owner != os.getpid():
+                self._replace_workers()
+            num_workers = min(self._num_workers, len(job.requests))
+            self._start_workers(num_workers)
             try:
-                return self._pool.decode(job, self._num_workers, on_done, on_first_warning)
+                return self._gather(job, self._connections[:num_workers], on_done, on_warning)
             except BaseException:
-                self._pool.terminate()
-                self._pool = self._new_pool()
+                self._replace_workers()
                 raise
 
+    def _replace_workers(self) -> None:
+        """End the workers, if they are those of this process, so that others start."""
+        _terminate(self._owner, self.processes)
+        self._owner, self.processes, self._connections = os.getpid(), [], []
+        weakref.finalize(self, _terminate, self._owner, self.processes)
 
-class _Pool:
-    """Worker processes, which belong to the process that made the pool."""
+    def _start_workers(self, num_workers: int) -> None:
+        """Start workers until there are so many."""
+        if len(self.processes) >= num_workers:
+            return
+        # Garbage collection in a worker would write into all objects, and so copy their pages. The
+        # young generations only: to visit all objects takes longer than to start the workers.
+        gc.collect(1)
+        gc.freeze()
+        try:
+            while len(self.processes) < num_workers:
+                self._start_worker()
+        finally:
+            gc.unfreeze()
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.owner = os.getpid()
-        self.processes: list[ForkProcess] = []
-        self.connections: list[Connection] = []
+    def _start_worker(self) -> None:
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(self.engine, theirs), daemon=True)
+        with warnings.catch_warnings():
+            # Python warns of threads that hold locks; workers take none of their locks.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        # With the only other copy in the worker, its end is noticed here.
+        theirs.close()
+        self._connections.append(ours)
+        self.processes.append(process)
 
-    def decode(
-        self, job: Job, num_workers: int, on_done: OnDone, on_warning: OnWarning
+    def _gather(
+        self, job: Job, workers: list[Connection], on_done: OnDone, on_warning: OnWarning
     ) -> list[list[Hypothesis]]:
-        """Return the hypotheses of a job; pass on progress and warnings, and raise errors."""
-        num_workers = min(num_workers, len(job.requests))
-        self._grow(num_workers)
-        workers = self.connections[:num_workers]
+        """Distribute a job; return its results, pass on progress and warnings, raise errors."""
         results: list[list[Hypothesis]] = [[] for _ in job.requests]
         for index, connection in enumerate(workers):
             # Round-robin, so that all workers have as many long requests.
             with _worker_alive():
-                connection.send(job._replace(requests=job.requests[index::num_workers]))
+                connection.send(job._replace(requests=job.requests[index :: len(workers)]))
         waiting = list(workers)
         while waiting:
             ready = wait(waiting)
@@ -118,49 +126,26 @@ class _Pool:
                     case "progress", count:
                         on_done(count)
                     case "warning", problem:
-                        on_warning(problem)
+                        # What one worker lacks, the others lack too.
+                        if not self._has_warned:
+                            on_warning(problem)
+                        self._has_warned = True
                     case "failure", Problem(where, what, got, remedy):
                         raise DeviceError(where, what, got=got, remedy=remedy)
                     case "crash", text:
                         raise RuntimeError(f"in a worker process:\n{text}")
                     case "results", hypotheses:
                         waiting.remove(connection)
-                        results[workers.index(connection) :: num_workers] = hypotheses
+                        results[workers.index(connection) :: len(workers)] = hypotheses
         return results
 
-    def _grow(self, num_processes: int) -> None:
-        """Start processes until there are so many."""
-        if len(self.processes) >= num_processes:
-            return
-        # Garbage collection in a worker would write into all objects, and so copy their pages. The
-        # young generations only: to visit all objects takes longer than to start the workers.
-        gc.collect(1)
-        gc.freeze()
-        try:
-            while len(self.processes) < num_processes:
-                self._start()
-        finally:
-            gc.unfreeze()
 
-    def _start(self) -> None:
-        context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(self.engine, theirs), daemon=True)
-        with warnings.catch_warnings():
-            # Python warns of threads that hold locks; workers take none of their locks.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
-        # With the only other copy in the worker, its end is noticed here.
-        theirs.close()
-        self.connections.append(ours)
-        self.processes.append(process)
-
-    def terminate(self) -> None:
-        """End all processes, unless this process is a fork of their owner."""
-        if os.getpid() == self.owner:
-            for process in self.processes:
-                process.terminate()
-                process.join()
+def _terminate(owner: int, processes: Sequence[ForkProcess]) -> None:
+    """End processes, unless this process is a fork of their owner."""
+    if os.getpid() == owner:
+        for process in processes:
+            process.terminate()
+            process.join()
 
 
 @contextlib.contextmanager
