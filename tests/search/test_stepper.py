@@ -109,21 +109,24 @@ class TableModel:
         return [KeyValue(keys, keys)]
 
     def decode_step(self, ids, cache):
+        cache.lengths = cache.lengths + 1
         return self.tables[cache.numbers[:, None], ids].clone()
 
 
 class TableCache:
     def __init__(self, num_slots):
         self.numbers = torch.zeros(num_slots, dtype=torch.long)
+        self.lengths = torch.zeros_like(self.numbers)
 
     def insert(self, slots, layers, mask):
         self.numbers[slots] = layers[0].keys[:, 0, 0, 0]
+        self.lengths[slots] = 0
 
     def reorder(self, beam_indices):
         assert len(beam_indices) == len(self.numbers)
 
     def select(self, slots):
-        self.numbers = self.numbers[slots]
+        self.numbers, self.lengths = self.numbers[slots], self.lengths[slots]
 
 
 def ensemble_of(tables):

@@ -90,19 +90,16 @@ class ModelStepper(Stepper):
         self.precision = precision
         self.two_stage = two_stage
         self._caches: list[KVCache] = []
-        self._lengths = torch.zeros(0, dtype=torch.long, device=device)
         self._encoded: EncodedSources | None = None
 
     def start(self, sentences: Sequence[Sentence], num_beams: int) -> None:
         self._caches = [model.init_cache(len(sentences), num_beams) for model in self.models]
-        self._lengths = torch.zeros(len(sentences), dtype=torch.long, device=self.device)
         self._encoded = None
         self.insert(torch.arange(len(sentences), device=self.device), sentences, lookahead=())
 
     def insert(
         self, slots: Tensor, sentences: Sequence[Sentence], lookahead: Iterable[Sentence]
     ) -> None:
-        self._lengths[slots] = 0
         start = 0
         while start < len(sentences):
             encoded = self._encoded or self._encode(chain(sentences[start:], lookahead))
@@ -123,6 +120,7 @@ class ModelStepper(Stepper):
         return EncodedSources([len(sentence) for sentence in batch], layers, mask)
 
     def step(self, ids: Tensor) -> Tensor:
+        lengths = self._caches[0].lengths
         with autocast(self.device, self.precision):
             predictions = [
                 model.decode_step(ids, cache)
@@ -130,8 +128,7 @@ class ModelStepper(Stepper):
             ]
         if len(predictions) > 1:
             for logits in predictions:
-                suppress_tokens(logits, self.suppressed, self.eos, self._lengths)
-        self._lengths = self._lengths + 1
+                suppress_tokens(logits, self.suppressed, self.eos, lengths)
         return log_mean_probabilities(predictions)
 
     def argmax(self, ids: Tensor, suppress: Callable[[Tensor], object]) -> Tensor:
@@ -145,7 +142,6 @@ class ModelStepper(Stepper):
             cache.reorder(beam_indices)
 
     def select(self, slots: Tensor) -> None:
-        self._lengths = self._lengths[slots]
         for cache in self._caches:
             cache.select(slots)
 
