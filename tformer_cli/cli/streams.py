@@ -1,7 +1,6 @@
 """Where a command reads lines from, and where it writes lines to."""
 
 import contextlib
-import hashlib
 import io
 import json
 import os
@@ -18,7 +17,7 @@ from tformer_cli import __version__
 from tformer_cli.cli.entry import ReaderGone
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.errors import Rule, UsageError, check_usage
-from tformer_cli.storage.atomic import atomic_write
+from tformer_cli.storage.atomic import atomic_write, file_checksum
 from tformer_cli.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -256,11 +255,6 @@ def output_fingerprint(
         if option.name in context.params and not any(isinstance(one, Recorded) for one in marks):
             value = context.params[option.name]
             is_file = isinstance(value, Path) and value.is_file()
-            fingerprint[option.opts[0]] = _content_hash(value) if is_file else value
+            fingerprint[option.opts[0]] = file_checksum(value) if is_file else value
     plain: dict[str, object] = json.loads(json.dumps(fingerprint, default=str))
     return plain
-
-
-def _content_hash(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
