@@ -55,23 +55,27 @@ def acquire(descriptor: int) -> bool:
 
 
 @contextlib.contextmanager
-def exclusive_lock(path: Path, waiting: str) -> Iterator[None]:
-    """Hold the lock of a file, which stays; while waiting for it, a terminal shows `waiting`."""
+def lock_file(path: Path) -> Iterator[tuple[int, bool]]:
+    """Open a file, created if absent; yield its descriptor, and whether its lock was free."""
     with contextlib.ExitStack() as stack:
         try:
             descriptor = open_lock_file(path)
             stack.callback(os.close, descriptor)
-            if not acquire(descriptor):
-                _wait(descriptor, waiting)
+            was_free = acquire(descriptor)
         except OSError as error:
             raise StorageError.of(error, str(path)) from error
-        yield
+        yield descriptor, was_free
 
 
-def _wait(descriptor: int, waiting: str) -> None:
+@contextlib.contextmanager
+def exclusive_lock(path: Path, waiting: str) -> Iterator[None]:
+    """Hold the lock of a file, which stays; while waiting for it, a terminal shows `waiting`."""
     from filelock import lock_descriptor
 
-    before, after = (waiting, CLEAR_LINE) if sys.stderr.isatty() else ("", "")
-    print(before, end="", file=sys.stderr, flush=True)
-    lock_descriptor(descriptor)
-    print(after, end="", file=sys.stderr, flush=True)
+    with lock_file(path) as (descriptor, was_free):
+        if not was_free:
+            before, after = (waiting, CLEAR_LINE) if sys.stderr.isatty() else ("", "")
+            print(before, end="", file=sys.stderr, flush=True)
+            lock_descriptor(descriptor)
+            print(after, end="", file=sys.stderr, flush=True)
+        yield

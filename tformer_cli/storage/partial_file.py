@@ -17,7 +17,7 @@ from tformer_cli.storage.atomic import (
     sync,
     write_text,
 )
-from tformer_cli.storage.lock import acquire, open_lock_file
+from tformer_cli.storage.lock import lock_file
 
 READ_BYTES = 1 << 20
 REMEDY = "remove it, or name another file"
@@ -112,22 +112,21 @@ def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[Partia
     partial_path = target.with_name(f"{target.name}.partial")
     with storage_errors(partial_path):
         make_directory(target.parent)
-        file = open(open_lock_file(partial_path), "r+b")  # noqa: SIM115 - closed below
-    try:
-        with storage_errors(partial_path):
-            is_own = acquire(file.fileno())
-        if not is_own:
+    with lock_file(partial_path) as (descriptor, was_free):
+        if not was_free:
             what = "another process is writing it"
             raise UsageError(str(partial_path), what, remedy="wait until it is done")
-        partial = PartialFile(partial_path, file, made_from)
-        partial.resume_or_start()
-        yield partial
-        with storage_errors(path):
-            partial_path.replace(target)
-            sync(target.parent)
-            partial.record_file.unlink()
-            sync(target.parent)
-    finally:
-        # What a full disk refused is in the buffer still, and may be refused again.
-        with storage_errors(partial_path):
-            file.close()
+        file = open(descriptor, "r+b", closefd=False)  # noqa: SIM115 - closed below
+        try:
+            partial = PartialFile(partial_path, file, made_from)
+            partial.resume_or_start()
+            yield partial
+            with storage_errors(path):
+                partial_path.replace(target)
+                sync(target.parent)
+                partial.record_file.unlink()
+                sync(target.parent)
+        finally:
+            # What a full disk refused is in the buffer still, and may be refused again.
+            with storage_errors(partial_path):
+                file.close()

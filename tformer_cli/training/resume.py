@@ -16,7 +16,7 @@ from tformer_cli.device import hardware_name
 from tformer_cli.errors import CheckpointError, Problem, TrainingError, UsageError
 from tformer_cli.storage.atomic import storage_errors
 from tformer_cli.storage.checkpoint import verify_checksums
-from tformer_cli.storage.lock import acquire, open_lock_file
+from tformer_cli.storage.lock import lock_file
 from tformer_cli.storage.run_directory import STATE_FILE, RunDirectory, step_of
 from tformer_cli.storage.state import TrainingProgress, load_progress
 
@@ -73,23 +73,19 @@ def locked(run: RunDirectory) -> Iterator[None]:
 
     The lock ends with this process. The file stays, with the id of the process that held it last.
     """
-    with storage_errors(run.lock_file):
-        handle = open_lock_file(run.lock_file)
-    try:
+    with lock_file(run.lock_file) as (handle, was_free):
+        if not was_free:
+            holder = os.pread(handle, 20, 0).decode(errors="replace").strip()
+            raise TrainingError(
+                str(run.path),
+                "another process is training here",
+                got=f"process {holder}" if holder else None,
+                remedy="wait for it, or train elsewhere with `run`",
+            )
         with storage_errors(run.lock_file):
-            if not acquire(handle):
-                holder = os.pread(handle, 20, 0).decode(errors="replace").strip()
-                raise TrainingError(
-                    str(run.path),
-                    "another process is training here",
-                    got=f"process {holder}" if holder else None,
-                    remedy="wait for it, or train elsewhere with `run`",
-                )
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield
-    finally:
-        os.close(handle)
 
 
 def trajectory_settings(config: Config) -> dict[str, str]:
