@@ -16,7 +16,7 @@ DOCUMENT = PACKAGE.parent / "docs" / "reference" / "messages.md"
 # What takes a rule as its second argument: a place or a key comes first.
 RAISING = {
     *(name for name, value in vars(errors).items() if isinstance(value, type)),
-    *("_fail", "_report"),
+    *("_fail", "_error"),
 } - {"ConfigError"}
 # What returns it, to be raised elsewhere.
 RETURNING = {"rule", "_unknown_key", "_fault", "_without_colon", "_misplaced_colon", "_rule"}

@@ -24,7 +24,7 @@ data:
 def parsed(text: str) -> Config:
     root = compose(text, "x.yaml")
     assert root is not None
-    return parse_config(root, "x.yaml")
+    return parse_config(root, "x.yaml")[0]
 
 
 def complaints(text: str) -> list[str]:

@@ -13,8 +13,7 @@ from tformer_cli.config.renamed import current_path, warn_of_renamed, with_curre
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, Text
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.config.schema.fields import join
-from tformer_cli.config.yaml_tree import OVERRIDE, compose, location, read_tree, with_value
+from tformer_cli.config.yaml_tree import OVERRIDE, compose, read_tree, with_value
 from tformer_cli.errors import ConfigError, Problem
 
 # Line ends that YAML folds to a space unless they are escaped.
@@ -43,8 +42,8 @@ def load_config(path: str | os.PathLike[str], settings: Sequence[str] = ()) -> C
 
 def load_with_texts(path: Path, settings: Sequence[str]) -> Config:
     """Read a configuration whose text files must exist; missing ones are located by line."""
-    config, root = _loaded(path, settings)
-    check_data_files(config.data, dict(_locations(root, "")))
+    config, locations = _loaded(path, settings)
+    check_data_files(config.data, locations)
     return config
 
 
@@ -118,18 +117,6 @@ def check_data_files(data: DataConfig, locations: Mapping[str, str] | None = Non
         raise ConfigError(missing)
 
 
-def _locations(node: yaml.Node, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the key path of every value of a tree and where it is written."""
-    yield path, location(str(node.start_mark.name), node.start_mark.line)
-    parts: list[tuple[str, yaml.Node]] = []
-    if isinstance(node, yaml.SequenceNode):
-        parts = [(str(index), item) for index, item in enumerate(node.value)]
-    elif isinstance(node, yaml.MappingNode):
-        parts = [(key.value, value) for key, value in node.value]
-    for key, value in parts:
-        yield from _locations(value, join(path, key))
-
-
 def _remedy_for_missing(path: Path) -> str:
     """Return how to get a file that a shipped configuration names, or any other."""
     corpus = path.parent.name
@@ -169,17 +156,17 @@ def _decoding_setting(override: str, decoding: DecodingConfig) -> str | None:
     return f"write {path}={value}" if has_key else None
 
 
-def _loaded(path: Path, overrides: Sequence[str]) -> tuple[Config, yaml.Node]:
-    """Return the configuration of a file with overrides, and its syntax tree."""
+def _loaded(path: Path, overrides: Sequence[str]) -> tuple[Config, dict[str, str]]:
+    """Return the configuration of a file with overrides, and where each key is written."""
     root = with_current_names(read_tree(path), str(path))
-    config, root = _parsed(root, str(path), overrides, [])
-    return _with_absolute_paths(config, path.parent), root
+    config, locations = _parsed(root, str(path), overrides, [])
+    return _with_absolute_paths(config, path.parent), locations
 
 
 def _parsed(
     root: yaml.Node, file: str, overrides: Sequence[str], problems: Sequence[Problem]
-) -> tuple[Config, yaml.Node]:
-    """Return the configuration of a tree with overrides, and the tree with them.
+) -> tuple[Config, dict[str, str]]:
+    """Return the configuration of a tree with overrides, and where each key is written.
 
     The given problems are raised with its own and those of the overrides.
     """
@@ -190,12 +177,12 @@ def _parsed(
         except ConfigError as error:
             all_problems.extend(error.problems)
     try:
-        config = parse_config(root, file)
+        parsed = parse_config(root, file)
     except ConfigError as error:
         raise ConfigError([*error.problems, *all_problems]) from None
     if all_problems:
         raise ConfigError(all_problems)
-    return config, root
+    return parsed
 
 
 def _overridden(root: yaml.Node, override: str) -> yaml.Node:

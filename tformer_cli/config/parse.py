@@ -63,8 +63,8 @@ SYNONYMS = {
 _Order = tuple[int, int, int]
 
 
-def parse_config(root: yaml.Node, file: str) -> Config:
-    """Build the configuration that a syntax tree describes.
+def parse_config(root: yaml.Node, file: str) -> tuple[Config, dict[str, str]]:
+    """Build the configuration that a syntax tree describes, and say where each key is written.
 
     Paths in the file stay as they are; a path in an override is relative to the current folder.
 
@@ -78,7 +78,7 @@ def parse_config(root: yaml.Node, file: str) -> Config:
     if builder.problems:
         raise ConfigError([problem for _, problem in sorted(builder.problems, key=lambda p: p[0])])
     assert isinstance(config, Config)
-    return config
+    return config, {key: location(mark.name, mark.line) for key, mark in builder.marks.items()}
 
 
 class _Builder:
@@ -90,23 +90,21 @@ class _Builder:
     def __init__(self, file: str) -> None:
         self.file = file
         self.problems: list[tuple[_Order, Problem]] = []
-        self._marks: dict[str, yaml.Mark] = {}
+        self.marks: dict[str, yaml.Mark] = {}
 
     def build(self, node: yaml.Node, hint: Any, path: str, default: Any = None) -> object:
         """Build a value of an annotation; `default` is the member of a union without `kind`."""
         if node.tag not in _PLAIN_TAGS:
             tag = node.tag.replace("tag:yaml.org,2002:", "!!")
             return self._fail(path, "must have no tag", tag)
-        options = list(members(hint))
-        if types.NoneType not in options:
-            return self._build_one_of(node, options, path, default)
-        if is_null(node):
+        options = [option for option in members(hint) if option is not types.NoneType]
+        is_optional = types.NoneType in members(hint)
+        if is_optional and is_null(node):
             return None
         num_problems = len(self.problems)
-        options.remove(types.NoneType)
         value = self._build_one_of(node, options, path, default)
         is_word = isinstance(node, yaml.ScalarNode) and node.value.lower() in _NULL_WORDS
-        if value is _FAILED and is_word:
+        if value is _FAILED and is_optional and is_word:
             self._set_remedy(num_problems, "write null")
         return value
 
@@ -114,7 +112,7 @@ class _Builder:
         """Report the limits and rules that a built value breaks."""
         if value is not _FAILED:
             for problem in check(value, path, hint):
-                self._report(problem.where, problem.what, problem.got, problem.remedy)
+                self._fail(problem.where, problem.what, problem.got, problem.remedy)
 
     def _build_one_of(
         self, node: yaml.Node, options: Sequence[Any], path: str, default: Any
@@ -167,25 +165,20 @@ class _Builder:
         hints = annotations(cls)
         fields = {part.name: part for part in dataclasses.fields(cls)}
         parts: dict[str, Any] = {}
-        complete = True
         for key, node in entries.items():
             if key in fields:
                 default = fields[key].default_factory
                 parts[key] = self.build(node, hints[key], join(path, key), default)
             elif not (_owners(key, kinds) and self._is_dropped(node, path)):
-                self._report(join(path, key), *_unknown_key(key, cls, kinds))
-                complete = False
+                parts[key] = self._fail(join(path, key), *_unknown_key(key, cls, kinds))
         for name in _required_keys(cls):
             if name not in entries:
-                self._report(join(path, name), "is required")
-                complete = False
-        if complete and _FAILED not in parts.values():
-            return cls(**parts)
-        return self._incomplete(path, parts, hints)
+                parts[name] = self._fail(join(path, name), "is required")
+        return self._whole(parts, hints, path, lambda parts: cls(**parts))
 
     def _is_dropped(self, node: yaml.Node, path: str) -> bool:
         """Return whether a value is from the file and the `kind` beside it from an override."""
-        kind = self._marks.get(join(path, "kind"))
+        kind = self.marks.get(join(path, "kind"))
         return kind is not None and is_override(kind) and not is_override(node.start_mark)
 
     def _tuple(self, node: yaml.Node, hint: Any, path: str) -> object:
@@ -198,26 +191,30 @@ class _Builder:
         parts, item_hints = {}, {}
         for index, item in enumerate(node.value):
             key = str(index)
-            self._marks[join(path, key)] = item.start_mark
+            self.marks[join(path, key)] = item.start_mark
             item_hints[key] = item_hint(hint, index)
             parts[key] = self.build(item, item_hints[key], join(path, key))
-        if _FAILED not in parts.values():
-            return tuple(parts.values())
-        return self._incomplete(path, parts, item_hints)
+        return self._whole(parts, item_hints, path, lambda parts: tuple(parts.values()))
 
     def _dict(self, node: yaml.Node, hint: Any, path: str) -> object:
         entries = self._entries(node, path)
         if entries is None:
             return _FAILED
         parts = {key: self.build(item, hint, join(path, key)) for key, item in entries.items()}
-        if _FAILED not in parts.values():
-            return parts
-        return self._incomplete(path, parts, dict.fromkeys(parts, hint))
+        return self._whole(parts, dict.fromkeys(parts, hint), path, dict)
 
-    def _incomplete(self, path: str, parts: dict[str, Any], hints: Mapping[str, Any]) -> object:
-        """Check the parts of a value that cannot be built."""
+    def _whole(
+        self,
+        parts: dict[str, Any],
+        hints: Mapping[str, Any],
+        path: str,
+        make: Callable[[dict[str, Any]], object],
+    ) -> object:
+        """Make a value of its parts; if some have failed, check the others."""
+        if _FAILED not in parts.values():
+            return make(parts)
         for key, value in parts.items():
-            self.check(value, join(path, key), hints[key])
+            self.check(value, join(path, key), hints.get(key))
         return _FAILED
 
     def _entries(
@@ -227,21 +224,21 @@ class _Builder:
         if not isinstance(node, yaml.MappingNode):
             got = shown(node)
             remedy = f"write {{kind: {got}}}" if got in kinds else None
-            self._report(path, "must be a mapping of keys to values", got, remedy)
+            self._fail(path, "must be a mapping of keys to values", got, remedy)
             return None
         entries: dict[str, yaml.Node] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                self._report(path, "has a key that is not a word", shown(key), mark=key.start_mark)
+                self._fail(path, "has a key that is not a word", shown(key), mark=key.start_mark)
                 continue
             key_path = join(path, key.value)
             if key.value in entries:
-                first = self._marks[key_path]
+                first = self.marks[key_path]
                 what = f"is written twice, first at {location(first.name, first.line)}"
-                self._report(key_path, what, mark=key.start_mark)
+                self._fail(key_path, what, mark=key.start_mark)
                 continue
             entries[key.value] = value
-            self._marks[key_path] = key.start_mark
+            self.marks[key_path] = key.start_mark
         return entries
 
     def _literal(self, node: yaml.Node, choices: Sequence[str], path: str) -> object:
@@ -271,22 +268,18 @@ class _Builder:
             order, problem = self.problems[index]
             self.problems[index] = (order, dataclasses.replace(problem, remedy=remedy))
 
-    def _fail(self, path: str, what: str, got: str | None, remedy: str | None = None) -> object:
-        self._report(path, what, got, remedy)
-        return _FAILED
-
-    def _report(
+    def _fail(
         self,
         path: str,
         what: str,
         got: str | None = None,
         remedy: str | None = None,
         mark: yaml.Mark | None = None,
-    ) -> None:
+    ) -> object:
         """Add a problem, located at `mark` or at the nearest written ancestor of its key."""
         written = path
         while mark is None and written:
-            mark = self._marks.get(written)
+            mark = self.marks.get(written)
             written = written.rpartition(".")[0]
         # The file as a whole comes first, then its lines, then the overrides.
         where, order = self.file, (0, 0, 0)
@@ -295,6 +288,7 @@ class _Builder:
             order = (2 if is_override(mark) else 1, mark.line, mark.column)
         subject = "" if not path or where == f"{OVERRIDE}{path}" else f"{path}: "
         self.problems.append((order, Problem(where, f"{subject}{what}", got, remedy)))
+        return _FAILED
 
 
 def _integer(text: str) -> int | None:

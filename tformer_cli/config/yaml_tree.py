@@ -36,12 +36,11 @@ def read_tree(path: Path) -> yaml.Node:
     except ConfigError:
         if is_config:
             raise
-        problem = Problem(str(path), "is plain text, not a config", remedy=_NEW_CONFIG)
-        raise ConfigError([problem]) from None
+        raise _error(path, "is plain text, not a config", remedy=_NEW_CONFIG) from None
     if root is None:
-        raise ConfigError([Problem(str(path), "is empty", remedy=_NEW_CONFIG)])
+        raise _error(path, "is empty", remedy=_NEW_CONFIG)
     if isinstance(root, yaml.ScalarNode):
-        raise ConfigError([Problem(str(path), "is plain text, not a config", remedy=_NEW_CONFIG)])
+        raise _error(path, "is plain text, not a config", remedy=_NEW_CONFIG)
     return root
 
 
@@ -58,17 +57,16 @@ def compose(text: str, name: str) -> yaml.Node | None:
         return loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         what, line, remedy = _fault(error, text.split("\n"))
-        raise ConfigError([Problem(location(name, line), what, remedy=remedy)]) from None
+        raise _error(location(name, line), what, remedy=remedy) from None
     except yaml.reader.ReaderError as error:
         where = location(name, text.count("\n", 0, error.position))
-        got = f"U+{ord(text[error.position]):04X}"
-        raise ConfigError([Problem(where, "has a control character", got)]) from None
+        code = f"U+{ord(text[error.position]):04X}"
+        raise _error(where, "has a control character", code) from None
     except RecursionError:
-        raise ConfigError([Problem(name, "is nested too deeply")]) from None
+        raise _error(name, "is nested too deeply") from None
     except (ValueError, OverflowError):
         # Raised by chr() inside PyYAML.
-        what = "is not valid YAML: an escape names no character of Unicode"
-        raise ConfigError([Problem(name, what)]) from None
+        raise _error(name, "is not valid YAML: an escape names no character of Unicode") from None
 
 
 def is_override(mark: yaml.Mark) -> bool:
@@ -114,7 +112,7 @@ def with_value(node: yaml.Node | None, keys: Sequence[str], value: yaml.Node) ->
         items = list(node.value)
         if not key.isdecimal() or int(key) >= len(items):
             what = f"{key} is no item of a list of {len(items)}; they are numbered from 0"
-            raise ConfigError([Problem(mark.name, what)])
+            raise _error(mark.name, what)
         items[int(key)] = with_value(items[int(key)], rest, value)
         return yaml.SequenceNode(node.tag, items, node.start_mark, node.end_mark)
     tag, entries = "tag:yaml.org,2002:map", []
@@ -132,29 +130,33 @@ def _read(path: Path) -> str:
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             # A pipe or a device may never end.
-            remedy = "write it to a file first"
-            raise ConfigError([Problem(str(path), "must be a regular file", remedy=remedy)])
+            raise _error(path, "must be a regular file", remedy="write it to a file first")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         remedy = "name a config, or create one with `tformer config new`"
-        raise ConfigError([Problem(str(path), "no such file", remedy=remedy)]) from None
+        raise _error(path, "no such file", remedy=remedy) from None
     except IsADirectoryError:
         own = path / "config.yaml"
         remedy = f"name {own}" if own.is_file() else "name a YAML file in it"
-        raise ConfigError([Problem(str(path), "is a folder", remedy=remedy)]) from None
+        raise _error(path, "is a folder", remedy=remedy) from None
     except OSError as error:
-        raise ConfigError([Problem(str(path), "cannot be read", error.strerror)]) from None
+        raise _error(path, "cannot be read", error.strerror) from None
     remedy_of_text = None if path.suffix in _ENDINGS else _NEW_CONFIG
     if len(data) > MAX_BYTES:
-        what = f"must be at most {MAX_BYTES >> 20} MiB large"
-        raise ConfigError([Problem(str(path), what, remedy=remedy_of_text)])
+        raise _error(path, f"must be at most {MAX_BYTES >> 20} MiB large", remedy=remedy_of_text)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         where = location(str(path), data.count(b"\n", 0, error.start))
-        got = f"byte 0x{data[error.start]:02X}"
-        raise ConfigError([Problem(where, "is not UTF-8", got, remedy_of_text)]) from None
+        byte = f"byte 0x{data[error.start]:02X}"
+        raise _error(where, "is not UTF-8", byte, remedy_of_text) from None
+
+
+def _error(
+    where: object, what: str, got: str | None = None, remedy: str | None = None
+) -> ConfigError:
+    return ConfigError([Problem(str(where), what, got, remedy)])
 
 
 class _Loader(yaml.BaseLoader):
@@ -174,7 +176,7 @@ class _Loader(yaml.BaseLoader):
             self._sizes.setdefault(node, self._num_nodes - before)
         if self._num_nodes > _MAX_NODES:
             what = f"must have at most {_MAX_NODES:,} keys and values, those of aliases included"
-            raise ConfigError([Problem(str(self.name), what)])
+            raise _error(self.name, what)
         return node
 
 
