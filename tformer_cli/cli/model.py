@@ -37,6 +37,8 @@ NORM_POSITIONS = {
 }
 # Prefixes by base.
 UNITS = {1000: ("", "k", "M", "G", "T", "P", "E"), 1024: ("B", "KiB", "MiB", "GiB", "TiB")}
+# What FLOPs are counted of.
+COUNTED = ("source_token", "target_token", "sentence")
 
 Row = Sequence[str]
 
@@ -69,7 +71,8 @@ def model(
     """
     parsed = load_config(config, settings or [])
     vocabulary = _vocabulary_size(parsed.tokenizer, vocab_size)
-    labels = _sentence(parsed.model, source_length, target_length)
+    lengths = (source_length, target_length)
+    labels = _labels(parsed.model, *lengths)
 
     # torch takes a second to import.
     from tformer_cli.model.inspection.flops import TRAINING_FACTOR, count_flops
@@ -83,12 +86,9 @@ def model(
 
     network = meta_model(parsed.model, source_size=vocabulary, target_size=vocabulary)
     modules, parameters = summarize(network), parameters_by_part(network)
-    counted, lengths = count_flops(parsed.model, vocabulary), (source_length, target_length)
-    forward = {
-        "source_token": counted.of_source_token(*lengths),
-        "target_token": counted.of_target_token(*lengths),
-        "sentence": counted.forward(*lengths),
-    }
+    needed = count_flops(parsed.model, vocabulary)
+    counts = (needed.of_source_token, needed.of_target_token, needed.forward)
+    forward = {name: count(*lengths) for name, count in zip(COUNTED, counts, strict=True)}
     training = {name: TRAINING_FACTOR * count for name, count in forward.items()}
     flops = {"forward": forward, "training": training}
     cache = cache_size(network)._asdict() if isinstance(network, Seq2Seq) else {}
@@ -137,21 +137,15 @@ def _vocabulary_size(tokenizer: TokenizerConfig, given: int | None) -> int:
     return given
 
 
-def _sentence(config: ModelConfig, source: int, target: int) -> dict[str, str]:
-    """Return the labels of a sentence and of its tokens."""
-    if not isinstance(config, MaskedEncoderConfig):
-        return {
-            "source_token": "a source token",
-            "target_token": "a target token",
-            "sentence": f"{source} + {target} tokens",
-        }
+def _labels(config: ModelConfig, source: int, target: int) -> dict[str, str]:
+    """Return the labels of `COUNTED`."""
     what = f"must be at most --source-length {source}, since a masked encoder fills in its source"
-    check_usage(Rule("--target-length", what, target > source, str(target)))
-    return {
-        "source_token": "a token",
-        "target_token": "a masked token",
-        "sentence": f"{source} tokens, {target} masked",
-    }
+    is_masked = isinstance(config, MaskedEncoderConfig)
+    check_usage(Rule("--target-length", what, is_masked and target > source, str(target)))
+    labels = ("a source token", "a target token", f"{source} + {target} tokens")
+    if is_masked:
+        labels = ("a token", "a masked token", f"{source} tokens, {target} masked")
+    return dict(zip(COUNTED, labels, strict=True))
 
 
 def _facts(config: Config, vocabulary: int) -> Iterator[Row]:
@@ -160,11 +154,10 @@ def _facts(config: Config, vocabulary: int) -> Iterator[Row]:
     yield "model", model.kind
     if isinstance(model, EncoderDecoderConfig):
         yield "layers", f"{model.num_encoder_layers} + {model.num_decoder_layers}"
+    elif isinstance(model, DecoderOnlyConfig):
+        yield "layers", f"{model.num_layers}, source {model.source_attention}"
     else:
-        source = ""
-        if isinstance(model, DecoderOnlyConfig):
-            source = f", source {model.source_attention}"
-        yield "layers", f"{model.num_layers}{source}"
+        yield "layers", f"{model.num_layers}"
     yield "width", f"{model.dim:,}"
     yield "attention", ", ".join(_attention(model))
     yield "feed-forward", f"{model.feedforward_dim:,}, {model.activation}"
