@@ -68,8 +68,8 @@ def test_a_reader_that_has_gone_ends_all_streams_quietly_and_leaves_no_part(monk
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w", encoding="utf-8") as stdout:
-        monkeypatch.setattr(sys, "stdout", named_stdout(stdout))
-        with line_writer(None) as output, line_writer(tmp_path / "pairs") as beside:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with named_stdout(), line_writer(None) as output, line_writer(tmp_path / "pairs") as beside:
             beside.add("0-0\n", 1)
             output.add("a line\n", 1)
             raise AssertionError("the reader has gone")
@@ -79,9 +79,10 @@ def test_a_reader_that_has_gone_ends_all_streams_quietly_and_leaves_no_part(monk
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a disk that is always full")
 def test_what_stdout_refuses_is_not_said_of_the_file_beside_it(monkeypatch, tmp_path):
     with open("/dev/full", "w", encoding="utf-8") as stdout:
-        monkeypatch.setattr(sys, "stdout", named_stdout(stdout))
+        monkeypatch.setattr(sys, "stdout", stdout)
         with (
             pytest.raises(StorageError) as raised,
+            named_stdout(),
             line_writer(None) as output,
             line_writer(tmp_path / "pairs"),
         ):

@@ -106,13 +106,21 @@ class StdoutFile(io.FileIO):
             raise StorageError("<stdout>", what, got=error.strerror, remedy=remedy) from error
 
 
-def named_stdout(stdout: io.TextIOWrapper) -> io.TextIOWrapper:
-    """Return a stream that writes to the same file, and whose errors name it."""
+@contextlib.contextmanager
+def named_stdout() -> Iterator[None]:
+    """Replace stdout for a while by a stream to the same file whose errors name it."""
+    stdout = sys.stdout
+    buffer = getattr(stdout, "buffer", None)
+    # A test may capture it elsewhere than in a file.
+    if not isinstance(stdout, io.TextIOWrapper) or not isinstance(
+        buffer, io.BufferedWriter | io.FileIO
+    ):
+        yield
+        return
     stdout.flush()
     file = StdoutFile(stdout.fileno(), "w", closefd=False)
-    is_buffered = isinstance(stdout.buffer, io.BufferedWriter)
-    return io.TextIOWrapper(
-        io.BufferedWriter(file) if is_buffered else file,
+    sys.stdout = named = io.TextIOWrapper(
+        io.BufferedWriter(file) if isinstance(buffer, io.BufferedWriter) else file,
         # click replaces an ASCII stream.
         encoding="utf-8" if stdout.encoding == "ascii" else stdout.encoding,
         # File names may not be UTF-8.
@@ -120,6 +128,11 @@ def named_stdout(stdout: io.TextIOWrapper) -> io.TextIOWrapper:
         line_buffering=stdout.line_buffering,
         write_through=stdout.write_through,
     )
+    try:
+        yield
+    finally:
+        sys.stdout = stdout
+        named.flush()
 
 
 def new_app(**settings: Any) -> Application:
@@ -145,7 +158,7 @@ def run(app: Application) -> None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - used until exit
     warnings.showwarning = _show_warning
     try:
-        with _named_stdout():
+        with named_stdout():
             app()
     except ReaderGone:
         sys.exit(0)
@@ -165,23 +178,6 @@ def _show_warning(message: Warning | str, *details: Any, **names: Any) -> None:
         _show_any_warning(message, *details, **names)
     elif os.environ.get("RANK", "0") == "0":
         typer.echo(text_of(message.problem), err=True)
-
-
-@contextlib.contextmanager
-def _named_stdout() -> Iterator[None]:
-    """Replace stdout by one whose errors name it, for a while."""
-    stdout = sys.stdout
-    # A test may capture it elsewhere than in a file.
-    is_file = isinstance(getattr(stdout, "buffer", None), io.BufferedWriter | io.FileIO)
-    if not isinstance(stdout, io.TextIOWrapper) or not is_file:
-        yield
-        return
-    sys.stdout = named = named_stdout(stdout)
-    try:
-        yield
-    finally:
-        sys.stdout = stdout
-        named.flush()
 
 
 def refuse_torchrun(command: str) -> None:
