@@ -95,7 +95,7 @@ def decode_all(
         scheduler.num_steps += 1
         for slot, hypotheses in step.finished.items():
             yield scheduler.finish(slot), hypotheses
-        if step.beam_indices is not None and scheduler.running():
+        if step.beam_indices is not None and scheduler.running:
             stepper.reorder(step.beam_indices)
         if not scheduler.should_reschedule():
             continue
@@ -122,22 +122,20 @@ class SlotScheduler:
         self._lengths = [len(request.source) for request in requests]
         self._max_slots = max_slots
         count = min(len(requests), max_slots(self._lengths[0]))
-        self.slots: list[int | None] = list(range(count))  # None is an idle slot
+        self.slots = list(range(count))  # the request of each slot; it may be done
+        self.running = set(self.slots)
         self.num_steps = 0  # of the search so far
-        self._start_steps = [0] * count
+        self._start_steps = [0] * len(requests)
         self._waiting = deque(range(count, len(requests)))
         self._requeued: set[int] = set()
         # Of finished requests.
         self._num_target_tokens = self._num_source_tokens = 0
 
-    def running(self) -> list[int]:
-        """Return the running requests."""
-        return [index for index in self.slots if index is not None]
-
     def finish(self, slot: int) -> int:
-        """Free the slot of a request that is done; return the request."""
-        index = self._free(slot)
-        self._num_target_tokens += self.num_steps - self._start_steps[slot]
+        """Return the request of a slot, which is done."""
+        index = self.slots[slot]
+        self.running.remove(index)
+        self._num_target_tokens += self.num_steps - self._start_steps[index]
         self._num_source_tokens += self._lengths[index]
         return index
 
@@ -145,10 +143,10 @@ class SlotScheduler:
         """Return whether to insert requests or to drop idle slots before the next step."""
         # Learned positions may end with the longest translation, so no idle slot may be older than
         # all running ones.
-        ages = zip(self._start_steps, self.slots, strict=True)
-        oldest = min((start for start, index in ages if index is not None), default=0)
-        num_idle = self.slots.count(None)
-        return min(self._start_steps) < oldest or num_idle >= max(1, IDLE_SHARE * len(self.slots))
+        oldest = min((self._start_steps[index] for index in self.running), default=0)
+        if min(self._start_steps[index] for index in self.slots) < oldest:
+            return True
+        return len(self.slots) - len(self.running) >= max(1, IDLE_SHARE * len(self.slots))
 
     def reschedule(self) -> tuple[list[int], dict[int, int]]:
         """Start waiting requests in idle slots, add slots for more, and drop idle ones.
@@ -158,19 +156,22 @@ class SlotScheduler:
         """
         self._requeue_stragglers()
         started = self._take_waiting()
-        num_new = max(0, len(started) - self.slots.count(None))
-        old_slots = [*range(len(self.slots)), *[0] * num_new]
-        self.slots += [None] * num_new
-        self._start_steps += [self.num_steps] * num_new
-        idle = [slot for slot, index in enumerate(self.slots) if index is None]
-        for slot, index in zip(idle, started, strict=False):
-            self.slots[slot], self._start_steps[slot] = index, self.num_steps
-        busy = [slot for slot, index in enumerate(self.slots) if index is not None]
-        last = iter(reversed(busy))
-        kept = [slot if self.slots[slot] is not None else next(last) for slot in range(len(busy))]
+        old_slots = list(range(len(self.slots)))
+        idle = [slot for slot in old_slots if self.slots[slot] not in self.running]
+        while len(idle) < len(started):
+            idle.append(len(old_slots))
+            old_slots.append(0)
+            self.slots.append(0)
+        start_slots, dropped = idle[: len(started)], set(idle[len(started) :])
+        for slot, index in zip(start_slots, started, strict=True):
+            self.slots[slot], self._start_steps[index] = index, self.num_steps
+        self.running.update(started)
+        last = (slot for slot in reversed(range(len(old_slots))) if slot not in dropped)
+        num_kept = len(old_slots) - len(dropped)
+        kept = [next(last) if slot in dropped else slot for slot in range(num_kept)]
         self.slots = [self.slots[slot] for slot in kept]
-        self._start_steps = [self._start_steps[slot] for slot in kept]
-        return [old_slots[slot] for slot in kept], {self.slots.index(i): i for i in started}
+        starts = zip(start_slots, started, strict=True)
+        return [old_slots[slot] for slot in kept], {kept.index(slot): i for slot, i in starts}
 
     def lookahead(self, num_started: int) -> Iterator[int]:
         """Return what waits, up to as many as there are slots besides those that start."""
@@ -181,28 +182,22 @@ class SlotScheduler:
         if not self._waiting or not self._num_source_tokens:
             return
         usual_ratio = max(1.0, self._num_target_tokens / self._num_source_tokens)
-        for slot, index in enumerate(self.slots):
-            if index is None or index in self._requeued:
-                continue
-            age = self.num_steps - self._start_steps[slot]
+        for index in self.slots:
+            age = self.num_steps - self._start_steps[index]
             usual = usual_ratio * max(MIN_SOURCE_LENGTH, self._lengths[index])
-            if age > STRAGGLER_RATIO * usual:
-                self._waiting.append(self._free(slot))
+            can_move = index in self.running and index not in self._requeued
+            if can_move and age > STRAGGLER_RATIO * usual:
+                self.running.remove(index)
+                self._waiting.append(index)
                 self._requeued.add(index)
 
     def _take_waiting(self) -> list[int]:
         """Take as many requests from the queue as slots are allowed for."""
-        together = self.running()
-        num_running = len(together)
+        together = list(self.running)
         while self._waiting:
             # The first request has the longest source.
             first = min((*together, self._waiting[0]))
             if len(together) >= self._max_slots(self._lengths[first]):
                 break
             together.append(self._waiting.popleft())
-        return together[num_running:]
-
-    def _free(self, slot: int) -> int:
-        index, self.slots[slot] = self.slots[slot], None
-        assert index is not None
-        return index
+        return together[len(self.running) :]

@@ -135,12 +135,12 @@ class NativeEngine(Engine):
 
     @torch.inference_mode()
     def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
+        search = build_search(job, self.special_tokens, self.device)
+        max_slots = functools.partial(self._max_slots, search.num_beams)
         results: dict[int, list[Hypothesis]] = {}
         waiting = list(range(len(job.requests)))
         while waiting:
             requests = [job.requests[index] for index in waiting]
-            search = build_search(job._replace(requests=requests), self.special_tokens, self.device)
-            max_slots = functools.partial(self._max_slots, search.num_beams)
             stepper = ModelStepper(
                 self.models, self.special_tokens, self.device, self.precision, self._two_stage
             )
