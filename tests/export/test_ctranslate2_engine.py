@@ -21,7 +21,7 @@ from tformer_cli.export.ctranslate2_engine import (
     shrinking_batches,
 )
 from tformer_cli.search.engine import NativeEngine
-from tformer_cli.search.request import EMPTY, Request, SpecialTokens
+from tformer_cli.search.state import EMPTY, Request, SpecialTokens
 from tformer_cli.text.vocabulary import EOS_ID, UNK_ID
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")

@@ -28,7 +28,7 @@ from tformer_cli.export.check import CheckText, check
 from tformer_cli.export.onnx import OnnxFormat, SourceGraph, StepGraph, traceable
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.search.request import Request, SpecialTokens
+from tformer_cli.search.state import Request, SpecialTokens
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SPECIAL_TOKENS, UNK_ID
 from tformer_cli.translate.translator import Translator
 

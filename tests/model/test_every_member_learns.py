@@ -28,7 +28,7 @@ from tformer_cli.corpus.store import Example
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.engine import NativeEngine
-from tformer_cli.search.request import Request, SpecialTokens
+from tformer_cli.search.state import Request, SpecialTokens
 from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID
 from tformer_cli.training.step import StepBatch, StepReport, TrainState, train_steps
 

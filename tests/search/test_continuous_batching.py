@@ -11,8 +11,8 @@ from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.search.beam import BeamSearch
 from tformer_cli.search.continuous_batching import decode_all
 from tformer_cli.search.engine import Job, build_search
-from tformer_cli.search.request import Request
 from tformer_cli.search.sample import GreedySearch
+from tformer_cli.search.state import Request
 
 MOST = 9
 TOKENS = 40

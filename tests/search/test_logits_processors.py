@@ -29,9 +29,8 @@ from tformer_cli.search.logits_processors import (
     penalize_frequency,
     penalize_repetition,
 )
-from tformer_cli.search.request import Request
 from tformer_cli.search.sample import GreedySearch, SampleSearch
-from tformer_cli.search.state import Sequences
+from tformer_cli.search.state import Request, Sequences
 
 V, K = 7, 2
 

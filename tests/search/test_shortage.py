@@ -182,8 +182,8 @@ import torch
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.search.engine import NativeEngine
-from tformer_cli.search.request import SpecialTokens
-from tformer_cli.search.request import Request
+from tformer_cli.search.state import SpecialTokens
+from tformer_cli.search.state import Request
 from tformer_cli.model.build import build_model
 
 torch.set_num_threads(1)

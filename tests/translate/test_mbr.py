@@ -10,7 +10,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.errors import UsageError
-from tformer_cli.search.request import Hypothesis
+from tformer_cli.search.state import Hypothesis
 from tformer_cli.translate.mbr import MBR
 
 WORDS = ["ein", "Hund", "rennt", "schnell.", "über", "a,b", "3.5", "die", "die", "Wiese", "犬が"]

@@ -26,7 +26,7 @@ from tformer_cli.errors import ConfigError, DataError, Problem, UsageError
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.engine import Engine, Job, OnDone, OnWarning
-from tformer_cli.search.request import EMPTY, Hypothesis, Request
+from tformer_cli.search.state import EMPTY, Hypothesis, Request
 from tformer_cli.text.segments import Terminology
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import EOS_ID

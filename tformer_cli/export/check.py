@@ -10,7 +10,7 @@ from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, Greed
 from tformer_cli.errors import DataError, ExportError
 from tformer_cli.export.format import Format, native_engine
 from tformer_cli.search.engine import Engine
-from tformer_cli.search.request import Hypothesis, Request
+from tformer_cli.search.state import Hypothesis, Request
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import with_eos

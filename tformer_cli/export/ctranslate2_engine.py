@@ -13,8 +13,8 @@ from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.errors import CheckpointError, UsageError
 from tformer_cli.export.format import package
 from tformer_cli.search.engine import Engine, Job, OnDone, OnWarning
-from tformer_cli.search.request import Hypothesis, Request
 from tformer_cli.search.scoring import Pair
+from tformer_cli.search.state import Hypothesis, Request
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import EOS_ID
 

@@ -15,7 +15,7 @@ import torch
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.errors import ConfigError, Problem, UsageError
 from tformer_cli.search.engine import Engine, NativeEngine
-from tformer_cli.search.request import SpecialTokens
+from tformer_cli.search.state import SpecialTokens
 from tformer_cli.storage.atomic import new_directory
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.subword import MarianTokenizer

@@ -41,8 +41,8 @@ from tformer_cli.padding import pad_rows
 from tformer_cli.search.continuous_batching import decode_all
 from tformer_cli.search.engine import Engine, Job, OnDone, OnWarning, build_search
 from tformer_cli.search.logits_processors import suppress_tokens
-from tformer_cli.search.request import Hypothesis, SpecialTokens
 from tformer_cli.search.scoring import Pair, empty_source_log_probs
+from tformer_cli.search.state import Hypothesis, SpecialTokens
 from tformer_cli.search.stepper import Sentence, Stepper
 from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.search.logits_processors import LogitsProcessor
-from tformer_cli.search.request import Hypothesis, Request, SpecialTokens
-from tformer_cli.search.state import SearchState, SearchStep
+from tformer_cli.search.state import Hypothesis, Request, SearchState, SearchStep, SpecialTokens
 from tformer_cli.search.stepper import Stepper
 
 # Inserting and compacting pay only for some slots at a time.

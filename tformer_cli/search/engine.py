@@ -20,10 +20,9 @@ from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.beam import BeamSearch, DiverseBeamSearch
 from tformer_cli.search.constrained import ConstrainedBeamSearch
 from tformer_cli.search.continuous_batching import Search, decode_all
-from tformer_cli.search.request import EMPTY, Hypothesis, Request, SpecialTokens
 from tformer_cli.search.sample import GreedySearch, SampleSearch
 from tformer_cli.search.scoring import Aligner, ModelScorer, Scorer
-from tformer_cli.search.state import by_score
+from tformer_cli.search.state import EMPTY, Hypothesis, Request, SpecialTokens, by_score
 from tformer_cli.search.stepper import ModelStepper
 
 # Limits of what a core decodes together. Sentences: enough to fill its matrix products; the keys

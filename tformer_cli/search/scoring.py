@@ -19,7 +19,7 @@ from tformer_cli.model.inspection.attention_recorder import source_attention
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
 from tformer_cli.search.logits_processors import suppress_tokens
-from tformer_cli.search.request import SpecialTokens
+from tformer_cli.search.state import SpecialTokens
 from tformer_cli.search.topk import log_mean_probabilities, log_softmax
 
 # Padded tokens of a batch, on either side.

@@ -19,7 +19,7 @@ from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.errors import DeviceError, Problem, UsageError
 from tformer_cli.process import begin_child, num_cores
 from tformer_cli.search.engine import Engine, Job, OnDone, OnWarning
-from tformer_cli.search.request import Hypothesis, Request
+from tformer_cli.search.state import Hypothesis, Request
 
 # Least time between two progress messages, which cost the workers time.
 PROGRESS_SECONDS = 0.1

@@ -16,7 +16,7 @@ from tformer_cli.config.schema.decoding import (
     SampleConfig,
 )
 from tformer_cli.errors import UsageError, check_choice, check_positive
-from tformer_cli.search.request import Hypothesis
+from tformer_cli.search.state import Hypothesis
 
 # Default number of samples.
 NUM_SAMPLES = 32

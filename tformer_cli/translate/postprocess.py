@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tformer_cli.search.request import Hypothesis, Request
 from tformer_cli.search.scoring import Aligner
+from tformer_cli.search.state import Hypothesis, Request
 from tformer_cli.text.segments import aligned_units, first_word_indices, unit_indices
 from tformer_cli.text.tokenizer import Tokenizers
 

@@ -17,8 +17,8 @@ from tformer_cli.errors import Problem, UsageError, check_positive, reject_str
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.process import tune_allocator
 from tformer_cli.search.engine import Engine, NativeEngine
-from tformer_cli.search.request import Hypothesis, SpecialTokens
 from tformer_cli.search.scoring import Aligner
+from tformer_cli.search.state import Hypothesis, SpecialTokens
 from tformer_cli.search.workers import WorkersEngine
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_ensemble
