@@ -361,6 +361,15 @@ def test_a_width_that_no_machine_has_is_refused_at_once(opus):
     ]
 
 
+def test_layers_without_weights_are_refused_before_they_are_built(opus):
+    change_json(opus / "config.json", encoder_layers=10**6)
+    count = len(load_file(opus / "model.safetensors"))
+    assert refused(opus) == [
+        f"{opus}/config.json: describes more layers than the {count} weights that the folder has "
+        "(1000001); fetch the folder again"
+    ]
+
+
 def test_a_size_that_no_machine_has_is_refused_at_once(opus):
     change_json(opus / "config.json", encoder_ffn_dim=10**25, decoder_ffn_dim=10**25)
     assert refused(opus) == [

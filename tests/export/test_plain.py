@@ -1,6 +1,7 @@
 """A plain folder: the weights by our names, and what is read of it again."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -304,7 +305,6 @@ def test_weights_that_are_cut_short_are_named(folder):
     file.write_bytes(file.read_bytes()[:-10])
     (message,) = refused(folder)
     assert message.startswith(f"{file}: is damaged or cut short (")
-    assert message.endswith("; fetch the folder again")
 
 
 def test_a_pickle_is_not_read(folder):
@@ -338,7 +338,7 @@ def test_weights_of_another_model_are_named(folder):
     assert message == (
         f"{folder}/model.safetensors: differs in 26 of its weights from the model that "
         "config.yaml describes (decoder.layers.1.cross_attention.key.bias); "
-        "fetch the folder again"
+        "restore the config.yaml that the run was trained with"
     )
 
 
@@ -361,7 +361,8 @@ def test_tokenizers_of_another_size_are_named(folder):
     (message,) = refused(folder)
     assert message == (
         f"{folder}/model.safetensors: differs in 1 of its weights from the model that "
-        "config.yaml describes (encoder.embeddings.tokens.weight); fetch the folder again"
+        "config.yaml describes (encoder.embeddings.tokens.weight); "
+        "restore the config.yaml that the run was trained with"
     )
 
 
@@ -377,11 +378,13 @@ def test_a_size_that_no_machine_has_is_refused_at_once(folder, key, size):
 
 
 def test_a_network_that_does_not_translate_is_refused(masked_run, tmp_path):
-    config = (masked_run / "config.yaml").read_text(encoding="utf-8")
-    (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
-    (tmp_path / "model.safetensors").write_bytes(b"")
+    run = RunDirectory(masked_run)
+    shutil.copy(run.config_file, tmp_path)
+    shutil.copytree(run.tokenizer, tmp_path / "tokenizer")
+    shutil.copy(run.pointed("last") / "model.safetensors", tmp_path)
     assert refused(tmp_path) == [
-        f"{tmp_path}/config.yaml: does not translate (model.kind masked_encoder)"
+        f"{tmp_path}: does not translate (model.kind masked_encoder); "
+        "train an encoder_decoder that begins with it: training.init_from"
     ]
 
 

@@ -1,17 +1,13 @@
-"""Weights and JSON of a folder that is imported, and the model that gets them."""
+"""Weights and JSON of a folder as transformers saves it."""
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from tformer_cli.config.schema.model import ModelConfig
 from tformer_cli.errors import CheckpointError
-from tformer_cli.model.build import build_model
-from tformer_cli.model.network import Seq2Seq
 from tformer_cli.storage.atomic import read_json
 from tformer_cli.storage.checkpoint import check_dtypes, check_finite, read_tensors
 from tformer_cli.storage.run_directory import MODEL_FILE
@@ -31,7 +27,7 @@ def weights_file(folder: Path) -> Path:
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """Return the weights of a safetensors file, or of the shards of an index, in float32."""
+    """Return the finite weights of a file, or of the shards of an index, in float32."""
     if file.name != INDEX_FILE:
         return _read(file)
     weights: dict[str, Tensor] = {}
@@ -57,46 +53,6 @@ def check_weights(
             f"differs in {len(differing)} of its weights from the model that {settings} describes"
         )
         raise CheckpointError(str(file), what, got=min(differing), remedy=RESTORE)
-
-
-def shapes(
-    config: ModelConfig, *, source_size: int, target_size: int, num_weights: int, settings: Path
-) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight of a model without allocating it.
-
-    Every layer has weights, so a config of more layers than `num_weights` fails before they are
-    built. `settings` is the file of the config, for messages.
-    """
-    num_layers = sum(getattr(config, f"num_{x}layers", 0) for x in ("", "encoder_", "decoder_"))
-    if num_layers > num_weights:
-        what = f"describes more layers than the {num_weights} that the folder has"
-        raise CheckpointError(str(settings), what, got=str(num_layers), remedy=RESTORE)
-    with torch.device("meta"):
-        model = new_model(
-            config, source_size=source_size, target_size=target_size, settings=settings
-        )
-    return {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-
-
-def new_model(
-    config: ModelConfig, *, source_size: int, target_size: int, settings: Path
-) -> Seq2Seq:
-    """Return a model to fill with weights."""
-    try:
-        return build_model(config, source_size=source_size, target_size=target_size, seed=0)
-    except (RuntimeError, OverflowError, TypeError, MemoryError):
-        # torch raises any of them, by how far the size exceeds its numbers.
-        what = "describes a model that this machine cannot hold"
-        raise CheckpointError(str(settings), what, remedy=RESTORE) from None
-
-
-def fill(model: Seq2Seq, weights: Mapping[str, Tensor], file: Path) -> None:
-    """Copy finite weights into a model, and set it to evaluation mode."""
-    check_finite(file, weights, RESTORE)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
-    model.eval()
 
 
 def json_object(file: Path) -> dict[str, Any]:
@@ -134,4 +90,5 @@ def _read(file: Path) -> dict[str, Tensor]:
         where, what = problem.where, problem.what
         raise CheckpointError(where, what, got=problem.got, remedy=RESTORE) from None
     check_dtypes(file, weights, RESTORE)
+    check_finite(file, weights, RESTORE)
     return {name: weight.float() for name, weight in weights.items()}

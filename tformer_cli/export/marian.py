@@ -23,11 +23,8 @@ from tformer_cli.export.format import Format, filled, native_engine
 from tformer_cli.export.imported_folder import (
     RESTORE,
     check_weights,
-    fill,
     json_object,
-    new_model,
     read_weights,
-    shapes,
     weights_file,
 )
 from tformer_cli.export.marian_settings import (
@@ -54,6 +51,7 @@ from tformer_cli.export.marian_weights import (
     to_theirs,
     weight_names,
 )
+from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.engine import NativeEngine
 from tformer_cli.storage.atomic import atomic_write, write_json
@@ -224,26 +222,35 @@ def _check_special_ids(folder: Path, name: str, shape: Shape, ids: Tensor) -> No
 
 
 def _model(file: Path, shape: Shape, source: Side, target: Side) -> Seq2Seq:
-    theirs, settings = read_weights(file), file.with_name(SETTINGS_FILE)
+    theirs, config = read_weights(file), shape.model
     actual = {name: tuple(weight.shape) for name, weight in theirs.items()}
     # Tables come first: they say how large the rest can be.
     tables = {
-        name: (shape.source_size if ours == SOURCE else shape.target_size, shape.model.dim)
-        for ours, name in table_names(shape.model, theirs).items()
+        name: (shape.source_size if ours == SOURCE else shape.target_size, config.dim)
+        for ours, name in table_names(config, theirs).items()
     }
     if LOGITS_BIAS in theirs:
         tables[LOGITS_BIAS] = 1, shape.target_size
     in_tables = {name: size for name, size in actual.items() if name in tables}
     check_weights(file, in_tables, tables, SETTINGS_FILE)
+    num_layers = config.num_encoder_layers + config.num_decoder_layers
+    if num_layers > len(theirs):
+        # Every layer has weights, so too many layers fail before they are built.
+        what = f"describes more layers than the {len(theirs)} weights that the folder has"
+        settings = str(file.with_name(SETTINGS_FILE))
+        raise CheckpointError(settings, what, got=str(num_layers), remedy=RESTORE)
     sizes = {"source_size": source.tokenizer.size, "target_size": target.tokenizer.size}
-    ours = shapes(shape.model, **sizes, num_weights=len(theirs), settings=settings)
-    layers = {name.theirs: ours[name.ours] for name in weight_names(shape.model)}
+    with torch.device("meta"):
+        ours = dict(build_model(config, **sizes, seed=0).named_parameters())
+    layers = {name.theirs: tuple(ours[name.ours].shape) for name in weight_names(config)}
     in_layers = {name: size for name, size in actual.items() if name not in OUTSIDE}
     check_weights(file, in_layers, layers, SETTINGS_FILE)
-    model = new_model(shape.model, **sizes, settings=settings)
-    weights = to_ours(theirs, source.ids, target.ids, shape.model, is_scaled=shape.is_scaled)
-    fill(model, weights, file)
-    return model
+    model = build_model(config, **sizes, seed=0)
+    weights = to_ours(theirs, source.ids, target.ids, config, is_scaled=shape.is_scaled)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    return model.eval()
 
 
 def _data(source: str, target: str) -> DataConfig:

@@ -12,33 +12,22 @@ from typing import Any, ClassVar, TypeVar
 import safetensors
 import torch
 
-from tformer_cli.config.load import data_files, dump_config, load_config
+from tformer_cli.config.load import data_files, dump_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import Text
-from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.errors import CheckpointError, Problem
 from tformer_cli.export.format import BEAM_SIZE, Format, filled, native_engine
-from tformer_cli.export.imported_folder import (
-    check_weights,
-    fill,
-    new_model,
-    read_weights,
-    shapes,
-)
 from tformer_cli.search.engine import NativeEngine
 from tformer_cli.storage.atomic import atomic_write, write_text
-from tformer_cli.storage.checkpoint import metadata_of, read_notes, save_tensors
+from tformer_cli.storage.checkpoint import metadata_of, save_tensors
 from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
 from tformer_cli.storage.trained_model import (
     SENTENCES_NOTE,
     TOKENIZERS_NOTE,
     TrainedModel,
-    check_settings,
-    check_tokenizers,
+    load_trained_model,
     model_settings,
-    noted_sentences,
 )
-from tformer_cli.text.tokenizer import load_tokenizers
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -129,31 +118,16 @@ def read_plain_folder(
 
     Nothing is unpickled. Arguments and errors are those of `import_run`.
     """
-    run, file = RunDirectory(folder), folder / MODEL_FILE
-    for part in (run.config_file, file):
+    run = RunDirectory(folder)
+    for part in (run.config_file, folder / MODEL_FILE):
         if not part.is_file():
             remedy = "name a folder that `tformer export --format safetensors` has written"
             raise CheckpointError(str(part), "no such file", remedy=remedy)
-    config = portable_config(load_config(run.config_file))
+    trained = load_trained_model(run)
+    config = portable_config(trained.config)
     data = replace(
         config.data,
         source_language=source_language or config.data.source_language,
         target_language=target_language or config.data.target_language,
     )
-    config = replace(config, data=data)
-    if isinstance(config.model, MaskedEncoderConfig):
-        got = f"model.kind {config.model.kind}"
-        raise CheckpointError(str(run.config_file), "does not translate", got=got)
-    tokenizers = load_tokenizers(run.tokenizer)
-    weights, notes = read_weights(file), read_notes(file)
-    check_settings(notes, config, run.config_file)
-    check_tokenizers(notes.get(TOKENIZERS_NOTE, ""), tokenizers, run.tokenizer)
-    sizes = {"source_size": tokenizers.source.size, "target_size": tokenizers.target.size}
-    settings = run.config_file
-    expected = shapes(config.model, **sizes, num_weights=len(weights), settings=settings)
-    actual = {name: tuple(weight.shape) for name, weight in weights.items()}
-    check_weights(file, actual, expected, settings.name)
-    model = new_model(config.model, **sizes, settings=settings)
-    fill(model, weights, file)
-    known = noted_sentences(notes)
-    return TrainedModel(config, tokenizers, model, step=0, max_source_sentences=known)
+    return replace(trained, config=replace(config, data=data))
