@@ -149,8 +149,7 @@ def score(
     source: Annotated[Path, typer.Option(help="Source text, plain or .gz.")],
     target: Annotated[Path, typer.Option(help="Translation, line by line.")],
     output_file: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="File for the scores. Default: stdout."),
+        Path | None, typer.Option("--output", "-o", help="File for the scores. Default: stdout.")
     ] = None,
     per_token: Annotated[
         bool,

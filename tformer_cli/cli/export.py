@@ -44,8 +44,7 @@ def export(
         int, typer.Option(min=1, help="Number of lines to check the export by.")
     ] = 200,
     check_file: Annotated[
-        Path | None,
-        typer.Option(help="Text of these lines. Default: the run's validation text."),
+        Path | None, typer.Option(help="Text of these lines. Default: the run's validation text.")
     ] = None,
     license_name: Annotated[
         str, typer.Option("--license", help="License of the weights, for the model card.")
@@ -135,10 +134,7 @@ def import_(
     from tformer_cli.export.run import import_run
 
     trained = import_run(
-        folder,
-        RunDirectory(run),
-        source_language=source_language,
-        target_language=target_language,
+        folder, RunDirectory(run), source_language=source_language, target_language=target_language
     )
     data, tokenizers = trained.config.data, trained.tokenizers
     sizes = {tokenizers.source.size, tokenizers.target.size}

@@ -64,8 +64,7 @@ LengthPenaltyOption = Annotated[
     typer.Option(help="Exponent A of score = log probability / length ** A. Default: the run's."),
 ]
 EnsembleOption = Annotated[
-    list[Path] | None,
-    typer.Option(metavar="RUN", help="Another run to ensemble with; repeatable."),
+    list[Path] | None, typer.Option(metavar="RUN", help="Another run to ensemble with; repeatable.")
 ]
 MbrOption = Annotated[
     Literal["chrf", "bleu"] | None,

@@ -233,10 +233,7 @@ class Recorded(Enum):
 
 
 def output_fingerprint(
-    context: typer.Context,
-    runs: Sequence[RunDirectory],
-    checkpoint: str,
-    decoding: DecodingConfig,
+    context: typer.Context, runs: Sequence[RunDirectory], checkpoint: str, decoding: DecodingConfig
 ) -> Mapping[str, object]:
     """Return by name everything that determines the output of a command, as JSON holds it.
 

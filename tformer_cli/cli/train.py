@@ -73,8 +73,7 @@ def train(
     find_batch: Annotated[
         bool,
         typer.Option(
-            "--find-batch",
-            help="Only find the largest training.batch_tokens that fits in memory.",
+            "--find-batch", help="Only find the largest training.batch_tokens that fits in memory."
         ),
     ] = False,
     memory_limit: Annotated[

@@ -88,8 +88,7 @@ def translate(
     candidates: CandidatesOption = None,
     ensemble: Annotated[EnsembleOption, Recorded.AS_MODEL] = None,
     nbest: Annotated[
-        int,
-        typer.Option(min=1, help="Translations per line, as `line ||| translation ||| score`."),
+        int, typer.Option(min=1, help="Translations per line, as `line ||| translation ||| score`.")
     ] = 1,
     as_json: Annotated[
         bool,

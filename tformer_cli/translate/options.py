@@ -17,13 +17,7 @@ from tformer_cli.config.schema.decoding import (
 )
 from tformer_cli.config.schema.fields import checked
 from tformer_cli.distributed import num_processes
-from tformer_cli.errors import (
-    ConfigError,
-    Problem,
-    Rule,
-    check_choice,
-    check_usage,
-)
+from tformer_cli.errors import ConfigError, Problem, Rule, check_choice, check_usage
 from tformer_cli.text.segments import Terminology
 from tformer_cli.translate.mbr import MBR
 
