@@ -13,7 +13,6 @@ from tformer_cli.cli.options import CheckpointOption, LeadingRunArgument, chosen
 from tformer_cli.errors import Rule, check_usage
 from tformer_cli.plotting import curves
 from tformer_cli.plotting import heatmap as picture
-from tformer_cli.plotting.attention_maps import AttentionMaps
 from tformer_cli.storage.run_directory import RunDirectory
 
 DEFAULT_CURVES = Path("curves.png")
@@ -110,7 +109,7 @@ def heatmap(
     """
     run = chosen_run(_one_run(runs or [], sentence), checkpoint)
     file = output if as_json else output or DEFAULT_HEATMAP
-    is_other = file is not None and file.suffix.lower() not in (*picture.FORMATS, ".html")
+    is_other = file is not None and file.suffix.lower() not in picture.FORMATS
     check_usage(Rule("--output", "must end in .png, .svg or .html", is_other, str(file)))
 
     from tformer_cli.storage.trained_model import load_trained_network
@@ -119,8 +118,8 @@ def heatmap(
     trained = load_trained_network(run, checkpoint)
     network, tokenizers, config = trained.model, trained.tokenizers, trained.config
     maps = sentence_maps(network, tokenizers, config, sentence, target).select(part, layer, head)
-    if file is not None:
-        _draw(maps, file)
+    if file is not None and (missing := picture.save(maps, file)) is not None:
+        warn(missing)
     typer.echo(json.dumps(maps.as_plain(), ensure_ascii=False) if as_json else f"{file}: written")
 
 
@@ -133,13 +132,3 @@ def _one_run(runs: Sequence[Path], sentence: str) -> Path | None:
         Rule(where, "is missing", not runs and is_folder, got, "add the sentence, in quotes"),
     )
     return runs[0] if runs else None
-
-
-def _draw(maps: AttentionMaps, file: Path) -> None:
-    """Write the picture; warn of characters that it lacks."""
-    if file.suffix.lower() == ".html":
-        picture.save_page(maps, file)
-        return
-    picture.save(picture.draw(maps), file)
-    if (missing := picture.missing_glyphs(maps, file)) is not None:
-        warn(missing)

@@ -48,7 +48,7 @@ SPACE = "␣"
 ESCAPES = {code: ascii(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0))}
 MAX_LABEL_LENGTH = 24
 
-FORMATS = (".png", ".svg")
+FORMATS = (".html", ".png", ".svg")
 # Sizes in inches.
 MAP_SIZE = 4.4
 MIN_CELL, MAX_CELL = 0.11, 0.2
@@ -84,7 +84,7 @@ UNDRAWN = {"Cf", "Mn"}
 def heatmap_style() -> Iterator[None]:
     remedy = "write .html, or install it with: pip install 'tformer[plot]'"
     with curves.style(STYLE, "tformer heatmap", remedy), warnings.catch_warnings():
-        # `missing_glyphs` reports them all at once.
+        # `save` reports them all at once.
         warnings.filterwarnings("ignore", r"Glyph \d+", UserWarning)
         yield
 
@@ -111,11 +111,6 @@ def page(maps: AttentionMaps) -> str:
         content=json.dumps(content, ensure_ascii=False).replace("<", "\\u003c"),
         script=script,
     )
-
-
-def save_page(maps: AttentionMaps, file: Path) -> None:
-    """Write the page."""
-    write_text(file, page(maps))
 
 
 def label(token: str) -> str:
@@ -357,21 +352,23 @@ def _gradient(stops: Sequence[str]) -> "LinearSegmentedColormap":
     return LinearSegmentedColormap.from_list("tformer", stops)
 
 
-@heatmap_style()
-def save(figure: "Figure", file: Path) -> None:
-    """Write a picture in the format of the file name, one of `FORMATS`."""
+def save(maps: AttentionMaps, file: Path) -> Problem | None:
+    """Write a page or a picture, by the suffix of the file, one of `FORMATS`.
+
+    The problem is that of characters that a PNG shows as boxes; an SVG holds text.
+    """
     suffix = file.suffix.lower()
-    picture = curves.encoded(figure, suffix)
+    if suffix == ".html":
+        write_text(file, page(maps))
+        return None
+    with heatmap_style():
+        picture = curves.encoded(draw(maps), suffix)
     if suffix == ".svg":
         picture = picture.replace(b"</style>", f"{SVG_STYLE}</style>".encode(), 1)
     with atomic_write(file) as temporary:
         temporary.write_bytes(picture)
-
-
-def missing_glyphs(maps: AttentionMaps, file: Path) -> Problem | None:
-    """Return the problem of characters that a PNG shows as boxes; an SVG holds text."""
     _, missing = pick_fonts(labels(maps))
-    if file.suffix.lower() != ".png" or not missing:
+    if suffix != ".png" or not missing:
         return None
     what = "has boxes for characters that no installed font has"
     remedy = "install a font that has them, or write .svg or .html"
