@@ -57,11 +57,7 @@ WEIGHT_NAMES = {
 def build_marian(
     config: Config, tokenizers: Tokenizers, *, num_positions: int, init_std: float = INIT_STD
 ) -> "MarianMTModel":
-    """Return Marian in the sizes of a config, with initial weights that follow from its seed.
-
-    Raises:
-        UsageError: transformers is not installed, or Marian cannot be such a network.
-    """
+    """Return Marian in the sizes of a config, with initial weights that follow from its seed."""
     model = config.model
     if not isinstance(model, EncoderDecoderConfig) or model.activation not in PLAIN:
         raise UsageError(
@@ -113,11 +109,7 @@ def count_parameters(marian: nn.Module) -> int:
 
 
 def refuse_another_size(ours: Network, marian: nn.Module) -> None:
-    """Make sure that the two models have nearly the same number of parameters.
-
-    Raises:
-        UsageError: they have not.
-    """
+    """Make sure that the two models have nearly the same number of parameters."""
     mine, theirs = ours.num_parameters(), count_parameters(marian)
     if abs(theirs / mine - 1) > 0.01:
         raise UsageError(
@@ -179,11 +171,7 @@ def loss_sum(marian: nn.Module, batch: Batch, smoothing: float) -> Tensor:
 
 
 def marian_steps(state: TrainState, batches: Iterable[StepBatch]) -> Iterator[float]:
-    """Take an optimizer step per batch, as our `train_steps`; yield its loss.
-
-    Raises:
-        TrainingError: the loss or the gradient is not finite.
-    """
+    """Take an optimizer step per batch, as our `train_steps`; yield its loss."""
     config, remaining = state.config, iter(batches)
     max_norm = math.inf if config.clip_norm is None else config.clip_norm
     while True:

@@ -34,11 +34,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def names_in(option: str, text: str, names: Collection[str], noun: str) -> list[str]:
-    """Return comma-separated names, each once.
-
-    Raises:
-        UsageError: a name is unknown.
-    """
+    """Return comma-separated names, each once."""
     words = list(dict.fromkeys(text.split(",")))
     for word in words:
         if word not in names:
@@ -49,11 +45,7 @@ def names_in(option: str, text: str, names: Collection[str], noun: str) -> list[
 
 
 def numbers_in(option: str, text: str, kind: Callable[[str], Any] = int) -> list[Any]:
-    """Return comma-separated numbers, each once.
-
-    Raises:
-        UsageError: a word is no such number.
-    """
+    """Return comma-separated numbers, each once."""
     words, noun = text.split(","), "whole numbers" if kind is int else "numbers"
     try:
         if kind is int and not all(word.isdecimal() for word in words):
@@ -65,11 +57,7 @@ def numbers_in(option: str, text: str, kind: Callable[[str], Any] = int) -> list
 
 @contextlib.contextmanager
 def resumable(folder: Path) -> Iterator[None]:
-    """Turn Ctrl-C into an error of one line; the trainings of the folder resume.
-
-    Raises:
-        Interrupted: Ctrl-C was pressed.
-    """
+    """Turn Ctrl-C into an error of one line; the trainings of the folder resume."""
     try:
         yield
     except KeyboardInterrupt:

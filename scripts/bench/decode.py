@@ -147,11 +147,7 @@ def speeds_by_setting(name: str, task: Task, lines: Sequence[str]) -> dict[Setti
 
 
 def compare(folder: RunDirectory, options: Options) -> dict[str, Any]:
-    """Let all baselines translate the test text of a run; return results by search and mode.
-
-    Raises:
-        TformerError: the run cannot be used, or a baseline has failed.
-    """
+    """Let all baselines translate the test text of a run; return results by search and mode."""
     trained = load_trained_model(folder)
     config, tokenizers = trained.config, trained.tokenizers
     refuse_another_design(config.model)
@@ -184,11 +180,7 @@ def compare_one(
     tokenizers: Tokenizers,
     options: Options,
 ) -> dict[str, Any]:
-    """Let all baselines translate by one search in one mode.
-
-    Raises:
-        TrainingError: a baseline has failed.
-    """
+    """Let all baselines translate by one search in one mode."""
     sample = spread(pairs, options.alone) if task.alone else pairs
     texts = dict.fromkeys(("ours", *options.others), sample)
     if "textbook" in texts:

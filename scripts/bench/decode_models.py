@@ -24,11 +24,7 @@ LEARNING_RATES = {"tiny": 3e-3, "small": 3e-3, "base": 1e-3}
 
 
 def decoding_config(folder: Path, size: str, vocab_size: int, steps: int) -> Config:
-    """Return the config of a model to translate with.
-
-    Raises:
-        UsageError: the folder lacks a file of the corpus.
-    """
+    """Return the config of a model to translate with."""
     config = benchmark_config(folder, "tiny", vocab_size)
     test = {TEST_SET: ParallelText(**multi30k_text(folder, TEST_SET))}
     return replace(
@@ -60,11 +56,7 @@ def trained(configs: dict[str, Config], models: Path) -> Iterator[tuple[str, Pat
 
 
 def refuse_another_design(model: EncoderDecoderConfig) -> None:
-    """Make sure that all baselines can be a network.
-
-    Raises:
-        UsageError: it is not of Marian's design.
-    """
+    """Make sure that all baselines can be a network."""
     design, marians = (
         (config.norm_position, config.norm, config.positions.kind, config.tie_embeddings)
         for config in (model, NETWORK)

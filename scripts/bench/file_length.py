@@ -29,11 +29,7 @@ LINES = (1_000, 10_000, 100_000)
 
 
 def measure(folder: Path, counts: Sequence[int], beam: int) -> Iterator[dict[str, Any]]:
-    """Translate a file of each number of lines; yield lines, peak memory and seconds.
-
-    Raises:
-        TrainingError: a translation has failed, or has lost lines.
-    """
+    """Translate a file of each number of lines; yield lines, peak memory and seconds."""
     config = load_config(RunDirectory(folder).config_file)
     lines = [source for source, _ in pairs_to_translate(config)]
     with tempfile.TemporaryDirectory() as name:
@@ -51,11 +47,7 @@ def measure(folder: Path, counts: Sequence[int], beam: int) -> Iterator[dict[str
 
 
 def translate(folder: Path, source: Path, target: Path, beam: int) -> int:
-    """Translate a file by the command line; return its peak memory in bytes.
-
-    Raises:
-        TrainingError: it has failed.
-    """
+    """Translate a file by the command line; return its peak memory in bytes."""
     command = [sys.executable, "-m", "tformer_cli", "translate", str(folder)]
     command += ["--input", str(source), "--output", str(target), "--beam", str(beam)]
     with (

@@ -26,14 +26,9 @@ def training_flops(
     *,
     causal_share: float = 1.0,
 ) -> float:
-    """Return the operations that training on some pairs needs, without padding.
+    """Return the operations that training on pairs of these lengths needs, without padding.
 
-    Args:
-        model: its sizes.
-        vocab_size: of the target.
-        source_lengths: (n,) tokens of each source, EOS included.
-        target_lengths: (n,) tokens of each target, EOS included.
-        causal_share: share of a causal attention table that counts.
+    Lengths include EOS. `causal_share` of a causal attention table counts.
     """
     whole = count_flops(model, vocab_size)
     needed = replace(whole, target_to_target=whole.target_to_target * causal_share)
@@ -52,12 +47,7 @@ def gemm_flops(
 ) -> float:
     """Return the operations per second of the fastest product of two large random matrices.
 
-    Args:
-        device: where.
-        dtype: of the matrices.
-        size: their rows and columns.
-        seconds: of measuring.
-        products: timed together, between two synchronizations.
+    So many `products` are timed together, between two synchronizations, for some `seconds` in all.
     """
     one, other, product = (torch.randn(size, size, device=device).to(dtype) for _ in range(3))
 

@@ -111,11 +111,7 @@ def speed_ratios(results: Mapping[str, Results]) -> dict[str, float]:
 
 
 def names_in(text: str | None) -> list[str]:
-    """Return comma-separated names of parts in their order, or all.
-
-    Raises:
-        UsageError: a name is unknown.
-    """
+    """Return comma-separated names of parts in their order, or all."""
     if text is None:
         return list(PARTS)
     unknown = set(text.split(",")) - PARTS.keys()
@@ -126,11 +122,7 @@ def names_in(text: str | None) -> list[str]:
 
 
 def measure_all(names: Sequence[str], machine: Results, seconds: float, output: Path) -> Results:
-    """Measure parts one after the other, within some seconds; write the results after each.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Measure parts one after the other, within some seconds; write the results after each."""
     begun = time.monotonic()
     results: dict[str, Results] = {}
     content: dict[str, Any] = {"machine": machine, "python": platform.python_version()}

@@ -113,18 +113,9 @@ def attention(
 ) -> dict[str, object]:
     """Time attention forward and backward by each kernel of torch, and by the one it chooses.
 
-    Args:
-        device: where.
-        precision: of queries, keys and values.
-        rows: sentences of 32 tokens; as many tokens in all of other lengths.
-        num_heads: H.
-        head_dim: Dh.
-        lengths: tokens of a sentence.
-        repeats: timed calls.
-
-    Returns:
-        By length, mask and kernel: milliseconds of the first call and of the others on average;
-        None where the kernel does not support it.
+    There are `rows` sentences of 32 tokens, and as many tokens in all of other lengths. Returned
+    are, by length, mask and kernel, milliseconds of the first call and of the others on average;
+    None where the kernel does not support it.
     """
     on = resolve_device(device)
     dtype = resolve_precision(precision, on)

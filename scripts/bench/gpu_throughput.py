@@ -218,15 +218,9 @@ def throughput(
     gemm_size: int = 8192,
     **options: Any,
 ) -> dict[str, object]:
-    """Train for a while; return the results.
+    """Train for some seconds after a warm-up, in which kernels are chosen, or compiled.
 
-    Args:
-        network: a key of NETWORKS.
-        baseline: a key of BASELINES.
-        warm_up: steps before those that count: kernels are chosen, or compiled.
-        seconds: of the steps that count; there is at least one.
-        gemm_size: rows of the matrices that measure the device's peak.
-        options: of `begin`.
+    The device's peak is measured by matrices of `gemm_size` rows; `options` are those of `begin`.
     """
     task, feed, losses = begin(network, baseline, **options)
     begun = time.perf_counter()
@@ -294,12 +288,7 @@ def idle(network: str, *, warm_up: int = 10, steps: int = 8, **options: Any) -> 
 def trace_shares(events: Iterable[dict[str, Any]], work: set[str]) -> dict[str, object]:
     """Return from a trace how long the device was idle, why, and what it did.
 
-    Args:
-        events: with name, category `cat`, begin `ts` and duration `dur` in microseconds.
-        work: categories of the device's work.
-
-    Raises:
-        ValueError: there is no such work.
+    `work` are the categories of its work. Times of a trace are in microseconds.
     """
     # Counters and names of threads have no duration.
     timed = [event for event in events if "dur" in event]

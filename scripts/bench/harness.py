@@ -93,21 +93,13 @@ class Worker:
             self.process.terminate()
 
     def ask(self, **request: Any) -> Any:
-        """Return the answer to a request.
-
-        Raises:
-            TrainingError: the function has failed, or the process has ended.
-        """
+        """Return the answer to a request."""
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps(request), file=self.process.stdin, flush=True)
         return self.result()
 
     def result(self) -> Any:
-        """Wait for a result.
-
-        Raises:
-            TrainingError: the function has failed, or the process has ended.
-        """
+        """Wait for a result."""
         line = self.process.stdout.readline()
         answer = json.loads(line or "{}")
         if "result" not in answer:
@@ -118,11 +110,7 @@ class Worker:
 
 
 def run_in_process(call: str, *, seconds: float | None = None, **arguments: Any) -> Any:
-    """Return the result of a function, called in a process of its own as by `Worker`.
-
-    Raises:
-        TrainingError: the function has failed, or not finished within some seconds.
-    """
+    """Return the result of a function, called in a process of its own as by `Worker`."""
     with Worker(call, **arguments) as worker:
         timer = threading.Timer(seconds or threading.TIMEOUT_MAX, worker.process.kill)
         timer.daemon = True

@@ -2,10 +2,11 @@
 """Choose optimizer, learning rate and warm-up on the validation text, at a fixed budget."""
 
 import itertools
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -24,31 +25,21 @@ from tformer_cli.errors import TrainingError
 from tformer_cli.storage.run_directory import RunDirectory
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One training of a sweep."""
+def outcome(run: TrainingRun) -> dict[str, Any]:
+    """Return the settings and the best validation score of a training; no test set is read.
 
-    baseline: str
-    optimizer: str
-    learning_rate: float  # peak
-    warmup_steps: int
-    steps: int
-    valid_score: float | None  # best BLEU or negative loss; None where the training failed
-    at_step: int | None
-
-    @classmethod
-    def of(cls, run: TrainingRun) -> "Outcome":
-        """Return the best validation score of a training; no test set is read."""
-        training, progress = run.config.training, run.progress()
-        return cls(
-            baseline=run.name,
-            optimizer=training.optimizer.kind,
-            learning_rate=training.optimizer.learning_rate,
-            warmup_steps=training.schedule.warmup_steps,
-            steps=training.max_steps,
-            valid_score=None if progress is None else progress.best_score,
-            at_step=None if progress is None else progress.best_step,
-        )
+    The score is BLEU or negative loss, and None where the training failed.
+    """
+    training, progress = run.config.training, run.progress()
+    return {
+        "baseline": run.name,
+        "optimizer": training.optimizer.kind,
+        "learning_rate": training.optimizer.learning_rate,  # peak
+        "warmup_steps": training.schedule.warmup_steps,
+        "steps": training.max_steps,
+        "valid_score": None if progress is None else progress.best_score,
+        "at_step": None if progress is None else progress.best_step,
+    }
 
 
 def build_runs(
@@ -65,9 +56,6 @@ def build_runs(
     """Return the trainings NAME-OPTIMIZER-RATE-WARMUP of a folder, one for each combination.
 
     Each has a schedule of `steps`, and a validation at its end.
-
-    Raises:
-        ConfigError: a rate or a warm-up breaks the limits of its key.
     """
     training = config.training
     short = replace(
@@ -91,22 +79,30 @@ def build_runs(
     return runs
 
 
-def best_first(outcomes: Sequence[Outcome]) -> list[Outcome]:
+def best_first(outcomes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return outcomes with the best validation score first, failed ones last."""
-    lowest = -float("inf")
-    return sorted(
-        outcomes, key=lambda x: lowest if x.valid_score is None else x.valid_score, reverse=True
-    )
+
+    def score(outcome: dict[str, Any]) -> float:
+        return -math.inf if outcome["valid_score"] is None else outcome["valid_score"]
+
+    return sorted(outcomes, key=score, reverse=True)
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+COLUMNS = {
+    "optimizer": ("optimizer", ""),
+    "rate": ("learning_rate", "g"),
+    "warm-up": ("warmup_steps", ","),
+    "valid": ("valid_score", ".2f"),
+    "at step": ("at_step", ","),
+}
+
+
+def table(outcomes: Sequence[dict[str, Any]]) -> str:
     """Return a table with a row for each training."""
-    rows = [["optimizer", "rate", "warm-up", "valid", "at step"]]
-    for outcome in outcomes:
-        score = "failed" if outcome.valid_score is None else f"{outcome.valid_score:.2f}"
-        step = "-" if outcome.at_step is None else f"{outcome.at_step:,}"
-        rate, warmup = f"{outcome.learning_rate:g}", f"{outcome.warmup_steps:,}"
-        rows.append([outcome.optimizer, rate, warmup, score, step])
+    rows = [list(COLUMNS)]
+    for one in outcomes:
+        cells = ((one[key], form) for key, form in COLUMNS.values())
+        rows.append(["failed" if value is None else format(value, form) for value, form in cells])
     return aligned(rows)
 
 
@@ -172,8 +168,8 @@ def sweep(
             except TrainingError as error:
                 # A learning rate that diverges is an outcome too.
                 log(str(error))
-    outcomes = best_first([Outcome.of(each) for each in runs])
-    show([asdict(outcome) for outcome in outcomes], as_json, lambda: table(outcomes))
+    outcomes = best_first([outcome(each) for each in runs])
+    show(outcomes, as_json, lambda: table(outcomes))
 
 
 if __name__ == "__main__":

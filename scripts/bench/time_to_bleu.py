@@ -19,7 +19,7 @@ from tformer_cli.cli.options import SetOption
 from tformer_cli.config.load import check_data_files, load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import UsageError
-from tformer_cli.plotting.curves import COLORS, DASHES, FORMATS, GRAY, STYLE, save
+from tformer_cli.plotting.curves import COLORS, DASHES, FORMATS, GRAY, STYLE, save, style
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.training.validation import is_finished
 
@@ -109,11 +109,7 @@ def build_runs(
 def measure(
     trainings: Sequence[TrainingRun], test_set: str, *, minutes: float, threads: int
 ) -> list[Curve]:
-    """Train what is not trained yet, and score it.
-
-    Raises:
-        TformerError: a training cannot begin, or has failed.
-    """
+    """Train what is not trained yet, and score it."""
     for training in trainings:
         training.check()
     curves = []
@@ -171,55 +167,39 @@ def table(curves: Sequence[Curve]) -> str:
     return aligned(rows)
 
 
-def check_drawing() -> None:
-    """Make sure that pictures can be drawn.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UsageError(
-            "--output",
-            "needs matplotlib, which is not installed",
-            remedy="pip install 'tformer[plot]'",
-        ) from None
-
-
+@style(STYLE, "--output", "pip install 'tformer[plot]'")
 def draw(curves: Sequence[Curve], test_set: str) -> "Figure":
     """Return the curves as steps: a color for each baseline, a dash pattern for each seed."""
-    from matplotlib import style
     from matplotlib.figure import Figure
 
     baselines = list(dict.fromkeys(curve.baseline for curve in curves))
     seeds = list(dict.fromkeys(curve.seed for curve in curves))
-    with style.context(STYLE, after_reset=True):
-        figure = Figure(figsize=(8, 4.5), layout="constrained")
-        axes = figure.subplots()
-        for curve in curves:
-            points = [(point.minutes, point.test_bleu) for point in curve.points]
-            # The last score holds to the end of the training.
-            ends = [(curve.minutes, points[-1][1])] if points else []
-            axes.plot(
-                [x for x, _ in points + ends],
-                [y for _, y in points + ends],
-                drawstyle="steps-post",
-                marker="o",
-                markersize=3.5,
-                markevery=slice(len(points)),
-                color=COLORS[baselines.index(curve.baseline) % len(COLORS)],
-                linestyle=DASHES[seeds.index(curve.seed) % len(DASHES)],
-                label=f"{curve.title}, seed {curve.seed}",
-                zorder=3,
-            )
-        for bleu in THRESHOLDS:
-            axes.axhline(bleu, color=GRAY, linewidth=0.8, linestyle=(0, (1, 3)), zorder=2)
-        axes.set_yticks(sorted({0, 10, 20, *THRESHOLDS}))
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("minutes of optimizer steps")
-        axes.set_ylabel(f"BLEU on {test_set}")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for curve in curves:
+        points = [(point.minutes, point.test_bleu) for point in curve.points]
+        # The last score holds to the end of the training.
+        ends = [(curve.minutes, points[-1][1])] if points else []
+        axes.plot(
+            [x for x, _ in points + ends],
+            [y for _, y in points + ends],
+            drawstyle="steps-post",
+            marker="o",
+            markersize=3.5,
+            markevery=slice(len(points)),
+            color=COLORS[baselines.index(curve.baseline) % len(COLORS)],
+            linestyle=DASHES[seeds.index(curve.seed) % len(DASHES)],
+            label=f"{curve.title}, seed {curve.seed}",
+            zorder=3,
+        )
+    for bleu in THRESHOLDS:
+        axes.axhline(bleu, color=GRAY, linewidth=0.8, linestyle=(0, (1, 3)), zorder=2)
+    axes.set_yticks(sorted({0, 10, 20, *THRESHOLDS}))
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("minutes of optimizer steps")
+    axes.set_ylabel(f"BLEU on {test_set}")
+    if curves:
         axes.legend(loc="lower right")
     return figure
 
@@ -289,7 +269,8 @@ def time_to_bleu(
     if output is not None:
         if output.suffix.lower() not in FORMATS:
             raise UsageError("--output", "must end in .png, .svg or .pdf", got=str(output))
-        check_drawing()
+        # Without matplotlib there is an error now, not after hours.
+        draw([], test_set)
     torch.set_num_threads(threads)
     trainings = list(
         build_runs(

@@ -85,11 +85,7 @@ TRAINING = TrainingConfig(
 
 
 def benchmark_config(folder: Path, size: str, vocab_size: int) -> Config:
-    """Return the config of a size on Multi30k.
-
-    Raises:
-        UsageError: the folder lacks a file of the corpus.
-    """
+    """Return the config of a size on Multi30k."""
     data = DataConfig(
         source_language="en",
         target_language="de",
@@ -129,23 +125,10 @@ def compare(
     turn: dict[str, float],
     quality_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """Let all baselines train one network in turns.
+    """Let all baselines train one network in turns of some `max_steps` or `seconds`.
 
-    Args:
-        config: network, text and training.
-        tokenizers: of the text.
-        store: the text.
-        precisions: of tformer and Marian; the textbook has float32.
-        condition: environment and allocator of all.
-        threads: of each.
-        rounds: number of turns of each.
-        warm_up: steps of each before its first turn.
-        turn: `max_steps` or `seconds` of a turn.
-        quality_tokens: target tokens after which tformer and Marian are validated, in trainings of
-            their own; None for none.
-
-    Raises:
-        TrainingError: a baseline has failed.
+    The textbook has float32 alone. After `quality_tokens` target tokens tformer and Marian are
+    validated, in trainings of their own.
     """
     entries = [
         (name, precision)
@@ -224,10 +207,7 @@ def summary(
 ) -> dict[str, Any]:
     """Return medians over the rounds; `rounds` has the numbers of each round.
 
-    Args:
-        speeds: of each entry, in target tokens per second, and of matrix products in GFLOP/s.
-        turns: of each entry.
-        flops_per_token: that the network needs.
+    `speeds` are those of each entry, and of matrix products in GFLOP/s.
     """
 
     def best(name: str) -> Sequence[float]:

@@ -71,11 +71,7 @@ def children_cpu_seconds() -> float:
 
 
 def train_in_process(training: TrainingRun, *, threads: int, seconds: float = float("inf")) -> None:
-    """Train in a process of its own until `seconds` of optimizer steps are over; it always saves.
-
-    Raises:
-        TrainingError: the training has failed.
-    """
+    """Train in a process of its own, which always saves, until its steps have taken `seconds`."""
     config_file = training.run.path.with_suffix(".yaml")
     write_text(config_file, dump_config(training.config))
     clock = Clock(training.run)

@@ -99,11 +99,7 @@ class TrainingRun(ABC):
         return replace(self.config, training=training)
 
     def check(self) -> None:  # noqa: B027 - a run may have nothing to check
-        """Check the config before hours are spent.
-
-        Raises:
-            UsageError: this config or this machine does not do.
-        """
+        """Check the config before hours are spent."""
 
     @abstractmethod
     def train(self) -> None:
@@ -235,11 +231,7 @@ class Marian(TrainingRun):
                     )
 
     def _resume(self, state: TrainState) -> None:
-        """Restore the last checkpoint, if there is one.
-
-        Raises:
-            CheckpointError: it is of another training.
-        """
+        """Restore the last checkpoint, if there is one."""
         checkpoint, initial = self.run.pointed("last"), state.progress
         saved = None if checkpoint is None else load_progress(checkpoint)
         if saved is None and not self.run.step_checkpoints():

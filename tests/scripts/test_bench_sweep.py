@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import sweep
-from sweep import Outcome, best_first, table
+from sweep import best_first, table
 from toy import write_toy
 from training_runs import TrainingRun
 from typer.testing import CliRunner
@@ -36,13 +36,14 @@ def test_the_best_on_the_validation_text_comes_first(config_file, monkeypatch, n
     words = ("--baseline", name, "--steps", "3", "--rates", "5e-3,1e-9", "--warmups", "1,2")
     printed = swept(config_file, *words, "--json")
     assert printed.exception is None, printed.exception
-    found = [Outcome(**outcome) for outcome in json.loads(printed.stdout)]
-    assert {(one.learning_rate, one.warmup_steps) for one in found} == {
+    outcomes = json.loads(printed.stdout)
+    assert {(row["learning_rate"], row["warmup_steps"]) for row in outcomes} == {
         (rate, warmup) for rate in (5e-3, 1e-9) for warmup in (1, 2)
     }
-    assert [one.learning_rate for one in found] == [5e-3, 5e-3, 1e-9, 1e-9]
-    assert {(one.baseline, one.steps, one.optimizer) for one in found} == {(name, 3, "adamw")}
-    scores = [one.valid_score for one in found]
+    assert [row["learning_rate"] for row in outcomes] == [5e-3, 5e-3, 1e-9, 1e-9]
+    settings = {(row["baseline"], row["steps"], row["optimizer"]) for row in outcomes}
+    assert settings == {(name, 3, "adamw")}
+    scores = [row["valid_score"] for row in outcomes]
     assert scores == sorted(scores, reverse=True)
     folders = {path.name for path in (config_file.parents[1] / "sweep").glob(f"{name}-*/")}
     assert len(folders) == 4
@@ -65,20 +66,23 @@ def test_a_rate_that_fails_is_an_outcome_too(config_file, monkeypatch):
         ["adamw", "0.001", "1"],
         ["adamw", "2", "1"],
     ]
-    assert lines[2].split()[3:] == ["failed", "-"]
+    assert lines[2].split()[3:] == ["failed", "failed"]
 
 
 def test_outcomes_are_ranked_and_read_as_lines():
-    def outcome(score: float | None) -> Outcome:
-        return Outcome("hf", "muon", 3e-3, 600, 1500, score, None if score is None else 1500)
-
-    ranked = best_first([outcome(None), outcome(30.126), outcome(31.0)])
-    assert [one.valid_score for one in ranked] == [31.0, 30.126, None]
+    settings = {"optimizer": "muon", "learning_rate": 3e-3, "warmup_steps": 600}
+    ranked = best_first(
+        [
+            settings | {"valid_score": score, "at_step": None if score is None else 1500}
+            for score in (None, 30.126, 31.0)
+        ]
+    )
+    assert [row["valid_score"] for row in ranked] == [31.0, 30.126, None]
     assert table(ranked).split("\n") == [
         "optimizer    rate   warm-up    valid   at step",
         "muon        0.003       600    31.00     1,500",
         "muon        0.003       600    30.13     1,500",
-        "muon        0.003       600   failed         -",
+        "muon        0.003       600   failed    failed",
     ]
 
 

@@ -17,7 +17,7 @@ import training_process
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from time_to_bleu import THRESHOLDS, Curve, Point, check_drawing, draw, table
+from time_to_bleu import THRESHOLDS, Curve, Point, draw, table
 from toy import write_toy
 from training_process import Clock, end_in_time, train_in_process
 from training_runs import Marian, Ours, TrainingRun
@@ -527,7 +527,7 @@ def test_picture_is_written_in_the_format_of_its_name(tmp_path):
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError) as raised:
-        check_drawing()
+        draw([], "flickr")
     assert str(raised.value) == (
         "--output: needs matplotlib, which is not installed; pip install 'tformer[plot]'"
     )
