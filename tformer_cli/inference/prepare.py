@@ -60,12 +60,10 @@ class FusedAttention(Attention):
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, KeyValue]:
         """Return queries and key-values of the same hidden states, without positions."""
-        num_heads, num_kv_heads = self.num_heads, self.num_kv_heads
-        # (N, H + 2 Hkv, T, Dh)
-        heads = split_heads(self.projection(hidden_states), num_heads + 2 * num_kv_heads)
-        keys = heads.narrow(1, num_heads, num_kv_heads)
-        values = heads.narrow(1, num_heads + num_kv_heads, num_kv_heads)
-        return heads.narrow(1, 0, num_heads), KeyValue(keys, values)
+        sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        heads = split_heads(self.projection(hidden_states), sum(sizes))  # (N, H + 2 Hkv, T, Dh)
+        queries, keys, values = heads.split_with_sizes(sizes, dim=1)
+        return queries, KeyValue(keys, values)
 
 
 class FusedGatedFeedForward(nn.Module):

@@ -215,7 +215,8 @@ class KVCache(DecoderCache):
             layer.select(slots, moved)
         self._mask, self.positions = self._mask[slots], self.positions[slots]
         self.lengths = self.lengths[slots]
-        self._set_sources(self.source_lengths[slots])
+        self.source_lengths = self.source_lengths[slots]
+        self._read_longest_source()
 
     def insert(self, slots: Tensor, sources: Sequence[KeyValue], source_mask: Tensor) -> None:
         """Begin sentences in these slots (B'), and drop the sentences there.
@@ -237,9 +238,8 @@ class KVCache(DecoderCache):
             self._sees_all = False
         self._mask[slots] = -math.inf
         self.lengths[slots] = 0
-        lengths = self.source_lengths.clone()
-        lengths[slots] = source_mask.sum(dim=1)
-        self._set_sources(lengths)
+        self.source_lengths[slots] = source_mask.sum(dim=1)
+        self._read_longest_source()
 
     def compact(self) -> None:
         """Drop the cells that no beam sees, and allocate new ones."""
@@ -267,9 +267,9 @@ class KVCache(DecoderCache):
         self.positions[:, :length] = positions.gather(1, cells)
         self.length = length
 
-    def _set_sources(self, lengths: Tensor) -> None:
-        """Set the source lengths (B,); layers read up to the longest."""
-        self.source_lengths = lengths
+    def _read_longest_source(self) -> None:
+        """Let all layers read up to the longest source."""
+        lengths = self.source_lengths
         longest = int(lengths.max())
         is_batched = is_batched_on_cpu(lengths)
         longest = round_up(longest) if is_batched else longest

@@ -44,7 +44,6 @@ class BeamHypotheses:
         return len(self.stored) >= max(self.nbest, self.config.enough)
 
     def best(self) -> list[Hypothesis]:
-        """Return the best hypotheses."""
         return n_best(self.stored, self.config, self.nbest)
 
 
@@ -55,8 +54,6 @@ def n_best(hypotheses: Iterable[Hypothesis], config: BeamConfig, count: int) -> 
 
 @dataclass(slots=True)
 class BeamState(SearchState):
-    """State of a beam search."""
-
     sequences: Sequences
     totals: Tensor  # (B, K) sums of scores
     log_probs: Tensor  # (B, K) sums of log probabilities

@@ -29,8 +29,6 @@ MAX_DEPTH = 20
 
 @dataclass(slots=True)
 class GreedyState(SearchState):
-    """State of a greedy search."""
-
     sequences: Sequences
     scores: Tensor  # (B, 1) sums of scores; NaN if they are not needed
     log_probs: Tensor  # (B, 1) sums of log probabilities, or NaN
@@ -43,8 +41,8 @@ class GreedySearch(Search[GreedyConfig, GreedyState]):
     """
 
     def start(self, requests: Sequence[Request]) -> GreedyState:
-        shape, initial = (len(requests), 1), 0.0 if self.scored else math.nan
-        scores = torch.full(shape, initial, device=self.device)
+        initial = 0.0 if self.scored else math.nan
+        scores = torch.full((len(requests), 1), initial, device=self.device)
         return GreedyState(self.processor.start(requests, 1), scores, scores)
 
     def step(self, state: GreedyState, stepper: Stepper) -> SearchStep:
@@ -63,8 +61,6 @@ class GreedySearch(Search[GreedyConfig, GreedyState]):
 
 @dataclass(slots=True)
 class SampleState(SearchState):
-    """State of sampling."""
-
     sequences: Sequences
     log_probs: Tensor  # (B, K) sums of log probabilities
     finished: Tensor  # (B, K) whether a sequence has ended

@@ -92,7 +92,6 @@ class ModelScorer(TeacherForcing):
 
     @property
     def max_length(self) -> int | None:
-        """Longest source or target, EOS included; None for no limit."""
         return min((m.max_length for m in self.models if m.max_length is not None), default=None)
 
     @torch.inference_mode()
