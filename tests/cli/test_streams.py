@@ -11,12 +11,11 @@ import pytest
 from tformer_cli.cli.entry import named_stdout
 from tformer_cli.cli.streams import (
     check_outputs,
-    input_lines,
     line_writer,
     stdin_lines,
 )
 from tformer_cli.errors import StorageError, UsageError
-from tformer_cli.translate.preprocess import InputLine
+from tformer_cli.translate.preprocess import InputLine, read_input_lines
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def pipe() -> Iterator[Path]:
 
 def test_lines_of_a_pipe_have_the_phrases_beside_them(pipe, tmp_path):
     (tmp_path / "phrases").write_text("A\t \tB C\n\n")
-    assert list(input_lines(pipe, None, tmp_path / "phrases")) == [
+    assert list(read_input_lines(pipe, None, tmp_path / "phrases")) == [
         InputLine("ab", "", ["A", "B C"]),
         InputLine("cd", "", []),
     ]
@@ -39,14 +38,14 @@ def test_lines_of_a_pipe_have_the_phrases_beside_them(pipe, tmp_path):
 
 def test_lines_of_a_pipe_have_the_prefixes_beside_them(pipe, tmp_path):
     (tmp_path / "prefixes").write_text("A\n\n")
-    found = input_lines(pipe, tmp_path / "prefixes", None)
+    found = read_input_lines(pipe, tmp_path / "prefixes", None)
     assert list(found) == [InputLine("ab", "A"), InputLine("cd")]
 
 
 def test_lines_of_a_pipe_have_prefixes_and_phrases_beside_them(pipe, tmp_path):
     (tmp_path / "prefixes").write_text("A\n\n")
     (tmp_path / "phrases").write_text("\nB\tC\n")
-    found = input_lines(pipe, tmp_path / "prefixes", tmp_path / "phrases")
+    found = read_input_lines(pipe, tmp_path / "prefixes", tmp_path / "phrases")
     assert list(found) == [InputLine("ab", "A", []), InputLine("cd", "", ["B", "C"])]
 
 

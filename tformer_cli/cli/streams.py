@@ -30,30 +30,6 @@ STDOUT = Path("/dev/stdout")
 _CONFIGS = (".yaml", ".yml")
 
 
-def input_lines(
-    file: Path, prefixes: Path | None, constraints: Path | None
-) -> "Iterator[InputLine]":
-    """Yield each line of a file with its prefix and its phrases from the files beside it.
-
-    Raises:
-        DataError: a file is missing or no text, or the numbers of lines differ.
-    """
-    from tformer_cli.corpus.reader import read_beside, read_lines
-    from tformer_cli.translate.preprocess import InputLine
-
-    lines: Iterator[InputLine] = map(InputLine, read_lines(file))
-    if prefixes is not None:
-        lines = (line._replace(prefix=row) for line, row in read_beside(lines, file, prefixes))
-    if constraints is not None:
-        beside = read_beside(lines, file, constraints)
-        lines = (line._replace(phrases=_phrases(row)) for line, row in beside)
-    return lines
-
-
-def _phrases(row: str) -> list[str]:
-    return [phrase for phrase in row.split("\t") if phrase.strip()]
-
-
 def input_windows(
     sentence: str | None,
     prompt: str | None,

@@ -35,7 +35,6 @@ from tformer_cli.cli.streams import (
     Recorded,
     check_outputs,
     has_pipe,
-    input_lines,
     input_windows,
     is_terminal,
     line_writer,
@@ -172,6 +171,7 @@ def translate(
     from tformer_cli.distributed import process_group
     from tformer_cli.text.segments import Terminology, pharaoh
     from tformer_cli.translate.options import SearchOptions
+    from tformer_cli.translate.preprocess import read_input_lines
     from tformer_cli.translate.translator import Translator
 
     outputs = {"--output": output_file, "--alignments": alignments_file}
@@ -186,7 +186,7 @@ def translate(
     # Invalid text and files of unequal length are found before the first line is translated. But a
     # pipe can be read only once.
     if input_file is not None and not has_pipe(input_file, *beside):
-        total = sum(1 for _ in input_lines(input_file, *beside))
+        total = sum(1 for _ in read_input_lines(input_file, *beside))
     translator = Translator.load(
         run_directory.path,
         ensemble=ensemble or (),
@@ -228,7 +228,7 @@ def translate(
         num_done = world.all_reduce_max(output.num_lines)
         left = None
         if input_file is not None:
-            left = itertools.islice(input_lines(input_file, *beside), num_done, None)
+            left = itertools.islice(read_input_lines(input_file, *beside), num_done, None)
         windows = input_windows(sentence, prompt, left, world.size)
         translated = translator.translate_windows(
             map(world.shard, windows),

@@ -3,8 +3,10 @@
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple, get_args
 
+from tformer_cli.corpus.reader import read_beside, read_lines
 from tformer_cli.errors import (
     DataError,
     Problem,
@@ -58,6 +60,26 @@ def zip_lines(
     for index, ((line, prefix), phrases) in enumerate(zip(pairs, required, strict=True)):
         reject_str(**{f"required[{index}]": phrases})
         yield InputLine(line, prefix, phrases)
+
+
+def read_input_lines(
+    file: Path, prefixes: Path | None, constraints: Path | None
+) -> Iterator[InputLine]:
+    """Yield each line of a file with its prefix and its phrases from the files beside it.
+
+    Each file is read once, so it may be a pipe.
+    """
+    lines: Iterator[InputLine] = map(InputLine, read_lines(file))
+    if prefixes is not None:
+        lines = (line._replace(prefix=row) for line, row in read_beside(lines, file, prefixes))
+    if constraints is not None:
+        beside = read_beside(lines, file, constraints)
+        lines = (line._replace(phrases=_phrases(row)) for line, row in beside)
+    return lines
+
+
+def _phrases(row: str) -> list[str]:
+    return [phrase for phrase in row.split("\t") if phrase.strip()]
 
 
 @dataclass(kw_only=True)
