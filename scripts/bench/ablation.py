@@ -205,8 +205,8 @@ def speeds(
         name, kind = entry.split()
         if kind == "training":
             with training_worker("ours", runs[name], threads=threads) as worker:
-                turn = worker.ask(seconds=seconds)
-            return turn["num_tokens"] / turn["seconds"]
+                measured = worker.ask(seconds=seconds)
+            return measured["num_tokens"] / measured["seconds"]
         arguments = {"folder": str(runs[name].path), "num_lines": lines, "threads": threads}
         return run_in_process("ablation.decoding_speed", **arguments)
 

@@ -3,10 +3,9 @@
 import tempfile
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any
 
 import torch
 from flops import synchronize
@@ -54,51 +53,54 @@ def machine() -> dict[str, object]:
     return result
 
 
+class Outcomes:
+    """A plugin of pytest that collects what came out of the tests, by name."""
+
+    def __init__(self) -> None:
+        self.num_passed = 0
+        self.failures: dict[str, str] = {}
+        self.skips: dict[str, str] = {}
+        self.properties: dict[str, dict[str, str]] = {}
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.failures[report.nodeid] = str(report.longrepr)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.failures[report.nodeid] = str(report.longrepr)
+        elif report.skipped:
+            self.skips[report.nodeid] = report.longrepr[2]
+        elif report.when == "call":
+            self.num_passed += 1
+            if report.user_properties:
+                self.properties[report.nodeid] = dict(report.user_properties)
+
+    def results(self) -> dict[str, object]:
+        """Return counts, messages and recorded properties.
+
+        There is an `error` unless some tests passed and none failed.
+        """
+        results: dict[str, object] = {
+            "passed": self.num_passed,
+            "failed": len(self.failures),
+            "skipped": len(self.skips),
+            "failures": self.failures,
+            "skips": self.skips,
+            "properties": self.properties,
+        }
+        if self.failures or not self.num_passed:
+            results["error"] = f"{len(self.failures)} tests failed, {self.num_passed} passed"
+        return results
+
+
 def run_tests() -> dict[str, object]:
-    """Run the tests for GPUs; return the outcome."""
+    """Run the tests for GPUs; return the outcomes."""
     import pytest
 
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "tests.xml"
-        code = pytest.main([str(ROOT / "tests" / "gpu"), f"--junitxml={file}", *PYTEST_OPTIONS])
-        if not file.exists():
-            return {"error": f"pytest has not begun: exit code {int(code)}"}
-        return tests_outcome(ElementTree.parse(file).getroot())
-
-
-def tests_outcome(report: ElementTree.Element) -> dict[str, object]:
-    """Return counts, messages and recorded properties of a report in JUnit's format.
-
-    There is an `error` unless some tests passed and none failed.
-    """
-    counts: Counter[str] = Counter()
-    messages: dict[str, dict[str, str]] = {"failed": {}, "skipped": {}}
-    properties: dict[str, dict[str, str]] = {}
-    for case in report.iter("testcase"):
-        name = f"{case.get('classname')}::{case.get('name')}"
-        kind, message = _verdict(case)
-        counts[kind] += 1
-        if kind != "passed":
-            messages[kind][name] = message
-        for item in case.iter("property"):
-            properties.setdefault(name, {})[item.get("name", "")] = item.get("value", "")
-    results: dict[str, object] = {
-        **{kind: counts[kind] for kind in ("passed", "failed", "skipped")},
-        "failures": messages["failed"],
-        "skips": messages["skipped"],
-        "properties": properties,
-    }
-    if counts["failed"] or not counts["passed"]:
-        results["error"] = f"{counts['failed']} tests failed, {counts['passed']} passed"
-    return results
-
-
-def _verdict(case: ElementTree.Element) -> tuple[str, str]:
-    for kind, tag in (("failed", "failure"), ("failed", "error"), ("skipped", "skipped")):
-        element = case.find(tag)
-        if element is not None:
-            return kind, (element.get("message") or "").strip()
-    return "passed", ""
+    outcomes = Outcomes()
+    pytest.main([str(ROOT / "tests" / "gpu"), *PYTEST_OPTIONS], plugins=[outcomes])
+    return outcomes.results()
 
 
 def attention(

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from xml.etree import ElementTree
 
 import flops
 import gpu
@@ -354,44 +353,53 @@ def test_demo_trains_translates_and_scores(tmp_path):
     assert results["test"]["toy"]["signature"].startswith("nrefs:1|")
 
 
-REPORT = """\
-<testsuites><testsuite>
-<testcase classname="tests.gpu.test_a" name="test_one"><properties>
-<property name="near_ties" value="2"/></properties></testcase>
-<testcase classname="tests.gpu.test_a" name="test_two"><failure message="assert 1 == 2"/></testcase>
-<testcase classname="tests.gpu.test_a" name="test_three"><error message="no fixture"/></testcase>
-<testcase classname="tests.gpu.test_b" name="test_four"><skipped message="CUDA only"/></testcase>
-</testsuite></testsuites>
+TESTS = """\
+import pytest
+
+
+def test_one(record_property):
+    record_property("near_ties", 2)
+
+
+def test_two():
+    assert 1 == 2
+
+
+def test_three(no_such_fixture):
+    pass
+
+
+def test_four():
+    pytest.skip("CUDA only")
 """
 
 
-def test_outcome_of_tests_is_that_of_the_report():
-    report = ElementTree.fromstring(REPORT)
-    assert gpu_checks.tests_outcome(report) == {
-        "passed": 1,
-        "failed": 2,
-        "skipped": 1,
-        "failures": {
-            "tests.gpu.test_a::test_two": "assert 1 == 2",
-            "tests.gpu.test_a::test_three": "no fixture",
-        },
-        "skips": {"tests.gpu.test_b::test_four": "CUDA only"},
-        "properties": {"tests.gpu.test_a::test_one": {"near_ties": "2"}},
-        "error": "2 tests failed, 1 passed",
-    }
+def test_outcomes_are_those_of_the_tests(tmp_path):
+    (tmp_path / "test_a.py").write_text(TESTS)
+    (tmp_path / "test_b.py").write_text("import no_such_package")
+    outcomes = gpu_checks.Outcomes()
+    words = ["--quiet", "-pno:cacheprovider", "--continue-on-collection-errors", "--rootdir"]
+    pytest.main([*words, str(tmp_path), str(tmp_path)], plugins=[outcomes])
+    results = outcomes.results()
+    assert json.loads(json.dumps(results)) == results
+    assert [results[kind] for kind in ("passed", "failed", "skipped")] == [1, 3, 1]
+    assert results["error"] == "3 tests failed, 1 passed"
+    failures = results["failures"]
+    assert "assert 1 == 2" in failures["test_a.py::test_two"]
+    assert "fixture 'no_such_fixture' not found" in failures["test_a.py::test_three"]
+    assert "No module named 'no_such_package'" in failures["test_b.py"]
+    assert results["skips"] == {"test_a.py::test_four": "Skipped: CUDA only"}
+    assert results["properties"] == {"test_a.py::test_one": {"near_ties": 2}}
 
 
-def test_a_report_without_failures_is_no_error():
-    report = ElementTree.fromstring('<testsuite><testcase classname="a" name="b"/></testsuite>')
-    assert "error" not in gpu_checks.tests_outcome(report)
-    nothing = gpu_checks.tests_outcome(ElementTree.fromstring("<testsuite/>"))
-    assert nothing["error"] == "0 tests failed, 0 passed"
+def test_no_test_at_all_is_an_error():
+    assert gpu_checks.Outcomes().results()["error"] == "0 tests failed, 0 passed"
 
 
 def test_all_tests_for_gpus_are_run(monkeypatch):
     runs = []
-    monkeypatch.setattr(pytest, "main", lambda words: runs.append(words) or 4)
-    assert gpu_checks.run_tests() == {"error": "pytest has not begun: exit code 4"}
+    monkeypatch.setattr(pytest, "main", lambda words, plugins: runs.append(words))
+    gpu_checks.run_tests()
     (words,) = runs
     assert words[0] == str(ROOT / "tests" / "gpu")
     assert "-m" in words
