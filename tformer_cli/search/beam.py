@@ -98,12 +98,12 @@ class BeamSearch(Search[BeamConfig, BeamState]):
 
     def _candidates(self, state: BeamState, next_tokens: NextTokens) -> Candidates:
         """Return the 2K best continuations of each slot, or all if there are fewer."""
-        scores, log_probs, norms = next_tokens
-        beams, tokens = topk_continuations(scores, norms, state.totals, 2 * self.num_beams)
+        processed, logits, norms = next_tokens
+        beams, tokens = topk_continuations(processed, norms, state.totals, 2 * self.num_beams)
         index = (torch.arange(len(beams), device=self.device)[:, None], beams)
         return Candidates(
-            state.totals[index] + (scores[*index, tokens] - norms[index]),
-            state.log_probs[index] + (log_probs[*index, tokens] - norms[index]),
+            state.totals[index] + (processed[*index, tokens] - norms[index]),
+            state.log_probs[index] + (logits[*index, tokens] - norms[index]),
             beams,
             tokens,
         )

@@ -291,9 +291,9 @@ class ConstrainedBeamSearch(BeamSearch):
         beams: Sequence[ConstrainedBeam],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return tokens (B', K, n) that may continue the sequences, with totals and log probs."""
-        scores, log_probs, norms = next_tokens
+        processed, logits, norms = next_tokens
         norms = norms[slots][:, :, None]
-        best = topk_tokens(scores[slots].flatten(0, 1), 2 * self.num_beams)[1]
+        best = topk_tokens(processed[slots].flatten(0, 1), 2 * self.num_beams)[1]
         # The tokens that continue phrases, padded with BOS, which is suppressed.
         continuing = [[state.next_tokens for state in beam.states] for beam in beams]
         width = max(len(part) for row in continuing for part in row)
@@ -302,8 +302,8 @@ class ConstrainedBeamSearch(BeamSearch):
         tokens = torch.cat((best.view(*norms.shape[:2], -1), more), dim=2)
         index = (slots[:, None, None], torch.arange(self.num_beams, device=self.device)[:, None])
         before = state.log_probs[slots][:, :, None]
-        totals = state.totals[slots][:, :, None] + (scores[*index, tokens] - norms)
-        sums = before + (log_probs[*index, tokens] - norms)
+        totals = state.totals[slots][:, :, None] + (processed[*index, tokens] - norms)
+        sums = before + (logits[*index, tokens] - norms)
         # A sequence that ends without all phrases counts as unfinished, so EOS does not count.
         is_complete = [[part.is_complete for part in beam.states] for beam in beams]
         is_early = ~torch.tensor(is_complete, device=self.device)[:, :, None] & (tokens == self.eos)

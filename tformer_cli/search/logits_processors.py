@@ -68,7 +68,7 @@ class LogitsProcessor:
         return self.has_penalties or any(sequences.has_rules)
 
     def __call__(self, logits: Tensor, sequences: Sequences) -> NextTokens:
-        """Return all next tokens from logits (B, K, V), which change in place."""
+        """Process logits (B, K, V), which change in place."""
         self.suppress(logits, sequences)
         if not self.is_active(sequences):
             return NextTokens(logits, logits, logsumexp(logits))

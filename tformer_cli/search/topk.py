@@ -20,21 +20,24 @@ MAX_LOG_SUM = 60.0
 
 
 class NextTokens(NamedTuple):
-    """All next tokens; it is cheaper to subtract `norms` from a few of them than from all."""
+    """All next tokens; it is cheaper to normalize a few of them than all.
 
-    scores: Tensor  # (B, K, V) what a search ranks by, plus `norms`
-    log_probs: Tensor  # (B, K, V) natural logarithms of the probabilities, plus `norms`
-    norms: Tensor  # (B, K) to subtract from both
+    Logits minus `norms` are log probabilities, processed ones minus `norms` are scores.
+    """
+
+    processed_logits: Tensor  # (B, K, V) by the rules of the search
+    logits: Tensor  # (B, K, V)
+    norms: Tensor  # (B, K) logarithm of the sum of exp(logits)
 
     def topk(self, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the `k` best tokens of each sequence, their scores and their log probabilities.
 
         Each is (B, K, k), best first; a smaller vocabulary has fewer.
         """
-        values, tokens = topk_tokens(self.scores.flatten(0, 1), k)
-        shape = (*self.scores.shape[:2], -1)
+        values, tokens = topk_tokens(self.processed_logits.flatten(0, 1), k)
+        shape = (*self.logits.shape[:2], -1)
         tokens, norms = tokens.view(shape), self.norms[..., None]
-        return tokens, values.view(shape) - norms, self.log_probs.gather(-1, tokens) - norms
+        return tokens, values.view(shape) - norms, self.logits.gather(-1, tokens) - norms
 
 
 def log_softmax(logits: Tensor) -> Tensor:
@@ -71,11 +74,9 @@ def log_mean_probabilities(predictions: Sequence[Tensor]) -> Tensor:
 def topk_tokens(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the `k` highest scores of each row (N, V) and their tokens, (N, k) both."""
     if len(scores) < MIN_ROWS:
-        if k == 1:
-            value, token = scores.max(dim=-1, keepdim=True)
-            return value, token
-        best = scores.topk(min(k, scores.shape[1]), dim=-1)
-        return best.values, best.indices
+        k = min(k, scores.shape[1])
+        values, tokens = scores.max(dim=-1, keepdim=True) if k == 1 else scores.topk(k, dim=-1)
+        return values, tokens
     zeros = scores.new_zeros((len(scores), 1))
     _, tokens = topk_continuations(scores[:, None], zeros, zeros, k)
     return scores.gather(1, tokens), tokens
