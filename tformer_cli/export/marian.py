@@ -82,10 +82,14 @@ class MarianFormat(Format):
 
     def write(self, trained: TrainedModel, folder: Path) -> None:
         config, tokenizers = trained.config, trained.tokenizers
+        assert isinstance(config.model, EncoderDecoderConfig)
         source, target = map(_vocabulary, (tokenizers.source, tokenizers.target))
+        named = trained.model.named_parameters(remove_duplicate=False)
+        ours = {name: weight.detach().to("cpu", torch.float32) for name, weight in named}
+        weights = to_theirs(ours, tokenizers.target.suppressed_ids, config.model)
         # Files of safetensors are private to their owner; those of `atomic_write` are not.
         with atomic_write(folder / MODEL_FILE) as temporary:
-            save_tensors(_weights(trained), temporary, {"format": "pt"})
+            save_tensors(weights, temporary, {"format": "pt"})
         write_json(folder / SETTINGS_FILE, model_settings(config, len(source), len(target)))
         write_json(folder / SEARCH_FILE, search_settings(config))
         write_json(folder / LANGUAGES_FILE, language_settings(config))
@@ -116,15 +120,6 @@ def _vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
     """Return Marian's id of each piece."""
     pieces = tokenizer.tokens(range(NUM_SPECIAL, tokenizer.size))
     return SPECIAL_IDS | {piece: i for i, piece in enumerate(pieces, start=len(SPECIAL_IDS))}
-
-
-def _weights(trained: TrainedModel) -> dict[str, Tensor]:
-    """Return the weights by Marian's names."""
-    config = trained.config.model
-    assert isinstance(config, EncoderDecoderConfig)
-    named = trained.model.named_parameters(remove_duplicate=False)
-    ours = {name: weight.detach().to("cpu", torch.float32) for name, weight in named}
-    return to_theirs(ours, trained.tokenizers.target.suppressed_ids, config)
 
 
 class Side(NamedTuple):
@@ -222,31 +217,31 @@ def _check_special_ids(folder: Path, name: str, shape: Shape, ids: Tensor) -> No
 
 
 def _model(file: Path, shape: Shape, source: Side, target: Side) -> Seq2Seq:
-    theirs, config = read_weights(file), shape.model
-    actual = {name: tuple(weight.shape) for name, weight in theirs.items()}
+    stored, config = read_weights(file), shape.model
+    actual = {name: tuple(weight.shape) for name, weight in stored.items()}
     # Tables come first: they say how large the rest can be.
     tables = {
         name: (shape.source_size if ours == SOURCE else shape.target_size, config.dim)
-        for ours, name in table_names(config, theirs).items()
+        for ours, name in table_names(config, stored).items()
     }
-    if LOGITS_BIAS in theirs:
+    if LOGITS_BIAS in stored:
         tables[LOGITS_BIAS] = 1, shape.target_size
     in_tables = {name: size for name, size in actual.items() if name in tables}
     check_weights(file, in_tables, tables, SETTINGS_FILE)
     num_layers = config.num_encoder_layers + config.num_decoder_layers
-    if num_layers > len(theirs):
+    if num_layers > len(stored):
         # Every layer has weights, so too many layers fail before they are built.
-        what = f"describes more layers than the {len(theirs)} weights that the folder has"
+        what = f"describes more layers than the {len(stored)} weights that the folder has"
         settings = str(file.with_name(SETTINGS_FILE))
         raise CheckpointError(settings, what, got=str(num_layers), remedy=RESTORE)
     sizes = {"source_size": source.tokenizer.size, "target_size": target.tokenizer.size}
     with torch.device("meta"):
         ours = dict(build_model(config, **sizes, seed=0).named_parameters())
-    layers = {name.theirs: tuple(ours[name.ours].shape) for name in weight_names(config)}
+    layers = {theirs: tuple(ours[name].shape) for name, theirs, _ in weight_names(config)}
     in_layers = {name: size for name, size in actual.items() if name not in OUTSIDE}
     check_weights(file, in_layers, layers, SETTINGS_FILE)
     model = build_model(config, **sizes, seed=0)
-    weights = to_ours(theirs, source.ids, target.ids, config, is_scaled=shape.is_scaled)
+    weights = to_ours(stored, source.ids, target.ids, config, is_scaled=shape.is_scaled)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])

@@ -199,13 +199,10 @@ class Settings:
         """Note a problem of a key."""
         self.problems.append(replace(problem, where=f"{self.file}: {problem.where}"))
 
-    def note_conflicts(self, config: Any, key: str, remedy: str | None = None) -> None:
-        """Note what our own schema forbids, unless there are problems already."""
-        for problem in [] if self.problems else check(config, key):
-            self.note(replace(problem, remedy=remedy))
-
-    def check(self) -> None:
-        """Raise ConfigError with all problems, if there are some."""
+    def check(self, config: object = None, key: str = "", remedy: str | None = None) -> None:
+        """Raise ConfigError with all problems, or else with what our schema says of a config."""
+        for conflict in [] if self.problems or config is None else check(config, key):
+            self.note(replace(conflict, remedy=remedy))
         if self.problems:
             raise ConfigError(self.problems)
 
@@ -227,7 +224,6 @@ def read_shape(file: Path) -> Shape:
         output_bias=True,
         **FIXED,
     )
-    settings.note_conflicts(model, "model")
     source_size = target_size = settings.take("vocab_size", int)
     if not is_shared and settings.values.get("decoder_vocab_size") is not None:
         target_size = settings.take("decoder_vocab_size", int)
@@ -237,7 +233,7 @@ def read_shape(file: Path) -> Shape:
         rule = f"must be {pad_id}, as pad_token_id"
         settings.note(Problem("decoder_start_token_id", rule, str(start_id)))
     is_scaled = settings.take("scale_embedding", bool)
-    settings.check()
+    settings.check(model, "model")
     return Shape(model, source_size, target_size, end_id, pad_id, is_scaled)
 
 
@@ -303,6 +299,5 @@ def read_search(file: Path) -> DecodingConfig:
     is_greedy = beam.get("beam_size") == 1
     search = GreedyConfig(**limits) if is_greedy else BeamConfig(**limits, **beam)
     remedy = f"correct {file.name}, or remove it to have a search of ours"
-    settings.note_conflicts(search, "decoding", remedy)
-    settings.check()
+    settings.check(search, "decoding", remedy)
     return search

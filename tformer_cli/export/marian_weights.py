@@ -12,7 +12,6 @@ have, such as `<mask>`, get zero embeddings and an output bias that leaves them 
 
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,28 +24,25 @@ Weights = dict[str, Tensor]
 # Our ids of Marian's special tokens. Its targets begin with <pad>, our <s>.
 OUR_IDS = {"</s>": EOS_ID, "<unk>": UNK_ID, "<pad>": BOS_ID}
 
-# Modules whose weight columns are components of hidden states: ours by Marian's.
-READING = {
-    "self_attention.query": "self_attn.q_proj",
-    "self_attention.key": "self_attn.k_proj",
-    "self_attention.value": "self_attn.v_proj",
-    "feedforward.up": "fc1",
+# Modules of a layer by ours: Marian's name, and the axis of the weight that has a component of
+# hidden states each. What writes hidden states (axis 0) has such a bias, too.
+MODULES = {
+    "self_attention.query": ("self_attn.q_proj", 1),
+    "self_attention.key": ("self_attn.k_proj", 1),
+    "self_attention.value": ("self_attn.v_proj", 1),
+    "self_attention.output": ("self_attn.out_proj", 0),
+    "self_attention_norm": ("self_attn_layer_norm", 0),
+    "feedforward.up": ("fc1", 1),
+    "feedforward.down": ("fc2", 0),
+    "feedforward_norm": ("final_layer_norm", 0),
 }
-# Modules whose weight rows and biases are components of hidden states.
-WRITING = {
-    "self_attention.output": "self_attn.out_proj",
-    "self_attention_norm": "self_attn_layer_norm",
-    "feedforward.down": "fc2",
-    "feedforward_norm": "final_layer_norm",
-}
-CROSS_READING = {
-    "cross_attention.query": "encoder_attn.q_proj",
-    "cross_attention.key": "encoder_attn.k_proj",
-    "cross_attention.value": "encoder_attn.v_proj",
-}
-CROSS_WRITING = {
-    "cross_attention.output": "encoder_attn.out_proj",
-    "cross_attention_norm": "encoder_attn_layer_norm",
+# Those of the decoder alone.
+CROSS_MODULES = {
+    "cross_attention.query": ("encoder_attn.q_proj", 1),
+    "cross_attention.key": ("encoder_attn.k_proj", 1),
+    "cross_attention.value": ("encoder_attn.v_proj", 1),
+    "cross_attention.output": ("encoder_attn.out_proj", 0),
+    "cross_attention_norm": ("encoder_attn_layer_norm", 0),
 }
 
 # Our tables of a row per token, and Marian's.
@@ -70,31 +66,21 @@ ABSENT = -100.0
 SUPPRESSED = -1e9
 
 
-class WeightName(NamedTuple):
-    """Both names of a weight inside the layers, and its axis of hidden-state components, if any."""
+def weight_names(config: EncoderDecoderConfig) -> Iterator[tuple[str, str, int | None]]:
+    """Yield the weights inside the layers.
 
-    ours: str
-    theirs: str
-    axis: int | None
-
-
-def weight_names(config: EncoderDecoderConfig) -> Iterator[WeightName]:
-    """Yield the weights inside the layers."""
-    for number in range(config.num_encoder_layers):
-        yield from _layer_names(f"encoder.layers.{number}", READING, WRITING)
-    for number in range(config.num_decoder_layers):
-        reading, writing = READING | CROSS_READING, WRITING | CROSS_WRITING
-        yield from _layer_names(f"decoder.layers.{number}", reading, writing)
-
-
-def _layer_names(
-    layer: str, reading: Mapping[str, str], writing: Mapping[str, str]
-) -> Iterator[WeightName]:
-    for modules, weight_axis, bias_axis in ((reading, 1, None), (writing, 0, 0)):
-        for ours, theirs in modules.items():
-            our_name, their_name = f"{layer}.{ours}", f"model.{layer}.{theirs}"
-            yield WeightName(f"{our_name}.weight", f"{their_name}.weight", weight_axis)
-            yield WeightName(f"{our_name}.bias", f"{their_name}.bias", bias_axis)
+    Each has our name, Marian's name, and its axis of hidden-state components, if any.
+    """
+    for stack, count, modules in (
+        ("encoder", config.num_encoder_layers, MODULES),
+        ("decoder", config.num_decoder_layers, MODULES | CROSS_MODULES),
+    ):
+        for number in range(count):
+            layer = f"{stack}.layers.{number}"
+            for ours, (theirs, axis) in modules.items():
+                our_name, their_name = f"{layer}.{ours}", f"model.{layer}.{theirs}"
+                yield f"{our_name}.weight", f"{their_name}.weight", axis
+                yield f"{our_name}.bias", f"{their_name}.bias", 0 if axis == 0 else None
 
 
 def table_names(config: EncoderDecoderConfig, stored: Container[str] = TABLES) -> dict[str, str]:
@@ -134,7 +120,7 @@ def to_ours(
     bias = theirs.get(LOGITS_BIAS, torch.zeros(1, len(target_ids)))[0, target_ids]
     weights[BIAS] = _all_rows(bias.clamp(min=ABSENT), absent=ABSENT)
     for ours, name, axis in weight_names(config):
-        weights[ours] = theirs[name] if axis is None else interleave(theirs[name], axis)
+        weights[ours] = interleave(theirs[name], axis)
     return weights if is_scaled else _scaled_down(weights, config)
 
 
@@ -143,8 +129,7 @@ def to_theirs(
 ) -> Weights:
     """Return Marian's weights, shared ones once, from ours under all their names."""
     weights = {
-        theirs: ours[name] if axis is None else deinterleave(ours[name], axis)
-        for name, theirs, axis in weight_names(config)
+        theirs: deinterleave(ours[name], axis) for name, theirs, axis in weight_names(config)
     }
     for name, theirs in table_names(config).items():
         weights[theirs] = deinterleave(ours[name][shared_ids(len(ours[name]))], 1)
@@ -180,13 +165,17 @@ def _scaled_down(weights: Weights, config: EncoderDecoderConfig) -> Weights:
     return weights | {name: weights[name] * factor for name, factor in factors.items()}
 
 
-def interleave(weight: Tensor, axis: int) -> Tensor:
+def interleave(weight: Tensor, axis: int | None) -> Tensor:
     """Return Marian's weight in our order: sine and cosine components alternate along an axis."""
+    if axis is None:
+        return weight
     order = torch.arange(weight.shape[axis]).view(2, -1).t().flatten()
     return weight.index_select(axis, order)
 
 
-def deinterleave(weight: Tensor, axis: int) -> Tensor:
+def deinterleave(weight: Tensor, axis: int | None) -> Tensor:
     """Return our weight in Marian's order: all sine components, then all cosine components."""
+    if axis is None:
+        return weight
     order = torch.arange(weight.shape[axis]).view(-1, 2).t().flatten()
     return weight.index_select(axis, order)
