@@ -3,7 +3,6 @@
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -82,7 +81,7 @@ def export(
             on_done=bar.update,
         )
     if as_json:
-        checks = [asdict(check) for check in result.checks]
+        checks = [check.as_json() for check in result.checks]
         content = {"folder": str(folder), "format": format_name, "checks": checks}
         typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
         return

@@ -42,11 +42,43 @@ class Comparison:
     differences: tuple[Difference, ...]  # other tokens, or equal tokens with other scores
     ours: tuple[Hypothesis, ...]  # best of each line
     theirs: tuple[Hypothesis, ...]
+    bleu: float | None = None  # of theirs, if weights are rounded and there are references
+    our_bleu: float | None = None
 
     @property
     def num_best_equal(self) -> int:
         """Lines whose best hypotheses have equal tokens."""
         return sum(map(_have_equal_tokens, self.ours, self.theirs))
+
+    @property
+    def search_name(self) -> str:
+        """The search in words."""
+        if isinstance(self.search, BeamConfig):
+            return f"beam search of {self.search.beam_size}"
+        return "greedy search"
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.search_name}: {self.num_best_equal} of {self.num_lines} lines translated alike"
+        ]
+        if self.ties:
+            parts.append(f"{len(self.ties)} near-ties")
+        if self.bleu is not None:
+            parts.append(f"BLEU {self.bleu:.2f}, of the run {self.our_bleu:.2f}")
+        return ", ".join(parts)
+
+    def as_json(self) -> dict[str, object]:
+        """Return the numbers by name."""
+        return {
+            "search": self.search_name,
+            "num_lines": self.num_lines,
+            "num_best_equal": self.num_best_equal,
+            "num_equal": self.num_equal,
+            "num_ties": len(self.ties),
+            "num_differences": len(self.differences),
+            "bleu": self.bleu,
+            "our_bleu": self.our_bleu,
+        }
 
 
 @dataclass(frozen=True, slots=True)

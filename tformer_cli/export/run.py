@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +10,6 @@ import torch
 
 from tformer_cli.config.load import dump_config
 from tformer_cli.config.schema.data import ParallelText
-from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.corpus.reader import read_lines, read_pairs
 from tformer_cli.errors import CheckpointError, DataError, UsageError
 from tformer_cli.evaluation.metrics import build_metric
@@ -38,34 +37,12 @@ FORMATS: dict[FormatName, type[Format]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """The result of one search by both programs."""
-
-    search: str
-    num_lines: int
-    num_best_equal: int  # lines with equal best translations
-    num_equal: int  # lines with equal translations in the whole beam
-    num_ties: int
-    num_differences: int
-    bleu: float | None  # of the exported model, if weights are rounded and there are references
-    our_bleu: float | None
-
-    def __str__(self) -> str:
-        parts = [f"{self.search}: {self.num_best_equal} of {self.num_lines} lines translated alike"]
-        if self.num_ties:
-            parts.append(f"{self.num_ties} near-ties")
-        if self.bleu is not None:
-            parts.append(f"BLEU {self.bleu:.2f}, of the run {self.our_bleu:.2f}")
-        return ", ".join(parts)
-
-
-@dataclass(frozen=True, slots=True)
 class Export:
-    """A finished export: its program, model card, a check per search, and ties in words."""
+    """A finished export: its program, model card, a comparison per search, and ties in words."""
 
     program: str
     card: Path
-    checks: tuple[Check, ...]
+    checks: tuple[Comparison, ...]
     ties: tuple[str, ...]
 
 
@@ -104,18 +81,19 @@ def export_run(
     references = _references(trained, text) if check_file is None and not form.is_exact else None
     scores = known_scores(run)
     with form.written(trained, folder) as temporary:
-        comparisons = check(trained, form, temporary, text, on_done=on_done)
-        checks = tuple(_check(trained, comparison, references) for comparison in comparisons)
+        checks = check(trained, form, temporary, text, on_done=on_done)
+        if references is not None:
+            checks = [_with_bleu(trained, comparison, references) for comparison in checks]
         card = Card(
             name=folder.resolve().name,
             license=license,
             line=text.lines[0],
-            translation=trained.tokenizers.target.decode(comparisons[-1].theirs[0].token_ids),
-            checks=[str(result) for result in checks],
+            translation=trained.tokenizers.target.decode(checks[-1].theirs[0].token_ids),
+            checks=list(map(str, checks)),
         )
         write_text(temporary / CARD_FILE, model_card(trained, form, card, scores))
-    ties = [tie for part in comparisons if form.is_exact for tie in _ties(trained, text, part)]
-    return Export(form.program, folder / CARD_FILE, checks, tuple(ties))
+    ties = [tie for part in checks if form.is_exact for tie in _ties(trained, text, part)]
+    return Export(form.program, folder / CARD_FILE, tuple(checks), tuple(ties))
 
 
 def build_format(name: FormatName, quantization: Quantization) -> Format:
@@ -157,28 +135,14 @@ def _valid(trained: TrainedModel) -> ParallelText:
     return valid
 
 
-def _check(trained: TrainedModel, comparison: Comparison, references: list[str] | None) -> Check:
-    search, config = comparison.search, trained.config
-    bleu = our_bleu = None
-    if references is not None:
-        metric = build_metric("bleu", config.evaluation, config.data.target_language)
-        decode = trained.tokenizers.target.decode
-        bleu, our_bleu = (
-            metric.score([decode(best.token_ids) for best in translations], references).score
-            for translations in (comparison.theirs, comparison.ours)
-        )
-    return Check(
-        search=f"beam search of {search.beam_size}"
-        if isinstance(search, BeamConfig)
-        else "greedy search",
-        num_lines=comparison.num_lines,
-        num_best_equal=comparison.num_best_equal,
-        num_equal=comparison.num_equal,
-        num_ties=len(comparison.ties),
-        num_differences=len(comparison.differences),
-        bleu=bleu,
-        our_bleu=our_bleu,
+def _with_bleu(trained: TrainedModel, comparison: Comparison, references: list[str]) -> Comparison:
+    config, decode = trained.config, trained.tokenizers.target.decode
+    metric = build_metric("bleu", config.evaluation, config.data.target_language)
+    bleu, our_bleu = (
+        metric.score([decode(best.token_ids) for best in translations], references).score
+        for translations in (comparison.theirs, comparison.ours)
     )
+    return replace(comparison, bleu=bleu, our_bleu=our_bleu)
 
 
 def _ties(trained: TrainedModel, text: CheckText, comparison: Comparison) -> Iterator[str]:
@@ -229,12 +193,12 @@ def read_model(
     elif (folder / SETTINGS_FILE).is_file():
         read = read_marian
     else:
-        raise CheckpointError(
-            str(folder),
-            f"holds no model: neither {config_file.name} nor {SETTINGS_FILE} is there",
-            remedy="name a folder that `tformer export --format safetensors` has written, "
-            "or a Marian model as transformers saves it",
+        what = f"holds no model: neither {config_file.name} nor {SETTINGS_FILE} is there"
+        remedy = (
+            "name a folder that `tformer export --format safetensors` has written, "
+            "or a Marian model as transformers saves it"
         )
+        raise CheckpointError(str(folder), what, remedy=remedy)
     return read(folder, source_language=source_language, target_language=target_language)
 
 
