@@ -20,19 +20,15 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import MarianConfig
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
 from tformer_cli.export.format import Format, filled, native_engine
-from tformer_cli.export.imported_folder import (
-    RESTORE,
-    check_weights,
-    json_object,
-    read_weights,
-    weights_file,
-)
 from tformer_cli.export.marian_settings import (
     LANGUAGES_FILE,
+    OUR_IDS,
+    RESTORE,
     SEARCH_FILE,
     SETTINGS_FILE,
     SPECIAL_IDS,
     Shape,
+    json_object,
     language_settings,
     model_settings,
     read_languages,
@@ -43,13 +39,15 @@ from tformer_cli.export.marian_settings import (
 )
 from tformer_cli.export.marian_weights import (
     LOGITS_BIAS,
-    OUR_IDS,
     OUTSIDE,
     SOURCE,
+    check_weights,
+    read_weights,
     table_names,
     to_ours,
     to_theirs,
     weight_names,
+    weights_file,
 )
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
@@ -65,7 +63,7 @@ from tformer_cli.text.vocabulary import NUM_SPECIAL
 
 PICKLE_FILE = "pytorch_model.bin"
 VOCABULARY_FILE, TARGET_VOCABULARY_FILE = "vocab.json", "target_vocab.json"
-SOURCE_PIECES_FILE, TARGET_PIECES_FILE = "source.spm", "target.spm"
+PIECES_FILES = "source.spm", "target.spm"
 
 
 class MarianFormat(Format):
@@ -96,10 +94,8 @@ class MarianFormat(Format):
         write_json(folder / VOCABULARY_FILE, source)
         if not tokenizers.shared:
             write_json(folder / TARGET_VOCABULARY_FILE, target)
-        for name, side in (
-            (SOURCE_PIECES_FILE, tokenizers.source),
-            (TARGET_PIECES_FILE, tokenizers.target),
-        ):
+        sides = tokenizers.source, tokenizers.target
+        for name, side in zip(PIECES_FILES, sides, strict=True):
             content = side.model if isinstance(side, MarianTokenizer) else side.content
             (folder / name).write_bytes(content)
 
@@ -144,9 +140,9 @@ def read_marian(
         what = "has two vocabularies, but config.json has one embedding table"
         got = "separate_vocabs true"
         raise CheckpointError(str(folder / LANGUAGES_FILE), what, got=got, remedy=RESTORE)
-    source = _side(folder, SOURCE_PIECES_FILE, VOCABULARY_FILE, shape.source_size)
     target_file = TARGET_VOCABULARY_FILE if languages.are_separate else VOCABULARY_FILE
-    target = _side(folder, TARGET_PIECES_FILE, target_file, shape.target_size)
+    source = _side(folder, PIECES_FILES[0], VOCABULARY_FILE, shape.source_size)
+    target = _side(folder, PIECES_FILES[1], target_file, shape.target_size)
     _check_special_ids(folder, target_file, shape, target.ids)
     model = _model(weights_file(folder), shape, source, target)
     tokenizers = Tokenizers(source.tokenizer, target.tokenizer, not languages.are_separate)
@@ -169,8 +165,7 @@ def _check_files(folder: Path) -> None:
             remedy="if you trust it, convert it: "
             f'python -c "from transformers import MarianMTModel; {saving}"',
         )
-    pieces = SOURCE_PIECES_FILE, TARGET_PIECES_FILE
-    for name in (SETTINGS_FILE, weights.name, *pieces, VOCABULARY_FILE, LANGUAGES_FILE):
+    for name in (SETTINGS_FILE, weights.name, *PIECES_FILES, VOCABULARY_FILE, LANGUAGES_FILE):
         if not (folder / name).is_file():
             remedy = "name a folder of a Marian model as transformers saves it"
             raise CheckpointError(str(folder / name), "no such file", remedy=remedy)
@@ -202,23 +197,21 @@ def _side(folder: Path, pieces_name: str, vocabulary_name: str, size: int) -> Si
 
 def _check_special_ids(folder: Path, name: str, shape: Shape, ids: Tensor) -> None:
     """Check that config.json has the special ids of the target vocabulary."""
-    settings = folder / SETTINGS_FILE
     theirs = dict(zip(OUR_IDS, ids.tolist(), strict=False))
-    problems = [
-        Problem(f"{settings}: {key}", f"must be {theirs[token]}, the id of {token} in {name}", got)
-        for key, token, got in (
-            ("eos_token_id", "</s>", str(shape.end_id)),
-            ("pad_token_id", "<pad>", str(shape.pad_id)),
-        )
-        if got != str(theirs[token])
-    ]
+    problems = []
+    for key, token, got in (
+        ("eos_token_id", "</s>", shape.end_id),
+        ("pad_token_id", "<pad>", shape.pad_id),
+    ):
+        if got != theirs[token]:
+            what = f"must be {theirs[token]}, the id of {token} in {name}"
+            problems.append(Problem(f"{folder / SETTINGS_FILE}: {key}", what, str(got)))
     if problems:
         raise ConfigError(problems)
 
 
 def _model(file: Path, shape: Shape, source: Side, target: Side) -> Seq2Seq:
     stored, config = read_weights(file), shape.model
-    actual = {name: tuple(weight.shape) for name, weight in stored.items()}
     # Tables come first: they say how large the rest can be.
     tables = {
         name: (shape.source_size if ours == SOURCE else shape.target_size, config.dim)
@@ -226,8 +219,7 @@ def _model(file: Path, shape: Shape, source: Side, target: Side) -> Seq2Seq:
     }
     if LOGITS_BIAS in stored:
         tables[LOGITS_BIAS] = 1, shape.target_size
-    in_tables = {name: size for name, size in actual.items() if name in tables}
-    check_weights(file, in_tables, tables, SETTINGS_FILE)
+    check_weights(file, {name: stored[name] for name in tables if name in stored}, tables)
     num_layers = config.num_encoder_layers + config.num_decoder_layers
     if num_layers > len(stored):
         # Every layer has weights, so too many layers fail before they are built.
@@ -238,8 +230,8 @@ def _model(file: Path, shape: Shape, source: Side, target: Side) -> Seq2Seq:
     with torch.device("meta"):
         ours = dict(build_model(config, **sizes, seed=0).named_parameters())
     layers = {theirs: tuple(ours[name].shape) for name, theirs, _ in weight_names(config)}
-    in_layers = {name: size for name, size in actual.items() if name not in OUTSIDE}
-    check_weights(file, in_layers, layers, SETTINGS_FILE)
+    inside = {name: weight for name, weight in stored.items() if name not in OUTSIDE}
+    check_weights(file, inside, layers)
     model = build_model(config, **sizes, seed=0)
     weights = to_ours(stored, source.ids, target.ids, config, is_scaled=shape.is_scaled)
     with torch.no_grad():

@@ -14,8 +14,8 @@ from tformer_cli.config.schema.fields import check
 from tformer_cli.config.schema.model import EncoderDecoderConfig, SinusoidalPositions
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
-from tformer_cli.export.imported_folder import json_object
-from tformer_cli.export.marian_weights import OUR_IDS
+from tformer_cli.storage.atomic import read_json
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, UNK_ID
 
 SETTINGS_FILE, SEARCH_FILE = "config.json", "generation_config.json"
 LANGUAGES_FILE = "tokenizer_config.json"
@@ -61,10 +61,14 @@ DEFAULTS: dict[str, Any] = {
     "activation_dropout": 0.0,
     "separate_vocabs": False,
 }
-# Marian's ids of its special tokens in our exports.
+# Our ids of Marian's special tokens. Its targets begin with <pad>, our <s>.
+OUR_IDS = {"</s>": EOS_ID, "<unk>": UNK_ID, "<pad>": BOS_ID}
+# Marian's ids of them in our exports.
 SPECIAL_IDS = {token: i for i, token in enumerate(OUR_IDS)}
 # Rows of Marian's table of sinusoids, which fails past the last; more if our limits are higher.
 MIN_POSITIONS = 1024
+
+RESTORE = "fetch the folder again"
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 Kind = TypeVar("Kind", int, float, bool, str)
@@ -172,6 +176,18 @@ class Languages(NamedTuple):
     source: str
     target: str
     are_separate: bool
+
+
+def json_object(file: Path) -> dict[str, Any]:
+    """Return the JSON object in a file."""
+    try:
+        content = read_json(file)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(str(file), "is not JSON", got=str(error), remedy=RESTORE) from None
+    if not isinstance(content, dict):
+        got = type(content).__name__
+        raise CheckpointError(str(file), "must be a JSON object", got=got, remedy=RESTORE)
+    return content
 
 
 class Settings:

@@ -11,18 +11,26 @@ have, such as `<mask>`, get zero embeddings and an output bias that leaves them 
 """
 
 import math
+import re
 from collections.abc import Container, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, NUM_SPECIAL, UNK_ID
+from tformer_cli.errors import CheckpointError
+from tformer_cli.export.marian_settings import OUR_IDS, RESTORE, SETTINGS_FILE, json_object
+from tformer_cli.storage.checkpoint import check_dtypes, check_finite, read_tensors
+from tformer_cli.storage.run_directory import MODEL_FILE
+from tformer_cli.text.vocabulary import NUM_SPECIAL
+
+# transformers' index of weights in several files (shards).
+INDEX_FILE = f"{MODEL_FILE}.index.json"
+# Names no file in another folder.
+SHARD = re.compile(r"[\w.-]+\.safetensors")
 
 Weights = dict[str, Tensor]
-
-# Our ids of Marian's special tokens. Its targets begin with <pad>, our <s>.
-OUR_IDS = {"</s>": EOS_ID, "<unk>": UNK_ID, "<pad>": BOS_ID}
 
 # Modules of a layer by ours: Marian's name, and the axis of the weight that has a component of
 # hidden states each. What writes hidden states (axis 0) has such a bias, too.
@@ -179,3 +187,64 @@ def deinterleave(weight: Tensor, axis: int | None) -> Tensor:
         return weight
     order = torch.arange(weight.shape[axis]).view(-1, 2).t().flatten()
     return weight.index_select(axis, order)
+
+
+def weights_file(folder: Path) -> Path:
+    """Return the weights file of a folder, or the index of its shards."""
+    whole, index = folder / MODEL_FILE, folder / INDEX_FILE
+    return index if index.is_file() and not whole.is_file() else whole
+
+
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """Return the finite weights of a file, or of the shards of an index, in float32."""
+    if file.name != INDEX_FILE:
+        return _read(file)
+    weights: dict[str, Tensor] = {}
+    for shard, names in _shards(file).items():
+        part = _read(file.parent / shard)
+        if differing := part.keys() ^ names:
+            what = f"differs in {len(differing)} of its weights from what {INDEX_FILE} says"
+            path = str(file.parent / shard)
+            raise CheckpointError(path, what, got=min(differing), remedy=RESTORE)
+        weights |= part
+    return weights
+
+
+def check_weights(
+    file: Path, actual: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Check the names and shapes of weights in a file against those of its config.json."""
+    shapes = {name: tuple(weight.shape) for name, weight in actual.items()}
+    if differing := {name for name, _ in expected.items() ^ shapes.items()}:
+        what = (
+            f"differs in {len(differing)} of its weights from the model that {SETTINGS_FILE} "
+            "describes"
+        )
+        raise CheckpointError(str(file), what, got=min(differing), remedy=RESTORE)
+
+
+def _shards(index: Path) -> dict[str, set[str]]:
+    """Return the weight names of each shard."""
+    weight_map = json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(x, str) for x in weight_map.values()):
+        what = "has no weight_map that names the file of each weight"
+        raise CheckpointError(str(index), what, remedy=RESTORE)
+    shards: dict[str, set[str]] = {}
+    for name, shard in weight_map.items():
+        if not SHARD.fullmatch(shard):
+            what = "names no safetensors file of its folder"
+            raise CheckpointError(str(index), what, got=shard, remedy=RESTORE)
+        shards.setdefault(shard, set()).add(name)
+    return shards
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    try:
+        weights = dict(read_tensors(file))
+    except CheckpointError as error:
+        (problem,) = error.problems
+        where, what = problem.where, problem.what
+        raise CheckpointError(where, what, got=problem.got, remedy=RESTORE) from None
+    check_dtypes(file, weights, RESTORE)
+    check_finite(file, weights, RESTORE)
+    return {name: weight.float() for name, weight in weights.items()}

@@ -9,12 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from tformer_cli.errors import CheckpointError
-from tformer_cli.export.imported_folder import (
-    check_weights,
-    json_object,
-    read_weights,
-    weights_file,
-)
+from tformer_cli.export.marian_settings import json_object
+from tformer_cli.export.marian_weights import check_weights, read_weights, weights_file
 
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -138,13 +134,14 @@ def test_a_weight_that_is_not_where_the_index_says_is_named(folder, places, shar
     [({"a": (2, 3)}, "b"), ({"a": (2, 3), "b": (4,)}, "b"), ({"a": (2,), "b": (5,)}, "a")],
 )
 def test_weights_that_are_not_those_of_the_settings_are_named(found, name):
+    weights = {key: torch.zeros(shape) for key, shape in found.items()}
     with pytest.raises(CheckpointError) as caught:
-        check_weights(Path("weights"), found, {"a": (2, 3), "b": (5,)}, "settings")
+        check_weights(Path("weights"), weights, {"a": (2, 3), "b": (5,)})
     assert str(caught.value) == (
-        "weights: differs in 1 of its weights from the model that settings describes "
+        "weights: differs in 1 of its weights from the model that config.json describes "
         f"({name}); fetch the folder again"
     )
-    check_weights(Path("weights"), found, found, "settings")
+    check_weights(Path("weights"), weights, found)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
