@@ -372,7 +372,7 @@ def test_a_dry_run_finds_what_would_stop_the_training(tformer, tmp_path, tempora
     result = tformer("train", file, "--dry-run", "--device", "cpu")
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1].startswith(
-        f"{tmp_path}/data/test.src:2: has no counterpart in {tmp_path}/data/test.tgt; "
+        f"{tmp_path}/data/test.src:2: has no counterpart in {tmp_path}/data/test.tgt ("
     )
     assert files(temporary) == []
 

@@ -392,7 +392,7 @@ def test_a_length_that_is_too_short_is_found_out_by_the_sum(server, tmp_path):
     server.answers = [sending(TOKENS, length=len(TOKENS) - 5)]
     with pytest.raises(TformerError) as caught:
         get_corpus([TOK], server.url, tmp_path)
-    assert f"got {hashlib.sha256(TOKENS[:-5]).hexdigest()};" in str(caught.value)
+    assert f"({hashlib.sha256(TOKENS[:-5]).hexdigest()});" in str(caught.value)
     assert names(tmp_path) == []
 
 
