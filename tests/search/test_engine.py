@@ -155,6 +155,11 @@ def test_groups_of_a_beam_translate_an_empty_sentence_once():
     assert all(len({one.token_ids for one in every}) == len(every) for every in found)
 
 
+def test_greedy_search_has_one_hypothesis_however_many_are_asked():
+    found = native_engine().translate(asked([7, END], [8, 9, END]), SEARCHES[0], nbest=3)
+    assert [len(hypotheses) for hypotheses in found] == [1, 1]
+
+
 def test_progress_counts_every_sentence_once():
     counts: list[int] = []
     inputs = requests(25)

@@ -40,10 +40,12 @@ class GreedySearch(Search[GreedyConfig, GreedyState]):
     Where scores are not needed, logits are not normalized.
     """
 
+    num_beams = 1
+
     def start(self, requests: Sequence[Request]) -> GreedyState:
         initial = 0.0 if self.scored else math.nan
         scores = torch.full((len(requests), 1), initial, device=self.device)
-        return GreedyState(self.processor.start(requests, 1), scores, scores)
+        return GreedyState(self.processor.start(requests, self.num_beams), scores, scores)
 
     def step(self, state: GreedyState, stepper: Stepper) -> SearchStep:
         sequences = state.sequences
