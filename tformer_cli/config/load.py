@@ -17,7 +17,7 @@ from tformer_cli.config.yaml_tree import OVERRIDE, compose, read_tree, with_valu
 from tformer_cli.errors import ConfigError, Problem
 
 # Line ends that YAML folds to a space unless they are escaped.
-LINE_ENDS = frozenset("\n\x85\u2028\u2029")
+_LINE_ENDS = frozenset("\n\x85\u2028\u2029")
 
 _Text = TypeVar("_Text", bound=Text)
 
@@ -74,9 +74,12 @@ def changed_decoding(config: Config, settings: Sequence[str]) -> DecodingConfig:
 
 def dump_config(config: Config) -> str:
     """Return the configuration as YAML with every default written out, in the schema's order."""
-    return yaml.dump(
-        as_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=float("inf")
-    )
+    return to_yaml(as_plain(config))
+
+
+def to_yaml(plain: object) -> str:
+    """Return dicts, lists and scalars as YAML with mappings as blocks."""
+    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=float("inf"))
 
 
 def as_plain(value: object) -> Any:
@@ -140,7 +143,7 @@ def _represent_list(dumper: _Dumper, items: list[object]) -> yaml.Node:
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
-    style = '"' if LINE_ENDS & set(text) else None
+    style = '"' if _LINE_ENDS & set(text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
@@ -170,19 +173,13 @@ def _parsed(
 
     The given problems are raised with its own and those of the overrides.
     """
-    all_problems = list(problems)
+    others = list(problems)
     for override in overrides:
         try:
             root = _overridden(root, override)
         except ConfigError as error:
-            all_problems.extend(error.problems)
-    try:
-        parsed = parse_config(root, file)
-    except ConfigError as error:
-        raise ConfigError([*error.problems, *all_problems]) from None
-    if all_problems:
-        raise ConfigError(all_problems)
-    return parsed
+            others.extend(error.problems)
+    return parse_config(root, file, others)
 
 
 def _overridden(root: yaml.Node, override: str) -> yaml.Node:

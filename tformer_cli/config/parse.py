@@ -63,7 +63,9 @@ SYNONYMS = {
 _Order = tuple[int, int, int]
 
 
-def parse_config(root: yaml.Node, file: str) -> tuple[Config, dict[str, str]]:
+def parse_config(
+    root: yaml.Node, file: str, others: Sequence[Problem] = ()
+) -> tuple[Config, dict[str, str]]:
     """Build the configuration that a syntax tree describes, and say where each key is written.
 
     Paths in the file stay as they are; a path in an override is relative to the current folder.
@@ -71,12 +73,14 @@ def parse_config(root: yaml.Node, file: str) -> tuple[Config, dict[str, str]]:
     Args:
         root: the tree; the marks of its nodes name their file or override.
         file: name of the file, for problems without a line.
+        others: problems to raise behind those of the tree.
     """
     builder = _Builder(file)
     config = builder.build(root, Config, "")
     builder.check(config, "", Config)
-    if builder.problems:
-        raise ConfigError([problem for _, problem in sorted(builder.problems, key=lambda p: p[0])])
+    problems = [problem for _, problem in sorted(builder.problems, key=lambda pair: pair[0])]
+    if problems or others:
+        raise ConfigError([*problems, *others])
     assert isinstance(config, Config)
     return config, {key: location(mark.name, mark.line) for key, mark in builder.marks.items()}
 

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 
-import yaml
-
-from tformer_cli.config.load import LINE_ENDS
+from tformer_cli.config.load import to_yaml
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.atomic import atomic_write, write_text
@@ -112,11 +110,4 @@ def _text(text: ParallelText, folder: Path) -> str:
 
 def _scalar(text: str) -> str:
     """Return a text as YAML that may stand between braces, quoted if needed."""
-    style = '"' if LINE_ENDS & set(text) else None
-    return yaml.safe_dump(
-        [text],
-        allow_unicode=True,
-        width=float("inf"),
-        default_flow_style=True,
-        default_style=style,
-    )[1:-2]
+    return to_yaml([text])[1:-2]
