@@ -74,9 +74,6 @@ def new_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary folder, which is renamed to `path` on success and removed on failure.
 
     Nothing is ever replaced, neither what exists at the beginning nor what appears meanwhile.
-
-    Raises:
-        UsageError: something has the name.
     """
     check_absent(path)
     with storage_errors(path), _staging(path) as (path, temporary):
@@ -151,12 +148,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def read_json(file: Path) -> Any:
-    """Return the value in a JSON file that anybody may have written.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not JSON, or is a pipe or a device.
-    """
+    """Return the value in a JSON file that anybody may have written, or raise ValueError."""
     check_regular(file)
     return parse_json(file.read_text(encoding="utf-8"))
 

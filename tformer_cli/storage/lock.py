@@ -19,9 +19,7 @@ CLEAR_LINE = "\r\x1b[K"
 def open_lock_file(path: Path) -> int:
     """Return the descriptor of a lock file, created if absent; its content stays.
 
-    Raises:
-        StorageError: the path is a symbolic link, which could lead to any file, or a device.
-        OSError: it cannot be opened.
+    A symbolic link, which could lead to any file, and a device are refused.
     """
     refused = StorageError(str(path), "must be a regular file", remedy="remove it")
     try:

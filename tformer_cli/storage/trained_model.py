@@ -90,12 +90,10 @@ def load_trained_model(run: RunDirectory, name: str = "best") -> TrainedModel:
 
 
 def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwork:
-    """Load the network of a run on the CPU, in evaluation mode.
+    """Load the network of a run, or of a plain folder, on the CPU in evaluation mode.
 
-    Args:
-        run: a run folder, or a plain folder of `tformer export --format safetensors`.
-        name: `best` (before the first validation, the last), `last`, a step such as `400`, or the
-            name of a checkpoint such as `step-000400`.
+    `name` is `best` (before the first validation, the last), `last`, a step such as `400`, or the
+    name of a checkpoint such as `step-000400`.
     """
     if not run.path.is_dir():
         remedy = "name the folder of a run, such as runs/demo"
