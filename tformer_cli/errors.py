@@ -92,22 +92,20 @@ def check_usage(*rules: Rule) -> None:
 
 def reject_str(**arguments: object) -> None:
     """Reject a string where a list of strings belongs: iteration would give its characters."""
+    what, remedy = "must be a list of texts", "put brackets around it"
     for name, texts in arguments.items():
-        if isinstance(texts, str):
-            what, remedy = "must be a list of texts", "put brackets around it"
-            raise UsageError(f"`{name}`", what, got="a text", remedy=remedy)
+        check_usage(Rule(f"`{name}`", what, isinstance(texts, str), "a text", remedy))
 
 
 def check_positive(argument: str, number: int) -> None:
     """Raise a UsageError if a number is below 1."""
-    if number < 1:
-        raise UsageError(argument, "must be at least 1", got=str(number))
+    check_usage(Rule(argument, "must be at least 1", number < 1, str(number)))
 
 
 def check_choice(argument: str, value: str, choices: Sequence[str]) -> None:
     """Raise a UsageError if a value is none of its choices."""
-    if value not in choices:
-        raise UsageError(argument, f"must be one of {', '.join(choices)}", got=value)
+    what = f"must be one of {', '.join(choices)}"
+    check_usage(Rule(argument, what, value not in choices, value))
 
 
 class StorageError(TformerError):
