@@ -49,13 +49,13 @@ def gemm_flops(
 
     So many `products` are timed together, between two synchronizations, for some `seconds` in all.
     """
-    one, other, product = (torch.randn(size, size, device=device).to(dtype) for _ in range(3))
+    left, right, product = (torch.randn(size, size, device=device).to(dtype) for _ in range(3))
 
     def timed() -> float:
         synchronize(device)
         started = time.perf_counter()
         for _ in range(products):
-            torch.mm(one, other, out=product)
+            torch.mm(left, right, out=product)
         synchronize(device)
         return (time.perf_counter() - started) / products
 

@@ -95,12 +95,12 @@ def headline(results: Results) -> str:
     return ", ".join(words) or "done"
 
 
-def speed_ratios(results: Mapping[str, Results]) -> dict[str, float]:
+def speed_ratios(results: Mapping[str, Results | None]) -> dict[str, float]:
     """Return how many times as fast ours is as Marian, and a variant of ours as ours."""
     speeds = {
         name: part["target_tokens_per_second"]
         for name, part in results.items()
-        if "padding_share" in part
+        if part is not None and "padding_share" in part
     }
     pairs = []
     for name in speeds:
@@ -124,20 +124,21 @@ def names_in(text: str | None) -> list[str]:
 def measure_all(names: Sequence[str], machine: Results, seconds: float, output: Path) -> Results:
     """Measure parts one after the other, within some seconds; write the results after each."""
     begun = time.monotonic()
-    results: dict[str, Results] = {}
-    content: dict[str, Any] = {"machine": machine, "python": platform.python_version()}
-    for name in (None, *names):
-        if name is not None:
-            log(f"[{time.monotonic() - begun:4.0f} s] {name} begins")
-            results[name] = measure(PARTS[name], begun + seconds - time.monotonic())
-            log(f"[{time.monotonic() - begun:4.0f} s] {name}: {headline(results[name])}")
-        content |= {
-            "seconds": time.monotonic() - begun,
-            # A part that has not run is null.
-            "parts": {name: results.get(name) for name in names},
-            "ratios": speed_ratios(results),
-        }
+    # A part that has not run is null.
+    content: Results = {
+        "machine": machine,
+        "python": platform.python_version(),
+        "parts": dict.fromkeys(names),
+    }
+    write_json(output, content)
+    for name in names:
+        log(f"[{time.monotonic() - begun:4.0f} s] {name} begins")
+        results = measure(PARTS[name], begun + seconds - time.monotonic())
+        content["seconds"] = time.monotonic() - begun
+        content["parts"][name] = results
+        content["ratios"] = speed_ratios(content["parts"])
         write_json(output, content)
+        log(f"[{content['seconds']:4.0f} s] {name}: {headline(results)}")
     return content
 
 

@@ -100,8 +100,8 @@ COLUMNS = {
 def table(outcomes: Sequence[dict[str, Any]]) -> str:
     """Return a table with a row for each training."""
     rows = [list(COLUMNS)]
-    for one in outcomes:
-        cells = ((one[key], form) for key, form in COLUMNS.values())
+    for row in outcomes:
+        cells = ((row[key], form) for key, form in COLUMNS.values())
         rows.append(["failed" if value is None else format(value, form) for value, form in cells])
     return aligned(rows)
 

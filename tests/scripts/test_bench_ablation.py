@@ -115,9 +115,9 @@ def test_the_command_trains_each_variant_once(small, monkeypatch):
 def test_all_write_as_many_tokens_where_they_are_timed(toy_run):
     trained = load_trained_model(RunDirectory(toy_run))
     translator = Translator.from_model(trained.model, trained.tokenizers, trained.config, CPU)
-    found = translator.nbest(["ab cd", "a", "g fg"], 1, decoding=SEARCH)
+    translations = translator.nbest(["ab cd", "a", "g fg"], 1, decoding=SEARCH)
     # The end of a sentence counts as one, where it is written.
-    assert {len(best.tokens) for (best,) in found} <= {NUM_TOKENS - 1, NUM_TOKENS}
+    assert {len(best.tokens) for (best,) in translations} <= {NUM_TOKENS - 1, NUM_TOKENS}
 
 
 @pytest.mark.slow
@@ -164,8 +164,8 @@ def test_each_optimizer_trains_from_the_same_weights(task, monkeypatch):
 
 
 def test_ratios_of_perplexity_are_those_of_the_losses(monkeypatch):
-    found = {"adamw": 2.0, "adamw without warm-up": 2.5, "sgd 0.1": 4.0, "sgd 1": 3.0}
+    losses = {"adamw": 2.0, "adamw without warm-up": 2.5, "sgd 0.1": 4.0, "sgd 1": 3.0}
     monkeypatch.setattr(parts, "SGD_RATES", (0.1, 1.0))
-    monkeypatch.setattr(parts, "valid_losses", lambda task, steps: found)
+    monkeypatch.setattr(parts, "valid_losses", lambda task, steps: losses)
     ratios = parts.perplexity_ratios(None, steps=2)
     assert ratios == pytest.approx({"sgd": math.e, "adamw without warm-up": math.e**0.5})

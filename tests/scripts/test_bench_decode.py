@@ -90,8 +90,8 @@ def baseline(run: RunDirectory, exports: Path) -> Make:
 def test_all_translate_alike(name, beam, baseline):
     expected = baseline("ours", beam=beam).translate(LINES)
     assert len(set(expected)) == len(LINES)
-    found = baseline(name, beam=beam).translate(LINES)
-    differing = [pair for pair in zip(expected, found, strict=True) if len(set(pair)) > 1]
+    translations = baseline(name, beam=beam).translate(LINES)
+    differing = [pair for pair in zip(expected, translations, strict=True) if len(set(pair)) > 1]
     # Rounded weights may decide otherwise where two tokens are nearly as good. CTranslate2's int8
     # is exact in whole numbers, so it decides alike on all processors.
     is_rounded = name in ("ours_bfloat16", "ctranslate2_int8")
@@ -311,13 +311,13 @@ def test_processes_of_generate_end_with_their_setting(baseline):
 @pytest.mark.parametrize("condition", harness.CONDITIONS)
 def test_all_of_a_condition_have_one_environment_and_one_allocator(condition, run, exports):
     task = Task(str(run.path), str(exports), 1, alone=False, threads=1, condition=condition)
-    found = []
+    reports = []
     for name in ("ours", "hf", "ctranslate2_float32"):
         with DecodeWorker(name, task) as worker:
-            found.append(worker.ask(settings=True))
-    assert found[0] == found[1] == found[2]
-    assert found[0]["keeps_freed_memory"] in (condition == "tuned", None)
-    assert (found[0]["MALLOC_MMAP_MAX_"] == "0") == (condition == "tuned")
+            reports.append(worker.ask(settings=True))
+    assert reports[0] == reports[1] == reports[2]
+    assert reports[0]["keeps_freed_memory"] in (condition == "tuned", None)
+    assert (reports[0]["MALLOC_MMAP_MAX_"] == "0") == (condition == "tuned")
 
 
 def test_settings_say_batch_and_workers():

@@ -74,8 +74,8 @@ def test_operations_are_those_that_torch_counts_but_for_what_causality_hides(mod
         network(source, everywhere[:, :s], target, everywhere).sum().backward()
     # Of each causal attention half the table: two products forward, four backward, 2 D each.
     hidden = model.num_decoder_layers * 6 * 2 * model.dim * t * t / 2
-    found = training_flops(model, vocab_size, np.array([s]), np.array([t]), causal_share=0.5)
-    assert found == pytest.approx(counter.get_total_flops() - hidden)
+    flops = training_flops(model, vocab_size, np.array([s]), np.array([t]), causal_share=0.5)
+    assert flops == pytest.approx(counter.get_total_flops() - hidden)
 
 
 def test_operations_of_pairs_add_up():
@@ -172,8 +172,8 @@ def test_lengths_are_those_of_sentences():
 
 
 def test_the_same_store_comes_again():
-    one, other = (gpu_throughput.synthetic_store(50, 97) for _ in range(2))
-    assert one.fingerprint() == other.fingerprint()
+    stores = [gpu_throughput.synthetic_store(50, 97) for _ in range(2)]
+    assert stores[0].fingerprint() == stores[1].fingerprint()
 
 
 @pytest.mark.parametrize("baseline", ["ours", "checkpointed", "compiled", "marian"])
@@ -276,9 +276,9 @@ def test_shares_of_a_trace():
         event(gpu_throughput.STEP, "user_annotation", 150, 50),
         event(gpu_throughput.LOADING, "user_annotation", 150, 20),
     ]
-    found = gpu_throughput.trace_shares(events, gpu_throughput.DEVICE_WORK["cuda"])
+    results = gpu_throughput.trace_shares(events, gpu_throughput.DEVICE_WORK["cuda"])
     # Idle are 100-120, 155-160 and 175-200; the loader works in 100-120 and 150-170.
-    assert found == {
+    assert results == {
         "seconds": 100e-6,
         "idle_share": 0.5,
         "loader_share_of_idle": 0.5,
@@ -291,14 +291,14 @@ def test_shares_of_a_trace():
 def test_idle_time_of_our_loop(monkeypatch):
     # So that attention goes by torch's kernel, as it does on a GPU.
     monkeypatch.setattr("tformer_cli.model.blocks.attention.MAX_NAIVE_WEIGHTS", 0)
-    found = gpu_throughput.idle("tiny", steps=2, **SMALL)
-    assert json.loads(json.dumps(found)) == found
-    assert found["steps"] == 2
-    assert 0 < found["idle_share"] < 1
-    assert 0 < found["loader_share_of_idle"] <= 1
-    assert 0 < found["loader_share"] < 1
+    results = gpu_throughput.idle("tiny", steps=2, **SMALL)
+    assert json.loads(json.dumps(results)) == results
+    assert results["steps"] == 2
+    assert 0 < results["idle_share"] < 1
+    assert 0 < results["loader_share_of_idle"] <= 1
+    assert 0 < results["loader_share"] < 1
     # The encoder's layer, and two attentions in each of the decoder's, in two steps.
-    forwards = [n for name, n in found["attention"].items() if "backward" not in name]
+    forwards = [n for name, n in results["attention"].items() if "backward" not in name]
     assert sum(forwards) == 2 * (1 + 2 * 2)
 
 
@@ -306,7 +306,7 @@ def test_idle_time_of_our_loop(monkeypatch):
 
 
 def test_attention_is_timed_by_each_kernel_that_can_do_it():
-    found = gpu_checks.attention(
+    results = gpu_checks.attention(
         device="cpu",
         precision="float32",
         rows=2,
@@ -315,10 +315,10 @@ def test_attention_is_timed_by_each_kernel_that_can_do_it():
         lengths=(5, 32),
         repeats=2,
     )
-    assert found.keys() == {
+    assert results.keys() == {
         f"{length} {view}" for length in (5, 32) for view in ("causal", "padding")
     }
-    for kernels in found.values():
+    for kernels in results.values():
         assert kernels.keys() == {"chosen", "flash", "efficient", "cudnn", "math"}
         # These two are for GPUs.
         assert kernels["efficient"] is kernels["cudnn"] is None

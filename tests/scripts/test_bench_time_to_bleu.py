@@ -173,11 +173,11 @@ def trained(toy_run: Path, tmp_path: Path) -> Ours:
 
 def test_score_is_that_of_tformer_eval(trained, capsys):
     best = trained.run.pointed("best")
-    found = trained.score(best, "toy")
+    score = trained.score(best, "toy")
     tformer_eval(trained.run.path, as_json=True, device="cpu")
     (expected,) = json.loads(capsys.readouterr().out)["toy"]["scores"]
-    assert found.score == expected["score"] > 0
-    assert found.signature == expected["signature"]
+    assert score.score == expected["score"] > 0
+    assert score.signature == expected["signature"]
     mine, theirs = (
         (trained.run.eval / name).read_text()
         for name in (f"{best.name}.toy.hyp.txt", "toy.hyp.txt")
@@ -187,7 +187,7 @@ def test_score_is_that_of_tformer_eval(trained, capsys):
 
 def test_score_is_computed_anew_only_for_another_search_or_other_weights(trained, monkeypatch):
     first, *_, last = trained.run.step_checkpoints()
-    found = trained.score(first, "toy")
+    score = trained.score(first, "toy")
     asked = []
 
     def copied(self: Ours, checkpoint: Path, lines: list[str]) -> list[str]:
@@ -195,11 +195,11 @@ def test_score_is_computed_anew_only_for_another_search_or_other_weights(trained
         return [line.upper()[::-1] for line in lines]
 
     monkeypatch.setattr(Ours, "translate", copied)
-    assert trained.score(first, "toy") == found
+    assert trained.score(first, "toy") == score
     assert asked == []
     search = replace(trained.config.decoding, beam_size=3)
     other = Ours(replace(trained.config, decoding=search), trained.run)
-    assert other.score(first, "toy") != found
+    assert other.score(first, "toy") != score
     assert asked == [first.name]
     shutil.rmtree(first)
     shutil.copytree(last, first)
@@ -287,7 +287,7 @@ def test_model_that_marian_has_no_parts_for_is_refused_before_anything_is_traine
 
 
 def test_trainings_of_a_seed_stand_together(config):
-    found = list(
+    trainings = list(
         time_to_bleu.build_runs(
             config,
             Path("dir"),
@@ -299,20 +299,25 @@ def test_trainings_of_a_seed_stand_together(config):
             init_std=0.125,
         )
     )
-    assert [training.config.training.schedule.warmup_steps for training in found] == [1, 3, 1, 3]
-    assert [training.run.path.as_posix() for training in found] == [
+    assert [training.config.training.schedule.warmup_steps for training in trainings] == [
+        1,
+        3,
+        1,
+        3,
+    ]
+    assert [training.run.path.as_posix() for training in trainings] == [
         "dir/ours-7",
         "dir/hf-7",
         "dir/ours-2",
         "dir/hf-2",
     ]
-    assert [training.config.seed for training in found] == [7, 7, 2, 2]
-    optimizers = [training.config.training.optimizer for training in found]
+    assert [training.config.seed for training in trainings] == [7, 7, 2, 2]
+    optimizers = [training.config.training.optimizer for training in trainings]
     assert [(optimizer.kind, optimizer.learning_rate) for optimizer in optimizers] == [
         ("adamw", 5e-3),
         ("muon", 0.25),
     ] * 2
-    assert [training.options for training in found[:2]] == [{}, {"init_std": 0.125}]
+    assert [training.options for training in trainings[:2]] == [{}, {"init_std": 0.125}]
 
 
 def test_clock_counts_all_sittings_and_nothing_between_them(tmp_path, monkeypatch):
@@ -463,13 +468,13 @@ def test_finished_training_stays_as_it_is():
 
 
 @given(st.lists(st.floats(0, 100), max_size=6), st.floats(0, 100), st.floats(0, 100))
-def test_a_higher_score_never_comes_earlier(scores, one, other):
+def test_a_higher_score_never_comes_earlier(scores, bleu, other_bleu):
     points = tuple(Point(n, n, n, n, score) for n, score in enumerate(scores, 1))
     measured = curve(points=points)
-    low, high = (measured.minutes_to(bleu) for bleu in sorted((one, other)))
+    low, high = (measured.minutes_to(bleu) for bleu in sorted((bleu, other_bleu)))
     assert high is None or low <= high
     if high is not None:
-        assert measured.bleu_at(high) >= max(one, other)
+        assert measured.bleu_at(high) >= max(bleu, other_bleu)
 
 
 def test_json_has_the_figures_beside_the_points():

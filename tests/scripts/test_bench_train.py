@@ -102,7 +102,7 @@ def test_json_has_the_results_of_each_size(folder):
     assert results.keys() == {"tiny tuned"}
     tiny = results["tiny tuned"]
     assert tiny["settings"].keys() == {"ours", "hf", "textbook"}
-    alike = {json.dumps(found, sort_keys=True) for found in tiny["settings"].values()}
+    alike = {json.dumps(report, sort_keys=True) for report in tiny["settings"].values()}
     assert len(alike) == 1
     assert tiny["settings"]["hf"]["keeps_freed_memory"] in (True, None)
     assert tiny["ratio_hf"] == pytest.approx(tiny["ours"] / tiny["hf"])
@@ -156,11 +156,11 @@ def test_ours_and_marian_learn_the_same(task):
 def test_lower_precision_changes_the_loss_by_rounding(kind, task):
     exact = without_dropout(task)
     rounded = replace(exact, precision=torch.bfloat16)
-    one, other = (
+    loss, rounded_loss = (
         next(baseline.losses(baseline.batches())) for baseline in (kind(exact), kind(rounded))
     )
-    assert one == pytest.approx(other, rel=0.02)
-    assert one != other
+    assert loss == pytest.approx(rounded_loss, rel=0.02)
+    assert loss != rounded_loss
 
 
 def test_random_batches_hold_every_sentence_once_an_epoch(task):
@@ -235,7 +235,7 @@ def test_summary_takes_medians_of_speeds_and_of_the_rounds_own_ratios():
         name: [turn(count, rss_mib=mib.get(name, 9.0)) for count in counts]
         for name, counts in tokens.items()
     }
-    speeds = {name: [one.tokens_per_second for one in taken] for name, taken in turns.items()}
+    speeds = {name: [turn.tokens_per_second for turn in played] for name, played in turns.items()}
     assert summary(speeds | {GEMM: [0.004, 0.002, 0.004]}, turns, 2000.0) == {
         "ours": 360.0,
         "hf": 200.0,
@@ -353,14 +353,14 @@ def test_numbers_have_two_digits(number, text):
 
 
 def test_every_second_round_goes_backwards(capsys):
-    taken: list[str] = []
+    order: list[str] = []
 
     def turn(name: str) -> float:
-        taken.append(name)
-        return len(taken)
+        order.append(name)
+        return len(order)
 
     speeds = play_rounds("abc", 3, turn, "steps")
-    assert taken == list("abccbaabc")
+    assert order == list("abccbaabc")
     assert speeds == {"a": [1, 6, 7], "b": [2, 5, 8], "c": [3, 4, 9]}
     assert capsys.readouterr().err.splitlines()[1] == "round 2/3: c 4.0, b 5.0, a 6.0 steps"
 
@@ -391,11 +391,11 @@ def test_a_process_of_a_condition_has_its_environment_and_its_allocator(conditio
         text=True,
         check=True,
     )
-    found = json.loads(done.stdout)
-    keeps = found.pop("keeps_freed_memory")
+    report = json.loads(done.stdout)
+    keeps = report.pop("keeps_freed_memory")
     is_tuned = condition == "tuned"
     assert keeps in (is_tuned, None)
-    assert found == (harness.SETTINGS if is_tuned else dict.fromkeys(harness.SETTINGS))
+    assert report == (harness.SETTINGS if is_tuned else dict.fromkeys(harness.SETTINGS))
 
 
 def test_the_allocator_of_the_variables_is_that_of_tune_allocator():
