@@ -60,13 +60,7 @@ SINUSOIDAL_ROWS = 4096
 # Of the range of int8.
 MAX_INT8_WEIGHT = 64
 # Our feed-forward activations by CTranslate2's names.
-ACTIVATIONS = {
-    "relu": "RELU",
-    "gelu": "GELU",
-    "silu": "SWISH",
-    "swiglu": "SWISH",
-    "geglu": "GELU",
-}
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH", "geglu": "GELU"}
 
 
 class CTranslate2Format(Format):
@@ -115,12 +109,8 @@ class CTranslate2Format(Format):
         )
 
     def example(self, trained: TrainedModel, line: str) -> str:
-        code = token_code(
-            trained.tokenizers,
-            line,
-            modules=["ctranslate2"],
-            target_tokens="results[0].hypotheses[0]",
-        )
+        target = "results[0].hypotheses[0]"
+        code = token_code(trained.tokenizers, line, modules=["ctranslate2"], target_tokens=target)
         max_length = trained.config.decoding.max_length
         return filled("ctranslate2.py.txt", **code, beam_size=BEAM_SIZE, max_length=max_length)
 

@@ -70,19 +70,16 @@ class OnnxFormat(Format):
         _write_graphs(trained, folder)
         tokenizers = trained.tokenizers
         write_sentencepiece_models(tokenizers, folder)
-        for name, side in zip(
-            _sides(tokenizers), (tokenizers.source, tokenizers.target), strict=True
-        ):
+        sides = tokenizers.source, tokenizers.target
+        for name, side in zip(_side_names(tokenizers), sides, strict=True):
             write_json(folder / f"{name}_vocabulary.json", side.tokens(range(side.size)))
-        write_json(
-            folder / "config.json",
-            {
-                "start_id": DECODER_START_IDS[trained.config.model.kind],
-                "end_id": EOS_ID,
-                "unk_id": UNK_ID,
-                "max_length": trained.config.decoding.max_length,
-            },
-        )
+        config = {
+            "start_id": DECODER_START_IDS[trained.config.model.kind],
+            "end_id": EOS_ID,
+            "unk_id": UNK_ID,
+            "max_length": trained.config.decoding.max_length,
+        }
+        write_json(folder / "config.json", config)
 
     def engine(self, trained: TrainedModel, folder: Path) -> "OnnxEngine":
         tokens = SpecialTokens(*trained.tokenizers.special_ids(trained.config.model.kind))
@@ -95,14 +92,14 @@ class OnnxFormat(Format):
         tokenizers = trained.tokenizers
         modules = ["json", "pathlib", "numpy", "onnxruntime"]
         code = token_code(tokenizers, line, modules=modules, target_tokens="tokens")
-        files = [f"{side}_vocabulary.json" for side in _sides(tokenizers)]
+        files = [f"{side}_vocabulary.json" for side in _side_names(tokenizers)]
         return filled("onnx.py.txt", **code, files=json.dumps(["config.json", *files]))
 
     def packages(self, trained: TrainedModel) -> list[str]:
         return ["numpy", "onnxruntime", *TOKENIZER_PACKAGES[trained.tokenizers.source.kind]]
 
 
-def _sides(tokenizers: Tokenizers) -> tuple[str, str]:
+def _side_names(tokenizers: Tokenizers) -> tuple[str, str]:
     """Return how the files of the source and target vocabulary begin."""
     return ("shared", "shared") if tokenizers.shared else ("source", "target")
 
@@ -302,12 +299,8 @@ class OnnxEngine(Engine):
             batch = job._replace(requests=job.requests[start : start + BATCH_SIZE])
             search = build_search(batch, self.special_tokens, CPU)
             # A slot for each sentence, so none is inserted later: sequences have one length.
-            decoded = decode_all(
-                OnnxStepper(self.encoder, self.decoder),
-                search,
-                batch.requests,
-                lambda _: BATCH_SIZE,
-            )
+            stepper = OnnxStepper(self.encoder, self.decoder)
+            decoded = decode_all(stepper, search, batch.requests, lambda _: BATCH_SIZE)
             for index, hypotheses in decoded:
                 results[start + index] = hypotheses
                 on_done(1)

@@ -102,9 +102,8 @@ def build_format(name: FormatName, quantization: Quantization) -> Format:
     if quantization not in form.quantizations:
         *others, last = form.quantizations
         choices = f"{', '.join(others)} or {last}" if others else last
-        raise UsageError(
-            "`quantization`", f'must be {choices} with `format="{name}"`', got=quantization
-        )
+        what = f'must be {choices} with `format="{name}"`'
+        raise UsageError("`quantization`", what, got=quantization)
     return form(quantization)
 
 
