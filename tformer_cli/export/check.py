@@ -2,14 +2,14 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.errors import DataError, ExportError
 from tformer_cli.export.format import Format, native_engine
-from tformer_cli.search.engine import Engine
+from tformer_cli.search.engine import Engine, OnDone
 from tformer_cli.search.state import Hypothesis, Request
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
@@ -17,8 +17,6 @@ from tformer_cli.text.vocabulary import with_eos
 
 # Largest difference of two scores, in log probability per token.
 TOLERANCE = 1e-4
-
-OnDone = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)

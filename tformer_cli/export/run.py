@@ -60,16 +60,8 @@ def export_run(
 ) -> Export:
     """Write the model of a run for another program, atomically and only if both translate alike.
 
-    Args:
-        run: the run folder.
-        folder: to write; it must not exist.
-        format: for which program.
-        quantization: number format of the matrices.
-        checkpoint: `best`, `last`, a step or the name of a checkpoint.
-        check_file: text to check by; None for the run's validation text.
-        check_lines: lines to check by.
-        license: of the weights, for the model card.
-        on_done: called with numbers of lines done, by each program and search.
+    The first `check_lines` lines of `check_file`, by default the run's validation text, are
+    translated; `on_done` is called with numbers of lines done, by each program and search.
 
     Raises:
         TformerError: the run does not translate; the format cannot represent it; translations
@@ -163,11 +155,8 @@ def import_run(
 ) -> TrainedModel:
     """Write a run folder, atomically, that translates as the model of a folder does.
 
-    Args:
-        folder: a Marian model as transformers saves it, or a plain folder; nothing is unpickled.
-        run: to write; it must not exist.
-        source_language: an ISO code; None for what the folder says.
-        target_language: an ISO code; None for what the folder says.
+    The folder is a Marian model as transformers saves it, or a plain folder; nothing is unpickled.
+    Languages are ISO codes, by default what the folder says.
 
     Raises:
         TformerError: the folder holds no model of ours, or the run folder exists or cannot be
