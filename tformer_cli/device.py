@@ -91,7 +91,7 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:
     """Return a context that computes matrix products in `dtype`; none for float32 and int8."""
-    # Int8 is in the weights: see inference/int8.py.
+    # Int8 is in the weights: see `Int8Linear` in inference/linear.py.
     if dtype in (torch.float32, torch.int8):
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype)

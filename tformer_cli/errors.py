@@ -127,7 +127,7 @@ class ExportError(TformerError):
 
 
 class Interrupted(TformerError):
-    """SIGINT or SIGTERM stopped the program, which left nothing half written."""
+    """SIGINT, SIGTERM or SIGHUP stopped the program, which left nothing half written."""
 
     def __init__(self, where: str, what: str, *, signal: int, remedy: str) -> None:
         super().__init__(where, what, remedy=remedy)

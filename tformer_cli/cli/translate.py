@@ -133,7 +133,8 @@ def translate(
         int | None,
         typer.Option(
             min=1,
-            help="Maximum sentences of a line that is not split. Default: that of training lines.",
+            help="Maximum sentences of a line that is not split. Default: what 99% of the "
+            "training lines do not exceed.",
         ),
     ] = None,
     checkpoint: Annotated[CheckpointOption, Recorded.AS_MODEL] = "best",

@@ -44,8 +44,8 @@ class Batch:
     """A batch of examples, padded on the right.
 
     The source ends with EOS. `target_in` begins with BOS or another start, `target_out` ends with
-    EOS: position t of `target_out` is predicted from positions 0..t of `target_in`. The network
-    makes its attention masks of both masks.
+    EOS: position t of `target_out` is predicted from positions 0..t of `target_in`. `source_mask`
+    masks attention; `target_mask` selects the positions that are predicted.
     """
 
     source: Tensor  # (B, S) ids
@@ -55,7 +55,7 @@ class Batch:
     # (B, T) bool, True where the loss counts: real tokens, or those a masked model predicts.
     target_mask: Tensor
     indices: Tensor  # (B,) index of each example in its corpus
-    num_target_tokens: int  # real tokens of `target_out`, EOS included
+    num_target_tokens: int  # positions of `target_mask`
 
     def to(self, device: torch.device) -> "Batch":
         if device.type == "cpu":

@@ -132,7 +132,7 @@ class TrainingLogger:
         numbers: dict[str, Any] = {
             "kind": "train",
             "step": last.step,
-            "epoch": last.position.epoch,
+            "epoch": last.next_position.epoch,
             "loss": loss,
             "perplexity": perplexity(nll),
             "accuracy": accuracy,

@@ -63,7 +63,7 @@ class TrainState:
         seed: int,
         world: World = SINGLE_PROCESS,
     ) -> Self:
-        """Return a model with the optimizer, scheduler and average that a config asks for."""
+        """Return the state of a model before its first step."""
         scheduler = build_schedule(
             config.schedule, peak=config.optimizer.learning_rate, max_steps=config.max_steps
         )
@@ -110,7 +110,7 @@ class StepReport:
     """One optimizer step."""
 
     step: int  # counted from 1
-    position: DataPosition  # of the next batch
+    next_position: DataPosition
     loss: float  # smoothed cross-entropy per target token before the step, in nats
     nll: float  # the same without smoothing
     accuracy: float  # share of the target tokens that the model ranks first
@@ -148,7 +148,8 @@ def train_steps(
 
 
 def _take_step(state: TrainState, batch: StepBatch, started: float) -> StepReport | NonFiniteStep:
-    model, optimizer, config, step = state.model, state.optimizer, state.config, state.step + 1
+    model, optimizer, config = state.model, state.optimizer, state.config
+    step = state.step + 1
     gradient = _step_gradient(state, batch.micro_batches)
     if not gradient.is_finite:
         optimizer.zero_grad(set_to_none=True)
@@ -164,7 +165,7 @@ def _take_step(state: TrainState, batch: StepBatch, started: float) -> StepRepor
     optimizer.zero_grad(set_to_none=True)
     report = StepReport(
         step=step,
-        position=batch.next_position,
+        next_position=batch.next_position,
         loss=gradient.loss,
         nll=gradient.nll,
         accuracy=gradient.accuracy,
@@ -200,7 +201,7 @@ def _advance(progress: TrainingProgress, report: StepReport) -> TrainingProgress
         score=None,
         num_consecutive_skips=0,
         step=report.step,
-        data_position=(report.position.epoch, report.position.batch),
+        data_position=(report.next_position.epoch, report.next_position.batch),
         num_tokens=progress.num_tokens + report.num_tokens,
         seconds=progress.seconds + report.seconds,
         loss_scale=report.loss_scale.factor,
@@ -242,8 +243,8 @@ def _step_gradient(state: TrainState, micro_batches: Sequence[Batch]) -> _Gradie
         if scale.factor != 1.0:
             torch._foreach_mul_(gradients, 1.0 / scale.factor)
         # One synchronization with the device per step.
-        means = (*(sums / num_tokens), get_total_norm(gradients))
-        loss, nll, accuracy, norm = torch.stack(means).tolist()
+        numbers = (*(sums / num_tokens), get_total_norm(gradients))
+        loss, nll, accuracy, norm = torch.stack(numbers).tolist()
         num_oom_micro_batches = int(world.all_reduce_sum(num_oom_micro_batches)[0])
         gradient = _Gradient(loss, nll, accuracy, norm, num_tokens, num_oom_micro_batches, scale)
         if gradient.is_finite or not math.isfinite(loss) or not scale.can_be_lowered:
@@ -302,7 +303,7 @@ def _accumulate(
             hidden_states = model.hidden_states(
                 batch.source, batch.source_mask, batch.target_in, batch.target_mask
             )
-            loss = smoothed_nll_sum(
+            batch_sums = smoothed_nll_sum(
                 hidden_states,
                 model.output,
                 targets,
@@ -310,6 +311,6 @@ def _accumulate(
                 # Without any token the loss is not finite, and the batch is skipped.
                 factor=loss_scale / num_tokens if num_tokens else math.inf,
             )
-        loss.loss.backward()  # type: ignore[no-untyped-call]
-        sums += torch.stack((loss.loss.detach(), loss.nll, loss.num_correct))
+        batch_sums.loss.backward()  # type: ignore[no-untyped-call]
+        sums += torch.stack((batch_sums.loss.detach(), batch_sums.nll, batch_sums.num_correct))
     return sums

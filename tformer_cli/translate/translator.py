@@ -142,8 +142,8 @@ class Translator:
             quantization: number format of CTranslate2's matrices; float32 by default.
             workers: processes that share the work on a CPU, one thread each; 1 works in this
                 process with all threads of torch, None starts one for each core.
-            limits: those of `LineLimits`; `max_source_sentences` is by default the maximum of the
-                training lines.
+            limits: those of `LineLimits`; `max_source_sentences` is by default what 99% of the
+                training lines do not exceed.
 
         Raises:
             TformerError: the run, checkpoint, device or precision is not there, or arguments
