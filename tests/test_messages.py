@@ -106,7 +106,6 @@ def test_every_rule_that_is_passed_on_is_stated_elsewhere():
         "what",  # a parameter of what raises it, or one of _SCALARS
         "f'{subject}{what}'",
         "problem.what",
-        "rule.what",
         "*_unknown_key(key, cls, kinds)",
         "_without_colon(lines, begun)",
         "_without_colon(lines, above)",

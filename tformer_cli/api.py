@@ -9,7 +9,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.device import resolve_device
-from tformer_cli.errors import Problem, Rule, UsageError, check_usage, reject_str
+from tformer_cli.errors import Problem, UsageError, reject_str
 from tformer_cli.evaluation.evaluate import (
     Evaluation,
     Evaluator,
@@ -58,9 +58,11 @@ def train(
         if run is None:
             what = "is required for a config without a file"
             raise UsageError("`run`", what, remedy="name a folder")
-        what, remedy = "have no effect on a config without a file", "pass them to load_config"
-        check_usage(Rule("`settings`", what, settings, remedy=remedy))
-        parsed, directory = config, RunDirectory(Path(run))
+        if settings:
+            what = "have no effect on a config without a file"
+            raise UsageError("`settings`", what, remedy="pass them to load_config")
+        parsed = config
+        directory = RunDirectory(Path(run))
     else:
         file = Path(config)
         parsed = load_config(file, settings)

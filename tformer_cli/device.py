@@ -40,7 +40,8 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(best if name == "auto" else name)
     except RuntimeError:
-        what, remedy = "no device has this name", "use auto, cpu, cuda or mps"
+        what = "no device has this name"
+        remedy = "use auto, cpu, cuda or mps"
         raise DeviceError("`device`", what, got=name, remedy=remedy) from None
     is_available = (
         device.type == "cpu"
@@ -67,13 +68,15 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
         what = f"must be auto, {', '.join(PRECISIONS)}"
         raise DeviceError("`precision`", what, got=name, remedy="use auto")
     if name == "int8" and device.type != "cpu":
-        what, remedy = "int8 is for translation on a CPU", 'use auto, or `device="cpu"`'
+        what = "int8 is for translation on a CPU"
+        remedy = 'use auto, or `device="cpu"`'
         raise DeviceError("`precision`", what, got=str(device), remedy=remedy)
     if name == "int8" and not has_vnni():
         what = "int8 is slower than float32 on a processor without VNNI"
         remedy = "use float32, or `tformer translate --backend ctranslate2 --quantization int8`"
         raise DeviceError("`precision`", what, got=hardware_name(device), remedy=remedy)
-    is_gpu, has_bfloat16 = device.type == "cuda", True
+    is_gpu = device.type == "cuda"
+    has_bfloat16 = True
     if is_gpu:
         # torch answers for the current device.
         with torch.cuda.device(device):
@@ -84,7 +87,8 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
         is_fast = device.type == "cpu" and has_bfloat16_matmul()
         return torch.bfloat16 if is_fast else torch.float32
     if name == "bfloat16" and not has_bfloat16:
-        what, gpu = "this GPU has no bfloat16", torch.cuda.get_device_name(device)
+        what = "this GPU has no bfloat16"
+        gpu = torch.cuda.get_device_name(device)
         raise DeviceError("precision", what, got=gpu, remedy="use precision auto")
     return PRECISIONS[name]
 
@@ -194,7 +198,8 @@ def memory_errors(device: torch.device) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        what, remedy = "not enough memory for the model", "free some, or use another `device`"
+        what = "not enough memory for the model"
+        remedy = "free some, or use another `device`"
         got = str(error).partition("\n")[0] or None
         raise DeviceError(str(device), what, got=got, remedy=remedy) from error
 

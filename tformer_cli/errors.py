@@ -9,7 +9,7 @@ import errno
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,39 +73,24 @@ class UsageError(TformerError):
     """Arguments that contradict each other or name nothing."""
 
 
-class Rule(NamedTuple):
-    """A rule for arguments, with the problem to report if it is broken."""
-
-    where: str
-    what: str
-    is_broken: object
-    got: str | None = None
-    remedy: str | None = None
-
-
-def check_usage(*rules: Rule) -> None:
-    """Raise a UsageError for the first rule that is broken."""
-    for rule in rules:
-        if rule.is_broken:
-            raise UsageError(rule.where, rule.what, got=rule.got, remedy=rule.remedy)
-
-
 def reject_str(**arguments: object) -> None:
     """Reject a string where a list of strings belongs: iteration would give its characters."""
-    what, remedy = "must be a list of texts", "put brackets around it"
     for name, texts in arguments.items():
-        check_usage(Rule(f"`{name}`", what, isinstance(texts, str), "a text", remedy))
+        if isinstance(texts, str):
+            what = "must be a list of texts"
+            raise UsageError(f"`{name}`", what, got="a text", remedy="put brackets around it")
 
 
 def check_positive(argument: str, number: int) -> None:
     """Raise a UsageError if a number is below 1."""
-    check_usage(Rule(argument, "must be at least 1", number < 1, str(number)))
+    if number < 1:
+        raise UsageError(argument, "must be at least 1", got=str(number))
 
 
 def check_choice(argument: str, value: str, choices: Sequence[str]) -> None:
     """Raise a UsageError if a value is none of its choices."""
-    what = f"must be one of {', '.join(choices)}"
-    check_usage(Rule(argument, what, value not in choices, value))
+    if value not in choices:
+        raise UsageError(argument, f"must be one of {', '.join(choices)}", got=value)
 
 
 class StorageError(TformerError):

@@ -61,7 +61,8 @@ def options(
     try:
         os.getcwd()
     except FileNotFoundError:
-        where, remedy = "the current folder", "change to one that is there"
+        where = "the current folder"
+        remedy = "change to one that is there"
         raise StorageError(where, "has been removed", remedy=remedy) from None
 
 

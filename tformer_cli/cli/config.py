@@ -13,7 +13,7 @@ from tformer_cli.cli.streams import reject_pipes
 from tformer_cli.config.load import as_plain, dump_config, load_config, load_with_texts
 from tformer_cli.config.schema.data import ParallelText, PlainText
 from tformer_cli.config.starter import check_replaceable, write_shipped, write_starter
-from tformer_cli.errors import Rule, UsageError, check_usage
+from tformer_cli.errors import UsageError
 
 app = new_app(name="config", help="Check, show or create a configuration.", no_args_is_help=True)
 
@@ -100,13 +100,14 @@ def new(
 
     Example: tformer config new corpus.en corpus.de --output my.yaml
     """
-    missing = "--valid-source" if valid_source is None else "--valid-target"
-    what = "--valid-source and --valid-target go together"
-    is_half = (valid_source is None) != (valid_target is None)
-    check_usage(Rule(missing, what, is_half, remedy=f"add {missing}"))
+    if (valid_source is None) != (valid_target is None):
+        missing = "--valid-source" if valid_source is None else "--valid-target"
+        what = "--valid-source and --valid-target go together"
+        raise UsageError(missing, what, remedy=f"add {missing}")
     valid_files = {"--valid-source": valid_source, "--valid-target": valid_target}
     reject_pipes({"SOURCE": source, "TARGET": target, **valid_files})
-    text, valid = ParallelText(source=source, target=target), None
+    text = ParallelText(source=source, target=target)
+    valid = None
     if valid_source is not None and valid_target is not None:
         valid = ParallelText(source=valid_source, target=valid_target)
     kept = {"source": source, "target": target, **{k: v for k, v in valid_files.items() if v}}
@@ -147,8 +148,8 @@ def _language_of(file: Path, code: str | None, option: str) -> str:
     from tformer_cli.corpus.reader import read_rows
     from tformer_cli.text.language import is_language_code, language_of_name, language_of_script
 
-    is_wrong, remedy = code is not None and not is_language_code(code), "write en, for instance"
-    check_usage(Rule(option, "must be an ISO code", is_wrong, code, remedy))
+    if code is not None and not is_language_code(code):
+        raise UsageError(option, "must be an ISO code", got=code, remedy="write en, for instance")
     lines = (line for (line,) in read_rows(PlainText(text=file)))
     language = code or language_of_name(file) or language_of_script(lines)
     if language is None:

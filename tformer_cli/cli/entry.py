@@ -17,11 +17,9 @@ from tformer_cli.config.renamed import RenamedKeysWarning
 from tformer_cli.errors import (
     DeviceError,
     Problem,
-    Rule,
     StorageError,
     TformerError,
     UsageError,
-    check_usage,
     printable,
 )
 
@@ -102,7 +100,8 @@ class StdoutFile(io.FileIO):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             if isinstance(error, BrokenPipeError):
                 raise ReaderGone from None
-            what, remedy = "cannot be written", "what came out is not whole"
+            what = "cannot be written"
+            remedy = "what came out is not whole"
             raise StorageError("<stdout>", what, got=error.strerror, remedy=remedy) from error
 
 
@@ -184,9 +183,10 @@ def refuse_torchrun(command: str) -> None:
     """Refuse to run a command of a single process under torchrun."""
     from tformer_cli.distributed import num_processes
 
-    count, what = num_processes(), "is for one process"
-    got, remedy = f"{count} processes", "drop torchrun"
-    check_usage(Rule(f"tformer {command}", what, count > 1, got, remedy))
+    if (count := num_processes()) > 1:
+        where = f"tformer {command}"
+        got = f"{count} processes"
+        raise UsageError(where, "is for one process", got=got, remedy="drop torchrun")
 
 
 def refusal(error: OSError | MemoryError) -> TformerError:

@@ -28,7 +28,7 @@ from tformer_cli.cli.options import (
 )
 from tformer_cli.cli.streams import check_outputs, has_pipe, open_output, reject_pipes
 from tformer_cli.config.schema.data import ParallelText
-from tformer_cli.errors import Rule, check_usage
+from tformer_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from tformer_cli.evaluation.evaluate import Evaluation
@@ -70,13 +70,12 @@ def evaluate(
 
     Example: tformer eval runs/demo --bleu --chrf --split valid --json
     """
-    missing = "--source" if source is None else "--reference"
-    what = "--source and --reference go together"
-    is_half = (source is None) != (reference is None)
-    check_usage(
-        Rule(missing, what, is_half, remedy=f"add {missing}"),
-        Rule("--split", "contradicts --source", source and split, split, DROP_ONE),
-    )
+    if (source is None) != (reference is None):
+        missing = "--source" if source is None else "--reference"
+        what = "--source and --reference go together"
+        raise UsageError(missing, what, remedy=f"add {missing}")
+    if source and split:
+        raise UsageError("--split", "contradicts --source", got=split, remedy=DROP_ONE)
     reject_pipes({"--source": source, "--reference": reference})
     run_directory = chosen_run(run, checkpoint)
 
@@ -125,7 +124,8 @@ def evaluate(
 
 def _description(evaluation: "Evaluation") -> str:
     """Return what was evaluated, the scores, and the likelihood, in lines."""
-    count, likelihood = evaluation.num_models, evaluation.likelihood
+    count = evaluation.num_models
+    likelihood = evaluation.likelihood
     models = f", ensemble of {count}" if count > 1 else ""
     return "\n".join(
         [
@@ -172,8 +172,9 @@ def score(
 
     Example: tformer score runs/demo --source test.en --target test.de
     """
-    what, remedy = "has no effect with --json", "leave it out: JSON has the tokens"
-    check_usage(Rule("--per-token", what, per_token and as_json, remedy=remedy))
+    if per_token and as_json:
+        remedy = "leave it out: JSON has the tokens"
+        raise UsageError("--per-token", "has no effect with --json", remedy=remedy)
     check_outputs({"--output": output_file}, {"--source": source, "--target": target})
     run_directory = chosen_run(run, checkpoint)
 

@@ -15,7 +15,7 @@ from tformer_cli.cli.options import (
     QuantizationName,
     chosen_run,
 )
-from tformer_cli.errors import Rule, check_usage
+from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory
 
 FormatName = Literal["ctranslate2", "marian", "onnx", "safetensors"]
@@ -92,12 +92,12 @@ def export(
 
 def _one_run(runs: Sequence[Path], folder: Path) -> Path | None:
     """Return the run that was named, if any."""
-    words = " ".join(map(str, [*runs, folder]))
-    is_run, remedy = RunDirectory(folder).config_file.is_file(), "add the folder to write"
-    check_usage(
-        Rule("RUN", "must be one run folder before DIR", len(runs) > 1, words),
-        Rule("DIR", "is missing", not runs and is_run, f"the run {folder}", remedy),
-    )
+    if len(runs) > 1:
+        words = " ".join(map(str, [*runs, folder]))
+        raise UsageError("RUN", "must be one run folder before DIR", got=words)
+    if not runs and RunDirectory(folder).config_file.is_file():
+        got = f"the run {folder}"
+        raise UsageError("DIR", "is missing", got=got, remedy="add the folder to write")
     return runs[0] if runs else None
 
 

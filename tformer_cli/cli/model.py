@@ -22,7 +22,7 @@ from tformer_cli.config.schema.tokenizer import (
     TokenizerConfig,
     WordConfig,
 )
-from tformer_cli.errors import Rule, UsageError, check_usage
+from tformer_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from tformer_cli.model.inspection.summary import ModuleSummary
@@ -118,14 +118,15 @@ def _vocabulary_size(tokenizer: TokenizerConfig, given: int | None) -> int:
     """Return the size of a vocabulary that is not built yet; the maximum size for words."""
     where = "--vocab-size"
     if isinstance(tokenizer, SubwordConfig):
-        what = "has no effect on subwords, whose number the config sets"
-        remedy = f"use --set tokenizer.vocab_size={given}"
-        check_usage(Rule(where, what, given is not None, remedy=remedy))
+        if given is not None:
+            what = "has no effect on subwords, whose number the config sets"
+            raise UsageError(where, what, remedy=f"use --set tokenizer.vocab_size={given}")
         return tokenizer.vocab_size
     if isinstance(tokenizer, WordConfig):
         size = given or tokenizer.max_size
-        what = f"must be at most tokenizer.max_size {tokenizer.max_size}"
-        check_usage(Rule(where, what, size > tokenizer.max_size, str(size)))
+        if size > tokenizer.max_size:
+            what = f"must be at most tokenizer.max_size {tokenizer.max_size}"
+            raise UsageError(where, what, got=str(size))
         return size
     what = "is required for an imported model, whose files set it"
     remedy = "take vocab_size from the config.json that it was imported from"
@@ -139,9 +140,12 @@ def _vocabulary_size(tokenizer: TokenizerConfig, given: int | None) -> int:
 
 def _labels(config: ModelConfig, source: int, target: int) -> dict[str, str]:
     """Return the labels of `COUNTED`."""
-    what = f"must be at most --source-length {source}, since a masked encoder fills in its source"
     is_masked = isinstance(config, MaskedEncoderConfig)
-    check_usage(Rule("--target-length", what, is_masked and target > source, str(target)))
+    if is_masked and target > source:
+        what = (
+            f"must be at most --source-length {source}, since a masked encoder fills in its source"
+        )
+        raise UsageError("--target-length", what, got=str(target))
     labels = ("a source token", "a target token", f"{source} + {target} tokens")
     if is_masked:
         labels = ("a token", "a masked token", f"{source} tokens, {target} masked")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tformer_cli.errors import Problem, Rule, UsageError, check_usage
+from tformer_cli.errors import Problem, UsageError
 from tformer_cli.storage.run_directory import RUNS, RunDirectory, newest_run, step_of
 
 if TYPE_CHECKING:
@@ -148,7 +148,8 @@ def chosen_run(run: Path | None, checkpoint: str = "best") -> RunDirectory:
 
 def _check_run_folder(path: Path) -> None:
     """Check that an existing path is a run folder."""
-    what, remedy = None, "name a run folder"
+    what = None
+    remedy = "name a run folder"
     if path.is_file():
         what = "is a file, not a run folder"
         if path.suffix in (".yaml", ".yml"):
@@ -157,7 +158,8 @@ def _check_run_folder(path: Path) -> None:
     elif path.is_dir() and not RunDirectory(path).config_file.exists():
         what = "is not a run folder: it has no config.yaml"
         if runs := sorted(path.glob("*/config.yaml")):
-            what, remedy = "is a folder of runs", f"name one of them, such as {runs[0].parent}"
+            what = "is a folder of runs"
+            remedy = f"name one of them, such as {runs[0].parent}"
     if what is not None:
         raise UsageError(str(path), what, remedy=remedy)
 
@@ -166,7 +168,9 @@ def chosen_mbr(utility: Literal["chrf", "bleu"] | None, num_candidates: int | No
     """Return the MBR decoding of --mbr and --candidates, if any."""
     from tformer_cli.translate.mbr import MBR
 
-    is_idle = utility is None and num_candidates is not None
-    what, got, remedy = "has no effect without --mbr", str(num_candidates), "add --mbr chrf"
-    check_usage(Rule("--candidates", what, is_idle, got, remedy))
-    return None if utility is None else MBR(utility, num_candidates)
+    if utility is not None:
+        return MBR(utility, num_candidates)
+    if num_candidates is not None:
+        what = "has no effect without --mbr"
+        raise UsageError("--candidates", what, got=str(num_candidates), remedy="add --mbr chrf")
+    return None

@@ -10,7 +10,7 @@ import typer
 
 from tformer_cli.cli.entry import warn
 from tformer_cli.cli.options import CheckpointOption, LeadingRunArgument, chosen_run
-from tformer_cli.errors import Rule, check_usage
+from tformer_cli.errors import UsageError
 from tformer_cli.plotting import curves
 from tformer_cli.plotting import heatmap as picture
 from tformer_cli.storage.run_directory import RunDirectory
@@ -58,8 +58,8 @@ def plot(
 
     Example: tformer plot runs/one runs/other --by hours --output curves.svg
     """
-    is_other = output is not None and output.suffix.lower() not in curves.FORMATS
-    check_usage(Rule("--output", "must end in .png, .svg or .pdf", is_other, str(output)))
+    if output is not None and output.suffix.lower() not in curves.FORMATS:
+        raise UsageError("--output", "must end in .png, .svg or .pdf", got=str(output))
     folders = [RunDirectory(run) for run in runs] if runs else [chosen_run(None, "last")]
     file = output if as_json else output or DEFAULT_CURVES
     histories = curves.plot(folders, by, file)
@@ -109,8 +109,8 @@ def heatmap(
     """
     run = chosen_run(_one_run(runs or [], sentence), checkpoint)
     file = output if as_json else output or DEFAULT_HEATMAP
-    is_other = file is not None and file.suffix.lower() not in picture.FORMATS
-    check_usage(Rule("--output", "must end in .png, .svg or .html", is_other, str(file)))
+    if file is not None and file.suffix.lower() not in picture.FORMATS:
+        raise UsageError("--output", "must end in .png, .svg or .html", got=str(file))
 
     from tformer_cli.storage.trained_model import load_trained_network
     from tformer_cli.translate.sentence_maps import sentence_maps
@@ -125,10 +125,10 @@ def heatmap(
 
 def _one_run(runs: Sequence[Path], sentence: str) -> Path | None:
     """Return the run of the command line, if any; unquoted words of a sentence are none."""
-    where, words = "SENTENCE", " ".join([*map(str, runs), sentence])
-    is_folder, got = os.path.isdir(sentence), f"the folder {sentence}"
-    check_usage(
-        Rule(where, "must be one argument", len(runs) > 1, words, "put it in quotes"),
-        Rule(where, "is missing", not runs and is_folder, got, "add the sentence, in quotes"),
-    )
+    if len(runs) > 1:
+        words = " ".join([*map(str, runs), sentence])
+        raise UsageError("SENTENCE", "must be one argument", got=words, remedy="put it in quotes")
+    if not runs and os.path.isdir(sentence):
+        got = f"the folder {sentence}"
+        raise UsageError("SENTENCE", "is missing", got=got, remedy="add the sentence, in quotes")
     return runs[0] if runs else None

@@ -16,7 +16,7 @@ import typer
 from tformer_cli import __version__
 from tformer_cli.cli.entry import ReaderGone
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.errors import Rule, UsageError, check_usage
+from tformer_cli.errors import UsageError
 from tformer_cli.storage.atomic import atomic_write, file_checksum
 from tformer_cli.storage.run_directory import RunDirectory
 
@@ -58,8 +58,10 @@ def has_pipe(*files: Path | None) -> bool:
 
 def reject_pipes(files: Mapping[str, Path | None]) -> None:
     """Check that files, by option, can be read more than once."""
-    what, remedy = "must be read more than once, and a pipe cannot be", "write it to a file first"
-    check_usage(*(Rule(name, what, has_pipe(file), remedy=remedy) for name, file in files.items()))
+    for option, file in files.items():
+        if has_pipe(file):
+            what = "must be read more than once, and a pipe cannot be"
+            raise UsageError(option, what, remedy="write it to a file first")
 
 
 def run_and_sentence(words: Sequence[str]) -> tuple[Path | None, str | None]:
@@ -83,8 +85,8 @@ def run_and_sentence(words: Sequence[str]) -> tuple[Path | None, str | None]:
             got = " ".join(words)
             raise UsageError("SENTENCE", "must be one argument", got=got, remedy="put it in quotes")
     for word in (run, sentence):
-        is_text = word is not None and os.path.isfile(word) and not word.endswith(_CONFIGS)
-        check_usage(Rule(str(word), "is a file", is_text, remedy=f"use --input {word}"))
+        if word is not None and os.path.isfile(word) and not word.endswith(_CONFIGS):
+            raise UsageError(word, "is a file", remedy=f"use --input {word}")
     return None if run is None else Path(run), sentence
 
 
@@ -147,12 +149,13 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path 
     for option, file in outputs.items():
         if file is None:
             continue
-        is_replaced, what = not file.exists() or file.is_file(), "is written as plain text"
+        if file.suffix == ".gz":
+            what = "is written as plain text"
+            raise UsageError(option, what, got=str(file), remedy="drop .gz from its name")
+        is_replaced = not file.exists() or file.is_file()
         other = options.setdefault(os.path.realpath(file), option) if is_replaced else option
-        check_usage(
-            Rule(option, what, file.suffix == ".gz", str(file), "drop .gz from its name"),
-            Rule(option, f"is also {other}", other != option, str(file), "name another file"),
-        )
+        if other != option:
+            raise UsageError(option, f"is also {other}", got=str(file), remedy="name another file")
 
 
 class LineWriter:

@@ -22,7 +22,7 @@ from tformer_cli.cli.options import (
 )
 from tformer_cli.config.load import load_with_texts
 from tformer_cli.config.schema.model import MaskedEncoderConfig
-from tformer_cli.errors import Rule, UsageError, check_usage
+from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config
 
 MAX_AVERAGED = 5
@@ -151,19 +151,21 @@ def _config_file(path: Path) -> Path:
 def _check_usage(
     fresh: bool, dry_run: bool, find_batch: bool, memory_limit: float | None, as_json: bool
 ) -> None:
-    out, is_trial = "leave it out", dry_run or find_batch
-    trial = "--dry-run" if dry_run else "--find-batch"
-    has_limit, got = memory_limit is not None, f"{memory_limit or 0:g}"
-    unused, infinite = has_limit and not find_batch, not math.isfinite(memory_limit or 0)
-    no_trial = "has no effect without --dry-run or --find-batch"
-    no_search, limit = "has no effect without --find-batch", "--memory-limit"
-    check_usage(
-        Rule("--find-batch", "contradicts --dry-run", dry_run and find_batch, None, DROP_ONE),
-        Rule("--fresh", f"has no effect with {trial}", fresh and is_trial, None, out),
-        Rule(limit, no_search, unused, got, "add --find-batch"),
-        Rule(limit, "must be a number of GiB", infinite, got, "write 8"),
-        Rule("--json", no_trial, as_json and not is_trial, None, out),
-    )
+    if dry_run and find_batch:
+        raise UsageError("--find-batch", "contradicts --dry-run", remedy=DROP_ONE)
+    if fresh and (dry_run or find_batch):
+        trial = "--dry-run" if dry_run else "--find-batch"
+        raise UsageError("--fresh", f"has no effect with {trial}", remedy="leave it out")
+    if memory_limit is not None and not find_batch:
+        what = "has no effect without --find-batch"
+        got = f"{memory_limit:g}"
+        raise UsageError("--memory-limit", what, got=got, remedy="add --find-batch")
+    if memory_limit is not None and not math.isfinite(memory_limit):
+        got = f"{memory_limit:g}"
+        raise UsageError("--memory-limit", "must be a number of GiB", got=got, remedy="write 8")
+    if as_json and not (dry_run or find_batch):
+        what = "has no effect without --dry-run or --find-batch"
+        raise UsageError("--json", what, remedy="leave it out")
 
 
 def average(
@@ -189,7 +191,8 @@ def average(
 
     Example: tformer average runs/multi30k --last 5
     """
-    check_usage(Rule("--best", "contradicts --last", last and best, None, DROP_ONE))
+    if last and best:
+        raise UsageError("--best", "contradicts --last", remedy=DROP_ONE)
     refuse_torchrun("average")
     which: Literal["last", "best"] = "last" if best is None else "best"
     run_directory = chosen_run(run, "last")

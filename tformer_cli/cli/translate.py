@@ -42,7 +42,7 @@ from tformer_cli.cli.streams import (
     reject_pipes,
     run_and_sentence,
 )
-from tformer_cli.errors import Rule, check_usage
+from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -183,7 +183,8 @@ def translate(
         "--terminology": terminology_file,
     }
     _check_usage(sentence, inputs, outputs, resume, workers, backend)
-    total, beside = None, (prefix_file, constraints_file)
+    beside = (prefix_file, constraints_file)
+    total = None
     # Invalid text and files of unequal length are found before the first line is translated. But a
     # pipe can be read only once.
     if input_file is not None and not has_pipe(input_file, *beside):
@@ -205,8 +206,8 @@ def translate(
     search = SearchOptions(beam, length_penalty, settings or ()).apply(translator.config)
     terms = None
     if terminology_file is not None:
-        lines, name = read_lines(terminology_file), str(terminology_file)
-        terms = Terminology(lines, name, source_language=language)
+        lines = read_lines(terminology_file)
+        terms = Terminology(lines, str(terminology_file), source_language=language)
     fingerprint = None
     if resume:
         runs = [run_directory, *map(RunDirectory, ensemble or [])]
@@ -271,36 +272,30 @@ def _check_usage(
     from tformer_cli.distributed import num_processes
 
     check_outputs(outputs, {**inputs, "--input": inputs["--input"] or STDIN})
-    has_file, pairs = inputs["--input"] is not None, outputs["--alignments"]
-    demands = [option for option, file in inputs.items() if file and option != "--input"]
-    is_whole = has_file and outputs["--output"] not in (None, STDOUT)
-    is_parallel, is_ctranslate2 = num_processes() > 1, backend == "ctranslate2"
-    is_shared, got = is_parallel and workers not in (None, 1), str(workers)
-    unshared = "is required under torchrun: stdin cannot be shared"
-    single = "must be 1 under torchrun, which starts the processes"
-    inexact, in_json = "has no exact counterpart in CTranslate2", "use --json, which holds them too"
-    needs_file = "needs --input, line by line"
-    check_usage(
-        Rule(
-            "--input", "contradicts a sentence", sentence is not None and has_file, None, DROP_ONE
-        ),
-        *(
-            Rule(option, needs_file, not has_file and option in demands, None, "name that file")
-            for option in ("--prefixes", "--constraints")
-        ),
-        Rule(
-            "--resume",
-            "needs --input and --output",
-            resume and not is_whole,
-            None,
-            "name both files",
-        ),
-        Rule("--alignments", "contradicts --resume", resume and pairs, None, in_json),
-        Rule("--input", unshared, is_parallel and not has_file, None, "name a file"),
-        Rule("--workers", single, is_shared, got, "leave it out"),
+    has_input = inputs["--input"] is not None
+    if sentence is not None and has_input:
+        raise UsageError("--input", "contradicts a sentence", remedy=DROP_ONE)
+    for option in ("--prefixes", "--constraints"):
+        if inputs[option] is not None and not has_input:
+            raise UsageError(option, "needs --input, line by line", remedy="name that file")
+    if resume and (not has_input or outputs["--output"] in (None, STDOUT)):
+        raise UsageError("--resume", "needs --input and --output", remedy="name both files")
+    if resume and outputs["--alignments"] is not None:
+        remedy = "use --json, which holds them too"
+        raise UsageError("--alignments", "contradicts --resume", remedy=remedy)
+    is_parallel = num_processes() > 1
+    if is_parallel and not has_input:
+        what = "is required under torchrun: stdin cannot be shared"
+        raise UsageError("--input", what, remedy="name a file")
+    if is_parallel and workers not in (None, 1):
+        what = "must be 1 under torchrun, which starts the processes"
+        raise UsageError("--workers", what, got=str(workers), remedy="leave it out")
+    if backend == "ctranslate2":
         # Even for an empty file: the first line with a demand may come late.
-        *(Rule(name, inexact, is_ctranslate2, None, "use another --backend") for name in demands),
-    )
+        for option, file in inputs.items():
+            if option != "--input" and file is not None:
+                what = "has no exact counterpart in CTranslate2"
+                raise UsageError(option, what, remedy="use another --backend")
     if is_parallel or resume:
         reject_pipes(inputs)
 

@@ -248,7 +248,8 @@ class _Builder:
     def _literal(self, node: yaml.Node, choices: Sequence[str], path: str) -> object:
         if isinstance(node, yaml.ScalarNode) and node.value in choices:
             return node.value
-        got, listed = shown(node), ", ".join(choices)
+        got = shown(node)
+        listed = ", ".join(choices)
         what = f"must be {listed}" if len(choices) == 1 else f"must be one of {listed}"
         return self._fail(path, what, got, did_you_mean(got, choices))
 
@@ -286,7 +287,8 @@ class _Builder:
             mark = self.marks.get(written)
             written = written.rpartition(".")[0]
         # The file as a whole comes first, then its lines, then the overrides.
-        where, order = self.file, (0, 0, 0)
+        where = self.file
+        order = (0, 0, 0)
         if mark is not None:
             where = location(mark.name, mark.line)
             order = (2 if is_override(mark) else 1, mark.line, mark.column)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tformer_cli.config.schema.data import ParallelText, Text
 from tformer_cli.corpus.reader import read_pairs, read_texts, text_changed
-from tformer_cli.errors import DataError, Problem, Rule, check_usage
+from tformer_cli.errors import DataError, Problem, UsageError
 from tformer_cli.storage.atomic import atomic_directory, read_json, write_json
 
 # Maximum number of pairs in each held-out part.
@@ -285,21 +285,17 @@ def _check_replaceable(
     output: Path, origin: Mapping[str, object], text: ParallelText, overwrite: bool
 ) -> None:
     """Refuse to replace a directory with files of the user."""
-    where, another = str(output), "choose another `output`"
-    is_inside = any(f.resolve().is_relative_to(output.resolve()) for f in text.files.values())
+    where = str(output)
+    remedy = "choose another `output`"
+    if any(file.resolve().is_relative_to(output.resolve()) for file in text.files.values()):
+        what = "contains one of the given texts, which would be lost"
+        raise UsageError(where, what, remedy=remedy)
     previous = _origin_of(output)
-    is_changed = previous is not None and (previous != origin or _is_edited(output))
-    what = "contains one of the given texts, which would be lost"
-    check_usage(
-        Rule(where, what, is_inside, remedy=another),
-        Rule(where, "contains files that config new did not write", not previous, remedy=another),
-        Rule(
-            where,
-            "already exists",
-            is_changed and not overwrite,
-            remedy=f"{another}, or add `overwrite=True`",
-        ),
-    )
+    if not previous:
+        raise UsageError(where, "contains files that config new did not write", remedy=remedy)
+    if not overwrite and (previous != origin or _is_edited(output)):
+        remedy = f"{remedy}, or add `overwrite=True`"
+        raise UsageError(where, "already exists", remedy=remedy)
 
 
 def _origin_of(directory: Path) -> dict[str, object] | None:

@@ -128,7 +128,8 @@ class Evaluator:
         reject_str(ensemble=ensemble)
         runs = [RunDirectory(Path(path)) for path in (run, *ensemble)]
         trained = load_ensemble(runs, checkpoint)
-        first, models = trained[0], [each.model for each in trained]
+        first = trained[0]
+        models = [each.model for each in trained]
         resolved = resolve_device(device)
         dtype = resolve_precision(precision, resolved)
         tune_allocator()
@@ -160,7 +161,8 @@ class Evaluator:
         The processes of `world` share the lines; each of them returns the whole evaluation.
         `on_warning` is called as by a translator, and for lines without loss.
         """
-        config, max_length = self.translator.config, self.models[0].max_length
+        config = self.translator.config
+        max_length = self.models[0].max_length
         store = evaluation_store(text, self.translator.tokenizers, max_length=max_length)
         problem = long_lines_warning(text, store)
         if problem is not None:

@@ -54,7 +54,8 @@ def known_scores(run: RunDirectory) -> list[SetScore]:
                 number, count = float(score["score"]), int(score["num_sentences"])
                 scores.append(SetScore(file.stem, name, number, signature, count))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            got, remedy = repr(error), "remove it, or run `tformer eval` again"
+            got = repr(error)
+            remedy = "remove it, or run `tformer eval` again"
             raise CheckpointError(str(file), "is no evaluation", got=got, remedy=remedy) from None
     return scores
 
@@ -94,7 +95,8 @@ def model_card(trained: TrainedModel, form: Format, card: Card, scores: Sequence
 def _front_matter(
     trained: TrainedModel, form: Format, card: Card, scores: Sequence[SetScore]
 ) -> dict[str, Any]:
-    data, library = trained.config.data, form.program.lower()
+    data = trained.config.data
+    library = form.program.lower()
     matter: dict[str, Any] = {
         "language": list(dict.fromkeys([data.source_language, data.target_language])),
         "license": card.license,

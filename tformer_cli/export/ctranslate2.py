@@ -233,7 +233,9 @@ def _rotary(config: EncoderDecoderConfig, specs: Any) -> dict[str, Any]:
     positions = config.positions
     if not isinstance(positions, RotaryPositions):
         return {}
-    scaling, base, kinds = positions.scaling, positions.base, specs.attention_spec.RotaryScalingType
+    scaling = positions.scaling
+    base = positions.base
+    kinds = specs.attention_spec.RotaryScalingType
     options: dict[str, Any] = {"rotary_dim": 0, "rotary_interleave": False}
     if isinstance(scaling, LinearScaling):
         options |= {"rotary_scaling_type": kinds.Linear, "rotary_scaling_factor": scaling.factor}

@@ -60,7 +60,8 @@ class CTranslate2Engine(Engine):
                 max_queued_batches=-1,
             )
         except (RuntimeError, ValueError) as error:
-            what, remedy = "cannot be loaded by CTranslate2", "remove it, and export again"
+            what = "cannot be loaded by CTranslate2"
+            remedy = "remove it, and export again"
             raise CheckpointError(str(folder), what, got=str(error), remedy=remedy) from None
         self.source_tokens = source.tokens(range(source.size))
         self.target_tokens = target.tokens(range(target.size))
@@ -95,7 +96,8 @@ class CTranslate2Engine(Engine):
             raise UsageError("decoding.patience", what, got=f"{beam.patience:g}", remedy=remedy)
 
     def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
-        requests, beam = job.requests, _beam_of(job.config)
+        requests = job.requests
+        beam = _beam_of(job.config)
         results: list[list[Hypothesis]] = [[] for _ in requests]
 
         def submit(indices: Sequence[int]) -> list[Any]:
@@ -192,5 +194,6 @@ def _in_flight(
 
 def no_counterpart(where: str, got: str | None = None) -> UsageError:
     """Return the error of what CTranslate2 does not implement alike."""
-    what, remedy = "has no exact counterpart in CTranslate2", "use another `engine`"
+    what = "has no exact counterpart in CTranslate2"
+    remedy = "use another `engine`"
     return UsageError(where, what, got=got, remedy=remedy)

@@ -160,7 +160,8 @@ def token_code(
     These are modules to import, statements that load models, and expressions for the tokens of a
     line and for the text of `target_tokens`.
     """
-    source, names = tokenizers.source, list(sentencepiece_models(tokenizers))
+    source = tokenizers.source
+    names = list(sentencepiece_models(tokenizers))
     # Marian's target language code is one token, which sentencepiece does not know.
     code = re.match(">>.*?<<", line) if source.kind == "marian" else None
     line_code = repr(line[code.end() :] if code else line)
@@ -170,7 +171,8 @@ def token_code(
         line_code = f"{line_code}.lower()"
     models = ""
     if source.kind == "char":
-        tokens, text = f"list({line_code})", f'"".join({target_tokens})'
+        tokens = f"list({line_code})"
+        text = f'"".join({target_tokens})'
     elif source.kind == "word":
         models = "from torchtext.data.utils import get_tokenizer\n"
         tokens = f'get_tokenizer("basic_english")({line_code})'

@@ -211,7 +211,8 @@ def _check_special_ids(folder: Path, name: str, shape: Shape, ids: Tensor) -> No
 
 
 def _model(file: Path, shape: Shape, source: Side, target: Side) -> Seq2Seq:
-    stored, config = read_weights(file), shape.model
+    stored = read_weights(file)
+    config = shape.model
     # Tables come first: they say how large the rest can be.
     tables = {
         name: (shape.source_size if ours == SOURCE else shape.target_size, config.dim)

@@ -228,7 +228,8 @@ def read_shape(file: Path) -> Shape:
     settings = Settings(file, json_object(file))
     kind = settings.values.get("model_type")
     if kind != "marian":
-        what, got = "is not of a Marian model", f"model_type {json.dumps(kind)}"
+        what = "is not of a Marian model"
+        got = f"model_type {json.dumps(kind)}"
         raise CheckpointError(str(file), what, got=got)
     is_shared = settings.take("share_encoder_decoder_embeddings", bool)
     is_tied = settings.take("tie_word_embeddings", bool)

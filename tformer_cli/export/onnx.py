@@ -317,7 +317,8 @@ class OnnxEngine(Engine):
         return scores
 
     def _score(self, source: Sequence[int], target: Sequence[int]) -> tuple[float, ...]:
-        special, stepper = self.special_tokens, OnnxStepper(self.encoder, self.decoder)
+        special = self.special_tokens
+        stepper = OnnxStepper(self.encoder, self.decoder)
         stepper.start([source], 1)
         tokens = (special.bos, *target, special.eos)
         return tuple(

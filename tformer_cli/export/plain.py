@@ -43,12 +43,14 @@ class PlainFormat(Format):
     def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
         for name, weight in trained.model.named_parameters():
             if (weight.isfinite() & ~weight.to(DTYPES[self.quantization]).isfinite()).any():
-                what, remedy = "overflows for a weight of the model", "use bfloat16"
+                what = "overflows for a weight of the model"
+                remedy = "use bfloat16"
                 yield Problem("`quantization`", what, f"{self.quantization} for {name}", remedy)
                 return
 
     def write(self, trained: TrainedModel, folder: Path) -> None:
-        run, dtype = RunDirectory(folder), DTYPES[self.quantization]
+        run = RunDirectory(folder)
+        dtype = DTYPES[self.quantization]
         # named_parameters lists a shared weight once, under its first name.
         named = trained.model.named_parameters()
         weights = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in named}

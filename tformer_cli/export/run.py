@@ -127,7 +127,8 @@ def _valid(trained: TrainedModel) -> ParallelText:
 
 
 def _with_bleu(trained: TrainedModel, comparison: Comparison, references: list[str]) -> Comparison:
-    config, decode = trained.config, trained.tokenizers.target.decode
+    config = trained.config
+    decode = trained.tokenizers.target.decode
     metric = build_metric("bleu", config.evaluation, config.data.target_language)
     bleu, our_bleu = (
         metric.score([decode(best.token_ids) for best in translations], references).score

@@ -63,7 +63,8 @@ class AttentionMaps:
         """Return the maps of a part (`positions` for the tables alone), layer and head."""
         parts = [*(maps.part for maps in self.maps), *(["positions"] if self.positions else [])]
         if part not in ("all", *parts):
-            what, remedy = "must be one that the network has", f"use {' or '.join(parts)}"
+            what = "must be one that the network has"
+            remedy = f"use {' or '.join(parts)}"
             raise UsageError("`part`", what, got=part, remedy=remedy)
         selected = [maps for maps in self.maps if part in ("all", maps.part)]
         for where, axis, number in (("`layer`", "layers", layer), ("`head`", "heads", head)):

@@ -106,7 +106,8 @@ def read_history(run: RunDirectory, by: Axis) -> History:
         except (KeyError, TypeError, ValueError) as error:
             if number == lines[-1][0]:
                 break  # cut short by a kill
-            what, remedy = "is no report of a training", "remove the line to do without it"
+            what = "is no report of a training"
+            remedy = "remove the line to do without it"
             raise CheckpointError(f"{file}:{number}", what, remedy=remedy) from error
         for name, y in values.items():
             curves.setdefault(name, []).append((x, y))

@@ -95,7 +95,8 @@ def page(maps: AttentionMaps) -> str:
     for part in content["maps"]:
         part["title"], part["note"] = MAP_TEXTS[part["part"]]
     for plain, table in zip(content["positions"], maps.positions, strict=True):
-        plain["title"], plain["note"] = table_title(table), TABLE_TEXTS[table.kind][1]
+        plain["title"] = table_title(table)
+        plain["note"] = TABLE_TEXTS[table.kind][1]
     content |= {"weights": WEIGHTS, "signs": SIGNS, "masked": MASKED}
     content |= {"colors": COLORS, "space": SPACE}
     template, style, script = (
@@ -219,7 +220,8 @@ def draw(maps: AttentionMaps) -> "Figure":
     grids = [_Grid.of(part) for part in maps.maps]
     heights = [SCALE] * bool(grids) + [grid.height for grid in grids]
     heights += [TABLE_HEIGHT] * len(maps.positions)
-    width, height = max([TABLE_WIDTH, *(grid.width for grid in grids)]), sum(heights)
+    width = max([TABLE_WIDTH, *(grid.width for grid in grids)])
+    height = sum(heights)
     if width * height * DOTS_PER_INCH**2 > MAX_DOTS:
         what = f"would have more than {MAX_DOTS // 10**6} million dots"
         got = f"{round(width * DOTS_PER_INCH):,} x {round(height * DOTS_PER_INCH):,}"
@@ -278,7 +280,8 @@ def _draw_maps(section: "SubFigure", grid: _Grid, families: Sequence[str]) -> No
 
 def draw_map(axes: "Axes", weights: Any, title: str) -> None:
     """Draw the (rows, columns) weights of one head; a weight of exactly 0 is masked."""
-    colors, least = _gradient(WEIGHTS).with_extremes(under=MASKED), sys.float_info.min
+    colors = _gradient(WEIGHTS).with_extremes(under=MASKED)
+    least = sys.float_info.min
     # In single precision `least` would be 0.
     axes.imshow(weights.astype(float), cmap=colors, vmin=least, vmax=1, interpolation="none")
     axes.set_anchor("NW")

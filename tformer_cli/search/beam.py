@@ -110,7 +110,8 @@ class BeamSearch(Search[BeamConfig, BeamState]):
 
     def advance(self, state: BeamState, candidates: Candidates) -> SearchStep:
         """Store candidates that end, and continue by the others."""
-        sequences, size = state.sequences, self.num_beams
+        sequences = state.sequences
+        size = self.num_beams
         has_eos = candidates.tokens == self.eos
         is_last = sequences.lengths + 1 == sequences.max_lengths
         is_stored = (has_eos | is_last[:, None])[:, :size]
@@ -195,7 +196,8 @@ class DiverseBeamSearch(Search[BeamConfig, DiverseState]):
         return DiverseState(beam, torch.zeros_like(beam.log_probs))
 
     def step(self, state: DiverseState, stepper: Stepper) -> SearchStep:
-        sequences, num_groups = state.beam.sequences, self.config.num_beam_groups
+        sequences = state.beam.sequences
+        num_groups = self.config.num_beam_groups
         last = sequences.last.view(-1, self.num_beams)
         logits = stepper.step(last).view(*sequences.last.shape, -1)
         candidates, penalties = self._candidates(state, logits)
@@ -205,7 +207,8 @@ class DiverseBeamSearch(Search[BeamConfig, DiverseState]):
         state.penalties = penalties.gather(1, live)
         first = torch.arange(0, self.num_beams, live.shape[1], device=self.device)[:, None]
         beam_indices = step.beam_indices.view(-1, num_groups, live.shape[1]) + first
-        finished, lengths = {}, sequences.lengths.tolist()
+        finished = {}
+        lengths = sequences.lengths.tolist()
         for slot in {row // num_groups for row in step.finished}:
             rows = range(slot * num_groups, (slot + 1) * num_groups)
             if not sequences.active[rows.start : rows.stop].any():
@@ -223,7 +226,8 @@ class DiverseBeamSearch(Search[BeamConfig, DiverseState]):
 
         Their order counts diversity penalties, their totals do not; the penalties are returned too.
         """
-        num_groups, (_, size, vocab_size) = self.config.num_beam_groups, logits.shape
+        num_groups = self.config.num_beam_groups
+        _, size, vocab_size = logits.shape
         next_tokens = self.group_search.processor(logits, state.beam.sequences)
         token_counts = torch.zeros((len(logits) // num_groups, vocab_size), device=self.device)
         parts = []

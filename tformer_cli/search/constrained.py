@@ -59,7 +59,8 @@ class ConstraintState:
         return self._successors[token]
 
     def _successor(self, token: int) -> "ConstraintState":
-        suffix, missing = (*self._partial, token), list(self._missing)
+        suffix = (*self._partial, token)
+        missing = list(self._missing)
         for phrase in set(missing):
             if suffix[-len(phrase) :] == phrase:
                 missing.remove(phrase)
@@ -251,7 +252,8 @@ class ConstrainedBeamSearch(BeamSearch):
         if not beams:
             return step
         assert step.beam_indices is not None
-        sequences, slots = state.sequences, torch.tensor(list(beams), device=self.device)
+        sequences = state.sequences
+        slots = torch.tensor(list(beams), device=self.device)
         best_totals = state.totals[slots].amax(dim=1)
         parts = (sequences.lengths, step.beam_indices, sequences.last)
         columns = (best_totals.tolist(), *(part[slots].tolist() for part in parts))

@@ -187,7 +187,8 @@ class NativeEngine(Engine):
         """Return the n best stored hypotheses of each request by score + penalty * log coverage."""
         if not isinstance(job.config, BeamConfig) or job.config.coverage_penalty == 0:
             return hypotheses
-        penalty, eos = job.config.coverage_penalty, self.special_tokens.eos
+        penalty = job.config.coverage_penalty
+        eos = self.special_tokens.eos
         best = [candidates[: job.nbest] for candidates in hypotheses]
         sentences = [
             (request.source, [(*part.token_ids, *[eos] * part.finished) for part in candidates])

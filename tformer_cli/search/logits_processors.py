@@ -34,7 +34,8 @@ class LogitsProcessor:
     def start(self, requests: Sequence[Request], num_beams: int) -> Sequences:
         """Return K empty sequences for each request, with its limits."""
         min_lengths, max_lengths = zip(*map(self._limits, requests), strict=True)
-        size, new = len(requests), partial(torch.full, device=self.device)
+        size = len(requests)
+        new = partial(torch.full, device=self.device)
         return Sequences(
             requests=list(requests),
             has_rules=[
@@ -51,7 +52,8 @@ class LogitsProcessor:
 
     def _limits(self, request: Request) -> tuple[int, int]:
         """Return the minimum length, without EOS, and the maximum length, with EOS."""
-        config, source_length = self.config, len(request.source) - 1
+        config = self.config
+        source_length = len(request.source) - 1
         maximum = config.max_length
         if config.max_length_ratio is not None:
             maximum = min(maximum, math.ceil(config.max_length_ratio * source_length) + 1)
@@ -80,7 +82,8 @@ class LogitsProcessor:
         """Return what the search ranks next tokens by, from log probabilities (B, K, V)."""
         if not self.is_active(sequences):
             return log_probs
-        config, scores = self.config, log_probs.clone()
+        config = self.config
+        scores = log_probs.clone()
         if config.repetition_penalty != 1:
             penalize_repetition(scores, sequences, config.repetition_penalty)
         if config.frequency_penalty != 0:

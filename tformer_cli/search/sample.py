@@ -82,7 +82,8 @@ class SampleSearch(Search[SampleConfig, SampleState]):
         finished = torch.zeros_like(log_probs, dtype=torch.bool)
         # Steps come first, so the noise of a step does not depend on the maximum length.
         shape = (int(sequences.max_lengths.max()), self.num_beams, MAX_DEPTH)
-        generator, noise = torch.Generator(), []
+        generator = torch.Generator()
+        noise = []
         for request in requests:
             generator.manual_seed(derive_seed(self.config.seed, "sample", request.number))
             noise.append(torch.rand(shape, generator=generator))

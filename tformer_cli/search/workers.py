@@ -77,7 +77,9 @@ class WorkersEngine(Engine):
     def _replace_workers(self) -> None:
         """End the workers, if they are those of this process, so that others start."""
         _terminate(self._owner, self.processes)
-        self._owner, self.processes, self._connections = os.getpid(), [], []
+        self._owner = os.getpid()
+        self.processes = []
+        self._connections = []
         weakref.finalize(self, _terminate, self._owner, self.processes)
 
     def _start_workers(self, num_workers: int) -> None:
@@ -174,7 +176,8 @@ class _Progress:
 
     def send(self) -> None:
         self.connection.send(("progress", self._count))
-        self._count, self._last_time = 0, time.monotonic()
+        self._count = 0
+        self._last_time = time.monotonic()
 
 
 def _serve(engine: Engine, connection: Connection) -> None:

@@ -86,7 +86,8 @@ class PartialFile:
             if made_from.get(name) != self._made_from.get(name)
         ]
         if others:
-            what, got = "was begun from something else", f"another {', '.join(others)}"
+            what = "was begun from something else"
+            got = f"another {', '.join(others)}"
             raise UsageError(str(self.path), what, got=got, remedy=REMEDY)
         num_left = self._num_bytes
         while num_left > 0 and (content := self._file.read(min(num_left, READ_BYTES))):

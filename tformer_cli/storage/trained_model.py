@@ -107,12 +107,16 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
     tokenizers = load_tokenizers(run.tokenizer)
     if is_plain:
         # Its weights have notes instead of a state.json.
-        settings, step = read_notes(weights), 0
-        fingerprint, sentences = settings.get(TOKENIZERS_NOTE, ""), noted_sentences(settings)
+        settings = read_notes(weights)
+        step = 0
+        fingerprint = settings.get(TOKENIZERS_NOTE, "")
+        sentences = noted_sentences(settings)
     else:
         state = load_progress(directory)
-        settings, step = state.settings, state.step
-        fingerprint, sentences = state.tokenizer_fingerprint, state.max_source_sentences
+        settings = state.settings
+        step = state.step
+        fingerprint = state.tokenizer_fingerprint
+        sentences = state.max_source_sentences
     check_settings(settings, config, run.config_file)
     check_tokenizers(fingerprint, tokenizers, run.tokenizer)
     with _SkipRandomInit():
@@ -177,7 +181,8 @@ def load_ensemble(runs: Sequence[RunDirectory], name: str = "best") -> list[Trai
             )
         if DECODER_START_IDS[other.config.model.kind] != DECODER_START_IDS[first.config.model.kind]:
             what = f"is of another kind than {runs[0].path}, and its targets begin differently"
-            got, remedy = other.config.model.kind, "name runs of one model.kind"
+            got = other.config.model.kind
+            remedy = "name runs of one model.kind"
             raise CheckpointError(str(run.path), what, got=got, remedy=remedy)
         longest = other.model.max_length
         if longest is not None and longest < (first.model.max_length or math.inf):

@@ -252,7 +252,8 @@ def _parse_marian_file(content: bytes, name: str) -> tuple[bytes, tuple[str, ...
     """Return the sentencepiece model and the pieces."""
     try:
         parsed = parse_json(content)
-        model, pieces = base64.b64decode(parsed["sentencepiece"], validate=True), parsed["pieces"]
+        model = base64.b64decode(parsed["sentencepiece"], validate=True)
+        pieces = parsed["pieces"]
         if not isinstance(pieces, list) or not all(isinstance(piece, str) for piece in pieces):
             raise TypeError("something other than a list of strings")
         return model, tuple(pieces)

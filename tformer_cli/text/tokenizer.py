@@ -161,7 +161,8 @@ def load_tokenizers(directory: Path) -> Tokenizers:
             )
         kind, shared = header["kind"], header["shared"]
         normalizers = Normalizer(**header["source"]), Normalizer(**header["target"])
-        tokenizer_class, names = _TOKENIZERS[kind], _file_names(kind, shared)
+        tokenizer_class = _TOKENIZERS[kind]
+        names = _file_names(kind, shared)
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             str(file), "is damaged", got=repr(error), remedy=TRAIN_AGAIN

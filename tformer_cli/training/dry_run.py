@@ -141,7 +141,8 @@ def _measure(trainer: Trainer, num_pairs: int, run: RunDirectory) -> DryRun:
     share = data.report.seen / num_pairs
     # With a weight below one an epoch may have no batch.
     num_epochs = training.max_steps * (share / max(1, len(data.plans[0])))
-    num_checkpoints, checkpoint_bytes = max_checkpoints(training), checkpoint_size(state)
+    num_checkpoints = max_checkpoints(training)
+    checkpoint_bytes = checkpoint_size(state)
     store = data.store
     arrays = store.source_ids, store.source_offsets, store.target_ids, store.target_offsets
     # A monolingual text has the same arrays on both sides.
@@ -224,7 +225,8 @@ def _sample(config: Config, folder: Path) -> tuple[Config, int]:
 
     A text no larger than a sample stays as it is. All lines are read, and so checked.
     """
-    data, num_pairs = config.data, 0
+    data = config.data
+    num_pairs = 0
 
     def pairs() -> Iterator[tuple[int, tuple[str, ...]]]:
         nonlocal num_pairs
@@ -299,7 +301,8 @@ def first_steps(trainer: Trainer, data: TrainingData, count: int) -> list[StepRe
         OutOfMemory: a batch had to be cut.
         TrainingError: loss or gradient is not finite.
     """
-    state, steps = trainer.state, list[StepReport | NonFiniteStep]()
+    state = trainer.state
+    steps: list[StepReport | NonFiniteStep] = []
     state.progress = trainer.initial
     is_out = False
     try:

@@ -185,7 +185,8 @@ def _trial_of_run(folder: Path, batch_tokens: int, limit: int, num_threads: int)
     run = RunDirectory(folder)
     try:
         config = load_config(run.config_file)
-        tokenizers, logger = load_tokenizers(run.tokenizer), TrainingLogger(None, config.training)
+        tokenizers = load_tokenizers(run.tokenizer)
+        logger = TrainingLogger(None, config.training)
         trainer = Trainer.setup(config, run, tokenizers, device=torch.device("cpu"), logger=logger)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):

@@ -58,7 +58,8 @@ class _SmoothedNll(torch.autograd.Function):
         smoothing: float,
         factor: float,
     ) -> tuple[Tensor, ...]:
-        states_grad, weight_grad = torch.empty_like(hidden_states), torch.zeros_like(weight)
+        states_grad = torch.empty_like(hidden_states)
+        weight_grad = torch.zeros_like(weight)
         bias_grad = None if bias is None else torch.zeros_like(bias)
         wide = torch.promote_types(weight.dtype, torch.float32)
         sums = torch.zeros(3, dtype=wide, device=hidden_states.device)

@@ -59,7 +59,8 @@ def pretrained_tokenizers(pretrained: RunDirectory, config: Config, log: Log) ->
     A masked encoder has a source vocabulary alone. For a translation model without a shared
     vocabulary, that of the target is learned from the training text.
     """
-    saved, tokenizer = load_config(pretrained.config_file), config.tokenizer
+    saved = load_config(pretrained.config_file)
+    tokenizer = config.tokenizer
     is_target_learned = _is_encoder_for(saved.model, config.model) and not tokenizer.shared
     if is_target_learned:
         tokenizer = replace(tokenizer, shared=True)
@@ -117,11 +118,15 @@ def _is_encoder_for(saved: ModelConfig, wanted: ModelConfig) -> bool:
 
 def _mismatches(saved: ModelConfig, wanted: ModelConfig, run: RunDirectory) -> Iterator[Problem]:
     """Yield each key that makes another function of the same weights, or needs other weights."""
-    origin, keys = str(run.path), [part.name for part in fields(saved)]
-    free_keys, renamed = FREE_KEYS, dict[str, Any]()
+    origin = str(run.path)
+    keys = [part.name for part in fields(saved)]
+    free_keys = FREE_KEYS
+    renamed: dict[str, Any] = {}
     if isinstance(saved, MaskedEncoderConfig) and isinstance(wanted, EncoderDecoderConfig):
-        origin, keys = f"the encoder of {run.path}", [x.name for x in fields(TransformerConfig)]
-        free_keys, renamed = FREE_ENCODER_KEYS, {"num_encoder_layers": saved.num_layers}
+        origin = f"the encoder of {run.path}"
+        keys = [x.name for x in fields(TransformerConfig)]
+        free_keys = FREE_ENCODER_KEYS
+        renamed = {"num_encoder_layers": saved.num_layers}
     elif saved.kind != wanted.kind:
         keys = ["kind"]
     for key in (*keys, *renamed):

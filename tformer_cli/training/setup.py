@@ -27,7 +27,7 @@ from tformer_cli.corpus.statistics import report_lengths
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.distributed import SINGLE_PROCESS, World
-from tformer_cli.errors import Problem, Rule, check_usage
+from tformer_cli.errors import Problem, UsageError
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Network
 from tformer_cli.storage.atomic import (
@@ -153,7 +153,8 @@ def slow_attention(
     if model.latent is not None:
         widths["latent.kv_lora_rank"] = "this width", model.latent.kv_lora_rank
         widths["latent.rope_head_dim"] = "this width", model.latent.rope_head_dim
-    name, multiple = str(precision).removeprefix("torch."), LOADED_BYTES // precision.itemsize
+    name = str(precision).removeprefix("torch.")
+    multiple = LOADED_BYTES // precision.itemsize
     for key, (subject, width) in widths.items():
         if device.type == "cuda" and width % multiple:
             what = f"{subject} makes attention slow on CUDA in {name}"
@@ -252,17 +253,9 @@ def _check_no_vocabulary(run: RunDirectory, overwrite: bool) -> None:
     check_run_folder(run)
     # The config is written last: without it, the vocabulary is incomplete.
     if run.tokenizer.exists() and run.config_file.exists():
-        check_usage(
-            Rule(
-                str(run.tokenizer),
-                "belongs to the model that this run has trained",
-                run.pointed("last") is not None,
-                remedy="name another folder with `run`",
-            ),
-            Rule(
-                str(run.tokenizer),
-                "already exists",
-                not overwrite,
-                remedy="add `overwrite=True` to replace it, or name another folder with `run`",
-            ),
-        )
+        if run.pointed("last") is not None:
+            what = "belongs to the model that this run has trained"
+            raise UsageError(str(run.tokenizer), what, remedy="name another folder with `run`")
+        if not overwrite:
+            remedy = "add `overwrite=True` to replace it, or name another folder with `run`"
+            raise UsageError(str(run.tokenizer), "already exists", remedy=remedy)

@@ -244,7 +244,8 @@ class Trainer:
 
     def _resume(self, checkpoint: Path) -> None:
         """Restore the weights, the optimizer and the progress of a checkpoint."""
-        where, saved = str(self.run_directory.path), load_progress(checkpoint)
+        where = str(self.run_directory.path)
+        saved = load_progress(checkpoint)
         if saved.data_fingerprint != self.initial.data_fingerprint:
             raise CheckpointError(
                 where,
@@ -274,7 +275,8 @@ class Trainer:
 
     def run(self, shutdown: GracefulShutdown) -> None:
         """Take steps, validate and save on schedule, until the end or a signal."""
-        progress, training = self.state.progress, self.config.training
+        progress = self.state.progress
+        training = self.config.training
         # A signal may have come before it.
         is_validation_missing = (
             progress.step > 0 and training.validates_at(progress.step) and progress.score is None

@@ -125,7 +125,9 @@ def bleu(texts: Sequence[str], tokenize: Callable[[str], str]) -> Matrix:
     words = [tuple(tokenize(text.rstrip()).split()) for text in texts]
     lengths = np.array([len(sentence) for sentence in words], dtype=np.float64)
     shape = (len(texts), len(texts))
-    log_precision, num_orders, has_match = np.zeros(shape), np.zeros(len(texts)), np.zeros(shape)
+    log_precision = np.zeros(shape)
+    num_orders = np.zeros(len(texts))
+    has_match = np.zeros(shape)
     smoothed = np.ones(shape)
     for matches, totals in ngram_overlaps(words, 4):
         has_order = totals > 0

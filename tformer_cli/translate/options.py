@@ -17,7 +17,7 @@ from tformer_cli.config.schema.decoding import (
 )
 from tformer_cli.config.schema.fields import checked
 from tformer_cli.distributed import num_processes
-from tformer_cli.errors import ConfigError, Problem, Rule, check_choice, check_usage
+from tformer_cli.errors import ConfigError, Problem, UsageError, check_choice
 from tformer_cli.text.segments import Terminology
 from tformer_cli.translate.mbr import MBR
 
@@ -51,30 +51,21 @@ class SearchOptions:
         """
         own = config.decoding if self.beam_size is None else _with_beam(config, self.beam_size)
         search = changed_decoding(replace(config, decoding=own), self.settings)
-        is_beam = isinstance(search, BeamConfig)
-        key = "beam_size" if is_beam else "kind"
         beam_size = {"greedy": 1}.get(search.kind, getattr(search, "beam_size", None))
-        check_usage(
-            Rule(
-                "`beam_size`",
-                f"contradicts `settings`, by which {key} is {getattr(search, key)}",
-                self.beam_size not in (None, beam_size),
-                str(self.beam_size),
-                _LEAVE_ONE_OUT,
-            )
-        )
+        if self.beam_size not in (None, beam_size):
+            key = "beam_size" if isinstance(search, BeamConfig) else "kind"
+            what = f"contradicts `settings`, by which {key} is {getattr(search, key)}"
+            got = str(self.beam_size)
+            raise UsageError("`beam_size`", what, got=got, remedy=_LEAVE_ONE_OUT)
         if self.length_penalty is not None:
-            penalty = getattr(search, "length_penalty", None)
+            got = f"{self.length_penalty:g}"
+            if not isinstance(search, BeamConfig):
+                what = f"has no effect on {_SEARCHES[search.kind]}"
+                raise UsageError("`length_penalty`", what, got=got, remedy="add `beam_size=5`")
             is_set = any(text.startswith("decoding.length_penalty=") for text in self.settings)
-            what = f"contradicts `settings`, by which length_penalty is {penalty}"
-            got, where = f"{self.length_penalty:g}", "`length_penalty`"
-            no_effect = f"has no effect on {_SEARCHES[search.kind]}"
-            is_other = is_set and penalty != self.length_penalty
-            check_usage(
-                Rule(where, no_effect, not is_beam, got, "add `beam_size=5`"),
-                Rule(where, what, is_other, got, _LEAVE_ONE_OUT),
-            )
-            assert isinstance(search, BeamConfig)
+            if is_set and search.length_penalty != self.length_penalty:
+                what = f"contradicts `settings`, by which length_penalty is {search.length_penalty}"
+                raise UsageError("`length_penalty`", what, got=got, remedy=_LEAVE_ONE_OUT)
             search = replace(search, length_penalty=self.length_penalty)
         return checked(search, "decoding")
 
@@ -158,22 +149,22 @@ def resolve_search(
     search = config.decoding if decoding is None else decoding
     if isinstance(search, SearchOptions):
         search = search.apply(config)
-    is_search = isinstance(search, BeamConfig | GreedyConfig | SampleConfig)
-    remedy = "pass BeamConfig(beam_size=5), GreedyConfig() or SampleConfig()"
-    check_usage(Rule("`decoding`", "must be a search", not is_search, repr(search), remedy))
+    if not isinstance(search, BeamConfig | GreedyConfig | SampleConfig):
+        remedy = "pass BeamConfig(beam_size=5), GreedyConfig() or SampleConfig()"
+        raise UsageError("`decoding`", "must be a search", got=repr(search), remedy=remedy)
     checked(search, "decoding")
     if max_positions is not None:
         problems = list(search.conflicts_of_positions(max_positions, "decoding."))
         if problems:
             raise ConfigError(problems)
     if requiring is not None:
-        is_beam, num_groups = isinstance(search, BeamConfig), getattr(search, "num_beam_groups", 1)
-        beam, one_group = "use `BeamConfig(beam_size=5)`", "use decoding.num_beam_groups=1"
-        what, got = "needs a beam of one group", str(num_groups)
-        check_usage(
-            Rule(requiring, "needs beam search", not is_beam, search.kind, beam),
-            Rule(requiring, what, num_groups > 1, got, one_group),
-        )
+        if not isinstance(search, BeamConfig):
+            remedy = "use `BeamConfig(beam_size=5)`"
+            raise UsageError(requiring, "needs beam search", got=search.kind, remedy=remedy)
+        if search.num_beam_groups > 1:
+            got = str(search.num_beam_groups)
+            remedy = "use decoding.num_beam_groups=1"
+            raise UsageError(requiring, "needs a beam of one group", got=got, remedy=remedy)
     return search
 
 
@@ -192,18 +183,21 @@ def check_backend(
     """
     check_choice("`backend`", backend, get_args(Backend))
     if backend == "native":
-        what = 'has no effect without `backend="ctranslate2"`'
-        check_usage(Rule("`quantization`", what, quantization is not None, quantization))
+        if quantization is not None:
+            what = 'has no effect without `backend="ctranslate2"`'
+            raise UsageError("`quantization`", what, got=quantization)
         return
-    where, got, leave_out = '`backend="ctranslate2"`', str(workers), "leave it out"
-    no_effect, must_be_cpu = f"has no effect on {where}", f"must be cpu with {where}"
-    threads = f"has no effect on {where}, which uses threads"
-    single = "is for one process with threads"
-    is_other, is_cpu = precision != "float32", device.type == "cpu"
-    check_usage(
-        Rule(where, single, num_processes() > 1, None, "drop torchrun"),
-        Rule("`ensemble`", no_effect, ensemble, None, _LEAVE_ONE_OUT),
-        Rule("`precision`", no_effect, is_other, precision, "use `quantization`"),
-        Rule("`workers`", threads, workers not in (None, 1), got, leave_out),
-        Rule("`device`", must_be_cpu, not is_cpu, str(device), 'add `device="cpu"`'),
-    )
+    where = '`backend="ctranslate2"`'
+    if num_processes() > 1:
+        raise UsageError(where, "is for one process with threads", remedy="drop torchrun")
+    if ensemble:
+        raise UsageError("`ensemble`", f"has no effect on {where}", remedy=_LEAVE_ONE_OUT)
+    if precision != "float32":
+        what = f"has no effect on {where}"
+        raise UsageError("`precision`", what, got=precision, remedy="use `quantization`")
+    if workers not in (None, 1):
+        what = f"has no effect on {where}, which uses threads"
+        raise UsageError("`workers`", what, got=str(workers), remedy="leave it out")
+    if device.type != "cpu":
+        what = f"must be cpu with {where}"
+        raise UsageError("`device`", what, got=str(device), remedy='add `device="cpu"`')

@@ -133,7 +133,8 @@ class Preprocessor:
         if line.phrases and len(pieces) > 1:
             is_long = len(self.tokenizers.source.encode(line.text)) > self.max_source_length
             argument = "max_source_length" if is_long else "max_source_sentences"
-            what, got = "has required phrases but is split into pieces", f"{len(pieces)} pieces"
+            what = "has required phrases but is split into pieces"
+            got = f"{len(pieces)} pieces"
             raise DataError(
                 where, what, got=got, remedy=f"split it and them, or raise `{argument}`"
             )
@@ -183,12 +184,15 @@ class Preprocessor:
         self, line: str, where: str, on_warning: Callable[[Problem], object]
     ) -> list[tuple[str, list[int]]]:
         """Return text and source ids of each piece of a line; a short line is one piece."""
-        encode, limit = self.tokenizers.source.encode, self.max_source_length
+        encode = self.tokenizers.source.encode
+        limit = self.max_source_length
         ids = encode(line)
-        is_long, num_sentences = len(ids) > limit, self._num_excess_sentences(line)
+        is_long = len(ids) > limit
+        num_sentences = self._num_excess_sentences(line)
         if not is_long and not num_sentences:
             return [(line, with_eos(ids))]
-        what, got = f"is longer than {limit:,} tokens", f"{len(ids):,}"
+        what = f"is longer than {limit:,} tokens"
+        got = f"{len(ids):,}"
         if self.long_lines == "error":
             raise DataError(where, what, got=got, remedy='split it, or use `long_lines="split"`')
         if self.long_lines == "truncate":
@@ -234,7 +238,8 @@ class Preprocessor:
             return encode(phrase)
         # A tokenizer puts a space before the first word of a text. Without whitespace between
         # words, later ones have none.
-        context, whole = encode(FULL_STOP), encode(FULL_STOP + phrase)
+        context = encode(FULL_STOP)
+        whole = encode(FULL_STOP + phrase)
         is_separate = whole[: len(context)] == context
         return whole[len(context) :] if is_separate else encode(phrase)
 

@@ -55,7 +55,8 @@ class RotaryEmbedding(nn.Module):
 
 def scaled_frequencies(head_dim: int, config: RotaryPositions) -> tuple[Tensor, float]:
     """Return the frequencies (Dh / 2,) after context extension, and the attention factor."""
-    scaling, factor = config.scaling, attention_factor(config)
+    scaling = config.scaling
+    factor = attention_factor(config)
     frequencies = 1.0 / config.base ** (torch.arange(0, head_dim, 2).float() / head_dim)
     if isinstance(scaling, LinearScaling):
         # Position interpolation (Chen et al. 2023, section 2.3).
