@@ -151,26 +151,14 @@ class SlotScheduler:
         """Start waiting requests in idle slots, add slots for more, and drop idle ones.
 
         Return the old slot whose state each slot continues or, if it is new, copies; and the
-        requests that start, in their order, by slot. The last slots fill gaps among the first.
+        requests that start, in their order, by slot.
         """
+        num_old_slots = len(self.slots)
         self._requeue_stragglers()
-        started = self._take_waiting()
-        old_slots = list(range(len(self.slots)))
-        idle = [slot for slot in old_slots if self.slots[slot] not in self.running]
-        while len(idle) < len(started):
-            idle.append(len(old_slots))
-            old_slots.append(0)
-            self.slots.append(0)
-        start_slots, dropped = idle[: len(started)], set(idle[len(started) :])
-        for slot, index in zip(start_slots, started, strict=True):
-            self.slots[slot], self._start_steps[index] = index, self.num_steps
-        self.running.update(started)
-        last = (slot for slot in reversed(range(len(old_slots))) if slot not in dropped)
-        num_kept = len(old_slots) - len(dropped)
-        kept = [next(last) if slot in dropped else slot for slot in range(num_kept)]
-        self.slots = [self.slots[slot] for slot in kept]
-        starts = zip(start_slots, started, strict=True)
-        return [old_slots[slot] for slot in kept], {kept.index(slot): i for slot, i in starts}
+        started, idle = self._start(self._take_waiting())
+        kept = self._drop(idle)
+        old_slots = [slot if slot < num_old_slots else 0 for slot in kept]
+        return old_slots, {kept.index(slot): index for slot, index in started.items()}
 
     def lookahead(self, num_started: int) -> Iterator[int]:
         """Return what waits, up to as many as there are slots besides those that start."""
@@ -200,3 +188,27 @@ class SlotScheduler:
                 break
             together.append(self._waiting.popleft())
         return together[len(self.running) :]
+
+    def _start(self, indices: Sequence[int]) -> tuple[dict[int, int], set[int]]:
+        """Start requests in idle slots, and in new ones behind them if there are more requests.
+
+        Return the requests by slot, and the slots that are still idle.
+        """
+        idle = [slot for slot, index in enumerate(self.slots) if index not in self.running]
+        unplaced = indices[len(idle) :]
+        idle += range(len(self.slots), len(self.slots) + len(unplaced))
+        self.slots += unplaced
+        started = dict(zip(idle, indices, strict=False))
+        for slot, index in started.items():
+            self.slots[slot] = index
+            self._start_steps[index] = self.num_steps
+        self.running.update(indices)
+        return started, set(idle[len(indices) :])
+
+    def _drop(self, dropped: set[int]) -> list[int]:
+        """Drop slots, and fill gaps among the first by the last; return what each slot was."""
+        num_kept = len(self.slots) - len(dropped)
+        last = (slot for slot in reversed(range(len(self.slots))) if slot not in dropped)
+        kept = [next(last) if slot in dropped else slot for slot in range(num_kept)]
+        self.slots = [self.slots[slot] for slot in kept]
+        return kept
