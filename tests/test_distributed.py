@@ -417,7 +417,7 @@ def test_no_process_leaves_before_the_first_has_saved(toy, tmp_path):
 
 # ------------------------------------------------ machines with folders of their own
 
-# Of both the moments of matrices are others than those of the rest; and an average.
+# Of both the moments of matrices are others than those of the rest; and an EMA.
 DEEP = ("training.optimizer={kind: muon}", "training.ema_decay=0.9")
 
 

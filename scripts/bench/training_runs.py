@@ -203,7 +203,7 @@ class Marian(TrainingRun):
         ours = Trainer.setup(config, self.run, tokenizers, device=CPU, logger=logger)
         marian, precision = self._model(tokenizers), ours.state.precision
         state = TrainState.of(marian, training, device=CPU, precision=precision, seed=config.seed)
-        state.average = None
+        state.ema = None
         settings = trajectory_settings(config) | {"init_std": str(self.init_std)}
         state.progress = replace(ours.initial, settings=settings)
         make_directory(path)

@@ -120,8 +120,8 @@ def test_a_checkpoint_is_as_large_as_it_was_said_to_be(toy, tmp_path, overrides)
     with sampled_trainer(config, RunDirectory(tmp_path / "run"), device=CPU) as (trainer, _):
         first_steps(trainer, trainer.data, 1)
         state, folder = trainer.state, tmp_path / "checkpoint"
-        average = None if state.average is None else state.average.model
-        save_checkpoint(folder, state.model, state.optimizer, state.progress, average=average)
+        ema = None if state.ema is None else state.ema.model
+        save_checkpoint(folder, state.model, state.optimizer, state.progress, ema=ema)
         expected = 0
         for file in folder.glob("*.safetensors"):
             header = int.from_bytes(file.read_bytes()[:8], "little")
@@ -446,10 +446,10 @@ def test_a_loss_that_is_no_number_is_an_error(toy):
 
 def test_a_moving_average_follows(toy):
     with sampled(toy, "training.ema_decay=0.9") as trainer:
-        average = trainer.state.average.model.output.weight
-        before = average.detach().clone()
+        ema = trainer.state.ema.model.output.weight
+        before = ema.detach().clone()
         first_steps(trainer, trainer.data, 1)
-        assert not torch.equal(average, before)
+        assert not torch.equal(ema, before)
 
 
 def test_processes_of_torchrun_are_refused(toy, monkeypatch):

@@ -243,35 +243,35 @@ def network():
 
 
 def test_the_average_is_the_weighted_sum_of_all_weights_so_far(network):
-    average = MovingAverage(network, decay=0.5)
+    ema = MovingAverage(network, decay=0.5)
     weight = network.encoder.layers[0].feedforward.up.weight
     history = [weight.detach().double().clone()]
     for step in range(1, 6):
         with torch.no_grad():
             weight += torch.randn_like(weight)
         history.append(weight.detach().double().clone())
-        average.update(network, step)
+        ema.update(network, step)
     expected = history[0]
     for step, value in enumerate(history[1:], start=1):
         decay = min(0.5, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * value
-    actual = average.model.encoder.layers[0].feedforward.up.weight
+    actual = ema.model.encoder.layers[0].feedforward.up.weight
     torch.testing.assert_close(actual.double(), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_model_that_stands_still_is_its_own_average(network):
-    average = MovingAverage(network, decay=0.9)
-    average.update(network, 1)
-    for mean, weight in zip(average.model.parameters(), network.parameters(), strict=True):
+    ema = MovingAverage(network, decay=0.9)
+    ema.update(network, 1)
+    for mean, weight in zip(ema.model.parameters(), network.parameters(), strict=True):
         torch.testing.assert_close(mean, weight)
 
 
 def test_shared_weights_stay_shared(network):
-    average = MovingAverage(network, decay=0.9).model
-    assert [name for name, _ in average.named_parameters()] == [
+    ema = MovingAverage(network, decay=0.9).model
+    assert [name for name, _ in ema.named_parameters()] == [
         name for name, _ in network.named_parameters()
     ]
-    assert not {p.data_ptr() for p in average.parameters()} & {
+    assert not {p.data_ptr() for p in ema.parameters()} & {
         p.data_ptr() for p in network.parameters()
     }
 

@@ -54,7 +54,7 @@ def after(first: RunDirectory) -> str:
 
 def test_the_weights_and_the_tokenizers_are_those_of_the_run_before(first, toy, tmp_path, capsys):
     run = trained(toy, tmp_path / "run", *SHORT, *STILL, after(first))
-    # What the optimizer moved, not its average, is what goes on.
+    # What the optimizer moved, not its EMA, is what goes on.
     old = load_file(first.pointed("last") / RAW_MODEL_FILE)
     new = load_file(run.pointed("last") / MODEL_FILE)
     for name in old:

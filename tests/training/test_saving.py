@@ -40,9 +40,9 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def moved_state(**changes: int) -> TrainState:
-    """A state with an average, whose optimizer has its moments."""
+    """A state with an EMA, whose optimizer has its moments."""
     subject = train_state()
-    subject.average = MovingAverage(subject.model, 0.5)
+    subject.ema = MovingAverage(subject.model, 0.5)
     subject.config = replace(EACH_STEP, **changes)
     # Gradients of zero move no weight, and each weight has its moments.
     for parameter in subject.model.parameters():
@@ -121,7 +121,7 @@ def test_going_back_restores_weights_average_and_moments_to_the_bit(run):
         for parameter in subject.model.parameters():
             parameter.grad = torch.randn_like(parameter)
         subject.optimizer.step()
-        subject.average.update(subject.model, state.step)
+        subject.ema.update(subject.model, state.step)
         save(run, subject, state)
         tensors[state.step] = snapshot(subject)
     assert restore_checkpoint(run, subject, run.checkpoint(1)) == replace(
@@ -130,19 +130,19 @@ def test_going_back_restores_weights_average_and_moments_to_the_bit(run):
     for one, two in zip(snapshot(subject), tensors[1], strict=True):
         assert torch.equal(one, two)
     restart(subject, train_state().model)
-    for parameter, average, first in zip(
+    for parameter, ema, first in zip(
         subject.model.parameters(),
-        subject.average.model.parameters(),
+        subject.ema.model.parameters(),
         train_state().model.parameters(),
         strict=True,
     ):
         assert torch.equal(parameter, first)
-        assert torch.equal(average, first)
+        assert torch.equal(ema, first)
     assert not subject.optimizer.state
 
 
 def snapshot(subject: TrainState) -> list[torch.Tensor]:
-    weights = [*subject.model.parameters(), *subject.average.model.parameters()]
+    weights = [*subject.model.parameters(), *subject.ema.model.parameters()]
     moments = [x for state in subject.optimizer.state.values() for x in state.values()]
     return [tensor.detach().clone() for tensor in weights + moments]
 

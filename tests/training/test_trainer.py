@@ -873,17 +873,17 @@ def test_the_best_checkpoints_are_kept_beside_the_newest(toy, tmp_path):
 
 def test_a_moving_average_is_validated_saved_and_translated_with(toy, tmp_path):
     plain = trained(toy, tmp_path / "plain")
-    averaged = trained(toy, tmp_path / "averaged", "training.ema_decay=0.9")
-    last = averaged.pointed("last")
+    with_ema = trained(toy, tmp_path / "ema", "training.ema_decay=0.9")
+    last = with_ema.pointed("last")
     trained_weights = load_file(last / "trained.safetensors")
     plain_weights = load_file(plain.pointed("last") / "model.safetensors")
     for name, weight in plain_weights.items():
-        # The average follows the training without touching it.
+        # The EMA follows the training without touching it.
         assert torch.equal(trained_weights[name], weight)
-    config = load_config(averaged.config_file)
-    average = load_trained_model(averaged, "last")
-    evaluation = validate(average.model, average.tokenizers, config, CPU, torch.float32)
-    reports = [line for line in reported(averaged) if line["kind"] == "valid"]
+    config = load_config(with_ema.config_file)
+    ema = load_trained_model(with_ema, "last")
+    evaluation = validate(ema.model, ema.tokenizers, config, CPU, torch.float32)
+    reports = [line for line in reported(with_ema) if line["kind"] == "valid"]
     assert reports[-1]["loss"] == pytest.approx(evaluation.likelihood.loss, rel=1e-6)
     assert reports[-1]["loss"] != [x for x in reported(plain) if x["kind"] == "valid"][-1]["loss"]
 
@@ -908,9 +908,9 @@ def test_the_average_of_a_run_is_the_weighted_sum_of_its_weights_after_each_step
     for step, value in enumerate(history[1:], start=1):
         decay = (1 + step) / (10 + step)
         expected = decay * expected + (1 - decay) * value
-    average = load_file(run.pointed("last") / "model.safetensors")
+    ema = load_file(run.pointed("last") / "model.safetensors")
     torch.testing.assert_close(
-        average["decoder.layers.0.feedforward.up.weight"].double(),
+        ema["decoder.layers.0.feedforward.up.weight"].double(),
         expected,
         rtol=1e-5,
         atol=1e-6,

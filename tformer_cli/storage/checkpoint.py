@@ -41,21 +41,21 @@ def save_checkpoint(
     directory: Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
-    state: TrainingProgress,
+    progress: TrainingProgress,
     *,
-    average: nn.Module | None = None,
+    ema: nn.Module | None = None,
 ) -> None:
-    """Write a checkpoint folder atomically; `average` is the moving average of the weights.
+    """Write a checkpoint folder atomically; `ema` is the moving average of the weights.
 
     Without `optimizer` it is for inference alone.
     """
     with atomic_directory(directory) as folder:
-        save_tensors(_weights(average or model), folder / MODEL_FILE)
-        if average is not None:
+        save_tensors(_weights(ema or model), folder / MODEL_FILE)
+        if ema is not None:
             save_tensors(_weights(model), folder / RAW_MODEL_FILE)
         if optimizer is not None:
             save_tensors(_optimizer_tensors(model, optimizer), folder / OPTIMIZER_FILE)
-        save_progress(state, folder)
+        save_progress(progress, folder)
         write_checksums(folder)
 
 

@@ -343,7 +343,7 @@ def checkpoint_size(state: TrainState) -> int:
     """Return the bytes of the tensors in a checkpoint, after at least one step."""
     weights = sum(weight.nbytes for weight in state.model.parameters())
     moments = sum(x.nbytes for slots in state.optimizer.state.values() for x in slots.values())
-    return weights * (1 if state.average is None else 2) + int(moments)
+    return weights * (1 if state.ema is None else 2) + int(moments)
 
 
 def _nearest_folder(run: RunDirectory) -> Path:

@@ -93,9 +93,9 @@ def load_pretrained(pretrained: RunDirectory, model: Network, config: Config, lo
         )
     fingerprint = load_progress(checkpoint).tokenizer_fingerprint
     check_tokenizers(fingerprint, load_tokenizers(pretrained.tokenizer), pretrained.tokenizer)
-    # Of an averaged run, the weights that its training would resume with.
-    is_averaged = (checkpoint / RAW_MODEL_FILE).exists()
-    file_name = RAW_MODEL_FILE if is_averaged else MODEL_FILE
+    # Of a run with an EMA, the weights that its training would resume with.
+    has_ema = (checkpoint / RAW_MODEL_FILE).exists()
+    file_name = RAW_MODEL_FILE if has_ema else MODEL_FILE
     saved = load_config(pretrained.config_file).model
     if mismatches := list(_mismatches(saved, config.model, pretrained)):
         raise ConfigError(mismatches)

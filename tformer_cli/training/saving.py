@@ -53,8 +53,8 @@ def take_checkpoint(run: RunDirectory, state: TrainState) -> None:
         return
     progress = replace(state.progress, is_scheduled=state.config.saves_at(state.step))
     checkpoint = run.checkpoint(state.step)
-    average = None if state.average is None else state.average.model
-    save_checkpoint(checkpoint, state.model, state.optimizer, progress, average=average)
+    ema = None if state.ema is None else state.ema.model
+    save_checkpoint(checkpoint, state.model, state.optimizer, progress, ema=ema)
     if progress.best_step == progress.step and not _is_below_average(run, progress):
         run.point("best", checkpoint)
     run.point("last", checkpoint)
@@ -62,15 +62,15 @@ def take_checkpoint(run: RunDirectory, state: TrainState) -> None:
 
 
 def restore_checkpoint(run: RunDirectory, state: TrainState, checkpoint: Path) -> TrainingProgress:
-    """Load weights, average and optimizer, and remove later checkpoints, whose steps come again.
+    """Load weights, EMA and optimizer, and remove later checkpoints, whose steps come again.
 
     The progress of `state` stays; that of the checkpoint is returned.
     """
     progress = load_progress(checkpoint)
-    if state.average is None:
+    if state.ema is None:
         load_weights(checkpoint, state.model)
     else:
-        load_weights(checkpoint, state.average.model)
+        load_weights(checkpoint, state.ema.model)
         load_weights(checkpoint, state.model, RAW_MODEL_FILE)
     load_optimizer(checkpoint, state.model, state.optimizer)
     steps = run.step_checkpoints()
@@ -88,8 +88,8 @@ def restore_checkpoint(run: RunDirectory, state: TrainState, checkpoint: Path) -
 def restart(state: TrainState, model: Network) -> None:
     """Give a state the weights of a model that has taken no step."""
     state.model.load_state_dict(model.state_dict())
-    if state.average is not None:
-        state.average.model.load_state_dict(model.state_dict())
+    if state.ema is not None:
+        state.ema.model.load_state_dict(model.state_dict())
     state.optimizer.state.clear()
 
 
@@ -137,11 +137,11 @@ def _drop_old(run: RunDirectory, config: TrainingConfig) -> None:
 
 
 def broadcast_state(state: TrainState) -> None:
-    """Give every process the weights, the average, the optimizer and the progress of rank 0."""
+    """Give every process the weights, their EMA, the optimizer and the progress of rank 0."""
     world = state.world
     if world.size == 1:
         return
-    models = [state.model] if state.average is None else [state.model, state.average.model]
+    models = [state.model] if state.ema is None else [state.model, state.ema.model]
     for model in models:
         world.broadcast(weight.detach() for weight in model.parameters())
     moments, parameters = state.optimizer.state, list(state.model.parameters())

@@ -49,7 +49,7 @@ class TrainState:
     precision: torch.dtype
     seed: int  # of the dropout of every step
     world: World = SINGLE_PROCESS
-    average: MovingAverage | None = None  # of the weights, if the config asks for one
+    ema: MovingAverage | None = None  # of the weights, if the config asks for one
     progress: TrainingProgress = field(default_factory=TrainingProgress)
 
     @classmethod
@@ -67,11 +67,9 @@ class TrainState:
         scheduler = build_schedule(
             config.schedule, peak=config.optimizer.learning_rate, max_steps=config.max_steps
         )
-        average = None if config.ema_decay is None else MovingAverage(model, config.ema_decay)
+        ema = None if config.ema_decay is None else MovingAverage(model, config.ema_decay)
         optimizer = build_optimizer(config.optimizer, model)
-        return cls(
-            model, optimizer, scheduler, config, device, precision, seed, world, average=average
-        )
+        return cls(model, optimizer, scheduler, config, device, precision, seed, world, ema=ema)
 
     @property
     def step(self) -> int:
@@ -93,7 +91,7 @@ class TrainState:
     @property
     def inference_model(self) -> Network:
         """The model to validate and to translate with."""
-        return self.model if self.average is None else self.average.model
+        return self.model if self.ema is None else self.ema.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +175,8 @@ def _take_step(state: TrainState, batch: StepBatch, started: float) -> StepRepor
         loss_scale=gradient.loss_scale.stepped(state.precision),
         parts=part_reports(),
     )
-    if state.average is not None:
-        state.average.update(model, step)
+    if state.ema is not None:
+        state.ema.update(model, step)
     state.progress = _advance(state.progress, report)
     return report
 
