@@ -264,7 +264,7 @@ def test_messages_count_across_windows_and_name_the_file(translator, monkeypatch
     monkeypatch.setattr(translator_module, "WINDOW_LINES", 2)
     warnings = []
     lines = ["abcdefg", "ab", "cd", "abcd efg", "abcdefg"]
-    found = translator.nbest(lines, 1, name="x.en", start=11, on_warning=warnings.append)
+    found = translator.nbest(lines, 1, name="x.en", first_line=11, on_warning=warnings.append)
     assert [best.text for (best,) in found] == ["fedcba g", "ba", "dc", "dcba gfe", "fedcba g"]
     assert [warning.where for warning in warnings] == ["x.en:11", "x.en:14", "x.en:15"]
 
@@ -280,7 +280,11 @@ def test_lines_of_a_share_have_their_numbers_in_the_whole(translator, monkeypatc
 
     monkeypatch.setattr(translator.engine, "translate", numbered)
     lines = ["ab", "c", "abcdefg", "d"]
-    list(translator.nbest(lines, 1, name="x.en", start=5, step=3, on_warning=warnings.append))
+    list(
+        translator.nbest(
+            lines, 1, name="x.en", first_line=5, line_stride=3, on_warning=warnings.append
+        )
+    )
     assert numbers == [5, 8, 11, 11, 14]
     assert [warning.where for warning in warnings] == ["x.en:11"]
 

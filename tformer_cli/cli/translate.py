@@ -243,8 +243,8 @@ def translate(
             scored=as_json or nbest > 1,
             aligned=as_json or alignments_file is not None,
             name=None if input_file is None else str(input_file),
-            start=num_done + 1 + world.rank,
-            step=world.size,
+            first_line=num_done + 1 + world.rank,
+            line_stride=world.size,
             # The other processes are about as fast.
             on_done=lambda count: bar.update(count * world.size),
             on_warning=warn,

@@ -183,8 +183,8 @@ class Evaluator:
             mbr=mbr,
             scored=False,
             name=str(text.source),
-            start=1 + world.rank,
-            step=world.size,
+            first_line=1 + world.rank,
+            line_stride=world.size,
             on_done=on_done,
             on_warning=on_warning,
         )

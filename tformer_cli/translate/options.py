@@ -107,8 +107,8 @@ class TranslateOptions(TypedDict, total=False):
         scored: whether to compute scores; without it they may be NaN.
         aligned: whether to compute word alignments.
         name: file of the lines, for messages.
-        start: number of the first line, for messages and for sampling noise.
-        step: difference between the numbers of two consecutive lines.
+        first_line: number of the first line, for messages and for sampling noise.
+        line_stride: difference between the numbers of two consecutive lines.
         on_done: called with the number of lines whenever some are translated; a long line counts in
             proportion to its pieces.
         on_warning: called for each long line, once for lines of many sentences, and once when
@@ -122,8 +122,8 @@ class TranslateOptions(TypedDict, total=False):
     scored: bool
     aligned: bool
     name: str | None
-    start: int
-    step: int
+    first_line: int
+    line_stride: int
     on_done: Callable[[int], object]
     on_warning: Callable[[Problem], object]
 

@@ -291,8 +291,8 @@ class Translator:
         scored: bool = True,
         aligned: bool = False,
         name: str | None = None,
-        start: int = 1,
-        step: int = 1,
+        first_line: int = 1,
+        line_stride: int = 1,
         on_done: Callable[[int], object] = lambda count: None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> Iterator[list[TranslatedLine]]:
@@ -311,7 +311,7 @@ class Translator:
         num_hypotheses = resolve_num_hypotheses(search, count, mbr)
         preprocessor = self.preprocessor
         banned_ids = preprocessor.encode_banned(banned)
-        numbers = itertools.count(start, step)
+        numbers = itertools.count(first_line, line_stride)
         for window in windows:
             numbered = list(zip(window, numbers, strict=False))
             requests = [
