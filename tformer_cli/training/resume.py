@@ -14,7 +14,7 @@ from tformer_cli.config.schema.fields import leaves
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.device import hardware_name
 from tformer_cli.errors import CheckpointError, Problem, TrainingError, UsageError
-from tformer_cli.storage.atomic import storage_errors
+from tformer_cli.storage.atomic import recover_interrupted_writes, storage_errors
 from tformer_cli.storage.checkpoint import verify_checksums
 from tformer_cli.storage.lock import lock_file
 from tformer_cli.storage.run_directory import STATE_FILE, RunDirectory, step_of
@@ -118,6 +118,22 @@ def accepted_changes(run: RunDirectory, before: Config, now: Config) -> list[str
 
 def _is_free(key: str) -> bool:
     return any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
+
+
+def checkpoint_to_resume(
+    run: RunDirectory, config: Config, log: Log, *, fresh: bool
+) -> Path | None:
+    """Return the checkpoint to resume from, if any, and log the accepted changes of the config.
+
+    Raises:
+        CheckpointError: none is intact, or a key of the trajectory changed.
+    """
+    recover_interrupted_writes(run.checkpoints)
+    checkpoint = None if fresh else last_checkpoint(run, log)
+    if checkpoint is not None:
+        for change in accepted_changes(run, load_config(run.config_file), config):
+            log(f"{run.path}: {change}")
+    return checkpoint
 
 
 def last_checkpoint(run: RunDirectory, log: Log) -> Path | None:

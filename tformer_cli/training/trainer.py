@@ -14,7 +14,7 @@ from typing import Self
 
 import torch
 
-from tformer_cli.config.load import check_data_files, dump_config, load_config
+from tformer_cli.config.load import check_data_files, dump_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.statistics import source_sentences
@@ -24,7 +24,6 @@ from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
 from tformer_cli.process import tune_allocator
 from tformer_cli.storage.atomic import (
     empty_directory,
-    recover_interrupted_writes,
     storage_errors,
     write_text,
 )
@@ -42,12 +41,11 @@ from tformer_cli.training.recovery import (
 )
 from tformer_cli.training.resume import (
     TRAIN_ELSEWHERE,
-    accepted_changes,
     check_run_folder,
     checkpoint_before,
+    checkpoint_to_resume,
     environment_changes,
     environment_of,
-    last_checkpoint,
     locked,
     resumed,
     trajectory_settings,
@@ -121,11 +119,7 @@ def train(
         checkpoint = None
         if world.is_main_process:
             stack.enter_context(locked(run))
-            recover_interrupted_writes(run.checkpoints)
-            checkpoint = None if fresh else last_checkpoint(run, logger.log)
-            if checkpoint is not None:
-                for change in accepted_changes(run, load_config(run.config_file), config):
-                    logger.log(f"{run.path}: {change}")
+            checkpoint = checkpoint_to_resume(run, config, logger.log, fresh=fresh)
         tokenizers = run_tokenizers(
             config,
             run,
