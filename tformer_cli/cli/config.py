@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tformer_cli.cli.entry import new_app, progress_bar, warn
-from tformer_cli.cli.options import ConfigArgument, SetOption
+from tformer_cli.cli.options import FileArgument, SetOption
 from tformer_cli.cli.streams import reject_pipes
 from tformer_cli.config.load import as_plain, dump_config, load_config, load_with_texts
 from tformer_cli.config.schema.data import ParallelText, PlainText
@@ -36,7 +36,7 @@ def init(
 
 
 @app.command()
-def check(file: ConfigArgument, settings: SetOption = None) -> None:
+def check(file: FileArgument, settings: SetOption = None) -> None:
     """Report all errors of a configuration, and whether its texts exist.
 
     Warnings: languages that are no ISO codes, a BLEU tokenizer that does not suit the target
@@ -56,7 +56,7 @@ def check(file: ConfigArgument, settings: SetOption = None) -> None:
 
 @app.command()
 def show(
-    file: ConfigArgument,
+    file: FileArgument,
     settings: SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML.")] = False,
 ) -> None:

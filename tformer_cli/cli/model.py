@@ -44,7 +44,7 @@ Row = Sequence[str]
 
 
 def model(
-    config: ConfigArgument,
+    config_file: ConfigArgument,
     settings: SetOption = None,
     vocab_size: Annotated[
         int | None,
@@ -69,10 +69,10 @@ def model(
 
     Example: tformer model configs/demo.yaml --set model.num_decoder_layers=1
     """
-    parsed = load_config(config, settings or [])
-    vocabulary = _vocabulary_size(parsed.tokenizer, vocab_size)
+    config = load_config(config_file, settings or [])
+    vocabulary = _vocabulary_size(config.tokenizer, vocab_size)
     lengths = (source_length, target_length)
-    labels = _labels(parsed.model, *lengths)
+    labels = _labels(config.model, *lengths)
 
     # torch takes a second to import.
     from tformer_cli.model.inspection.flops import TRAINING_FACTOR, count_flops
@@ -84,9 +84,9 @@ def model(
     )
     from tformer_cli.model.network import Seq2Seq
 
-    network = meta_model(parsed.model, source_size=vocabulary, target_size=vocabulary)
+    network = meta_model(config.model, source_size=vocabulary, target_size=vocabulary)
     modules, parameters = summarize(network), parameters_by_part(network)
-    needed = count_flops(parsed.model, vocabulary)
+    needed = count_flops(config.model, vocabulary)
     counts = (needed.of_source_token, needed.of_target_token, needed.forward)
     forward = {name: count(*lengths) for name, count in zip(COUNTED, counts, strict=True)}
     training = {name: TRAINING_FACTOR * count for name, count in forward.items()}
@@ -94,8 +94,8 @@ def model(
     cache = cache_size(network)._asdict() if isinstance(network, Seq2Seq) else {}
     if as_json:
         content = {
-            "config": str(config),
-            "kind": parsed.model.kind,
+            "config": str(config_file),
+            "kind": config.model.kind,
             "vocabulary_size": vocabulary,
             "parameters": parameters | {"all": network.num_parameters()},
             "flops": {"source_length": source_length, "target_length": target_length, **flops},
@@ -105,7 +105,7 @@ def model(
         typer.echo(json.dumps(content, indent=2))
         return
     sections = [
-        table(_facts(parsed, vocabulary), align="<<"),
+        table(_facts(config, vocabulary), align="<<"),
         table([("module", "kind", "weights", "parameters"), *_tree_rows(modules)], align="<<<>"),
         "\n".join([table(_parameter_rows(parameters), align="<>>"), *_shared(modules)]),
         table(_flops_rows(flops, labels), align="<>>"),

@@ -18,7 +18,9 @@ RunArgument = Annotated[Path | None, typer.Argument(help=_RUN, show_default=Fals
 LeadingRunArgument = Annotated[
     list[Path] | None, typer.Argument(metavar="RUN", help=_RUN, show_default=False)
 ]
-ConfigArgument = Annotated[Path, typer.Argument(help="A YAML file, such as configs/demo.yaml.")]
+_CONFIG = "A YAML file, such as configs/demo.yaml."
+FileArgument = Annotated[Path, typer.Argument(help=_CONFIG)]
+ConfigArgument = Annotated[Path, typer.Argument(metavar="config", help=_CONFIG)]
 RunOption = Annotated[
     Path | None,
     typer.Option(

@@ -43,9 +43,12 @@ ROWS = {
 
 
 def train(
-    config: Annotated[
+    config_file: Annotated[
         Path,
-        typer.Argument(help="A YAML file, such as configs/demo.yaml, or a run folder to resume."),
+        typer.Argument(
+            metavar="config",
+            help="A YAML file, such as configs/demo.yaml, or a run folder to resume.",
+        ),
     ],
     run: RunOption = None,
     settings: SetOption = None,
@@ -106,12 +109,12 @@ def train(
     Example: tformer train configs/demo.yaml --find-batch --memory-limit 8
     """
     _check_usage(fresh, dry_run, find_batch, memory_limit, as_json)
-    config = _config_file(config)
-    parsed = load_with_texts(config, settings or [])
+    config_file = _config_file(config_file)
+    config = load_with_texts(config_file, settings or [])
     if init_from is not None:
-        training = replace(parsed.training, init_from=init_from.resolve())
-        parsed = replace(parsed, training=training)
-    run_directory = run_of_config(config, run)
+        training = replace(config.training, init_from=init_from.resolve())
+        config = replace(config, training=training)
+    run_directory = run_of_config(config_file, run)
 
     # torch takes a second to import.
     from tformer_cli.device import resolve_device
@@ -120,21 +123,21 @@ def train(
     if dry_run:
         from tformer_cli.training.dry_run import dry_run as estimate
 
-        report = estimate(parsed, run_directory, device=torch_device)
+        report = estimate(config, run_directory, device=torch_device)
         typer.echo(json.dumps(report.as_json(), indent=2) if as_json else str(report))
     elif find_batch:
         from tformer_cli.training.find_batch_size import find_batch_size as search
 
-        batch = search(parsed, run_directory, device=torch_device, memory_limit=memory_limit)
+        batch = search(config, run_directory, device=torch_device, memory_limit=memory_limit)
         use = f"use it: --set {batch.setting}"
         typer.echo(json.dumps(batch.as_json(), indent=2) if as_json else f"{batch}\n{use}")
     else:
         from tformer_cli import api
 
-        api.train(parsed, run_directory.path, device=device, fresh=fresh)
+        api.train(config, run_directory.path, device=device, fresh=fresh)
         is_first = os.environ.get("RANK", "0") == "0"
-        if is_first and not isinstance(parsed.model, MaskedEncoderConfig):
-            suggest("eval" if parsed.data.test else "translate", run_directory.path)
+        if is_first and not isinstance(config.model, MaskedEncoderConfig):
+            suggest("eval" if config.data.test else "translate", run_directory.path)
 
 
 def _config_file(path: Path) -> Path:
@@ -231,7 +234,7 @@ def average(
 
 
 def vocab(
-    config: ConfigArgument,
+    config_file: ConfigArgument,
     run: RunOption = None,
     settings: SetOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing vocabulary.")] = False,
@@ -244,15 +247,15 @@ def vocab(
 
     Example: tformer vocab configs/demo.yaml --set tokenizer.vocab_size=4000 --force
     """
-    parsed = load_with_texts(config, settings or [])
-    run_directory = run_of_config(config, run)
+    config = load_with_texts(config_file, settings or [])
+    run_directory = run_of_config(config_file, run)
 
     # torch takes a second to import.
     from tformer_cli.corpus.statistics import report_sides
     from tformer_cli.training.setup import build_vocabulary
 
-    data = parsed.data
-    tokenizers = build_vocabulary(parsed, run_directory, overwrite=force)
+    data = config.data
+    tokenizers = build_vocabulary(config, run_directory, overwrite=force)
     reports = {
         "train": report_sides(tokenizers, data.train),
         "valid": report_sides(tokenizers, [data.valid]),
@@ -273,4 +276,4 @@ def vocab(
     typer.echo(table(zip(("", *ROWS), *columns, strict=True), align="<" + ">" * len(columns)))
     typer.echo(f"vocabulary: {run_directory.tokenizer}")
     changes = [word for setting in settings or [] for word in ("--set", setting)]
-    suggest("train", config, *(() if run is None else ("--run", run)), *changes)
+    suggest("train", config_file, *(() if run is None else ("--run", run)), *changes)
