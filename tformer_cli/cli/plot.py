@@ -116,8 +116,9 @@ def heatmap(
     from tformer_cli.translate.sentence_maps import sentence_maps
 
     trained = load_trained_network(run, checkpoint)
-    network, tokenizers, config = trained.model, trained.tokenizers, trained.config
-    maps = sentence_maps(network, tokenizers, config, sentence, target).select(part, layer, head)
+    maps = sentence_maps(
+        trained.model, trained.tokenizers, trained.config, sentence, target
+    ).select(part, layer, head)
     if file is not None and (missing := picture.save(maps, file)) is not None:
         warn(missing)
     typer.echo(json.dumps(maps.as_plain(), ensure_ascii=False) if as_json else f"{file}: written")

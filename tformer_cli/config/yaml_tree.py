@@ -169,7 +169,8 @@ class _Loader(yaml.BaseLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Return the next node; an alias counts as all nodes that it stands for."""
-        is_alias, before = self.check_event(yaml.AliasEvent), self._num_nodes
+        is_alias = self.check_event(yaml.AliasEvent)
+        before = self._num_nodes
         node = super().compose_node(parent, index)
         if node is not None:
             self._num_nodes += self._sizes.get(node, 1) if is_alias else 1

@@ -111,6 +111,7 @@ def _append_groups(file: BinaryIO, digests: np.ndarray, start: int, num_groups: 
     groups = (digests[:, 0] % np.uint64(num_groups)).astype(np.min_scalar_type(num_groups))
     order = np.argsort(groups, kind="stable")
     pairs = np.empty(len(digests), dtype=DIGEST_AND_INDEX)
-    pairs["digest"], pairs["index"] = digests[order], start + order
+    pairs["digest"] = digests[order]
+    pairs["index"] = start + order
     file.write(pairs.tobytes())
     return np.searchsorted(groups[order], np.arange(num_groups + 1))

@@ -247,7 +247,8 @@ class StoreWriter:
 
     def _merge_shards(self, directory: Path, is_kept: np.ndarray) -> list[FilterReport]:
         """Write the arrays of the kept pairs; return the final counts of each text."""
-        final_reports, start = [], 0
+        final_reports = []
+        start = 0
         with contextlib.ExitStack() as stack:
             files = [
                 [stack.enter_context((directory / name).open("wb")) for name in names]
@@ -256,7 +257,8 @@ class StoreWriter:
             for _, offsets_file in files:
                 offsets_file.write(np.zeros(1, dtype=OFFSET_DTYPE).tobytes())
             for reports in self.reports:
-                total, num_kept = _total(reports), 0
+                total = _total(reports)
+                num_kept = 0
                 for path, report in reports.items():
                     kept = is_kept[start : start + report.kept]
                     shard = read_shard(path)

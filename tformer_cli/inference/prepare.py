@@ -53,7 +53,9 @@ class FusedAttention(Attention):
     def __init__(self, parts: Attention) -> None:
         nn.Module.__init__(self)
         self.num_heads, self.num_kv_heads = parts.num_heads, parts.num_kv_heads
-        self.dropout, self.output, self.kv_shape = parts.dropout, parts.output, parts.kv_shape
+        self.dropout = parts.dropout
+        self.output = parts.output
+        self.kv_shape = parts.kv_shape
         self.attend = parts.attend
         self.query_norm, self.key_norm = parts.query_norm, parts.key_norm
         self.projection = concatenate_linears(parts.query, parts.key, parts.value)

@@ -131,7 +131,9 @@ def dry_run(config: Config, run: RunDirectory, *, device: torch.device) -> DryRu
 
 
 def _measure(trainer: Trainer, num_pairs: int, run: RunDirectory) -> DryRun:
-    data, state, training = trainer.data, trainer.state, trainer.config.training
+    data = trainer.data
+    state = trainer.state
+    training = trainer.config.training
     worst = worst_case_steps(trainer, training.batch_tokens, WORST_CASE_STEPS)
     worst_batch, slowest = max(worst.items(), key=lambda item: item[1].seconds)
     started = time.perf_counter()

@@ -144,7 +144,8 @@ def broadcast_state(state: TrainState) -> None:
     models = [state.model] if state.ema is None else [state.model, state.ema.model]
     for model in models:
         world.broadcast(weight.detach() for weight in model.parameters())
-    moments, parameters = state.optimizer.state, list(state.model.parameters())
+    moments = state.optimizer.state
+    parameters = list(state.model.parameters())
     if not world.is_main_process:
         moments.clear()
     # Before the first step there are none, and matrices may have others than the rest.
@@ -156,7 +157,8 @@ def broadcast_state(state: TrainState) -> None:
         ]
     )
     for index, key, dtype, shape in layout:
-        slots, device = moments[parameters[index]], parameters[index].device
+        slots = moments[parameters[index]]
+        device = parameters[index].device
         if not world.is_main_process:
             slots[key] = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         world.broadcast([slots[key]])
