@@ -34,7 +34,7 @@ def train(
 ) -> Path:
     """Train a model to the end, or resume its training from the last checkpoint.
 
-    Example:
+    Examples:
         >>> train("configs/demo.yaml", settings=["training.max_steps=100"])  # doctest: +SKIP
         PosixPath('runs/demo')
 
@@ -91,7 +91,7 @@ def evaluate(
 
     Translations and scores are also written to eval/ in the run folder.
 
-    Example:
+    Examples:
         >>> evaluate("runs/demo")["demo"].scores["bleu"].score  # doctest: +SKIP
         97.45
 

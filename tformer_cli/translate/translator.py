@@ -62,7 +62,7 @@ class Translator:
     the translations of its pieces are joined. So is a line above `max_source_sentences`: a model
     trained on single sentences translates the first one and drops the others.
 
-    Example:
+    Examples:
         >>> translator = Translator.load("runs/demo")  # doctest: +SKIP
         >>> translator.translate(["The girl has danced with us."])  # doctest: +SKIP
         ['Das Mädchen hat mit uns getanzt.']
