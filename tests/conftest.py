@@ -5,6 +5,7 @@ import functools
 import os
 import resource
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,11 @@ from tformer_cli.cli.entry import refusal
 from tformer_cli.cli.options import message
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import TformerError
+from tformer_cli.export.run import export_run
 from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import find_model
 from tformer_cli.training.trainer import train
+from tformer_cli.translate.backend import checked_export
 
 Tformer = Callable[..., Result]
 
@@ -100,6 +104,10 @@ def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = write_toy(folder / "data", config=config)
     run = RunDirectory(folder / "run")
     train(load_config(file), run, device=torch.device("cpu"))
+    if find_spec("ctranslate2") is not None:
+        # What the first `tformer translate` writes.
+        folder = checked_export(find_model(run), "float32")
+        export_run(run, folder, "ctranslate2", check_lines=10)
     return run.path
 
 

@@ -40,6 +40,15 @@ BASE = EncoderDecoderConfig(
 ROTARY = replace(BASE, positions=RotaryPositions(base=100.0))
 
 
+def content_of(model: TrainedModel) -> object:
+    """What a model translates by: tokenizers, settings, languages and weights."""
+    data = model.config.data
+    languages = (data.source_language, data.target_language)
+    limits = (data.filters.max_length, model.max_source_sentences)
+    weights = {name: weight.tolist() for name, weight in model.model.named_parameters()}
+    return model.tokenizers.fingerprint, model.config.model, languages, limits, weights
+
+
 def scaled(scaling: LinearScaling | NtkScaling | YarnScaling) -> EncoderDecoderConfig:
     return replace(BASE, positions=RotaryPositions(base=100.0, scaling=scaling))
 

@@ -16,7 +16,7 @@ from tformer_cli.errors import Problem
 
 PACKAGE = Path(tformer_cli.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-COMMAND = re.compile(r"`tformer [^`]*`")
+COMMAND = re.compile(r"`tformer [^`]*`|^tformer .*")
 
 
 def parameters(command: Any) -> Iterator[str]:

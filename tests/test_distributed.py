@@ -58,7 +58,7 @@ def test_processes_tell_each_other_what_they_should(tmp_path, monkeypatch):
     def talk(rank: int) -> None:
         # The third process is the first of another machine.
         os.environ["LOCAL_RANK"] = str(rank % 2)
-        with process_group(torch.device("cpu")) as world:
+        with process_group("cpu") as world:
             summed = [torch.full((2, 3), float(rank + 1)), torch.tensor(0.5), torch.ones(7)]
             summed += [torch.full((4, 2), float(rank)).t(), torch.ones(1, dtype=torch.float64)]
             world.all_reduce_(summed)
@@ -170,11 +170,11 @@ def test_processes_that_cannot_find_each_other_are_refused(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RANK", "0")
-    with process_group(torch.device("cpu")) as world:
+    with process_group("cpu") as world:
         assert world == SINGLE_PROCESS
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_PORT", "29500")
-    with pytest.raises(DeviceError) as caught, process_group(torch.device("cpu")):
+    with pytest.raises(DeviceError) as caught, process_group("cpu"):
         pass
     assert str(caught.value) == (
         "torchrun: RANK and WORLD_SIZE are set, and not all that goes with them "
@@ -198,7 +198,7 @@ def test_on_gpus_a_process_has_its_own_and_waits_by_nccl_for_minutes(monkeypatch
 
         return make
 
-    nccl, device = object(), torch.device("cuda:1")
+    nccl, device = object(), "cuda:1"
     monkeypatch.setattr(torch.distributed, "init_process_group", group("all"))
     monkeypatch.setattr(torch.distributed, "new_group", group("gpus", nccl))
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tformer_cli.evaluation.evaluate import Evaluation as Evaluation
     from tformer_cli.evaluation.metrics import Score as Score
     from tformer_cli.text.segments import Terminology as Terminology
-    from tformer_cli.translate.mbr import MBR as MBR
+    from tformer_cli.translate.options import MBR as MBR
     from tformer_cli.translate.options import SearchOptions as SearchOptions
     from tformer_cli.translate.postprocess import Translation as Translation
     from tformer_cli.translate.score import ScoredPair as ScoredPair
@@ -38,7 +38,7 @@ _HOMES = {
     "Config": "tformer_cli.config.schema.config",
     "Evaluation": "tformer_cli.evaluation.evaluate",
     "GreedyConfig": "tformer_cli.config.schema.decoding",
-    "MBR": "tformer_cli.translate.mbr",
+    "MBR": "tformer_cli.translate.options",
     "Problem": "tformer_cli.errors",
     "SampleConfig": "tformer_cli.config.schema.decoding",
     "Score": "tformer_cli.evaluation.metrics",

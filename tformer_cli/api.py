@@ -20,8 +20,7 @@ from tformer_cli.evaluation.evaluate import (
 from tformer_cli.evaluation.metrics import MetricName, build_metric
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config
 from tformer_cli.training import trainer as training
-from tformer_cli.translate.mbr import MBR
-from tformer_cli.translate.options import SearchOptions
+from tformer_cli.translate.options import MBR, SearchOptions
 
 
 def train(

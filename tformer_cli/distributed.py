@@ -7,15 +7,18 @@ running out of memory keeps the others waiting and does not confuse them.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
-
-import torch
-from torch import Tensor, distributed
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tformer_cli.errors import DeviceError, Interrupted
+from tformer_cli.process import num_processes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
 
 # By gloo, on the CPU, processes also wait for the one that encodes a large corpus. torchrun
 # notices a process that dies.
@@ -43,54 +46,65 @@ class World:
     rank: int = 0
     size: int = 1
     local_rank: int = 0  # on this machine
-    gpu_group: "distributed.ProcessGroup | None" = None  # NCCL, for tensors on GPUs
+    gpu_group: "ProcessGroup | None" = None  # NCCL, for tensors on GPUs
 
     @property
     def is_main_process(self) -> bool:
         """Whether this is rank 0, which writes files and logs."""
         return self.rank == 0
 
-    def all_reduce_(self, tensors: Sequence[Tensor]) -> None:
+    def all_reduce_(self, tensors: "Sequence[Tensor]") -> None:
         """Replace each tensor by its sum over all processes, bit-identical in each of them."""
         if self.size == 1:
             return
+        import torch
+
         for bucket in _buckets(tensors):
             # A tensor alone is reduced in place.
             flat = bucket[0].flatten()
             if len(bucket) > 1:
                 flat = torch.cat([tensor.flatten() for tensor in bucket])
-            self._run(distributed.all_reduce, flat, group=self._group(flat))
+            self._run("all_reduce", flat, group=self._group(flat))
             parts = torch.split(flat, [tensor.numel() for tensor in bucket])
             for tensor, part in zip(bucket, parts, strict=True):
                 tensor.copy_(part.view_as(tensor))
 
     def all_reduce_sum(self, *numbers: float) -> list[float]:
         """Return the sum of each number over all processes, in float64."""
+        if self.size == 1:
+            return [float(number) for number in numbers]
+        import torch
+
         totals = torch.tensor(numbers, dtype=torch.float64)
         self.all_reduce_([totals])
         return totals.tolist()
 
     def all_reduce_max(self, number: int) -> int:
         """Return the maximum of a number over all processes."""
+        if self.size == 1:
+            return number
+        import torch
+        from torch.distributed import ReduceOp
+
         maximum = torch.tensor(number)
-        self._run(distributed.all_reduce, maximum, distributed.ReduceOp.MAX)
+        self._run("all_reduce", maximum, ReduceOp.MAX)
         return int(maximum)
 
-    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast(self, tensors: "Iterable[Tensor]") -> None:
         """Replace each tensor by that of rank 0."""
         for tensor in tensors:
-            self._run(distributed.broadcast, tensor, 0, group=self._group(tensor))
+            self._run("broadcast", tensor, 0, group=self._group(tensor))
 
     def broadcast_object(self, value: Any = None) -> Any:
         """Return the plain value that rank 0 passes; the others pass none."""
         values = [value]
-        self._run(distributed.broadcast_object_list, values)
+        self._run("broadcast_object_list", values)
         return values[0]
 
     def gather(self, lines: Sequence[str]) -> list[list[str]]:
         """Return the lines of every process, by rank."""
         gathered = [list(lines) for _ in range(self.size)]
-        self._run(distributed.all_gather_object, gathered, list(lines))
+        self._run("all_gather_object", gathered, list(lines))
         return gathered
 
     def shard(self, items: Sequence[Item]) -> Sequence[Item]:
@@ -122,39 +136,37 @@ class World:
         for _ in range(turn, 2):
             self.barrier()
 
-    def _run(self, collective: Callable[..., object], *arguments: Any, **options: Any) -> None:
+    def _run(self, collective: str, *arguments: Any, **options: Any) -> None:
         """Call a collective of torch, unless this process is alone."""
         if self.size == 1:
             return
+        from torch import distributed
+
         try:
-            collective(*arguments, **options)
+            getattr(distributed, collective)(*arguments, **options)
         except RuntimeError as error:
             if not any(phrase in str(error) for phrase in PEER_CLOSED):
                 raise
             what = "another process has ended"
             raise DeviceError("torchrun", what, remedy="see what it says") from None
 
-    def _group(self, tensor: Tensor) -> "distributed.ProcessGroup | None":
+    def _group(self, tensor: "Tensor") -> "ProcessGroup | None":
         return self.gpu_group if tensor.is_cuda else None
 
 
 SINGLE_PROCESS = World()
 
 
-def num_processes() -> int:
-    """Return how many processes torchrun has started; 1 without torchrun."""
-    # Schedulers set some of the variables without starting processes.
-    is_known = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
-    return int(os.environ["WORLD_SIZE"]) if is_known else 1
-
-
 @contextlib.contextmanager
-def process_group(device: torch.device) -> Iterator[World]:
+def process_group(device: str) -> Iterator[World]:
     """Join the process group of torchrun; without torchrun, yield `SINGLE_PROCESS`.
 
-    If `device` is a GPU, it becomes the current one.
+    If `device` is a GPU, such as `cuda:1`, it becomes the current one.
     """
-    if device.type == "cuda" and device.index is not None:
+    kind, _, index = device.partition(":")
+    if kind == "cuda" and index:
+        import torch
+
         # Compiled kernels and NCCL use the current GPU, whatever a tensor lies on.
         torch.cuda.set_device(device)
     size = num_processes()
@@ -166,9 +178,11 @@ def process_group(device: torch.device) -> Iterator[World]:
         what = "RANK and WORLD_SIZE are set, and not all that goes with them"
         remedy = "start the processes by torchrun, or unset RANK"
         raise DeviceError("torchrun", what, got=f"no {', '.join(unset)}", remedy=remedy)
+    from torch import distributed
+
     distributed.init_process_group("gloo", timeout=TIMEOUT)
     gpu_group = None
-    if device.type == "cuda":
+    if kind == "cuda":
         gpu_group = distributed.new_group(backend="nccl", timeout=GPU_TIMEOUT)
     try:
         yield World(distributed.get_rank(), size, int(os.environ["LOCAL_RANK"]), gpu_group)
@@ -180,11 +194,13 @@ def process_group(device: torch.device) -> Iterator[World]:
     distributed.destroy_process_group()
 
 
-def local_device(device: torch.device) -> torch.device:
+def local_device(device: "torch.device") -> "torch.device":
     """Return the GPU of this process on its machine if `device` is a GPU, else `device`."""
     local_rank = os.environ.get("LOCAL_RANK")
     if device.type != "cuda" or local_rank is None:
         return device
+    import torch
+
     is_any = device == torch.device("cuda")
     num_gpus = torch.cuda.device_count() if is_any else 1
     if int(local_rank) >= num_gpus:
@@ -197,7 +213,7 @@ def local_device(device: torch.device) -> torch.device:
     return torch.device("cuda", int(local_rank)) if is_any else device
 
 
-def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+def _buckets(tensors: "Iterable[Tensor]") -> "Iterator[list[Tensor]]":
     """Yield the tensors in order, up to `BUCKET_BYTES` at a time, or a larger one alone."""
     bucket: list[Tensor] = []
     size = 0

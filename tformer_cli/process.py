@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from multiprocessing.connection import wait
+from pathlib import Path
 
 # What torch and its libraries read when they are imported.
 ENVIRONMENT = {
@@ -59,6 +60,20 @@ def num_cores() -> int:
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def num_processes() -> int:
+    """Return how many processes torchrun has started; 1 without torchrun."""
+    # Schedulers set some of the variables without starting processes.
+    is_known = {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+    return int(os.environ["WORLD_SIZE"]) if is_known else 1
+
+
+def may_have_gpu() -> bool:
+    """Return whether this machine has a GPU that torch may use, as far as the system tells."""
+    devices = ("nvidia[0-9]*", "kfd", "dxg")  # NVIDIA's, AMD's, and a GPU of Windows under Linux
+    is_mac = sys.platform == "darwin"
+    return is_mac or any(True for name in devices for _ in Path("/dev").glob(name))
 
 
 def num_threads() -> int:

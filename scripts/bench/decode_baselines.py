@@ -106,7 +106,11 @@ class Ours(Baseline):
         from tformer_cli.translate.translator import Translator
 
         self.translator = Translator.load(
-            self.task.run, device="cpu", precision=self.precision, workers=self.setting.workers
+            self.task.run,
+            device="cpu",
+            precision=self.precision,
+            backend="native",
+            workers=self.setting.workers,
         )
 
     def translate(self, lines: Sequence[str]) -> list[str]:
@@ -125,25 +129,29 @@ class OursInt8(Ours):
     precision = "int8"
 
 
-class CTranslate2Backend(Ours):
-    """tformer with CTranslate2 as its engine, as `tformer translate --backend ctranslate2`."""
+class CTranslate2Backend(Baseline):
+    """tformer with CTranslate2 as its engine, as `tformer translate` uses it; without torch."""
 
     @classmethod
     def settings(cls, task: Task) -> Sequence[Setting]:
         return [Setting()]
 
-    def load(self) -> None:
-        import torch
-
-        from tformer_cli.export.ctranslate2 import CTranslate2Format
+    def use(self, setting: Setting) -> None:
+        """Load the translator."""
+        from tformer_cli.export.ctranslate2_engine import CTranslate2Engine
+        from tformer_cli.storage.trained_model import find_model
         from tformer_cli.translate.translator import Translator
 
-        trained = self.task.trained()
-        self.translator = Translator.from_model(
-            trained.model, trained.tokenizers, trained.config, torch.device("cpu")
-        )
+        super().use(setting)
+        files = find_model(RunDirectory(Path(self.task.run)))
         exported = Path(self.task.exports) / CTranslate2.number_format
-        self.translator.engine = CTranslate2Format().engine(trained, exported)
+        engine = CTranslate2Engine.load(
+            exported, files.config.model, files.tokenizers, CTranslate2.number_format
+        )
+        self.translator = Translator(engine, files.tokenizers, files.config)
+
+    def translate(self, lines: Sequence[str]) -> list[str]:
+        return self.translator.translate(lines, decoding=self.task.search)
 
 
 class IdBaseline(Baseline):
@@ -340,8 +348,8 @@ BASELINES: dict[str, type[Baseline]] = {
 
 def serve_translation(name: str, task: dict[str, Any]) -> Callable[[dict[str, Any]], object]:
     """Return what translates when asked to."""
-    if issubclass(BASELINES[name], CTranslate2):
-        # CTranslate2 imports torch where it is installed, and needs it for nothing here.
+    if issubclass(BASELINES[name], CTranslate2 | CTranslate2Backend):
+        # Older versions of CTranslate2 import torch where it is installed, for nothing here.
         sys.modules["torch"] = None
     return partial(answer, BASELINES[name](Task(**task)))
 

@@ -12,8 +12,7 @@ from flops import synchronize
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tformer_cli.device import hardware_name, peak_memory, resolve_device, resolve_precision
-from tformer_cli.model.blocks.attention import kernel_attend
-from tformer_cli.model.blocks.attention_mask import AttentionMask, padding_mask
+from tformer_cli.model.blocks.attention import AttentionMask, kernel_attend, padding_mask
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "configs" / "demo.yaml"

@@ -15,8 +15,8 @@ from storage.saving import remove_settings
 from tformer_cli import Translator
 from tformer_cli.cli.translate import _json_line, _numbered_lines
 from tformer_cli.config.schema.decoding import GreedyConfig
-from tformer_cli.storage.checkpoint import write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import write_checksums
 from tformer_cli.translate import translator as translator_module
 from tformer_cli.translate.postprocess import Translation
 
@@ -176,14 +176,14 @@ def test_a_damaged_checkpoint_is_refused_and_another_is_named(toy_run, tformer, 
     weights = best / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     others = sorted({x.name for x in (run / "checkpoints").iterdir()} - {best.name})
-    result = tformer("translate", run, stdin="ab\n")
+    result = tformer("translate", run, "--backend", "native", stdin="ab\n")
     assert (result.exit_code, result.stdout) == (2, "")
     problem = f"{best}: is damaged: model.safetensors does not match its checksum"
     assert result.stderr == f"{problem}; use --checkpoint {others[-1]}\n"
     assert tformer("translate", run, "--checkpoint", others[-1], stdin="ab\n").exit_code == 0
     for name in others:
         (run / "checkpoints" / name / "state.json").unlink()
-    result = tformer("translate", run, stdin="ab\n")
+    result = tformer("translate", run, "--backend", "native", stdin="ab\n")
     assert result.stderr == f"{problem}; no other checkpoint is intact: train again with --fresh\n"
 
 
@@ -410,7 +410,8 @@ def test_a_run_that_counted_no_sentences_translates_lines_as_they_are(toy_run, t
         (checkpoint / "SHA256SUMS").unlink()
         write_checksums(checkpoint)
     whole = ("translate", toy_run, "--max-source-sentences", 3)
-    result = tformer("translate", older.path, stdin="ab cd. fed. bca\n")
+    words = ("translate", older.path, "--backend", "native")
+    result = tformer(*words, stdin="ab cd. fed. bca\n")
     assert (result.stderr, result.stdout) == ("", tformer(*whole, stdin="ab cd. fed. bca\n").stdout)
 
 

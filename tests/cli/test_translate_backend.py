@@ -3,13 +3,15 @@
 import itertools
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
-import torch
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 
 BACKEND = ("--backend", "ctranslate2")
+NATIVE = ("--backend", "native")
 # Different ones: of equal sentences, any may have its second best for the same score.
 SENTENCES = [f"{a}{b} {b}e{a}{c}." for a, b, c in itertools.product("abcdef", "cfg", "bd")]
 TEXT = "abc de\n\ng\n" + " ".join(SENTENCES) + "\nbad cafe\n"
@@ -17,8 +19,9 @@ TEXT = "abc de\n\ng\n" + " ".join(SENTENCES) + "\nbad cafe\n"
 
 @pytest.fixture
 def run(toy_run, tmp_path):
-    """A copy to change."""
-    return shutil.copytree(toy_run, tmp_path / "run")
+    """A copy to change, without exports."""
+    ignored = shutil.ignore_patterns("exports")
+    return shutil.copytree(toy_run, tmp_path / "run", ignore=ignored)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +36,7 @@ def run(toy_run, tmp_path):
 )
 def test_backend_changes_no_translation(run, tformer, words):
     """Blank lines, long ones in pieces and alignments included; scores within rounding."""
-    ours = tformer("translate", run, *words, stdin=TEXT)
+    ours = tformer("translate", run, *words, *NATIVE, stdin=TEXT)
     theirs = tformer("translate", run, *words, *BACKEND, stdin=TEXT)
     assert theirs.stderr == ours.stderr
     for own, other in zip(ours.stdout.splitlines(), theirs.stdout.splitlines(), strict=True):
@@ -65,6 +68,100 @@ def test_export_is_made_once_for_a_checkpoint_and_a_number_format(run, tformer):
     assert first.stat().st_mtime_ns == before
     tformer("translate", run, *BACKEND, "--checkpoint", "step-000144", stdin="abc\n")
     assert len(list((run / "exports").glob("ctranslate2-*"))) == 3
+
+
+# ------------------------------------------------------------- auto
+
+
+def exported(run):
+    return sorted(path.name for path in (run / "exports").glob("checked-*"))
+
+
+def test_auto_exports_once_says_so_and_translates_alike(run, tformer):
+    expected = tformer("translate", run, *NATIVE, stdin=TEXT)
+    first = tformer("translate", run, stdin=TEXT)
+    line = f"{run}: exporting for CTranslate2, once\n"
+    assert first.stderr == line + expected.stderr
+    (name,) = exported(run)
+    assert (run / "exports" / name / "README.md").exists()
+    again = tformer("translate", run, stdin=TEXT)
+    assert again.stderr == expected.stderr
+    assert first.stdout == again.stdout == expected.stdout
+
+
+def test_auto_starts_without_torch(toy_run):
+    code = (
+        "import sys\n"
+        "from tformer_cli.cli.app import main\n"
+        f"sys.argv = ['tformer', 'translate', {str(toy_run)!r}, 'abc de']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end\n"
+        "assert 'ctranslate2' in sys.modules\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--set", "decoding={kind: sample, top_k: 3}", "--nbest", "2"),
+        ("--ban", "A"),
+        ("--beam", "4", "--set", "decoding.no_repeat_ngram_size=2"),
+        ("--beam", "5", "--mbr", "chrf", "--set", "decoding.patience=0.5"),
+        ("--json", "--set", "decoding.coverage_penalty=0.2", "--beam", "3"),
+    ],
+)
+def test_auto_leaves_to_our_own_engine_what_the_other_lacks(toy_run, tformer, words):
+    ours = tformer("translate", toy_run, *words, *NATIVE, stdin=TEXT)
+    auto = tformer("translate", toy_run, *words, stdin=TEXT)
+    assert (auto.stdout, auto.stderr) == (ours.stdout, ours.stderr)
+    assert ours.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "words", [("--precision", "bfloat16"), ("--workers", "2"), ("--ensemble", "RUN")]
+)
+def test_auto_is_our_own_engine_where_an_option_is_its(run, tformer, words):
+    words = [run if word == "RUN" else word for word in words]
+    result = tformer("translate", run, *words, stdin="abc\n")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert not exported(run)
+
+
+def test_auto_without_a_text_to_check_by_is_our_own_engine(run, tformer):
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("valid.", "absent."))
+    result = tformer("translate", run, stdin="abc\n")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert not exported(run)
+
+
+def test_auto_goes_on_without_an_export_that_is_refused_or_damaged(run, tformer):
+    expected = tformer("translate", run, *NATIVE, stdin=TEXT)
+    (run / "eval").mkdir(exist_ok=True)
+    spoilt = run / "eval" / "step-000150.x.json"
+    spoilt.write_text("{}")
+    found = [tformer("translate", run, stdin=TEXT) for _ in range(2)]
+    (refusal,) = (run / "exports").glob("checked-*.txt")
+    reason = refusal.read_text()
+    assert reason.startswith(f"{spoilt}: ")
+    line = (
+        f"{refusal}: says why there is no export for CTranslate2 ({reason.strip()}); "
+        f"remove it to try again; translating without CTranslate2\n"
+    )
+    assert found[0].stderr == f"{run}: exporting for CTranslate2, once\n{line}{expected.stderr}"
+    assert found[1].stderr == line + expected.stderr
+    assert found[0].stdout == found[1].stdout == expected.stdout
+    refusal.unlink()
+    spoilt.unlink()
+    tformer("translate", run, stdin="abc\n")
+    (folder,) = (run / "exports").glob("checked-*")
+    (folder / "model.bin").write_bytes(b"")
+    result = tformer("translate", run, stdin=TEXT)
+    assert result.stderr.startswith(f"{folder}: cannot be loaded by CTranslate2 (")
+    assert result.stdout == expected.stdout
 
 
 def test_damaged_export_is_one_line(run, tformer):
@@ -128,28 +225,33 @@ def test_demands_are_refused_before_a_line_has_any(run, tformer, tmp_path, optio
     )
 
 
-def test_quantization_needs_the_backend(run, tformer):
-    result = tformer("translate", run, "--quantization", "int8", stdin="abc\n")
+def test_quantization_chooses_the_backend(run, tformer):
+    words = ("translate", run, "--quantization", "int8")
+    assert tformer(*words, stdin=TEXT).stdout == tformer(*words, *BACKEND, stdin=TEXT).stdout
+    result = tformer(*words, "--backend", "native", stdin="abc\n")
     assert result.exit_code == 2
-    assert result.stderr == ("--quantization: has no effect without --backend ctranslate2 (int8)\n")
+    assert result.stderr == "--quantization: has no effect on --backend native (int8)\n"
+    result = tformer(*words, "--workers", "2", stdin="abc\n")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "--workers: has no effect on --quantization, which uses threads (2); leave it out\n"
+    )
 
 
 def test_a_gpu_is_not_what_the_backend_runs_on(run, tformer, monkeypatch):
-    # A machine with a GPU, which is `auto` there.
-    there = {"cpu": "cpu", "auto": "meta", "cuda": "meta"}
-    resolve_device = "tformer_cli.translate.translator.resolve_device"
-    monkeypatch.setattr(resolve_device, lambda name: torch.device(there[name]))
+    """On a machine with a GPU, which is `auto` there."""
+    monkeypatch.setattr("tformer_cli.translate.backend.may_have_gpu", lambda: True)
     assert tformer("translate", run, *BACKEND, stdin="abc\n").exit_code == 0
     result = tformer("translate", run, *BACKEND, "--device", "cuda", stdin="abc\n")
     assert result.exit_code == 2
     assert result.stderr == (
-        "--device: must be cpu with --backend ctranslate2 (meta); add --device cpu\n"
+        "--device: must be cpu with --backend ctranslate2 (cuda); add --device cpu\n"
     )
 
 
 def test_torchrun_is_not_for_the_backend(run, tformer, monkeypatch, tmp_path):
     (tmp_path / "text").write_text("abc\n")
-    monkeypatch.setattr("tformer_cli.translate.options.num_processes", lambda: 2)
+    monkeypatch.setattr("tformer_cli.translate.backend.num_processes", lambda: 2)
     result = tformer("translate", run, *BACKEND, "--input", tmp_path / "text")
     assert result.exit_code == 2
     assert result.stderr == (

@@ -17,8 +17,8 @@ import torch
 from killing import killed
 from tqdm import tqdm
 
-from tformer_cli.distributed import num_processes
 from tformer_cli.model.encoder_decoder import EncoderDecoder
+from tformer_cli.process import num_processes
 from tformer_cli.translate import translator as translator_module
 
 CHOOSER = random.Random(5)
@@ -191,7 +191,7 @@ def test_memory_does_not_grow_with_the_file(toy_run, tformer, tmp_path, monkeypa
         on_done(len(requests))
         return [[translator_module.Hypothesis((), 0.0, 0.0, True)] * nbest for _ in requests]
 
-    monkeypatch.setattr("tformer_cli.search.engine.NativeEngine.translate", translated)
+    monkeypatch.setattr("tformer_cli.search.native_engine.NativeEngine.translate", translated)
     monkeypatch.setattr(translator_module, "WINDOW_LINES", 100)
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     peaks = []
@@ -232,7 +232,7 @@ def test_memory_that_runs_out_is_one_line_and_changes_nothing(translate, target,
         return step(self, ids, cache)
 
     monkeypatch.setattr(EncoderDecoder, "decode_step", short)
-    result = translate("--device", "cpu")
+    result = translate("--device", "cpu", "--backend", "native")
     assert (result.exit_code, result.stderr) == (
         0,
         "cpu: memory ran out (8 sentences at a time); going on with fewer\n",

@@ -7,7 +7,7 @@ import pytest
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.export.check import Difference, compare
 from tformer_cli.export.plain import PlainFormat
-from tformer_cli.search.state import Hypothesis, Request
+from tformer_cli.search.engine import Hypothesis, Request
 
 SENTENCE = Request(source=(7, 8, 3))
 ONE = Hypothesis((20, 21, 22), log_prob=-4.0, score=-1.0, finished=True)

@@ -9,7 +9,6 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,19 +34,15 @@ from tformer_cli.config.schema.model import (
 )
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
 from tformer_cli.errors import ConfigError, UsageError
-from tformer_cli.export import ctranslate2 as room
 from tformer_cli.export.check import CheckText, check
 from tformer_cli.export.ctranslate2 import (
     CTranslate2Format,
-    cached_engine,
     quantize_weights,
     specification,
-    unsupported,
 )
+from tformer_cli.export.ctranslate2_engine import unsupported
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.storage.lock import exclusive_lock
-from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import MarianTokenizer, marian_file
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
@@ -309,33 +304,6 @@ def test_folder_that_is_there_is_left_alone(tmp_path):
         save(random_model(PLAIN, tokenizers), tokenizers, PLAIN, tmp_path)
     assert str(raised.value) == f"{tmp_path}: already exists; remove it, or name another"
     assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
-
-
-def test_an_export_that_another_process_has_just_written_is_taken(tmp_path, monkeypatch):
-    run, whole = RunDirectory(tmp_path), lively(BASE)
-
-    @contextlib.contextmanager
-    def alone_after_another(lock: Path, waiting: str) -> Iterator[None]:
-        monkeypatch.setattr(room, "exclusive_lock", exclusive_lock)
-        cached_engine(run, whole, "float32")
-        with exclusive_lock(lock, waiting):
-            yield
-
-    monkeypatch.setattr(room, "exclusive_lock", alone_after_another)
-    assert cached_engine(run, whole, "float32").translator.compute_type == "float32"
-    assert len(list(run.exports.glob("*-float32"))) == 1
-
-
-def test_an_export_of_another_version_is_left_alone(tmp_path, monkeypatch):
-    """Int8 weights up to 127, as they once were, saturate without VNNI."""
-    run, whole = RunDirectory(tmp_path), lively(BASE)
-    monkeypatch.setattr(room, "FORMAT_VERSION", 1)
-    cached_engine(run, whole, "int8")
-    (old,) = run.exports.glob("ctranslate2-*")
-    (old / "model.bin").write_bytes(b"")
-    monkeypatch.undo()
-    assert cached_engine(run, whole, "int8").translator.compute_type == "int8_float32"
-    assert len(list(run.exports.glob("ctranslate2-*"))) == 2
 
 
 def test_missing_ctranslate2_is_one_line(tmp_path, monkeypatch):

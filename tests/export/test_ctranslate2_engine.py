@@ -20,8 +20,8 @@ from tformer_cli.export.ctranslate2_engine import (
     MIN_BATCH,
     shrinking_batches,
 )
-from tformer_cli.search.engine import NativeEngine
-from tformer_cli.search.state import EMPTY, Request, SpecialTokens
+from tformer_cli.search.engine import EMPTY, Request, SpecialTokens
+from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.text.vocabulary import EOS_ID, UNK_ID
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
@@ -92,7 +92,8 @@ def test_neither_batches_nor_what_is_under_way_change_hypotheses(
 ):
     form = CTranslate2Format()
     form.write(model, tmp_path)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    module = "tformer_cli.export.ctranslate2_engine"
+    monkeypatch.setattr(f"{module}.num_threads", lambda: num_threads)
     engine = form.engine(model, tmp_path)
     assert engine.translator.num_translators == num_threads
     search = BeamConfig(beam_size=3, max_length=9)

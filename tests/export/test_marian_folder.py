@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from exportable import content_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opus import (
@@ -213,7 +214,7 @@ def test_shards_of_transformers_are_the_same_model(opus):
     save_in_shards(opus)
     assert not (opus / "model.safetensors").exists()
     assert len(list(opus.glob("model-*-of-*.safetensors"))) > 2
-    assert read_marian(opus).fingerprint == whole.fingerprint
+    assert content_of(read_marian(opus)) == content_of(whole)
 
 
 def test_a_weight_that_no_shard_has_is_named(opus):

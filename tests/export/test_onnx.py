@@ -28,7 +28,7 @@ from tformer_cli.export.check import CheckText, check
 from tformer_cli.export.onnx import OnnxFormat, SourceGraph, StepGraph, traceable
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.search.state import Request, SpecialTokens
+from tformer_cli.search.engine import Request, SpecialTokens
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SPECIAL_TOKENS, UNK_ID
 from tformer_cli.translate.translator import Translator
 
@@ -160,7 +160,7 @@ def test_translations_do_not_depend_on_their_company(small):
 
 @pytest.mark.slow
 def test_scores_of_pairs_are_those_of_the_model(small):
-    from tformer_cli.search.engine import NativeEngine
+    from tformer_cli.search.native_engine import NativeEngine
 
     engine = FORM.engine(small.trained, small.folder)
     roles = SpecialTokens(*small.trained.tokenizers.special_ids(small.trained.config.model.kind))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from exportable import content_of
 
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import StorageError, TformerError
@@ -37,7 +38,7 @@ def test_an_imported_run_is_the_original_bit_for_bit(toy_run, plain, tmp_path):
     read = import_run(plain, run)
     original = load_trained_model(RunDirectory(toy_run))
     loaded = load_trained_model(run)
-    assert loaded.fingerprint == read.fingerprint == original.fingerprint
+    assert content_of(loaded) == content_of(read) == content_of(original)
     for (name, weight), (_, expected) in zip(
         loaded.model.named_parameters(), original.model.named_parameters(), strict=True
     ):

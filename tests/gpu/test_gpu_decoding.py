@@ -9,8 +9,8 @@ from test_gpu_model import VARIANTS, V, network
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.config.schema.model import LatentConfig
-from tformer_cli.search.engine import NativeEngine
-from tformer_cli.search.state import Request, SpecialTokens
+from tformer_cli.search.engine import Request, SpecialTokens
+from tformer_cli.search.native_engine import NativeEngine
 
 pytestmark = on_gpu
 

@@ -1,6 +1,7 @@
 """What longer and longer files take, on a run of a moment."""
 
 import json
+from pathlib import Path
 
 import file_length
 import pytest
@@ -28,26 +29,32 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_file_of_the_length_asked_for_is_translated(run):
-    printed = CliRunner().invoke(app, [str(run), "--lines", "23", "--json"], catch_exceptions=False)
-    results = json.loads(printed.stdout)
-    assert results["lines"] == 23
+def test_each_engine_translates_a_file_of_the_length_asked_for(run):
+    pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
+    words = [str(run), "--lines", "23", "--rounds", "1", "--json"]
+    words += ["--engines", "auto,native"]
+    printed = CliRunner().invoke(app, words, catch_exceptions=False)
+    result = json.loads(printed.stdout)["23"]
+    assert result["seconds"].keys() == result["peak_mib"].keys() == {"auto", "native"}
+    (auto,), (native,) = result["seconds"].values()
+    assert result["ratios"] == {"native": [pytest.approx(native / auto)]}
     # torch alone has more.
-    assert results["peak_mib"] > 50
-    assert results["seconds"] > 0
+    assert result["peak_mib"]["native"] > 50
 
 
 def test_lines_that_are_lost_are_told(run, monkeypatch):
-    def translate(folder, source, target, beam):
-        target.write_bytes(source.read_bytes().partition(b"\n")[2])
+    def translate(words):
+        source, target = words[words.index("--input") + 1], words[words.index("--output") + 1]
+        Path(target).write_bytes(Path(source).read_bytes().partition(b"\n")[2])
         return 2**20
 
     monkeypatch.setattr(file_length, "translate", translate)
     with pytest.raises(TrainingError, match=r"has lost lines \(4\)"):
-        list(measure(run, [5], 1))
+        measure(run, [5], 1, ["native"], 1)
 
 
 @pytest.mark.slow
 def test_a_translation_that_fails_is_told(run, tmp_path):
+    words = file_length.command("native", run, tmp_path / "missing", tmp_path / "target", 1)
     with pytest.raises(TrainingError, match=r"has failed \(exit code 2\)"):
-        file_length.translate(run, tmp_path / "missing", tmp_path / "target", 1)
+        file_length.translate(words)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tformer_cli.search.continuous_batching import Search, decode_all
-from tformer_cli.search.state import Hypothesis, Request, SpecialTokens
+from tformer_cli.search.engine import Hypothesis, Request, SpecialTokens
 from tformer_cli.search.stepper import Stepper
 
 START, END = 0, 1

@@ -32,7 +32,7 @@ from tformer_cli.search.constrained import (
     allocate_banks,
     sort_by_met,
 )
-from tformer_cli.search.state import Request
+from tformer_cli.search.engine import Request
 from tformer_cli.search.workers import WorkersEngine
 
 seeds = st.integers(0, 10_000)

@@ -10,9 +10,9 @@ from torch import Tensor
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.search.beam import BeamSearch
 from tformer_cli.search.continuous_batching import decode_all
-from tformer_cli.search.engine import Job, build_search
+from tformer_cli.search.engine import Job, Request
+from tformer_cli.search.native_engine import build_search
 from tformer_cli.search.sample import GreedySearch
-from tformer_cli.search.state import Request
 
 MOST = 9
 TOKENS = 40

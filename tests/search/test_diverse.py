@@ -21,7 +21,7 @@ from search.test_engine import native_engine, requests
 
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.search.beam import BeamSearch, DiverseBeamSearch
-from tformer_cli.search.state import Request
+from tformer_cli.search.engine import Request
 
 seeds = st.integers(0, 10_000)
 shapes = st.tuples(st.integers(2, 3), st.integers(1, 3))  # groups, rows of each

@@ -14,9 +14,9 @@ from tformer_cli.errors import DeviceError
 from tformer_cli.model.build import build_model
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.search.engine import NativeEngine, log_coverage
+from tformer_cli.search.engine import EMPTY, Request, SpecialTokens
+from tformer_cli.search.native_engine import NativeEngine, log_coverage
 from tformer_cli.search.scoring import Aligner
-from tformer_cli.search.state import EMPTY, Request, SpecialTokens
 from tformer_cli.search.workers import WorkersEngine
 
 V, START, END, SUPPRESSED = 31, 2, 3, (0, 1, 2, 4, 5)
@@ -134,7 +134,7 @@ def test_nor_does_how_many_tokens_of_sources_are_at_work(search, monkeypatch):
     engine, inputs = native_engine(), requests(30)
     expected = engine.translate(inputs, search)
     for most in (1, 100, 400):
-        monkeypatch.setattr("tformer_cli.search.engine.MAX_TOKENS", most)
+        monkeypatch.setattr("tformer_cli.search.native_engine.MAX_TOKENS", most)
         found = engine.translate(inputs, search)
         assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
 
@@ -180,7 +180,7 @@ def test_nbest_is_sorted_and_has_no_suppressed_token():
 def test_a_large_vocabulary_lets_fewer_sentences_work_together(monkeypatch):
     engine, inputs = native_engine(), requests(20)
     expected = engine.translate(inputs, BeamConfig(beam_size=2, max_length=9))
-    monkeypatch.setattr("tformer_cli.search.engine.MAX_LOGITS", 2 * 2 * V)
+    monkeypatch.setattr("tformer_cli.search.native_engine.MAX_LOGITS", 2 * 2 * V)
     widths = []
     step = EncoderDecoder.decode_step
 

@@ -21,7 +21,7 @@ from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsPr
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.config.schema.fields import check
 from tformer_cli.search.beam import BeamSearch
-from tformer_cli.search.engine import Job, build_search
+from tformer_cli.search.engine import Job, Request
 from tformer_cli.search.logits_processors import (
     LogitsProcessor,
     ban_phrase,
@@ -29,8 +29,9 @@ from tformer_cli.search.logits_processors import (
     penalize_frequency,
     penalize_repetition,
 )
+from tformer_cli.search.native_engine import build_search
 from tformer_cli.search.sample import GreedySearch, SampleSearch
-from tformer_cli.search.state import Request, Sequences
+from tformer_cli.search.state import Sequences
 
 V, K = 7, 2
 

@@ -18,8 +18,8 @@ from search.tables import (
 )
 
 from tformer_cli.config.schema.decoding import GreedyConfig, SampleConfig
+from tformer_cli.search.engine import Request
 from tformer_cli.search.sample import MAX_DEPTH, GreedySearch, SampleSearch, sample_categorical
-from tformer_cli.search.state import Request
 
 V, COUNT = 6, 4000
 

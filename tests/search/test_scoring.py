@@ -12,9 +12,9 @@ from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.errors import DeviceError
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search import scoring as scoring_room
-from tformer_cli.search.engine import NativeEngine
+from tformer_cli.search.engine import Request
+from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.search.scoring import ModelScorer, halving_on_oom, length_batches
-from tformer_cli.search.state import Request
 
 CPU = torch.device("cpu")
 PAIRS = [

@@ -11,7 +11,7 @@ from search.test_engine import SEARCHES, asked, native_engine, requests
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.errors import DeviceError, Problem
-from tformer_cli.search.engine import NativeEngine
+from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.search.workers import WorkersEngine
 
 KINDS = [
@@ -181,9 +181,9 @@ from pathlib import Path
 import torch
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.search.engine import NativeEngine
-from tformer_cli.search.state import SpecialTokens
-from tformer_cli.search.state import Request
+from tformer_cli.search.native_engine import NativeEngine
+from tformer_cli.search.engine import SpecialTokens
+from tformer_cli.search.engine import Request
 from tformer_cli.model.build import build_model
 
 torch.set_num_threads(1)

@@ -24,10 +24,10 @@ from tformer_cli.model.blocks.attention import KeyValue
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.beam import BeamSearch, DiverseBeamSearch
 from tformer_cli.search.continuous_batching import decode_all
-from tformer_cli.search.engine import Job, NativeEngine, build_search, longest_first
+from tformer_cli.search.engine import Job, Request, longest_first
+from tformer_cli.search.native_engine import NativeEngine, build_search
 from tformer_cli.search.sample import GreedySearch, SampleSearch
 from tformer_cli.search.scoring import padded_batches
-from tformer_cli.search.state import Request
 from tformer_cli.search.stepper import ModelStepper
 from tformer_cli.search.workers import WorkersEngine
 

@@ -12,8 +12,7 @@ from search.test_engine import SEARCHES, asked, native_engine, requests
 
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.errors import DeviceError, UsageError
-from tformer_cli.search.engine import Engine
-from tformer_cli.search.state import EMPTY, Hypothesis
+from tformer_cli.search.engine import EMPTY, Engine, Hypothesis
 from tformer_cli.search.workers import WorkersEngine
 
 

@@ -18,7 +18,6 @@ from tformer_cli.storage.checkpoint import (
     load_weights,
     read_tensors,
     save_checkpoint,
-    verify_checksums,
 )
 from tformer_cli.storage.run_directory import (
     CHECKSUMS_FILE,
@@ -27,7 +26,7 @@ from tformer_cli.storage.run_directory import (
     RAW_MODEL_FILE,
     STATE_FILE,
 )
-from tformer_cli.storage.state import load_progress
+from tformer_cli.storage.state import load_progress, verify_checksums
 from tformer_cli.training.optim import build_optimizer
 
 

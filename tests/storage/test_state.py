@@ -5,9 +5,13 @@ import math
 import pytest
 from saving import STATE, message
 
-from tformer_cli.storage.checkpoint import verify_checksums, write_checksums
 from tformer_cli.storage.run_directory import STATE_FILE
-from tformer_cli.storage.state import TrainingProgress, load_progress
+from tformer_cli.storage.state import (
+    TrainingProgress,
+    load_progress,
+    verify_checksums,
+    write_checksums,
+)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"step": 3}'])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from saving import message, remove_settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,8 +30,8 @@ from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import (
     TrainedModel,
     check_settings,
+    find_model,
     load_ensemble,
-    load_trained_model,
     load_trained_network,
     model_settings,
 )
@@ -195,21 +195,29 @@ def test_a_run_of_an_older_program_is_loaded_as_before(run):
     assert load_trained_network(run).config.model.activation == "gelu"
 
 
-def test_the_fingerprint_is_of_all_that_translates_and_of_nothing_else(toy_run):
+def test_the_fingerprint_is_of_all_that_translates_and_of_nothing_else(toy_run, tmp_path):
     run = RunDirectory(toy_run)
-    trained, again = load_trained_model(run), load_trained_model(run)
-    assert trained.fingerprint == again.fingerprint
-    config = trained.config
+    files, plain = find_model(run), RunDirectory(tmp_path / "plain")
+    assert files.fingerprint == find_model(run).fingerprint
+    config = files.config
     searching = replace(config, decoding=replace(config.decoding, max_length=7), seed=9)
-    assert replace(trained, config=searching).fingerprint == trained.fingerprint
+    assert replace(files, config=searching).fingerprint == files.fingerprint
     # That of the source decides where its terms and its words are.
     for language in ("source_language", "target_language"):
         japanese = replace(config, data=replace(config.data, **{language: "ja"}))
-        assert replace(trained, config=japanese).fingerprint != trained.fingerprint
-    weight = again.model.decoder.layers[0].feedforward.up.weight
-    with torch.no_grad():
-        weight[0, 0] = torch.nextafter(weight[0, 0], weight[0, 0] + 1)
-    assert again.fingerprint != trained.fingerprint
+        assert replace(files, config=japanese).fingerprint != files.fingerprint
+    assert find_model(run, "step-000144").fingerprint != files.fingerprint
+    # The same weights in a plain folder, and others.
+    plain.path.mkdir()
+    shutil.copytree(run.tokenizer, plain.tokenizer)
+    shutil.copy(run.config_file, plain.config_file)
+    weights = load_file(files.directory / "model.safetensors")
+    save_file(weights, plain.path / "model.safetensors")
+    fingerprint = find_model(plain).fingerprint
+    weight = next(iter(weights.values()))
+    weight.view(-1)[-1] = torch.nextafter(weight.view(-1)[-1], torch.tensor(9.0))
+    save_file(weights, plain.path / "model.safetensors")
+    assert find_model(plain).fingerprint != fingerprint
 
 
 class Recorder(TorchDispatchMode):

@@ -15,9 +15,9 @@ from tformer_cli.config.load import dump_config, load_config
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.errors import CheckpointError
 from tformer_cli.storage.atomic import write_text
-from tformer_cli.storage.checkpoint import save_checkpoint, write_checksums
+from tformer_cli.storage.checkpoint import save_checkpoint
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import TrainingProgress, load_progress
+from tformer_cli.storage.state import TrainingProgress, load_progress, write_checksums
 from tformer_cli.training.optim import MovingAverage
 from tformer_cli.training.resume import checkpoint_before, last_checkpoint
 from tformer_cli.training.saving import (

@@ -26,9 +26,13 @@ from tformer_cli.corpus.batch import DataPosition, training_micro_batches
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError, UsageError
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.storage.checkpoint import write_checksums
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.state import best_checkpoints, load_progress, save_progress
+from tformer_cli.storage.state import (
+    best_checkpoints,
+    load_progress,
+    save_progress,
+    write_checksums,
+)
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.training import recovery, setup
 from tformer_cli.training import trainer as run_module

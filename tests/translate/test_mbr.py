@@ -10,8 +10,9 @@ from sacrebleu.metrics.chrf import CHRF
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
 from tformer_cli.errors import UsageError
-from tformer_cli.search.state import Hypothesis
-from tformer_cli.translate.mbr import MBR
+from tformer_cli.search.engine import Hypothesis
+from tformer_cli.translate.mbr import rerank
+from tformer_cli.translate.options import MBR
 
 WORDS = ["ein", "Hund", "rennt", "schnell.", "über", "a,b", "3.5", "die", "die", "Wiese", "犬が"]
 SENTENCES = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
@@ -31,7 +32,7 @@ def sacrebleu_score(utility: str, uses_whitespace: bool, text: str, reference: s
 @settings(max_examples=20)
 @given(UTILITIES, st.lists(SENTENCES, min_size=1, max_size=5), st.booleans())
 def test_utilities_are_the_means_of_what_sacrebleu_says(utility, texts, uses_whitespace):
-    found = MBR(utility).rerank(hypotheses(len(texts)), texts, uses_whitespace=uses_whitespace)
+    found = rerank(utility, hypotheses(len(texts)), texts, uses_whitespace=uses_whitespace)
     means = {
         text: sum(sacrebleu_score(utility, uses_whitespace, text, other) for other in texts)
         / len(texts)
@@ -45,16 +46,16 @@ def test_utilities_are_the_means_of_what_sacrebleu_says(utility, texts, uses_whi
 
 @given(UTILITIES, st.lists(SENTENCES, min_size=1, max_size=4), st.integers(2, 3))
 def test_finding_everything_more_often_changes_nothing(utility, texts, times):
-    once = MBR(utility).rerank(hypotheses(len(texts)), texts, uses_whitespace=True)
+    once = rerank(utility, hypotheses(len(texts)), texts, uses_whitespace=True)
     more = texts * times
-    often = MBR(utility).rerank(hypotheses(len(more)), more, uses_whitespace=True)
+    often = rerank(utility, hypotheses(len(more)), more, uses_whitespace=True)
     assert [one.token_ids for one in often] == [one.token_ids for one in once]
 
 
 @given(UTILITIES, st.lists(SENTENCES, min_size=1, max_size=4))
 def test_what_nearly_all_say_wins(utility, texts):
     more = [*texts, *[texts[-1]] * 50]
-    best = MBR(utility).rerank(hypotheses(len(more)), more, uses_whitespace=True)[0]
+    best = rerank(utility, hypotheses(len(more)), more, uses_whitespace=True)[0]
     if texts[-1]:
         assert more[best.token_ids[0]] == texts[-1]
 
@@ -63,7 +64,7 @@ def test_what_nearly_all_say_wins(utility, texts):
 def test_of_equal_utilities_the_score_of_the_search_decides(utility):
     # Anagrams of whole words of one length: each is as like the other as the other way round.
     texts = ["ab cd", "cd ab"]
-    first, second = MBR(utility).rerank(hypotheses(2), texts, uses_whitespace=True)
+    first, second = rerank(utility, hypotheses(2), texts, uses_whitespace=True)
     assert first.score == pytest.approx(second.score)
     assert (first.token_ids, second.token_ids) == ((0,), (1,))
 
@@ -71,7 +72,7 @@ def test_of_equal_utilities_the_score_of_the_search_decides(utility):
 @pytest.mark.parametrize("utility", ["chrf", "bleu"])
 @pytest.mark.parametrize("count", [1, 5])
 def test_what_all_agree_on_has_full_utility(utility, count):
-    found = MBR(utility).rerank(hypotheses(count), ["a b c d e f"] * count, uses_whitespace=True)
+    found = rerank(utility, hypotheses(count), ["a b c d e f"] * count, uses_whitespace=True)
     (only,) = found
     assert only.score == pytest.approx(100)
     assert (only.token_ids, only.log_prob) == ((0,), 0)
@@ -80,7 +81,7 @@ def test_what_all_agree_on_has_full_utility(utility, count):
 def test_the_middle_one_wins_over_the_most_probable():
     texts = ["one two three", "ein Hund rennt", "ein Hund rannte", "ein Huhn rannte"]
     for utility in ("chrf", "bleu"):
-        best = MBR(utility).rerank(hypotheses(4), texts, uses_whitespace=True)[0]
+        best = rerank(utility, hypotheses(4), texts, uses_whitespace=True)[0]
         assert texts[best.token_ids[0]] == "ein Hund rannte"
         assert math.isfinite(best.score)
 

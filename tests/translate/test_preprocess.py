@@ -6,7 +6,7 @@ import pytest
 
 from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.errors import DataError
-from tformer_cli.search.state import Request
+from tformer_cli.search.engine import Request
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.segments import Terminology, unit_indices
 from tformer_cli.text.subword import MarianTokenizer, marian_file, sentencepiece_processor

@@ -25,13 +25,23 @@ from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig
 from tformer_cli.errors import ConfigError, DataError, Problem, UsageError
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.search.engine import Engine, Job, OnDone, OnWarning
-from tformer_cli.search.state import EMPTY, Hypothesis, Request
+from tformer_cli.search.engine import (
+    EMPTY,
+    Engine,
+    Hypothesis,
+    Job,
+    OnDone,
+    OnWarning,
+    Request,
+    SpecialTokens,
+)
+from tformer_cli.search.native_engine import NativeEngine
+from tformer_cli.search.workers import with_workers
 from tformer_cli.text.segments import Terminology
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
 from tformer_cli.text.vocabulary import EOS_ID
 from tformer_cli.translate import translator as translator_module
-from tformer_cli.translate.mbr import MBR
+from tformer_cli.translate.options import MBR
 from tformer_cli.translate.postprocess import best_combinations
 from tformer_cli.translate.preprocess import MAX_PIECES
 from tformer_cli.translate.translator import Translator
@@ -174,7 +184,7 @@ def test_whoever_cuts_no_long_line_cuts_no_line_of_sentences(of_single_sentences
 
 def test_alignments_nbest_and_prefixes_of_sentences_are_those_of_pieces(of_single_sentences):
     translator = of_single_sentences
-    translator.aligner = Mirror()
+    translator.load_aligner = Mirror
     ((first, second),) = translator.nbest(["a abc. de"], 2, prefixes=["fg"], aligned=True)
     assert (first.text, second.text) == (".cba a ed", "cba a ed")
     assert first.alignments == second.alignments == ((0, 1), (1, 0), (2, 2))
@@ -364,31 +374,21 @@ def test_a_prefix_may_use_all_learnt_positions_and_no_more(tokenizers):
 
 def test_several_processes_on_a_gpu_are_refused(tokenizers):
     model, config = learnt_positions(tokenizers)
-    translator = Translator.from_model(model, tokenizers, config, CPU)
-    translator.device = torch.device("cuda")
+    tokens = SpecialTokens(*tokenizers.special_ids(config.model.kind))
+    engine = NativeEngine(model, tokens, device=CPU)
+    engine.device = torch.device("cuda")
     with pytest.raises(UsageError) as caught:
-        translator.start_workers(2)
+        with_workers(engine, 2)
     assert str(caught.value) == ('`workers`: is for a CPU (2); use 1, or `device="cpu"`')
-
-
-def test_processes_begun_anew_take_the_place_of_those_before(translator):
-    lines = ["abc", "de", "f ga", "b"]
-    expected, engine = translator.translate(lines), translator.engine
-    begun = []
-    for count in (2, 3):
-        translator.start_workers(count)
-        assert translator.translate(lines) == expected
-        begun += translator.engine.processes
-    assert [process.is_alive() for process in begun] == [False] * 2 + [True] * 3
-    translator.start_workers(1)
-    assert translator.engine is engine
 
 
 def test_what_there_must_be_one_of_is_never_none(translator, tokenizers):
     model, config = learnt_positions(tokenizers)
     asked = {
         "count": lambda number: list(translator.nbest(["ab"], number)),
-        "workers": translator.start_workers,
+        "workers": lambda number: Translator.from_model(
+            model, tokenizers, config, CPU, workers=number
+        ),
         "max_source_sentences": lambda number: Translator.from_model(
             model, tokenizers, config, CPU, max_source_sentences=number
         ),
@@ -418,7 +418,7 @@ class Mirror:
 
 
 def test_alignments_count_words_of_the_line_and_of_its_translation(translator):
-    translator.aligner = Mirror()
+    translator.load_aligner = Mirror
     lines = ["abc ef", "", "a b", " "]
     found = [best for (best,) in translator.nbest(lines, 1, aligned=True)]
     assert [best.text for best in found] == ["fe cba", "", "b a", ""]
@@ -427,7 +427,7 @@ def test_alignments_count_words_of_the_line_and_of_its_translation(translator):
 
 
 def test_alignments_of_pieces_are_those_of_the_joined_text(translator):
-    translator.aligner = Mirror()
+    translator.load_aligner = Mirror
     found = list(translator.nbest(["a abc. de. fg, g"], 2, aligned=True))
     ((first, second),) = found
     assert said(translator) == ["a abc.", "de.", "fg, g"]
@@ -437,7 +437,7 @@ def test_alignments_of_pieces_are_those_of_the_joined_text(translator):
 
 
 def test_a_word_that_is_cut_counts_once_among_the_words_of_its_line(translator):
-    translator.aligner = Mirror()
+    translator.load_aligner = Mirror
     ((best,),) = translator.nbest(["abcdefgab fg"], 1, aligned=True)
     assert said(translator) == ["abcdef", "gab fg"]
     assert best.text == "fedcba gf bag"
@@ -445,7 +445,7 @@ def test_a_word_that_is_cut_counts_once_among_the_words_of_its_line(translator):
 
 
 def test_without_whitespace_alignments_count_tokens(translator):
-    translator.aligner = Mirror()
+    translator.load_aligner = Mirror
     translator.postprocessor.separator = translator.postprocessor.source_separator = ""
     ((best,),) = translator.nbest(["abc。de。"], 1, aligned=True)
     assert said(translator) == ["abc。", "de。"]

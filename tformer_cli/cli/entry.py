@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import typer
 from typer.core import TyperCommand
 
+from tformer_cli.cli.options import in_options
 from tformer_cli.cli.options import message as text_of
 from tformer_cli.config.renamed import RenamedKeysWarning
 from tformer_cli.errors import (
@@ -181,7 +182,7 @@ def _show_warning(message: Warning | str, *details: Any, **names: Any) -> None:
 
 def refuse_torchrun(command: str) -> None:
     """Refuse to run a command of a single process under torchrun."""
-    from tformer_cli.distributed import num_processes
+    from tformer_cli.process import num_processes
 
     if (count := num_processes()) > 1:
         where = f"tformer {command}"
@@ -203,6 +204,11 @@ def tell(text: str) -> None:
     """Print lines on stdout; control characters of file names are escaped."""
     # A surrogate stands for a byte that is not UTF-8, and is printed as that byte.
     typer.echo("".join(c if c == "\n" or "\udc80" <= c <= "\udcff" else printable(c) for c in text))
+
+
+def tell_stderr(text: str) -> None:
+    """Print a line on stderr."""
+    typer.echo(in_options(text), err=True)
 
 
 def warn(problem: Problem) -> None:

@@ -194,6 +194,7 @@ def score(
         checkpoint=checkpoint,
         device=device,
         precision=precision,
+        backend="native",
     )
     with (
         open_output(output_file) as output,

@@ -10,7 +10,7 @@ from tformer_cli.errors import Problem, UsageError
 from tformer_cli.storage.run_directory import RUNS, RunDirectory, newest_run, step_of
 
 if TYPE_CHECKING:
-    from tformer_cli.translate.mbr import MBR
+    from tformer_cli.translate.options import MBR
 
 _RUN = "Run folder, such as runs/demo. Default: the newest below runs/."
 RunArgument = Annotated[Path | None, typer.Argument(help=_RUN, show_default=False)]
@@ -168,7 +168,7 @@ def _check_run_folder(path: Path) -> None:
 
 def chosen_mbr(utility: Literal["chrf", "bleu"] | None, num_candidates: int | None) -> "MBR | None":
     """Return the MBR decoding of --mbr and --candidates, if any."""
-    from tformer_cli.translate.mbr import MBR
+    from tformer_cli.translate.options import MBR
 
     if utility is not None:
         return MBR(utility, num_candidates)

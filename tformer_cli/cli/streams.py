@@ -218,11 +218,11 @@ def output_fingerprint(
 
     Models count by their weights, files by the hash of their content.
     """
-    from tformer_cli.storage.trained_model import load_ensemble
+    from tformer_cli.storage.trained_model import find_model
 
     fingerprint: dict[str, object] = {
         "tformer": __version__,
-        "model": [model.fingerprint for model in load_ensemble(runs, checkpoint)],
+        "model": [find_model(run, checkpoint).fingerprint for run in runs],
         **{f"decoding.{key}": value for key, value in asdict(decoding).items()},
     }
     hints = get_type_hints(context.command.callback, include_extras=True)

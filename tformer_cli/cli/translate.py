@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tformer_cli.cli.entry import warn
+from tformer_cli.cli.entry import tell_stderr, warn
 from tformer_cli.cli.options import (
     DROP_ONE,
     BeamOption,
@@ -142,9 +142,12 @@ def translate(
     precision: PrecisionOption = "float32",
     workers: Annotated[WorkersOption, Recorded.NOT] = None,
     backend: Annotated[
-        Literal["native", "ctranslate2"],
-        typer.Option(help="Search by tformer, or by CTranslate2 with an export in the run folder."),
-    ] = "native",
+        Literal["auto", "native", "ctranslate2"],
+        typer.Option(
+            help="native: tformer's own search. ctranslate2: on a CPU, by an export in the run "
+            "folder. auto: CTranslate2 where it is installed and translates alike, else native."
+        ),
+    ] = "auto",
     quantization: Annotated[
         QuantizationName | None,
         typer.Option(help="Number format of CTranslate2's matrices. Default: float32."),
@@ -201,6 +204,7 @@ def translate(
         long_lines=long_lines,
         max_source_length=max_source_length,
         max_source_sentences=max_source_sentences,
+        log=tell_stderr,
     )
     language = translator.config.data.source_language
     search = SearchOptions(beam, length_penalty, settings or ()).apply(translator.config)
@@ -269,7 +273,7 @@ def _check_usage(
     backend: str,
 ) -> None:
     """Check files, and options that contradict, need or exclude each other."""
-    from tformer_cli.distributed import num_processes
+    from tformer_cli.process import num_processes
 
     check_outputs(outputs, {**inputs, "--input": inputs["--input"] or STDIN})
     has_input = inputs["--input"] is not None

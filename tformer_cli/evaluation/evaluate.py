@@ -33,7 +33,7 @@ from tformer_cli.storage.atomic import write_json, write_text
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_ensemble
 from tformer_cli.text.vocabulary import BOS_ID, DECODER_START_IDS
-from tformer_cli.translate.mbr import MBR
+from tformer_cli.translate.options import MBR
 from tformer_cli.translate.translator import Translator
 
 # Padded tokens of a batch, on either side. Longer lines have no loss: attention is quadratic in
@@ -140,9 +140,9 @@ class Evaluator:
             resolved,
             dtype,
             others=models[1:],
+            workers=workers,
             max_source_sentences=first.max_source_sentences,
         )
-        translator.start_workers(workers)
         return cls(models, translator, dtype, first.step)
 
     def evaluate(
@@ -170,7 +170,7 @@ class Evaluator:
         likelihood = reference_likelihood(
             self.models,
             loss_batches(store, start_id=DECODER_START_IDS[config.model.kind]),
-            device=self.translator.device,
+            device=torch.device(self.translator.device),
             precision=self.precision,
             world=world,
         )

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.errors import DataError, ExportError
-from tformer_cli.export.format import Format, native_engine
-from tformer_cli.search.engine import Engine, OnDone
-from tformer_cli.search.state import Hypothesis, Request
+from tformer_cli.export.format import Format
+from tformer_cli.search.engine import Engine, Hypothesis, OnDone, Request, SpecialTokens
+from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import with_eos
@@ -104,6 +106,12 @@ class CheckText:
             tuple(index + 1 for index in indices),
             tuple(tuple(with_eos(encoded[index])) for index in indices),
         )
+
+
+def native_engine(trained: TrainedModel) -> NativeEngine:
+    """Return our own engine of a model, on the CPU."""
+    tokens = SpecialTokens(*trained.tokenizers.special_ids(trained.config.model.kind))
+    return NativeEngine(trained.model, tokens, device=torch.device("cpu"))
 
 
 def check(

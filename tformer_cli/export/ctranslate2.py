@@ -18,18 +18,15 @@ from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import (
     EncoderDecoderConfig,
-    LearnedPositions,
     LinearScaling,
-    ModelConfig,
     NoPositions,
     NtkScaling,
     RotaryPositions,
-    SinusoidalPositions,
     T5Positions,
     YarnScaling,
 )
 from tformer_cli.errors import Problem
-from tformer_cli.export.ctranslate2_engine import CTranslate2Engine
+from tformer_cli.export.ctranslate2_engine import CTranslate2Engine, num_positions, unsupported
 from tformer_cli.export.format import (
     BEAM_SIZE,
     TOKENIZER_PACKAGES,
@@ -45,18 +42,11 @@ from tformer_cli.model.blocks.feedforward import FeedForward, GatedFeedForward
 from tformer_cli.model.blocks.rotary import scaled_frequencies
 from tformer_cli.model.encoder_decoder import Decoder, EncoderDecoder
 from tformer_cli.model.layers import DecoderLayer, EncoderLayer, Stack
-from tformer_cli.storage.atomic import make_directory, storage_errors
-from tformer_cli.storage.lock import exclusive_lock
-from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SPECIAL_TOKENS, UNK_ID
 
 # Logit bias of suppressed tokens: probability 0, and finite in half precision.
 SUPPRESSED = -6e4
-# Version of the cached exports of a run; older ones are not read.
-FORMAT_VERSION = 2
-# CTranslate2 interleaves sinusoids otherwise, so ours become a table; it fails past the last row.
-SINUSOIDAL_ROWS = 4096
 # Of the range of int8.
 MAX_INT8_WEIGHT = 64
 # Our feed-forward activations by CTranslate2's names.
@@ -99,14 +89,8 @@ class CTranslate2Format(Format):
         write_sentencepiece_models(tokenizers, folder)
 
     def engine(self, trained: TrainedModel, folder: Path) -> CTranslate2Engine:
-        # It computes half precision in float32 anyway, and would warn of the conversion.
-        is_half = self.quantization in ("float16", "bfloat16")
-        return CTranslate2Engine(
-            folder,
-            trained.tokenizers,
-            max_length=num_positions(trained.config.model),
-            compute_type="float32" if is_half else "default",
-        )
+        config = trained.config.model
+        return CTranslate2Engine.load(folder, config, trained.tokenizers, self.quantization)
 
     def example(self, trained: TrainedModel, line: str) -> str:
         target = "results[0].hypotheses[0]"
@@ -116,57 +100,6 @@ class CTranslate2Format(Format):
 
     def packages(self, trained: TrainedModel) -> list[str]:
         return ["ctranslate2", *TOKENIZER_PACKAGES[trained.tokenizers.source.kind]]
-
-
-def cached_engine(
-    run: RunDirectory, trained: TrainedModel, quantization: Quantization
-) -> CTranslate2Engine:
-    """Return CTranslate2 with the model of a run, whose export the run keeps for the next time."""
-    form = CTranslate2Format(quantization)
-    name = f"ctranslate2-{FORMAT_VERSION}-{trained.fingerprint[:16]}-{quantization}"
-    folder = run.exports / name
-    if not folder.is_dir():
-        with storage_errors(run.exports):
-            make_directory(run.exports)
-        waiting = "waiting for another process that exports the same run"
-        with exclusive_lock(run.exports / ".lock", waiting):
-            # Another process may have written it meanwhile.
-            if not folder.is_dir():
-                form.save(trained, folder)
-    return form.engine(trained, folder)
-
-
-def unsupported(config: ModelConfig, quantization: Quantization = "float32") -> Iterator[Problem]:
-    """Yield the config keys that CTranslate2 cannot compute exactly."""
-
-    def problem(key: str, got: object, remedy: str) -> Problem:
-        return Problem(f"model.{key}", "has no exact counterpart in CTranslate2", f"{got}", remedy)
-
-    if not isinstance(config, EncoderDecoderConfig):
-        yield problem("kind", config.kind, "export an encoder_decoder")
-        return
-    positions, window = config.positions, config.sliding_window
-    if config.latent is not None:
-        got = f"dim {config.latent.kv_lora_rank}"
-        yield problem("latent", got, "train with model.latent: null")
-    if positions.kind == "alibi":
-        yield problem("positions.kind", "alibi", "train with rotary or relative positions")
-    if window is not None and isinstance(positions, SinusoidalPositions | LearnedPositions):
-        got = f"{window} with positions of kind {positions.kind}"
-        remedy = "train with rotary positions, or with model.sliding_window: null"
-        yield problem("sliding_window", got, remedy)
-    has_yarn = isinstance(positions, RotaryPositions) and isinstance(positions.scaling, YarnScaling)
-    if has_yarn and quantization in ("float16", "bfloat16"):
-        got = f"yarn in {quantization}, which rounds its frequencies"
-        yield problem("positions.scaling", got, 'use `quantization="int8"` or float32')
-
-
-def num_positions(config: ModelConfig) -> int | None:
-    """Return how many positions an exported model has; None for any number."""
-    positions = config.positions
-    if isinstance(positions, SinusoidalPositions):
-        return SINUSOIDAL_ROWS
-    return positions.max_length if isinstance(positions, LearnedPositions) else None
 
 
 def specification(model: EncoderDecoder, config: EncoderDecoderConfig) -> Any:

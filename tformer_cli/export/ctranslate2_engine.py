@@ -1,5 +1,6 @@
-"""CTranslate2 as an engine: it translates token ids by an exported folder."""
+"""CTranslate2 as an engine: it translates token ids by an exported folder; without torch."""
 
+import functools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -7,24 +8,41 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
-from tformer_cli.errors import CheckpointError, UsageError
-from tformer_cli.export.format import package
-from tformer_cli.search.engine import Engine, Job, OnDone, OnWarning
-from tformer_cli.search.scoring import Pair
-from tformer_cli.search.state import Hypothesis, Request
+from tformer_cli.config.schema.model import (
+    EncoderDecoderConfig,
+    LearnedPositions,
+    ModelConfig,
+    RotaryPositions,
+    SinusoidalPositions,
+    YarnScaling,
+)
+from tformer_cli.errors import CheckpointError, Problem, UsageError
+from tformer_cli.export.format import Quantization, package
+from tformer_cli.process import num_threads
+from tformer_cli.search.engine import (
+    Engine,
+    Hypothesis,
+    Job,
+    OnDone,
+    OnWarning,
+    Pair,
+    Request,
+)
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import EOS_ID
 
 # Sentences of a batch, which one thread translates; single ones take longer.
 MAX_BATCH, MIN_BATCH = 64, 4
+# More threads wait for each other longer than one step of a sentence takes.
+MAX_SINGLE_THREADS = 4
 # Batches per thread in flight: one slow batch does not stop the other threads, and an interrupt
 # waits for few.
 BATCHES_AHEAD = 2
 # Keeps log(1 - p) finite where EOS is certain.
 TINY = 1e-12
+# CTranslate2 interleaves sinusoids otherwise, so ours become a table; it fails past the last row.
+SINUSOIDAL_ROWS = 4096
 # Search keys that CTranslate2 implements alike.
 SHARED_KEYS = frozenset({"kind", "max_length", "beam_size", "length_penalty", "patience"})
 # Arguments that CTranslate2 does not implement alike, by the field of a request.
@@ -36,7 +54,11 @@ CONSTRAINTS = {
 
 
 class CTranslate2Engine(Engine):
-    """Translates and scores by an exported model, a batch in each of torch's threads."""
+    """Translates and scores by an exported model, with a batch or a sentence in each thread.
+
+    A sentence that comes alone gets several threads, by the model loaded once more: two of them
+    nearly halve the time of a model as wide as 256.
+    """
 
     def __init__(
         self,
@@ -48,27 +70,54 @@ class CTranslate2Engine(Engine):
     ) -> None:
         """Load the model of a folder, for sentences of up to `max_length` tokens (None for any)."""
         source, target = tokenizers.source, tokenizers.target
-        translator_class = package("ctranslate2", "ctranslate2").Translator
-        self.num_threads = torch.get_num_threads()
-        try:
-            self.translator = translator_class(
-                str(folder),
-                compute_type=compute_type,
-                inter_threads=self.num_threads,
-                intra_threads=1,
-                # `_in_flight` limits the queue.
-                max_queued_batches=-1,
-            )
-        except (RuntimeError, ValueError) as error:
-            what = "cannot be loaded by CTranslate2"
-            remedy = "remove it, and export again"
-            raise CheckpointError(str(folder), what, got=str(error), remedy=remedy) from None
+        self.folder = folder
+        self.compute_type = compute_type
+        self.num_threads = num_threads()
+        self.num_single = 0  # sentences that came alone
+        self.translator = self._load(inter_threads=self.num_threads, intra_threads=1)
         self.source_tokens = source.tokens(range(source.size))
         self.target_tokens = target.tokens(range(target.size))
         self.target_ids = {token: i for i, token in enumerate(self.target_tokens)}
         self.suppressed_ids = set(target.suppressed_ids)
         self.max_length = max_length
         self.scorer = self
+
+    @classmethod
+    def load(
+        cls, folder: Path, config: ModelConfig, tokenizers: Tokenizers, quantization: Quantization
+    ) -> "CTranslate2Engine":
+        """Load the export of a model."""
+        # CTranslate2 computes half precision in float32 anyway, and would warn of the conversion.
+        is_half = quantization in ("float16", "bfloat16")
+        compute_type = "float32" if is_half else "default"
+        max_length = num_positions(config)
+        return cls(folder, tokenizers, max_length=max_length, compute_type=compute_type)
+
+    def _load(self, **threads: int) -> Any:
+        """Return CTranslate2's object for the model."""
+        try:
+            return package("ctranslate2", "ctranslate2").Translator(
+                str(self.folder),
+                compute_type=self.compute_type,
+                # `_in_flight` limits the queue.
+                max_queued_batches=-1,
+                **threads,
+            )
+        except (RuntimeError, ValueError) as error:
+            what = "cannot be loaded by CTranslate2"
+            remedy = "remove it, and export again"
+            raise CheckpointError(str(self.folder), what, got=str(error), remedy=remedy) from None
+
+    @functools.cached_property
+    def _single(self) -> Any:
+        """CTranslate2's object with several threads for one sentence."""
+        return self._load(inter_threads=1, intra_threads=min(self.num_threads, MAX_SINGLE_THREADS))
+
+    def _translator(self, num_sentences: int) -> Any:
+        """Return CTranslate2's object for so many sentences."""
+        self.num_single += num_sentences == 1
+        # For the first sentence alone, to load the model again would take longer than it saves.
+        return self._single if num_sentences == 1 and self.num_single > 1 else self.translator
 
     def check(self, requests: Sequence[Request], config: DecodingConfig, nbest: int) -> None:
         """Refuse what CTranslate2 does not implement alike, and what has no positions."""
@@ -99,9 +148,10 @@ class CTranslate2Engine(Engine):
         requests = job.requests
         beam = _beam_of(job.config)
         results: list[list[Hypothesis]] = [[] for _ in requests]
+        translator = self._translator(len(requests))
 
         def submit(indices: Sequence[int]) -> list[Any]:
-            futures: list[Any] = self.translator.translate_batch(
+            futures: list[Any] = translator.translate_batch(
                 [self._source(requests[index].source) for index in indices],
                 asynchronous=True,
                 beam_size=beam.beam_size,
@@ -168,6 +218,39 @@ class CTranslate2Engine(Engine):
 def _beam_of(config: DecodingConfig) -> BeamConfig:
     """Return the beam search that CTranslate2 runs; greedy search is a beam of 1."""
     return config if isinstance(config, BeamConfig) else BeamConfig(beam_size=1, length_penalty=0)
+
+
+def unsupported(config: ModelConfig, quantization: Quantization = "float32") -> Iterator[Problem]:
+    """Yield the config keys that CTranslate2 cannot compute exactly."""
+
+    def problem(key: str, got: object, remedy: str) -> Problem:
+        return Problem(f"model.{key}", "has no exact counterpart in CTranslate2", f"{got}", remedy)
+
+    if not isinstance(config, EncoderDecoderConfig):
+        yield problem("kind", config.kind, "export an encoder_decoder")
+        return
+    positions, window = config.positions, config.sliding_window
+    if config.latent is not None:
+        got = f"dim {config.latent.kv_lora_rank}"
+        yield problem("latent", got, "train with model.latent: null")
+    if positions.kind == "alibi":
+        yield problem("positions.kind", "alibi", "train with rotary or relative positions")
+    if window is not None and isinstance(positions, SinusoidalPositions | LearnedPositions):
+        got = f"{window} with positions of kind {positions.kind}"
+        remedy = "train with rotary positions, or with model.sliding_window: null"
+        yield problem("sliding_window", got, remedy)
+    has_yarn = isinstance(positions, RotaryPositions) and isinstance(positions.scaling, YarnScaling)
+    if has_yarn and quantization in ("float16", "bfloat16"):
+        got = f"yarn in {quantization}, which rounds its frequencies"
+        yield problem("positions.scaling", got, 'use `quantization="int8"` or float32')
+
+
+def num_positions(config: ModelConfig) -> int | None:
+    """Return how many positions an exported model has; None for any number."""
+    positions = config.positions
+    if isinstance(positions, SinusoidalPositions):
+        return SINUSOIDAL_ROWS
+    return positions.max_length if isinstance(positions, LearnedPositions) else None
 
 
 def shrinking_batches(indices: Sequence[int], num_threads: int) -> Iterator[Sequence[int]]:

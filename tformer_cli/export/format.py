@@ -10,12 +10,9 @@ from pathlib import Path
 from string import Template
 from typing import Any, ClassVar, Literal
 
-import torch
-
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.errors import ConfigError, Problem, UsageError
-from tformer_cli.search.engine import Engine, NativeEngine
-from tformer_cli.search.state import SpecialTokens
+from tformer_cli.search.engine import Engine
 from tformer_cli.storage.atomic import new_directory
 from tformer_cli.storage.trained_model import TrainedModel
 from tformer_cli.text.subword import MarianTokenizer
@@ -102,12 +99,6 @@ class Format(ABC):
         """Write a new folder atomically; errors are those of `written`."""
         with self.written(trained, folder):
             pass
-
-
-def native_engine(trained: TrainedModel) -> NativeEngine:
-    """Return our own engine of a model, on the CPU."""
-    tokens = SpecialTokens(*trained.tokenizers.special_ids(trained.config.model.kind))
-    return NativeEngine(trained.model, tokens, device=torch.device("cpu"))
 
 
 def package(name: str, extra: str) -> Any:

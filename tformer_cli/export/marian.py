@@ -19,7 +19,8 @@ from tformer_cli.config.schema.decoding import DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import MarianConfig
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
-from tformer_cli.export.format import Format, filled, native_engine
+from tformer_cli.export.check import native_engine
+from tformer_cli.export.format import Format, filled
 from tformer_cli.export.marian_settings import (
     LANGUAGES_FILE,
     OUR_IDS,
@@ -51,7 +52,7 @@ from tformer_cli.export.marian_weights import (
 )
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.search.engine import NativeEngine
+from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.storage.atomic import atomic_write, write_json
 from tformer_cli.storage.checkpoint import save_tensors
 from tformer_cli.storage.run_directory import MODEL_FILE

@@ -30,19 +30,28 @@ from tformer_cli.export.format import (
     write_sentencepiece_models,
 )
 from tformer_cli.model.blocks.attention import (
+    AttentionMask,
     KeyValue,
+    additive_mask,
     attention_logits,
     grouped_matmul,
 )
-from tformer_cli.model.blocks.attention_mask import AttentionMask, additive_mask
 from tformer_cli.model.kv_cache import DecoderCache, LayerCache, concatenate
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
 from tformer_cli.search.continuous_batching import decode_all
-from tformer_cli.search.engine import Engine, Job, OnDone, OnWarning, build_search
+from tformer_cli.search.engine import (
+    Engine,
+    Hypothesis,
+    Job,
+    OnDone,
+    OnWarning,
+    Pair,
+    SpecialTokens,
+)
 from tformer_cli.search.logits_processors import suppress_tokens
-from tformer_cli.search.scoring import Pair, empty_source_log_probs
-from tformer_cli.search.state import Hypothesis, SpecialTokens
+from tformer_cli.search.native_engine import build_search
+from tformer_cli.search.scoring import empty_source_log_probs
 from tformer_cli.search.stepper import Sentence, Stepper
 from tformer_cli.storage.atomic import write_json
 from tformer_cli.storage.trained_model import TrainedModel

@@ -16,11 +16,13 @@ from tformer_cli.config.load import data_files, dump_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import Text
 from tformer_cli.errors import CheckpointError, Problem
-from tformer_cli.export.format import BEAM_SIZE, Format, filled, native_engine
-from tformer_cli.search.engine import NativeEngine
+from tformer_cli.export.check import native_engine
+from tformer_cli.export.format import BEAM_SIZE, Format, filled
+from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.storage.atomic import atomic_write, write_text
-from tformer_cli.storage.checkpoint import metadata_of, save_tensors
+from tformer_cli.storage.checkpoint import save_tensors
 from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
+from tformer_cli.storage.state import metadata_of
 from tformer_cli.storage.trained_model import (
     SENTENCES_NOTE,
     TOKENIZERS_NOTE,

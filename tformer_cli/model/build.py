@@ -1,9 +1,11 @@
 """Build a network from a config, and initialize its weights."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from tformer_cli.config.schema.model import (
     DecoderOnlyConfig,
@@ -45,6 +47,21 @@ def _network(config: ModelConfig, source_size: int, target_size: int) -> Network
     if isinstance(config, DecoderOnlyConfig):
         return CausalLM(config, vocab_size=target_size)
     return MaskedEncoder(config, vocab_size=source_size)
+
+
+class SkipRandomInit(TorchFunctionMode):
+    """Leave parameters uninitialized that a checkpoint overwrites anyway.
+
+    The meta device would do so too, but buffers are computed, not loaded.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (Tensor.uniform_, Tensor.normal_) or func in vars(nn.init).values():
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def build_model(config: ModelConfig, *, source_size: int, target_size: int, seed: int) -> Seq2Seq:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import DecoderOnlyConfig
-from tformer_cli.model.blocks.attention import KeyValue
-from tformer_cli.model.blocks.attention_mask import (
+from tformer_cli.model.blocks.attention import (
     AttentionMask,
+    KeyValue,
     causal_lm_mask,
     padding_mask,
     prefix_lm_mask,

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig, TransformerConfig
-from tformer_cli.model.blocks.attention import KeyValue
-from tformer_cli.model.blocks.attention_mask import AttentionMask, padding_mask
+from tformer_cli.model.blocks.attention import AttentionMask, KeyValue, padding_mask
 from tformer_cli.model.blocks.residual import DeepNorm
 from tformer_cli.model.encoder import Encoder, Memory
 from tformer_cli.model.kv_cache import DecoderCache

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tformer_cli.model.blocks.attention import KeyValue, KVShape
-from tformer_cli.model.blocks.attention_mask import additive_mask
+from tformer_cli.model.blocks.attention import KeyValue, KVShape, additive_mask
 
 INITIAL_CAPACITY = 32
 # From so many sentences on, a CPU reads the cache from memory: small matrices with gaps between

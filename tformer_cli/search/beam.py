@@ -11,14 +11,8 @@ from torch import Tensor
 
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.search.continuous_batching import Search
-from tformer_cli.search.state import (
-    Hypothesis,
-    Request,
-    SearchState,
-    SearchStep,
-    Sequences,
-    by_score,
-)
+from tformer_cli.search.engine import Hypothesis, Request, by_score
+from tformer_cli.search.state import SearchState, SearchStep, Sequences
 from tformer_cli.search.stepper import Stepper
 from tformer_cli.search.topk import NextTokens, topk_continuations
 

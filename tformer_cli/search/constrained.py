@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.search.beam import BeamHypotheses, BeamSearch, BeamState, Candidates, n_best
-from tformer_cli.search.state import Hypothesis, Phrase, Request, SearchStep
+from tformer_cli.search.engine import Hypothesis, Phrase, Request
+from tformer_cli.search.state import SearchStep
 from tformer_cli.search.topk import NextTokens, topk_tokens
 
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
+from tformer_cli.search.engine import Hypothesis, Request, SpecialTokens
 from tformer_cli.search.logits_processors import LogitsProcessor
-from tformer_cli.search.state import Hypothesis, Request, SearchState, SearchStep, SpecialTokens
+from tformer_cli.search.state import SearchState, SearchStep
 from tformer_cli.search.stepper import Stepper
 
 # Inserting and compacting pay only for some slots at a time.

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.search.state import Request, Sequences, SpecialTokens
+from tformer_cli.search.engine import Request, SpecialTokens
+from tformer_cli.search.state import Sequences
 from tformer_cli.search.topk import NextTokens, log_softmax, logsumexp
 
 INITIAL_CAPACITY = 32  # tokens of a sequence

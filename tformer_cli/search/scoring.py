@@ -8,7 +8,7 @@ likelihood of an evaluation, like the training loss, is over all tokens.
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,8 +18,8 @@ from tformer_cli.errors import DeviceError
 from tformer_cli.model.inspection.attention_recorder import source_attention
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows
+from tformer_cli.search.engine import Pair, SpecialTokens
 from tformer_cli.search.logits_processors import suppress_tokens
-from tformer_cli.search.state import SpecialTokens
 from tformer_cli.search.topk import log_mean_probabilities, log_softmax
 
 # Padded tokens of a batch, on either side.
@@ -27,30 +27,10 @@ BATCH_TOKENS = 4096
 # Rows of logits, (rows, V), in memory at a time.
 CHUNK_ROWS = 256
 
-# Source ids with EOS, and target ids without it.
-Pair = tuple[Sequence[int], Sequence[int]]
 # Source ids with EOS, and the ids of each of its translations.
 Translated = tuple[Sequence[int], Sequence[Sequence[int]]]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-class Scorer(Protocol):
-    """Scores given targets."""
-
-    @property
-    def max_length(self) -> int | None:
-        """Longest source or target, EOS included; None for no limit."""
-
-    def score(
-        self, pairs: Sequence[Pair], *, on_done: Callable[[int], object] = lambda count: None
-    ) -> list[tuple[float, ...]]:
-        """Return for each pair the log probabilities of its target tokens and of EOS.
-
-        They are natural logarithms given the tokens before; that of an impossible token is -inf. An
-        empty source has one possible target, the empty one. `on_done` is called with the number of
-        pairs whenever some are done. Memory that does not suffice for a single pair is an error.
-        """
 
 
 class TeacherForcing:

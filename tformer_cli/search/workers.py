@@ -16,10 +16,11 @@ from multiprocessing.context import ForkProcess
 import torch
 
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.errors import DeviceError, Problem, UsageError
-from tformer_cli.process import begin_child, num_cores
-from tformer_cli.search.engine import Engine, Job, OnDone, OnWarning
-from tformer_cli.search.state import Hypothesis, Request
+from tformer_cli.device import default_num_workers, empty_cache
+from tformer_cli.errors import DeviceError, Problem, UsageError, check_positive
+from tformer_cli.process import begin_child, num_cores, num_processes
+from tformer_cli.search.engine import Engine, Hypothesis, Job, OnDone, OnWarning, Request
+from tformer_cli.search.native_engine import NativeEngine
 
 # Least time between two progress messages, which cost the workers time.
 PROGRESS_SECONDS = 0.1
@@ -140,6 +141,26 @@ class WorkersEngine(Engine):
                         waiting.remove(connection)
                         results[workers.index(connection) :: len(workers)] = hypotheses
         return results
+
+
+def with_workers(engine: NativeEngine, workers: int | None) -> Engine:
+    """Return an engine that shares the work of another between processes; that one for 1 worker.
+
+    None is one for each core of a CPU, or 1 under torchrun.
+
+    Raises:
+        UsageError: `workers` is below 1, or the device or the system does not allow processes.
+    """
+    if workers is None:
+        workers = default_num_workers(engine.device) if num_processes() == 1 else 1
+    check_positive("`workers`", workers)
+    if workers == 1:
+        return engine
+    if engine.device.type != "cpu":
+        remedy = 'use 1, or `device="cpu"`'
+        raise UsageError("`workers`", "is for a CPU", got=str(workers), remedy=remedy)
+    empty_cache(engine.device)
+    return WorkersEngine(engine, workers)
 
 
 def _terminate(owner: int, processes: Sequence[ForkProcess]) -> None:

@@ -1,10 +1,8 @@
-"""Checkpoints and the tensors in them: saved atomically with checksums, verified, and loaded."""
+"""Checkpoints and the tensors in them: saved atomically with checksums, and loaded."""
 
-import contextlib
-import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -12,29 +10,28 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tformer_cli.errors import CheckpointError, NewerFormatError, Problem
+from tformer_cli.errors import CheckpointError
 from tformer_cli.model.blocks.feedforward import current_weight_name
-from tformer_cli.storage.atomic import atomic_directory, check_regular, file_checksum, parse_json
+from tformer_cli.storage.atomic import atomic_directory
 from tformer_cli.storage.run_directory import (
-    CHECKSUMS_FILE,
     MODEL_FILE,
     OPTIMIZER_FILE,
     RAW_MODEL_FILE,
-    STATE_FILE,
 )
-from tformer_cli.storage.state import TrainingProgress, load_progress, save_progress
+from tformer_cli.storage.state import (
+    ANOTHER_CHECKPOINT,
+    RESTORE_CONFIG,
+    TrainingProgress,
+    check_intact,
+    save_progress,
+    tensor_file_errors,
+    write_checksums,
+)
 
-# The files that a training resumes from, and those that inference needs.
-RESUME_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
-INFERENCE_FILES = (MODEL_FILE, STATE_FILE)
 # Optimizer state of a parameter: that of Adam and AdamW, and that of a matrix under Muon.
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
 MUON_STATE = ("momentum",)
 WEIGHT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# safetensors writes metadata entries in any order, so one entry holds all notes.
-NOTES = "tformer"
-RESTORE_CONFIG = "restore the config.yaml that the run was trained with"
-ANOTHER_CHECKPOINT = "use another checkpoint"
 
 
 def save_checkpoint(
@@ -124,58 +121,6 @@ def load_optimizer(directory: Path, model: nn.Module, optimizer: torch.optim.Opt
             optimizer.state[parameter][key] = tensor.to(parameter.device)
 
 
-def write_checksums(directory: Path) -> None:
-    """Write the checksums of all files of a checkpoint."""
-    files = sorted(directory.iterdir())
-    content = "".join(f"{file_checksum(file)}  {file.name}\n" for file in files)
-    (directory / CHECKSUMS_FILE).write_text(content, encoding="utf-8")
-
-
-def verify_checksums(directory: Path, names: Collection[str] | None = None) -> Problem | None:
-    """Return what is wrong with files of a checkpoint, or None if they are as they were saved.
-
-    Without `names`, verify all files that a training resumes from.
-    """
-    where = str(directory)
-    if not directory.is_dir():
-        return Problem(where, "does not exist")
-    file = directory / CHECKSUMS_FILE
-    try:
-        check_regular(file)
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
-        return Problem(where, f"is incomplete: {CHECKSUMS_FILE} is missing or damaged")
-    checksums = {name: checksum for checksum, _, name in (line.partition("  ") for line in lines)}
-    if names is None:
-        present = (file.name for file in directory.glob("*.safetensors"))
-        names = sorted({*RESUME_FILES, *checksums, *present})
-    for name in names:
-        try:
-            if file_checksum(directory / name) != checksums.get(name):
-                return Problem(where, f"is damaged: {name} does not match its checksum")
-        except FileNotFoundError:
-            return Problem(where, f"is incomplete: {name} is missing")
-        except (OSError, ValueError) as error:
-            return Problem(where, f"is damaged: {name} cannot be read", got=str(error))
-    try:
-        # Its checksum may be right and its values invalid.
-        if STATE_FILE in names:
-            load_progress(directory)
-    except NewerFormatError:
-        # Not damaged: reading the state again raises an error that says to upgrade.
-        return None
-    except CheckpointError as error:
-        return error.problems[0]
-    return None
-
-
-def check_intact(directory: Path, remedy: str) -> None:
-    """Refuse a checkpoint whose weights are not those that were saved."""
-    problem = verify_checksums(directory, INFERENCE_FILES)
-    if problem is not None:
-        raise CheckpointError(problem.where, problem.what, got=problem.got, remedy=remedy)
-
-
 def save_tensors(
     tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None = None
 ) -> None:
@@ -199,25 +144,9 @@ def save_tensors(
 
 def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a file by name."""
-    with _reading(file), safe_open(file, framework="pt") as tensors:
+    with tensor_file_errors(file), safe_open(file, framework="pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118 - not a mapping
             yield current_weight_name(name), tensors.get_tensor(name)
-
-
-def metadata_of(notes: Mapping[str, str]) -> dict[str, str]:
-    """Return notes as file metadata, which `read_notes` reads back."""
-    return {NOTES: json.dumps(notes, sort_keys=True)}
-
-
-def read_notes(file: Path) -> dict[str, str]:
-    """Return the notes in a file of tensors; none if another program wrote it."""
-    with _reading(file), safe_open(file, framework="pt") as tensors:
-        metadata = tensors.metadata() or {}
-    try:
-        notes = parse_json(metadata.get(NOTES, "{}"))
-    except ValueError:
-        return {}
-    return {key: str(value) for key, value in notes.items()} if isinstance(notes, dict) else {}
 
 
 def check_dtypes(file: Path, weights: Mapping[str, Tensor], remedy: str) -> None:
@@ -235,19 +164,6 @@ def check_finite(file: Path, weights: Mapping[str, Tensor], remedy: str) -> None
     if others:
         what = f"holds numbers that are not finite in {len(others)} of its weights"
         raise CheckpointError(str(file), what, got=min(others), remedy=remedy)
-
-
-@contextlib.contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    """Raise CheckpointError where a file of tensors cannot be read."""
-    try:
-        check_regular(file)
-        yield
-    except FileNotFoundError:
-        raise CheckpointError(str(file), "no such file", remedy="name another checkpoint") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        what = "is damaged or cut short"
-        raise CheckpointError(str(file), what, got=str(error), remedy=ANOTHER_CHECKPOINT) from None
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

@@ -1,38 +1,34 @@
-"""Trained models: loading, ensembles, and checks that config and tokenizers are still theirs."""
+"""Trained models: finding and loading them, with checks that all belongs together; ensembles."""
 
 import hashlib
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.nn import init
-from torch.overrides import TorchFunctionMode
+from typing import TYPE_CHECKING
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.renamed import current_settings
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.fields import leaves
 from tformer_cli.errors import CheckpointError
-from tformer_cli.model.build import build_network
-from tformer_cli.model.network import Network, Seq2Seq
-from tformer_cli.storage.checkpoint import (
+from tformer_cli.storage.atomic import file_checksum
+from tformer_cli.storage.run_directory import MODEL_FILE, STATE_FILE, RunDirectory
+from tformer_cli.storage.state import (
     INFERENCE_FILES,
     RESTORE_CONFIG,
-    check_intact,
-    load_weights,
+    load_progress,
     read_notes,
+    recorded_checksum,
     verify_checksums,
 )
-from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
-from tformer_cli.storage.state import load_progress
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import DECODER_START_IDS
+
+if TYPE_CHECKING:
+    from tformer_cli.model.network import Network, Seq2Seq
 
 # Sections of a config that determine what the weights compute and what ids a text becomes.
 SECTIONS = ("model", "tokenizer")
@@ -43,22 +39,26 @@ _SENTENCES = re.compile("[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, slots=True)
-class TrainedNetwork:
-    """A network of any kind with its weights, tokenizers and config."""
+class ModelFiles:
+    """What a run holds of a trained model; all but its weights is read, without torch."""
 
+    run: RunDirectory
+    directory: Path  # of the weights: a checkpoint, or the run itself if it is a plain folder
     config: Config
     tokenizers: Tokenizers
-    model: Network
     step: int
     # 99th percentile of the sentences per source line of the training text, if known
-    max_source_sentences: int | None = None
+    max_source_sentences: int | None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the run is a plain folder, without checkpoints."""
+        return self.directory == self.run.path
 
-@dataclass(frozen=True, slots=True)
-class TrainedModel(TrainedNetwork):
-    """A translation model with its weights, tokenizers and config."""
-
-    model: Seq2Seq
+    @property
+    def checkpoint(self) -> str:
+        """The name of the checkpoint."""
+        return "best" if self.is_plain else self.directory.name
 
     @property
     def fingerprint(self) -> str:
@@ -67,30 +67,35 @@ class TrainedModel(TrainedNetwork):
         languages = (data.source_language, data.target_language)
         limits = (data.filters.max_length, self.max_source_sentences)
         shape = (self.config.model, *limits, *languages)
-        digest = hashlib.sha256(f"{self.tokenizers.fingerprint} {shape}".encode())
-        for name, weight in self.model.named_parameters():
-            digest.update(name.encode())
-            digest.update(
-                weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
-            )
-        return digest.hexdigest()
-
-
-def load_trained_model(run: RunDirectory, name: str = "best") -> TrainedModel:
-    """Load a network by `load_trained_network`, and refuse one that does not translate."""
-    trained = load_trained_network(run, name)
-    if not isinstance(trained.model, Seq2Seq):
-        raise CheckpointError(
-            str(run.path),
-            "does not translate",
-            got=f"model.kind {trained.config.model.kind}",
-            remedy="train an encoder_decoder that begins with it: training.init_from",
+        weights = (
+            file_checksum(self.directory / MODEL_FILE)
+            if self.is_plain
+            else recorded_checksum(self.directory, MODEL_FILE)
         )
-    return TrainedModel(**{field.name: getattr(trained, field.name) for field in fields(trained)})
+        content = f"{self.tokenizers.fingerprint} {weights} {shape}"
+        return hashlib.sha256(content.encode()).hexdigest()
 
 
-def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwork:
-    """Load the network of a run, or of a plain folder, on the CPU in evaluation mode.
+@dataclass(frozen=True, slots=True)
+class TrainedNetwork:
+    """A network of any kind with its weights, tokenizers and config."""
+
+    config: Config
+    tokenizers: Tokenizers
+    model: "Network"
+    step: int
+    max_source_sentences: int | None = None  # as in `ModelFiles`
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel(TrainedNetwork):
+    """A translation model with its weights, tokenizers and config."""
+
+    model: "Seq2Seq"
+
+
+def find_model(run: RunDirectory, name: str = "best") -> ModelFiles:
+    """Find the model of a run, or of a plain folder, and check its config and tokenizers.
 
     `name` is `best` (before the first validation, the last), `last`, a step such as `400`, or the
     name of a checkpoint such as `step-000400`.
@@ -119,19 +124,47 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
         sentences = state.max_source_sentences
     check_settings(settings, config, run.config_file)
     check_tokenizers(fingerprint, tokenizers, run.tokenizer)
-    with _SkipRandomInit():
-        model = build_network(
-            config.model,
-            source_size=tokenizers.source.size,
-            target_size=tokenizers.target.size,
-            seed=config.seed,
+    return ModelFiles(run, directory, config, tokenizers, step, sentences)
+
+
+def load_trained_model(run: RunDirectory, name: str = "best") -> TrainedModel:
+    """Load a network by `load_trained_network`, and refuse one that does not translate."""
+    from tformer_cli.model.network import Seq2Seq
+
+    trained = load_trained_network(run, name)
+    if not isinstance(trained.model, Seq2Seq):
+        raise CheckpointError(
+            str(run.path),
+            "does not translate",
+            got=f"model.kind {trained.config.model.kind}",
+            remedy="train an encoder_decoder that begins with it: training.init_from",
         )
-    load_weights(directory, model)
-    return TrainedNetwork(config, tokenizers, model.eval(), step, sentences)
+    return TrainedModel(**{field.name: getattr(trained, field.name) for field in fields(trained)})
+
+
+def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwork:
+    """Load the network of a run by `find_model`, on the CPU in evaluation mode."""
+    from tformer_cli.model.build import SkipRandomInit, build_network
+    from tformer_cli.storage.checkpoint import load_weights
+
+    files = find_model(run, name)
+    if not files.is_plain:
+        _check_intact(run, files.directory, (MODEL_FILE,))
+    with SkipRandomInit():
+        model = build_network(
+            files.config.model,
+            source_size=files.tokenizers.source.size,
+            target_size=files.tokenizers.target.size,
+            seed=files.config.seed,
+        )
+    load_weights(files.directory, model)
+    return TrainedNetwork(
+        files.config, files.tokenizers, model.eval(), files.step, files.max_source_sentences
+    )
 
 
 def _find_checkpoint(run: RunDirectory, name: str) -> Path:
-    """Return an intact checkpoint by its name."""
+    """Return a checkpoint with an intact state by its name."""
     if name in ("best", "last"):
         directory = run.pointed(name) or run.pointed("last")
     else:
@@ -140,29 +173,21 @@ def _find_checkpoint(run: RunDirectory, name: str) -> Path:
         names = sorted(path.name for path in run.checkpoints.glob("[!.]*"))
         remedy = f"there are {', '.join(names)}" if names else "train it first"
         raise CheckpointError(str(run.path), "has no such checkpoint", got=name, remedy=remedy)
-    if verify_checksums(directory, INFERENCE_FILES) is not None:
-        remedy = "no other checkpoint is intact: train again with `fresh=True`"
-        for checkpoint in reversed(run.step_checkpoints()):
-            if verify_checksums(checkpoint, INFERENCE_FILES) is None:
-                remedy = f'use `checkpoint="{checkpoint.name}"`'
-                break
-        check_intact(directory, remedy)
+    _check_intact(run, directory, (STATE_FILE,))
     return directory
 
 
-class _SkipRandomInit(TorchFunctionMode):
-    """Leave parameters uninitialized that a checkpoint overwrites anyway.
-
-    The meta device would do so too, but buffers are computed, not loaded.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in (Tensor.uniform_, Tensor.normal_) or func in vars(init).values():
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs)
+def _check_intact(run: RunDirectory, directory: Path, names: Collection[str]) -> None:
+    """Refuse a checkpoint with a file that is not as it was saved, and name an intact one."""
+    problem = verify_checksums(directory, names)
+    if problem is None:
+        return
+    remedy = "no other checkpoint is intact: train again with `fresh=True`"
+    for checkpoint in reversed(run.step_checkpoints()):
+        if verify_checksums(checkpoint, INFERENCE_FILES) is None:
+            remedy = f'use `checkpoint="{checkpoint.name}"`'
+            break
+    raise CheckpointError(problem.where, problem.what, got=problem.got, remedy=remedy)
 
 
 def load_ensemble(runs: Sequence[RunDirectory], name: str = "best") -> list[TrainedModel]:

@@ -22,9 +22,8 @@ from tformer_cli.corpus.reader import read_rows
 from tformer_cli.corpus.store import TokenStore, build_store
 from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.device import is_out_of_memory, peak_memory
-from tformer_cli.distributed import num_processes
 from tformer_cli.errors import TrainingError, UsageError
-from tformer_cli.process import tune_allocator
+from tformer_cli.process import num_processes, tune_allocator
 from tformer_cli.storage.atomic import storage_errors, write_text
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.subword import reservoir_sample

@@ -25,10 +25,14 @@ from tformer_cli.storage.checkpoint import (
     load_optimizer,
     load_weights,
     save_checkpoint,
-    verify_checksums,
 )
 from tformer_cli.storage.run_directory import RAW_MODEL_FILE, STATE_FILE, RunDirectory, step_of
-from tformer_cli.storage.state import TrainingProgress, best_checkpoints, load_progress
+from tformer_cli.storage.state import (
+    TrainingProgress,
+    best_checkpoints,
+    load_progress,
+    verify_checksums,
+)
 from tformer_cli.storage.trained_model import load_trained_network
 from tformer_cli.training.resume import scheduled_checkpoints
 from tformer_cli.training.step import TrainState

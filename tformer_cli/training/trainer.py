@@ -104,7 +104,7 @@ def train(
     device = local_device(device)
     tune_allocator()
     with contextlib.ExitStack() as stack:
-        world = stack.enter_context(process_group(device))
+        world = stack.enter_context(process_group(str(device)))
         check_data_files(config.data)
         check_metric(config)
         if world.is_main_process:

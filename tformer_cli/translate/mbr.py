@@ -3,101 +3,47 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tformer_cli.config.schema.decoding import (
-    BeamConfig,
-    DecodingConfig,
-    GreedyConfig,
-    SampleConfig,
-)
-from tformer_cli.errors import UsageError, check_choice, check_positive
-from tformer_cli.search.state import Hypothesis
+from tformer_cli.search.engine import Hypothesis
+from tformer_cli.translate.options import Utility
 
-# Default number of samples.
-NUM_SAMPLES = 32
 # Decimals of a utility that count; the others are rounding errors.
 DECIMALS = 9
 
-Utility = Literal["chrf", "bleu"]
 Matrix = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class MBR:
-    """Minimum-Bayes-risk decoding (Kumar and Byrne 2004; Eikema and Aziz 2022).
+def rerank(
+    utility: Utility,
+    candidates: Sequence[Hypothesis],
+    texts: Sequence[str],
+    *,
+    uses_whitespace: bool,
+) -> list[Hypothesis]:
+    """Return the candidates with distinct texts, by mean utility, highest first.
 
-    Attributes:
-        utility: similarity of two sentences: sentence chrF2, or sentence BLEU with exponential
-            smoothing and effective order, as in sacrebleu.
-        num_candidates: hypotheses of a line to choose from; None for the beam size, or 32 samples.
+    The mean utility, 0 to 100, becomes their `score`; their order breaks ties. Without
+    whitespace between words, BLEU is over characters.
     """
-
-    utility: Utility = "chrf"
-    num_candidates: int | None = None
-
-    def __post_init__(self) -> None:
-        check_choice("`utility`", self.utility, get_args(Utility))
-        if self.num_candidates is not None:
-            check_positive("`num_candidates`", self.num_candidates)
-
-    def num_hypotheses(self, decoding: DecodingConfig) -> int:
-        """Return how many hypotheses of a sentence the search must return, and refuse fewer."""
-        remedy = "use `BeamConfig(beam_size={})`, or decoding.kind=sample"
-        if isinstance(decoding, GreedyConfig):
-            raise UsageError("`mbr`", "has no effect on greedy search", remedy=remedy.format(8))
-        if not isinstance(decoding, BeamConfig):
-            return self.num_candidates or NUM_SAMPLES
-        count = self.num_candidates or decoding.beam_size
-        if count > decoding.beam_size:
-            what = f"must be at most the beam size {decoding.beam_size}"
-            remedy = remedy.format(count)
-            raise UsageError("`num_candidates`", what, got=str(count), remedy=remedy)
-        return count
-
-    def rerank(
-        self, candidates: Sequence[Hypothesis], texts: Sequence[str], *, uses_whitespace: bool
-    ) -> list[Hypothesis]:
-        """Return the candidates with distinct texts, by mean utility, highest first.
-
-        The mean utility, 0 to 100, becomes their `score`; their order breaks ties. Without
-        whitespace between words, BLEU is over characters.
-        """
-        # Each distinct text is compared once, and weighted by its number of candidates.
-        firsts: dict[str, Hypothesis] = {}
-        for candidate, text in zip(candidates, texts, strict=True):
-            firsts.setdefault(text, candidate)
-        counts = Counter(texts)
-        weights = np.array([counts[text] / len(texts) for text in firsts])
-        distinct = list(firsts)
-        is_chrf = self.utility == "chrf"
-        utilities = chrf(distinct) if is_chrf else bleu(distinct, bleu_tokenizer(uses_whitespace))
-        means = utilities @ weights
-        scored = [
-            replace(candidate, score=mean)
-            for candidate, mean in zip(firsts.values(), means.tolist(), strict=True)
-        ]
-        return sorted(scored, key=lambda candidate: -round(candidate.score, DECIMALS))
-
-
-def resolve_num_hypotheses(search: DecodingConfig, count: int, mbr: MBR | None) -> int:
-    """Return how many hypotheses of a sentence the search must return for `count` translations."""
-    check_positive("`count`", count)
-    num_hypotheses = count if mbr is None else mbr.num_hypotheses(search)
-    if count > num_hypotheses:
-        what = f"must be at most the {num_hypotheses} candidates of `mbr`"
-        remedy = f"use `MBR(num_candidates={count})`"
-        raise UsageError("`count`", what, got=str(count), remedy=remedy)
-    beam_size = search.beam_size if isinstance(search, BeamConfig) else 1
-    if count > beam_size and not isinstance(search, SampleConfig):
-        what = f"must be at most the beam size {beam_size}"
-        remedy = f"use `BeamConfig(beam_size={count})`"
-        raise UsageError("`count`", what, got=str(count), remedy=remedy)
-    return num_hypotheses
+    # Each distinct text is compared once, and weighted by its number of candidates.
+    firsts: dict[str, Hypothesis] = {}
+    for candidate, text in zip(candidates, texts, strict=True):
+        firsts.setdefault(text, candidate)
+    counts = Counter(texts)
+    weights = np.array([counts[text] / len(texts) for text in firsts])
+    distinct = list(firsts)
+    is_chrf = utility == "chrf"
+    utilities = chrf(distinct) if is_chrf else bleu(distinct, bleu_tokenizer(uses_whitespace))
+    means = utilities @ weights
+    scored = [
+        replace(candidate, score=mean)
+        for candidate, mean in zip(firsts.values(), means.tolist(), strict=True)
+    ]
+    return sorted(scored, key=lambda candidate: -round(candidate.score, DECIMALS))
 
 
 def chrf(texts: Sequence[str]) -> Matrix:

@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypedDict, get_args
 
-import torch
-
 from tformer_cli.config.load import changed_decoding
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import (
@@ -16,16 +14,17 @@ from tformer_cli.config.schema.decoding import (
     SearchConfig,
 )
 from tformer_cli.config.schema.fields import checked
-from tformer_cli.distributed import num_processes
-from tformer_cli.errors import ConfigError, Problem, UsageError, check_choice
+from tformer_cli.errors import ConfigError, Problem, UsageError, check_choice, check_positive
 from tformer_cli.text.segments import Terminology
-from tformer_cli.translate.mbr import MBR
 
-Backend = Literal["native", "ctranslate2"]
 LongLines = Literal["split", "truncate", "error"]
+Utility = Literal["chrf", "bleu"]
+
+# Default number of samples.
+NUM_SAMPLES = 32
 
 _SEARCHES = {"greedy": "greedy search", "beam": "beam search", "sample": "sampling"}
-_LEAVE_ONE_OUT = "leave one of them out"
+LEAVE_ONE_OUT = "leave one of them out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class SearchOptions:
             key = "beam_size" if isinstance(search, BeamConfig) else "kind"
             what = f"contradicts `settings`, by which {key} is {getattr(search, key)}"
             got = str(self.beam_size)
-            raise UsageError("`beam_size`", what, got=got, remedy=_LEAVE_ONE_OUT)
+            raise UsageError("`beam_size`", what, got=got, remedy=LEAVE_ONE_OUT)
         if self.length_penalty is not None:
             got = f"{self.length_penalty:g}"
             if not isinstance(search, BeamConfig):
@@ -65,7 +64,7 @@ class SearchOptions:
             is_set = any(text.startswith("decoding.length_penalty=") for text in self.settings)
             if is_set and search.length_penalty != self.length_penalty:
                 what = f"contradicts `settings`, by which length_penalty is {search.length_penalty}"
-                raise UsageError("`length_penalty`", what, got=got, remedy=_LEAVE_ONE_OUT)
+                raise UsageError("`length_penalty`", what, got=got, remedy=LEAVE_ONE_OUT)
             search = replace(search, length_penalty=self.length_penalty)
         return checked(search, "decoding")
 
@@ -77,6 +76,39 @@ def _with_beam(config: Config, size: int) -> DecodingConfig:
         return replace(search, beam_size=size)
     common = {part.name: getattr(search, part.name) for part in fields(SearchConfig)}
     return GreedyConfig(**common) if size == 1 else BeamConfig(beam_size=size, **common)
+
+
+@dataclass(frozen=True, slots=True)
+class MBR:
+    """Minimum-Bayes-risk decoding (Kumar and Byrne 2004; Eikema and Aziz 2022).
+
+    Attributes:
+        utility: similarity of two sentences: sentence chrF2, or sentence BLEU with exponential
+            smoothing and effective order, as in sacrebleu.
+        num_candidates: hypotheses of a line to choose from; None for the beam size, or 32 samples.
+    """
+
+    utility: Utility = "chrf"
+    num_candidates: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("`utility`", self.utility, get_args(Utility))
+        if self.num_candidates is not None:
+            check_positive("`num_candidates`", self.num_candidates)
+
+    def num_hypotheses(self, decoding: DecodingConfig) -> int:
+        """Return how many hypotheses of a sentence the search must return, and refuse fewer."""
+        remedy = "use `BeamConfig(beam_size={})`, or decoding.kind=sample"
+        if isinstance(decoding, GreedyConfig):
+            raise UsageError("`mbr`", "has no effect on greedy search", remedy=remedy.format(8))
+        if not isinstance(decoding, BeamConfig):
+            return self.num_candidates or NUM_SAMPLES
+        count = self.num_candidates or decoding.beam_size
+        if count > decoding.beam_size:
+            what = f"must be at most the beam size {decoding.beam_size}"
+            remedy = remedy.format(count)
+            raise UsageError("`num_candidates`", what, got=str(count), remedy=remedy)
+        return count
 
 
 class LineLimits(TypedDict, total=False):
@@ -168,36 +200,17 @@ def resolve_search(
     return search
 
 
-def check_backend(
-    backend: Backend,
-    quantization: str | None,
-    ensemble: Sequence[object],
-    device: torch.device,
-    precision: str,
-    workers: int | None,
-) -> None:
-    """Check the arguments of `Translator.load` that depend on the backend.
-
-    Raises:
-        UsageError: an argument has no effect on the backend, or the backend cannot run here.
-    """
-    check_choice("`backend`", backend, get_args(Backend))
-    if backend == "native":
-        if quantization is not None:
-            what = 'has no effect without `backend="ctranslate2"`'
-            raise UsageError("`quantization`", what, got=quantization)
-        return
-    where = '`backend="ctranslate2"`'
-    if num_processes() > 1:
-        raise UsageError(where, "is for one process with threads", remedy="drop torchrun")
-    if ensemble:
-        raise UsageError("`ensemble`", f"has no effect on {where}", remedy=_LEAVE_ONE_OUT)
-    if precision != "float32":
-        what = f"has no effect on {where}"
-        raise UsageError("`precision`", what, got=precision, remedy="use `quantization`")
-    if workers not in (None, 1):
-        what = f"has no effect on {where}, which uses threads"
-        raise UsageError("`workers`", what, got=str(workers), remedy="leave it out")
-    if device.type != "cpu":
-        what = f"must be cpu with {where}"
-        raise UsageError("`device`", what, got=str(device), remedy='add `device="cpu"`')
+def resolve_num_hypotheses(search: DecodingConfig, count: int, mbr: MBR | None) -> int:
+    """Return how many hypotheses of a sentence the search must return for `count` translations."""
+    check_positive("`count`", count)
+    num_hypotheses = count if mbr is None else mbr.num_hypotheses(search)
+    if count > num_hypotheses:
+        what = f"must be at most the {num_hypotheses} candidates of `mbr`"
+        remedy = f"use `MBR(num_candidates={count})`"
+        raise UsageError("`count`", what, got=str(count), remedy=remedy)
+    beam_size = search.beam_size if isinstance(search, BeamConfig) else 1
+    if count > beam_size and not isinstance(search, SampleConfig):
+        what = f"must be at most the beam size {beam_size}"
+        remedy = f"use `BeamConfig(beam_size={count})`"
+        raise UsageError("`count`", what, got=str(count), remedy=remedy)
+    return num_hypotheses

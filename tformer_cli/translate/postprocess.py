@@ -4,11 +4,14 @@ import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from tformer_cli.search.scoring import Aligner
-from tformer_cli.search.state import Hypothesis, Request
+from tformer_cli.search.engine import Hypothesis, Request
 from tformer_cli.text.segments import aligned_units, first_word_indices, unit_indices
 from tformer_cli.text.tokenizer import Tokenizers
+
+if TYPE_CHECKING:
+    from tformer_cli.search.scoring import Aligner
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class Postprocessor:
         self,
         requests: Sequence[Sequence[Request]],
         chosen: Sequence[Sequence[Sequence[Hypothesis]]],
-        aligner: Aligner | None,
+        aligner: "Aligner | None",
     ) -> Iterator[list[Translation]]:
         """Yield the translations of each line, with word alignments if there is an aligner.
 

@@ -15,7 +15,7 @@ from tformer_cli.errors import (
     check_positive,
     reject_str,
 )
-from tformer_cli.search.state import Request
+from tformer_cli.search.engine import Request
 from tformer_cli.text.segments import (
     Terminology,
     first_word_indices,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.corpus.store_builder import too_long_error
 from tformer_cli.errors import Problem
-from tformer_cli.search.scoring import Scorer
+from tformer_cli.search.engine import Scorer
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import EOS_ID, with_eos
 

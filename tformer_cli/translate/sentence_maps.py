@@ -16,8 +16,8 @@ from tformer_cli.model.inspection.attention_recorder import (
 )
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.plotting.attention_maps import AttentionMaps, Part, PartMaps, PositionTable
-from tformer_cli.search.engine import NativeEngine
-from tformer_cli.search.state import Request, SpecialTokens
+from tformer_cli.search.engine import Request, SpecialTokens
+from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import with_eos
 

@@ -1,50 +1,55 @@
 """Translate lines of text: text -> ids -> search -> text, in the order given, by any engine."""
 
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
-import torch
-
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.prefetch import chunks
-from tformer_cli.device import default_num_workers, empty_cache, resolve_device, resolve_precision
-from tformer_cli.distributed import local_device, num_processes
-from tformer_cli.errors import Problem, UsageError, check_positive, reject_str
-from tformer_cli.model.network import Seq2Seq
+from tformer_cli.errors import Problem, UsageError, reject_str
 from tformer_cli.process import tune_allocator
-from tformer_cli.search.engine import Engine, NativeEngine
-from tformer_cli.search.scoring import Aligner
-from tformer_cli.search.state import Hypothesis, SpecialTokens
-from tformer_cli.search.workers import WorkersEngine
+from tformer_cli.search.engine import Engine, Hypothesis
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.trained_model import load_ensemble
+from tformer_cli.storage.trained_model import find_model
 from tformer_cli.text.segments import Terminology, word_separator
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.translate.mbr import MBR, resolve_num_hypotheses
-from tformer_cli.translate.options import (
+from tformer_cli.translate.backend import (
     Backend,
+    FallbackEngine,
+    checked_engine_of_run,
+    engine_of_run,
+    load_native_engine,
+    native_engine,
+    resolve_backend,
+    shared,
+)
+from tformer_cli.translate.options import (
+    MBR,
     LineLimits,
     SearchOptions,
     TranslateOptions,
-    check_backend,
+    resolve_num_hypotheses,
     resolve_search,
 )
 from tformer_cli.translate.postprocess import Postprocessor, Translation, best_combinations
 from tformer_cli.translate.preprocess import InputLine, Preprocessor, zip_lines
-from tformer_cli.translate.score import ScoredPair, score_pairs
 
 if TYPE_CHECKING:
+    import torch
+
     from tformer_cli.export.format import Quantization
+    from tformer_cli.model.network import Seq2Seq
+    from tformer_cli.search.native_engine import NativeEngine
+    from tformer_cli.search.scoring import Aligner
+    from tformer_cli.translate.score import ScoredPair
 
 # Lines that are read before they are sorted by length and translated: enough for full batches of
 # sentences of equal length, few enough for memory whatever the size of the file.
 WINDOW_LINES = 8192
-
-CPU = torch.device("cpu")
 
 
 class TranslatedLine(NamedTuple):
@@ -74,8 +79,8 @@ class Translator:
         tokenizers: Tokenizers,
         config: Config,
         *,
-        aligner: Aligner | None = None,
-        device: torch.device = CPU,
+        load_aligner: "Callable[[], Aligner] | None" = None,
+        device: str = "cpu",
         **limits: Unpack[LineLimits],
     ) -> None:
         """Combine an engine with the tokenizers and the config of its model.
@@ -84,15 +89,16 @@ class Translator:
             engine: translates token ids.
             tokenizers: of the model.
             config: of the run; its `decoding` is the default search.
-            aligner: aligns target tokens to source tokens; without it there are no alignments.
+            load_aligner: returns what aligns target tokens to source tokens, when it is first
+                needed; without it there are no alignments.
             device: where the engine computes.
             limits: those of `LineLimits`.
         """
         self.engine = engine
         self.tokenizers = tokenizers
         self.config = config
-        self.aligner = aligner
         self.device = device
+        self.load_aligner = load_aligner
         data = config.data
         self.description = f"{data.source_language} -> {data.target_language}, {device}"
         self.postprocessor = Postprocessor(
@@ -107,7 +113,7 @@ class Translator:
             tokenizers=tokenizers,
             max_source_length=max_source_length,
             max_source_sentences=limits.get("max_source_sentences"),
-            max_positions=engine.scorer.max_length,
+            max_positions=config.model.max_length,
             long_lines=limits.get("long_lines", "split"),
             uses_whitespace=self.postprocessor.separator != "",
         )
@@ -124,9 +130,10 @@ class Translator:
         checkpoint: str = "best",
         device: str = "auto",
         precision: str = "float32",
-        backend: Backend = "native",
+        backend: Backend = "auto",
         quantization: "Quantization | None" = None,
         workers: int | None = 1,
+        log: Callable[[str], object] = lambda line: None,
         **limits: Unpack[LineLimits],
     ) -> "Translator":
         """Load the model of a run, or those of several runs as an ensemble.
@@ -138,10 +145,13 @@ class Translator:
             device: auto, cpu, cuda, cuda:N or mps.
             precision: number format of matrix products: auto, float32, bfloat16, float16, or int8
                 on a CPU.
-            backend: `native`, or `ctranslate2` on the CPU, with an export that stays in the run.
+            backend: `native`, our own engine; `ctranslate2` on the CPU, with an export that stays
+                in the run; or `auto`, which is CTranslate2 where it is installed and translates
+                alike, by an export that is checked once, and else our own engine.
             quantization: number format of CTranslate2's matrices; float32 by default.
-            workers: processes that share the work on a CPU, one thread each; 1 works in this
-                process with all threads of torch, None starts one for each core.
+            workers: processes of our own engine that share the work on a CPU, one thread each; 1
+                works in this process with all threads of torch, None starts one for each core.
+            log: called with a line when an export is written, or CTranslate2 does not do.
             limits: those of `LineLimits`; `max_source_sentences` is by default what 99% of the
                 training lines do not exceed.
 
@@ -151,87 +161,63 @@ class Translator:
         """
         reject_str(ensemble=ensemble)
         tune_allocator()
-        if backend == "ctranslate2" and device == "auto":
-            device = "cpu"
-        resolved = local_device(resolve_device(device))
-        check_backend(backend, quantization, ensemble, resolved, precision, workers)
+        backend = resolve_backend(backend, quantization, ensemble, device, precision, workers)
         runs = [RunDirectory(Path(path)) for path in (run, *ensemble)]
-        first, *others = load_ensemble(runs, checkpoint)
+        files = find_model(runs[0], checkpoint)
         if limits.get("max_source_sentences") is None:
-            limits["max_source_sentences"] = first.max_source_sentences
+            limits["max_source_sentences"] = files.max_source_sentences
+
+        @functools.cache
+        def native() -> "NativeEngine":
+            return load_native_engine(runs, checkpoint, device, precision)
+
         engine: Engine | None = None
         if backend == "ctranslate2":
-            from tformer_cli.export.ctranslate2 import cached_engine
-
-            engine = cached_engine(runs[0], first, quantization or "float32")
-        translator = cls.from_model(
-            first.model,
-            first.tokenizers,
-            first.config,
-            resolved,
-            resolve_precision(precision, resolved),
-            others=[other.model for other in others],
-            engine=engine,
+            engine = engine_of_run(files, quantization or "float32")
+        elif backend == "auto":
+            rounded: Quantization = "int8" if precision == "int8" else "float32"
+            fast = checked_engine_of_run(files, rounded, log)
+            if fast is not None:
+                engine = FallbackEngine(fast, lambda: shared(native(), workers))
+        translator = cls(
+            engine or shared(native(), workers),
+            files.tokenizers,
+            files.config,
+            load_aligner=lambda: native().aligner,
+            device="cpu" if engine else str(native().device),
             **limits,
         )
         names = " + ".join(str(run.path) for run in runs)
-        translator.description += f", {names} at step {first.step}"
-        # Worker processes would inherit the weights.
-        del first, others
-        if backend == "native":
-            translator.start_workers(workers)
+        translator.description += f", {names} at step {files.step}"
         return translator
 
     @classmethod
     def from_model(
         cls,
-        model: Seq2Seq,
+        model: "Seq2Seq",
         tokenizers: Tokenizers,
         config: Config,
-        device: torch.device,
-        precision: torch.dtype = torch.float32,
+        device: "torch.device",
+        precision: "torch.dtype | None" = None,
         *,
-        others: Sequence[Seq2Seq] = (),
-        engine: Engine | None = None,
+        others: "Sequence[Seq2Seq]" = (),
+        workers: int | None = 1,
         **limits: Unpack[LineLimits],
     ) -> "Translator":
         """Return the translator of a model in memory.
 
         The model, and the `others` of an ensemble, move to `device`; on a CPU their weights are
-        packed for inference. An `engine` is another program that runs the same model.
+        packed for inference. The precision is float32 by default.
         """
-        tokens = SpecialTokens(*tokenizers.special_ids(config.model.kind))
-        # The aligner runs in this process: its few large matrices use all threads, while worker
-        # processes are idle.
-        if engine is None:
-            native = NativeEngine(model, tokens, device=device, precision=precision, others=others)
-            engine, aligner = native, native.aligner
-        else:
-            aligner = Aligner([model], tokens, device=device, precision=precision)
-        return cls(engine, tokenizers, config, aligner=aligner, device=device, **limits)
-
-    def start_workers(self, workers: int | None) -> None:
-        """Share the work between processes on a CPU, one thread each; 1 stops them again.
-
-        They start with the next lines and share the memory of this process. None is one for each
-        core, or 1 under torchrun.
-
-        Raises:
-            UsageError: `workers` is below 1, or the device or the system does not allow processes.
-        """
-        if isinstance(self.engine, WorkersEngine):
-            # Workers that start workers would read each other's answers.
-            self.engine = self.engine.engine
-        if workers is None:
-            workers = default_num_workers(self.device) if num_processes() == 1 else 1
-        check_positive("`workers`", workers)
-        if workers == 1:
-            return
-        if self.device.type != "cpu":
-            remedy = 'use 1, or `device="cpu"`'
-            raise UsageError("`workers`", "is for a CPU", got=str(workers), remedy=remedy)
-        empty_cache(self.device)
-        self.engine = WorkersEngine(self.engine, workers)
+        native = native_engine([model, *others], tokenizers, config, device, precision)
+        return cls(
+            shared(native, workers),
+            tokenizers,
+            config,
+            load_aligner=lambda: native.aligner,
+            device=str(device),
+            **limits,
+        )
 
     def translate(
         self,
@@ -301,12 +287,12 @@ class Translator:
         The lines of a window are sorted by length and translated together. `has_phrases` says
         whether lines may have required phrases; all else is as for `nbest`.
         """
-        aligner = self.aligner if aligned else None
-        if aligned and aligner is None:
+        if aligned and self.load_aligner is None:
             what = "needs a translator that has an aligner"
             raise UsageError("`aligned`", what, remedy="leave it out")
+        aligner = self.load_aligner() if aligned and self.load_aligner else None
         requiring = "`required`" if has_phrases else "`terminology`" if terminology else None
-        max_positions = self.engine.scorer.max_length
+        max_positions = self.config.model.max_length
         search = resolve_search(decoding, self.config, max_positions, requiring)
         num_hypotheses = resolve_num_hypotheses(search, count, mbr)
         preprocessor = self.preprocessor
@@ -345,8 +331,11 @@ class Translator:
     def _rerank(self, hypotheses: list[Hypothesis], mbr: MBR | None) -> list[Hypothesis]:
         if mbr is None:
             return hypotheses
+        from tformer_cli.translate.mbr import rerank
+
         texts = [self.tokenizers.target.decode(hypothesis.token_ids) for hypothesis in hypotheses]
-        return mbr.rerank(hypotheses, texts, uses_whitespace=self.postprocessor.separator != "")
+        uses_whitespace = self.postprocessor.separator != ""
+        return rerank(mbr.utility, hypotheses, texts, uses_whitespace=uses_whitespace)
 
     def score(
         self,
@@ -354,8 +343,10 @@ class Translator:
         targets: Iterable[str],
         *,
         on_done: Callable[[int], object] = lambda count: None,
-    ) -> Iterator[ScoredPair]:
+    ) -> "Iterator[ScoredPair]":
         """Yield the log probabilities of given translations; see `score_pairs`."""
+        from tformer_cli.translate.score import score_pairs
+
         reject_str(sources=sources, targets=targets)
         pairs = zip(sources, targets, strict=True)
         return score_pairs(self.engine.scorer, self.tokenizers, pairs, on_done=on_done)

@@ -14,13 +14,15 @@ from tformer_cli.model.blocks.attention import (
     MAX_NAIVE_WEIGHTS,
     MAX_TINY_WEIGHTS,
     Attention,
+    AttentionMask,
     attend,
     attention_weights,
+    causal_mask,
     kernel_attend,
     naive_attend,
+    padding_mask,
     softmax,
 )
-from tformer_cli.model.blocks.attention_mask import AttentionMask, causal_mask, padding_mask
 
 B, H, S, T, DH = 2, 6, 5, 7, 11
 

@@ -1,6 +1,6 @@
 import torch
 
-from tformer_cli.model.blocks.attention_mask import (
+from tformer_cli.model.blocks.attention import (
     causal_lm_mask,
     causal_mask,
     padding_mask,

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from tformer_cli.config.schema.model import LatentConfig
 from tformer_cli.model.blocks.attention import (
     Attend,
+    AttentionMask,
     KeyValue,
     KVShape,
     attend,
     attention_weights,
     split_heads,
 )
-from tformer_cli.model.blocks.attention_mask import AttentionMask
 from tformer_cli.model.blocks.residual import RMSNorm
 from tformer_cli.model.blocks.rotary import CosSin, apply_rotary_emb
 
