@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tformer_cli.config.schema.decoding import GreedyConfig
+from tformer_cli.export.ctranslate2_engine import MAX_SINGLE_THREADS, TRIALS
 from tformer_cli.search.engine import Request
 from tformer_cli.storage.lock import exclusive_lock
 from tformer_cli.storage.run_directory import RunDirectory
@@ -51,24 +52,33 @@ def test_an_export_of_another_version_is_left_alone(files, monkeypatch):
     assert len(list(files.run.exports.glob("ctranslate2-*"))) == 2
 
 
-@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (3, 3), (64, 4)])
-def test_from_the_second_on_a_sentence_alone_has_several_threads(
-    files, monkeypatch, cores, threads
-):
-    monkeypatch.setattr("tformer_cli.export.ctranslate2_engine.num_threads", lambda: cores)
+@pytest.mark.parametrize("cores", [1, 3, 64])
+@pytest.mark.parametrize("seconds", [{1: 1.0, 3: 2.0, 4: 2.0}, {1: 2.0, 3: 1.0, 4: 1.0}])
+def test_a_sentence_alone_has_as_many_threads_as_are_fastest(files, monkeypatch, cores, seconds):
+    name = "tformer_cli.export.ctranslate2_engine"
+    monkeypatch.setattr(f"{name}.num_threads", lambda: cores)
     engine = engine_of_run(files, "float32")
     loaded = []
     load = engine._load
     monkeypatch.setattr(
         engine, "_load", lambda **threads: loaded.append(threads) or load(**threads)
     )
+    chosen = []
+    add = engine.trials.add
+    monkeypatch.setattr(
+        engine.trials,
+        "add",
+        lambda threads, _: chosen.append(threads) or add(threads, seconds[threads]),
+    )
     encode = files.tokenizers.source.encode
     one, two = ([Request(with_eos(encode(line)))] for line in ("abc de", "fed"))
     search = GreedyConfig(max_length=9)
-    first = engine.translate(one, search)
-    assert loaded == []
-    assert engine.translate(one, search)[0][0].token_ids == first[0][0].token_ids
-    expected = [{"inter_threads": 1, "intra_threads": threads}]
+    alone = [engine.translate(one, search)[0][0].token_ids for _ in range(2 * TRIALS + 2)]
+    assert len(set(alone)) == 1
+    several = min(cores, MAX_SINGLE_THREADS)
+    assert chosen[: 2 * TRIALS] == [1, several] * TRIALS
+    assert set(chosen[2 * TRIALS :]) == {min((1, several), key=seconds.get)}
+    expected = [{"inter_threads": 1, "intra_threads": several}] if several > 1 else []
     assert loaded == expected
     both = engine.translate([*one, *two], search)
     assert [best.token_ids for (best,) in both] == [

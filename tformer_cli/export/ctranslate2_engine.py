@@ -1,7 +1,8 @@
 """CTranslate2 as an engine: it translates token ids by an exported folder; without torch."""
 
-import functools
 import math
+import statistics
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
@@ -34,8 +35,10 @@ from tformer_cli.text.vocabulary import EOS_ID
 
 # Sentences of a batch, which one thread translates; single ones take longer.
 MAX_BATCH, MIN_BATCH = 64, 4
-# More threads wait for each other longer than one step of a sentence takes.
+# Most threads of one sentence: more wait for each other longer than a step takes.
 MAX_SINGLE_THREADS = 4
+# Sentences alone that are timed with one thread, and with several.
+TRIALS = 3
 # Batches per thread in flight: one slow batch does not stop the other threads, and an interrupt
 # waits for few.
 BATCHES_AHEAD = 2
@@ -53,11 +56,32 @@ CONSTRAINTS = {
 }
 
 
+class Trials:
+    """Finds the fastest of several numbers of threads by the first sentences."""
+
+    def __init__(self, candidates: Iterable[int]) -> None:
+        self.seconds: dict[int, list[float]] = {threads: [] for threads in candidates}
+
+    def next(self) -> int:
+        """Return the candidates in turn, and once each had `TRIALS` sentences, the fastest."""
+        fewest = min(self.seconds, key=lambda threads: len(self.seconds[threads]))
+        if len(self.seconds[fewest]) < TRIALS:
+            return fewest
+        # The first sentence takes longer, and another program may disturb one.
+        return min(self.seconds, key=lambda threads: statistics.median(self.seconds[threads]))
+
+    def add(self, threads: int, seconds: float) -> None:
+        """Record the seconds a token of one sentence, while they are needed."""
+        if len(self.seconds[threads]) < TRIALS:
+            self.seconds[threads].append(seconds)
+
+
 class CTranslate2Engine(Engine):
     """Translates and scores by an exported model, with a batch or a sentence in each thread.
 
-    A sentence that comes alone gets several threads, by the model loaded once more: two of them
-    nearly halve the time of a model as wide as 256.
+    A sentence that comes alone gets one thread or several, whichever is found to be faster: two
+    nearly halve the time on one machine, and multiply it by ten on another, where they wait long
+    for each other.
     """
 
     def __init__(
@@ -73,8 +97,10 @@ class CTranslate2Engine(Engine):
         self.folder = folder
         self.compute_type = compute_type
         self.num_threads = num_threads()
-        self.num_single = 0  # sentences that came alone
         self.translator = self._load(inter_threads=self.num_threads, intra_threads=1)
+        # CTranslate2's objects for a sentence alone, by their number of threads.
+        self.single = {1: self.translator}
+        self.trials = Trials((1, min(self.num_threads, MAX_SINGLE_THREADS)))
         self.source_tokens = source.tokens(range(source.size))
         self.target_tokens = target.tokens(range(target.size))
         self.target_ids = {token: i for i, token in enumerate(self.target_tokens)}
@@ -108,17 +134,6 @@ class CTranslate2Engine(Engine):
             remedy = "remove it, and export again"
             raise CheckpointError(str(self.folder), what, got=str(error), remedy=remedy) from None
 
-    @functools.cached_property
-    def _single(self) -> Any:
-        """CTranslate2's object with several threads for one sentence."""
-        return self._load(inter_threads=1, intra_threads=min(self.num_threads, MAX_SINGLE_THREADS))
-
-    def _translator(self, num_sentences: int) -> Any:
-        """Return CTranslate2's object for so many sentences."""
-        self.num_single += num_sentences == 1
-        # For the first sentence alone, to load the model again would take longer than it saves.
-        return self._single if num_sentences == 1 and self.num_single > 1 else self.translator
-
     def check(self, requests: Sequence[Request], config: DecodingConfig, nbest: int) -> None:
         """Refuse what CTranslate2 does not implement alike, and what has no positions."""
         for part in fields(config):
@@ -146,44 +161,67 @@ class CTranslate2Engine(Engine):
 
     def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
         requests = job.requests
-        beam = _beam_of(job.config)
-        results: list[list[Hypothesis]] = [[] for _ in requests]
-        translator = self._translator(len(requests))
+        if len(requests) == 1:
+            results = [self._decode_single(job)]
+            on_done(1)
+            return results
+        results = [[] for _ in requests]
 
         def submit(indices: Sequence[int]) -> list[Any]:
-            futures: list[Any] = translator.translate_batch(
-                [self._source(requests[index].source) for index in indices],
-                asynchronous=True,
-                beam_size=beam.beam_size,
-                num_hypotheses=job.nbest,
-                length_penalty=beam.length_penalty,
-                patience=beam.patience,
-                max_decoding_length=job.config.max_length,
-                max_input_length=0,
-                return_scores=job.scored,
-                return_end_token=True,
-            )
-            return futures
+            return self._submit(self.translator, job, indices)
 
         batches = shrinking_batches(range(len(requests)), self.num_threads)
         for indices, futures in _in_flight(batches, submit, BATCHES_AHEAD * self.num_threads):
             for index, future in zip(indices, futures, strict=True):
-                results[index] = list(self._hypotheses(future.result(), beam.length_penalty))
+                results[index] = self._hypotheses(future.result(), job)
             on_done(len(indices))
         return results
+
+    def _decode_single(self, job: Job) -> list[Hypothesis]:
+        """Translate a sentence that comes alone."""
+        threads = self.trials.next()
+        if threads not in self.single:
+            self.single[threads] = self._load(inter_threads=1, intra_threads=threads)
+        started = time.perf_counter()
+        (future,) = self._submit(self.single[threads], job, range(1))
+        hypotheses = self._hypotheses(future.result(), job)
+        num_tokens = len(job.requests[0].source) + len(hypotheses[0].token_ids)
+        self.trials.add(threads, (time.perf_counter() - started) / num_tokens)
+        return hypotheses
+
+    def _submit(self, translator: Any, job: Job, indices: Sequence[int]) -> list[Any]:
+        """Return the future of each request, by one of CTranslate2's objects."""
+        beam = _beam_of(job.config)
+        futures: list[Any] = translator.translate_batch(
+            [self._source(job.requests[index].source) for index in indices],
+            asynchronous=True,
+            beam_size=beam.beam_size,
+            num_hypotheses=job.nbest,
+            length_penalty=beam.length_penalty,
+            patience=beam.patience,
+            max_decoding_length=job.config.max_length,
+            max_input_length=0,
+            return_scores=job.scored,
+            return_end_token=True,
+        )
+        return futures
 
     def _source(self, ids: Sequence[int]) -> list[str]:
         """Return source tokens without EOS, which CTranslate2 adds itself."""
         return [self.source_tokens[i] for i in ids[:-1]]
 
-    def _hypotheses(self, result: Any, length_penalty: float) -> Iterator[Hypothesis]:
+    def _hypotheses(self, result: Any, job: Job) -> list[Hypothesis]:
         # Scores are empty unless requested.
         scores = result.scores or [math.nan] * len(result.hypotheses)
+        length_penalty = _beam_of(job.config).length_penalty
+        hypotheses = []
         for tokens, score in zip(result.hypotheses, scores, strict=True):
             ids = [self.target_ids[token] for token in tokens]
             finished = ids[-1:] == [EOS_ID]
             log_prob = score * len(ids) ** length_penalty
-            yield Hypothesis(tuple(ids[:-1] if finished else ids), log_prob, score, finished)
+            token_ids = tuple(ids[:-1] if finished else ids)
+            hypotheses.append(Hypothesis(token_ids, log_prob, score, finished))
+        return hypotheses
 
     def score(
         self, pairs: Sequence[Pair], *, on_done: Callable[[int], object] = lambda count: None
