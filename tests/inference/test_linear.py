@@ -1,8 +1,5 @@
 """Linear layers of fixed weights: the same map, for any number of rows."""
 
-import gc
-import weakref
-
 import pytest
 import torch
 from hypothesis import given
@@ -13,21 +10,21 @@ from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.device import has_bfloat16_matmul, has_vnni, onednn_supports_bfloat16
 from tformer_cli.inference import linear as linears
 from tformer_cli.inference.linear import (
-    MAX_FEW_ROWS,
     MAX_INT8,
-    MIN_FEW_ROWS_INPUTS,
     MIN_PACKED_WEIGHTS,
-    FewRowsLinear,
     Int8Linear,
     PackedLinear,
     pack_where_faster,
-    prepare_for_few_rows,
+    prepare_linear,
     quantize_rows,
 )
 from tformer_cli.inference.prepare import prepare_for_inference
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 
+needs_onednn = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="torch is built without oneDNN"
+)
 of_any_shape = given(
     st.lists(st.integers(1, 4), min_size=1, max_size=3),
     st.integers(1, 70),
@@ -38,42 +35,32 @@ of_any_shape = given(
 
 
 @of_any_shape
-def test_a_map_for_few_rows_is_the_map(shape, num_inputs, num_outputs, bias, seed):
+@torch.no_grad()
+def test_a_prepared_map_is_the_map(shape, num_inputs, num_outputs, bias, seed):
     torch.manual_seed(seed)
-    linear = nn.Linear(num_inputs, num_outputs, bias=bias).double().requires_grad_(False)
+    linear = nn.Linear(num_inputs, num_outputs, bias=bias).double()
     # Every other column, as what is left of a product may lie.
     states = torch.randn(*shape, 2 * num_inputs, dtype=torch.float64)[..., ::2]
-    found = FewRowsLinear(linear)(states)
+    before = linear.weight.clone()
+    prepared = prepare_linear(linear, torch.device("cpu"), torch.float32)
+    found = prepared(states)
     torch.testing.assert_close(found, linear(states))
     assert found.is_contiguous()
+    assert torch.equal(prepared.weight, before)
+    assert prepared.weight.t().is_contiguous() or num_outputs < num_inputs
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, MAX_FEW_ROWS, MAX_FEW_ROWS + 1])
-@pytest.mark.parametrize(
-    ("num_inputs", "num_outputs"),
-    [
-        (MIN_FEW_ROWS_INPUTS, MIN_FEW_ROWS_INPUTS),
-        (MIN_FEW_ROWS_INPUTS - 1, MIN_FEW_ROWS_INPUTS),
-        (MIN_FEW_ROWS_INPUTS, 9),
-        (9, 9),
-        (9, 99),
-    ],
-)
-def test_whatever_its_size_a_prepared_map_is_the_map(num_inputs, num_outputs, num_rows):
+@needs_onednn
+@pytest.mark.parametrize("num_rows", [1, 2, 9])
+@torch.no_grad()
+def test_a_single_row_is_the_same_map_as_more(num_rows, monkeypatch):
+    monkeypatch.setattr(linears, "prefers_onednn", lambda: True)
     torch.manual_seed(1)
-    linear = nn.Linear(num_inputs, num_outputs).double().requires_grad_(False)
-    states = torch.randn(num_rows, 1, num_inputs, dtype=torch.float64)
-    expected, weight = linear(states), linear.weight.clone()
-    prepared = prepare_for_few_rows(linear)
-    torch.testing.assert_close(prepared(states), expected)
-    assert torch.equal(prepared.weight, weight)
-    assert isinstance(prepared, FewRowsLinear) == (num_outputs >= num_inputs == MIN_FEW_ROWS_INPUTS)
-    assert prepared.weight.t().is_contiguous() == (MIN_FEW_ROWS_INPUTS > num_inputs < num_outputs)
-
-
-needs_onednn = pytest.mark.skipif(
-    not torch.backends.mkldnn.is_available(), reason="torch is built without oneDNN"
-)
+    linear = nn.Linear(64, MIN_PACKED_WEIGHTS // 64)
+    prepared = prepare_linear(linear, torch.device("cpu"), torch.float32)
+    assert isinstance(prepared.many, PackedLinear)
+    states = torch.randn(num_rows, 1, 64)
+    torch.testing.assert_close(prepared(states), linear(states), rtol=1e-5, atol=1e-5)
 
 
 @needs_onednn
@@ -153,7 +140,7 @@ def test_weights_of_half_precision_are_packed_by_processors_that_can_alone():
 
 
 def wide_model() -> Seq2Seq:
-    """A model with matrices large enough to be pack."""
+    """A model with matrices large enough to be packed."""
     config = EncoderDecoderConfig(
         dim=192, num_heads=4, feedforward_dim=768, num_encoder_layers=1, num_decoder_layers=1
     )
@@ -170,25 +157,11 @@ def test_a_model_says_the_same_with_large_matrices_packed(monkeypatch):
     twin = prepare_for_inference(model, torch.device("cpu"))
     layer = twin.decoder.layers[0]
     for large in (twin.output, layer.feedforward.up, layer.feedforward.down):
-        assert isinstance(large, PackedLinear)
-    assert isinstance(layer.cross_attention.query, nn.Linear)
+        assert isinstance(large.many, PackedLinear)
+    assert isinstance(layer.cross_attention.query.many, nn.Linear)
     torch.testing.assert_close(
         twin(ids, mask, ids, mask), model(ids, mask, ids, mask), rtol=1e-4, atol=1e-5
     )
-
-
-@needs_onednn
-@torch.no_grad()
-def test_packed_weights_are_there_once_when_nobody_holds_the_model(monkeypatch):
-    monkeypatch.setattr(linears, "prefers_onednn", lambda: True)
-    model = wide_model()
-    plain = weakref.ref(model.decoder.layers[0].feedforward.up.weight)
-    twin = prepare_for_inference(model, torch.device("cpu"))
-    assert plain() is not None
-    del model
-    gc.collect()
-    assert plain() is None
-    assert isinstance(twin.decoder.layers[0].feedforward.up, PackedLinear)
 
 
 def random_rows(seed: int, *shape: int) -> torch.Tensor:

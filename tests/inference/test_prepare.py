@@ -63,9 +63,9 @@ def test_weights_of_wide_outputs_lie_in_long_rows():
     model = small_model()
     twin = prepare_for_inference(model, torch.device("cpu"))
     layer = twin.decoder.layers[0]
-    for wide in (twin.output, layer.self_attention.projection):
+    for wide in (twin.output, layer.self_attention.projection, layer.self_attention.output):
         assert wide.weight.t().is_contiguous()
-    assert layer.self_attention.output.weight.is_contiguous()
+    assert layer.feedforward.down.weight.is_contiguous()
     assert torch.equal(twin.output.weight, model.output.weight)
     assert model.output.weight.is_contiguous()
 

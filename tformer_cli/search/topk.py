@@ -9,8 +9,9 @@ from torch import Tensor
 
 # Tokens of each group that the vocabulary is divided into.
 GROUP = 24
-# For fewer rows the intermediate steps cost more than they save.
+# For so few rows, of so few scores in all, the intermediate steps cost more than they save.
 MIN_ROWS = 8
+MIN_SCORES = 1 << 16
 # Logits of so many rows stay in the cache of a core between two passes over them.
 ROWS_AT_ONCE = 32
 # On a CPU torch computes exp2 in a third of the time of exp.
@@ -73,7 +74,7 @@ def log_mean_probabilities(predictions: Sequence[Tensor]) -> Tensor:
 
 def topk_tokens(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the `k` highest scores of each row (N, V) and their tokens, (N, k) both."""
-    if len(scores) < MIN_ROWS:
+    if _is_small(scores):
         k = min(k, scores.shape[1])
         values, tokens = scores.max(dim=-1, keepdim=True) if k == 1 else scores.topk(k, dim=-1)
         return values, tokens
@@ -92,7 +93,7 @@ def topk_continuations(
     """
     num_slots, num_beams, vocab_size = logits.shape
     num_groups = vocab_size // GROUP
-    if num_groups <= 2 * k or num_slots * num_beams < MIN_ROWS:
+    if num_groups <= 2 * k or _is_small(logits):
         scores = (totals[:, :, None] + (logits - norms[:, :, None])).flatten(1)
         best = scores.topk(min(k, scores.shape[1]), dim=-1).indices
         return best // vocab_size, best % vocab_size
@@ -112,6 +113,10 @@ def topk_continuations(
     scores = totals.gather(1, beams) + log_probs
     best = indices.gather(1, scores.topk(k, dim=-1).indices)
     return best // vocab_size, best % vocab_size
+
+
+def _is_small(logits: Tensor) -> bool:
+    return logits.shape[:-1].numel() < MIN_ROWS and logits.numel() < MIN_SCORES
 
 
 def _at_least_float32(logits: Tensor) -> Tensor:
