@@ -17,7 +17,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from cli import AsJson, hardware, numbers_in, show
-from harness import aligned, log, proc_bytes, run_in_process, watched
+from harness import aligned, log, own_memory, proc_bytes, run_in_process, watched
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.config.load import load_config
@@ -106,7 +106,7 @@ class Command:
                 stderr=subprocess.PIPE,
                 text=True,
             ) as process,
-            watched(process.pid) as samples,
+            watched(process.pid, own_memory) as samples,
         ):
             assert process.stderr is not None
             for line in process.stderr:
@@ -203,7 +203,7 @@ def corpus_size(
 
     Each text is removed afterwards. A run begins with an empty folder, and is resumed from the
     checkpoint halfway; times count from the start of the process. Memory is that of all processes
-    of a command together.
+    of a command together, without the files they map, which the system may drop.
 
     Example: python scripts/bench/corpus_size.py --pairs 200000,2000000,20000000
     """

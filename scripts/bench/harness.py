@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -144,14 +145,22 @@ def main(call: str, arguments: str) -> None:
 
 
 @contextlib.contextmanager
-def watched(process: int) -> Iterator[list[int]]:
-    """Yield a list to which the memory of a process and its children is appended in a thread."""
-    samples = [family_memory(process)]
+def watched(process: int, memory: Callable[[int], int] | None = None) -> Iterator[list[int]]:
+    """Yield a list to which the memory of a process and its children is appended in a thread.
+
+    It is `family_memory` unless another measure is given.
+    """
+    memory = memory or family_memory
+    samples = [memory(process)]
     stop = threading.Event()
 
     def sample() -> None:
-        while not stop.wait(SAMPLE_SECONDS):
-            samples.append(family_memory(process))
+        pause = SAMPLE_SECONDS
+        while not stop.wait(pause):
+            started = time.perf_counter()
+            samples.append(memory(process))
+            # The kernel walks all pages for it, and the process waits meanwhile.
+            pause = max(SAMPLE_SECONDS, 20 * (time.perf_counter() - started))
 
     thread = threading.Thread(target=sample)
     thread.start()
@@ -160,23 +169,34 @@ def watched(process: int) -> Iterator[list[int]]:
     finally:
         stop.set()
         thread.join()
-        samples.append(family_memory(process))
+        samples.append(memory(process))
 
 
 def family_memory(process: int) -> int:
     """Return the memory of a process and all its descendants, in bytes.
 
-    It is their proportional set size (PSS) on an otherwise idle machine: pages that several of them
-    share count once. Mapped files (libraries) count for the process that has most of them, because
-    the PSS of a library depends on the other programs that have it loaded.
+    Mapped files (libraries) count for the process that has most of them, because the share of a
+    library depends on the other programs that have it loaded.
     """
-    own, mapped = 0, [0]
+    mapped = [0]
+    for member in family(process):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            mapped.append(proc_bytes(PROC / str(member) / "status").get("RssFile", 0))
+    return own_memory(process) + max(mapped)
+
+
+def own_memory(process: int) -> int:
+    """Return the memory of a process and all its descendants without mapped files, in bytes.
+
+    It is their proportional set size (PSS) on an otherwise idle machine: pages that several of them
+    share count once.
+    """
+    own = 0
     for member in family(process):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             fields = proc_bytes(PROC / str(member) / "smaps_rollup")
             own += fields["Pss_Anon"] + fields["Pss_Shmem"]
-            mapped.append(proc_bytes(PROC / str(member) / "status").get("RssFile", 0))
-    return own + max(mapped)
+    return own
 
 
 def family(process: int) -> list[int]:
