@@ -94,6 +94,28 @@ def test_onednn_is_preferred_on_processors_that_mkl_is_not_made_for(
     assert prefers_onednn() == is_preferred
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "has_bfloat16", "expected"),
+    [
+        (None, "cpu", True, torch.float32),
+        (None, "cpu", False, torch.float32),
+        (None, "cuda", True, torch.bfloat16),
+        (None, "cuda", False, torch.float16),
+        (None, "mps", False, torch.float32),
+        ("auto", "cpu", True, torch.bfloat16),
+        ("auto", "cuda", True, torch.bfloat16),
+        ("auto", "mps", False, torch.float32),
+        ("float32", "cuda", True, torch.float32),
+        ("float16", "cuda", True, torch.float16),
+        ("bfloat16", "mps", False, torch.bfloat16),
+    ],
+)
+def test_precision_goes_by_the_name_and_the_device(name, kind, has_bfloat16, expected, monkeypatch):
+    """Inference, which names none, has float32 on a CPU alone."""
+    monkeypatch.setattr(device, "has_bfloat16", lambda device: has_bfloat16)
+    assert resolve_precision(name, torch.device(kind)) == expected
+
+
 def test_bfloat16_on_a_gpu_that_lacks_it_is_refused(monkeypatch):
     asked = []
 

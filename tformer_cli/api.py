@@ -81,7 +81,7 @@ def evaluate(
     ensemble: Sequence[str | os.PathLike[str]] = (),
     checkpoint: str = "best",
     device: str = "auto",
-    precision: str = "float32",
+    precision: str | None = None,
     workers: int | None = 1,
     on_done: Callable[[int], object] = lambda count: None,
     on_warning: Callable[[Problem], object] = lambda problem: None,
@@ -104,7 +104,8 @@ def evaluate(
         ensemble: further runs with the same tokenizers.
         checkpoint: best, last, or a name such as step-000400.
         device: auto, cpu, cuda, cuda:N or mps.
-        precision: auto, float32, bfloat16, float16, or int8 on a CPU.
+        precision: auto, float32, bfloat16, float16, or int8 on a CPU; None is float32 on a CPU and
+            auto on a GPU.
         workers: processes that share the work on a CPU, one thread each; None for one a core.
         on_done: called with the number of lines whenever some are translated.
         on_warning: called for each text that is part of the training text, and for each source line

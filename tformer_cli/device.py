@@ -58,12 +58,15 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def resolve_precision(name: str, device: torch.device) -> torch.dtype:
+def resolve_precision(name: str | None, device: torch.device) -> torch.dtype:
     """Return the dtype of matrix products: auto, float32, bfloat16, float16 or int8.
 
-    `auto` is bfloat16 on a CUDA GPU or a CPU with instructions for it, float16 on an older GPU, and
-    float32 elsewhere, where narrow formats are slower.
+    `auto` is bfloat16 on a device that multiplies it natively, float16 on an older CUDA GPU, and
+    float32 elsewhere, where narrow formats are slower. None, the default of inference, is float32
+    on a CPU and `auto` elsewhere.
     """
+    if name is None:
+        name = "float32" if device.type == "cpu" else "auto"
     if name not in ("auto", *PRECISIONS):
         what = f"must be auto, {', '.join(PRECISIONS)}"
         raise DeviceError("`precision`", what, got=name, remedy="use auto")
@@ -75,22 +78,25 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype:
         what = "int8 is slower than float32 on a processor without VNNI"
         remedy = "use float32, or `tformer translate --backend ctranslate2 --quantization int8`"
         raise DeviceError("`precision`", what, got=hardware_name(device), remedy=remedy)
-    is_gpu = device.type == "cuda"
-    has_bfloat16 = True
-    if is_gpu:
-        # torch answers for the current device.
-        with torch.cuda.device(device):
-            has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    is_cuda = device.type == "cuda"
+    if name == "auto" and has_bfloat16(device):
+        return torch.bfloat16
     if name == "auto":
-        if is_gpu:
-            return torch.bfloat16 if has_bfloat16 else torch.float16
-        is_fast = device.type == "cpu" and has_bfloat16_matmul()
-        return torch.bfloat16 if is_fast else torch.float32
-    if name == "bfloat16" and not has_bfloat16:
+        return torch.float16 if is_cuda else torch.float32
+    if name == "bfloat16" and is_cuda and not has_bfloat16(device):
         what = "this GPU has no bfloat16"
         gpu = torch.cuda.get_device_name(device)
         raise DeviceError("precision", what, got=gpu, remedy="use precision auto")
     return PRECISIONS[name]
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Return whether a device multiplies bfloat16 natively."""
+    if device.type == "cuda":
+        # torch answers for the current device.
+        with torch.cuda.device(device):
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "cpu" and has_bfloat16_matmul()
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:

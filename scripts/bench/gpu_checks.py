@@ -192,7 +192,7 @@ def demo(
 ) -> dict[str, object]:
     """Train a config from its vocabulary on, and translate and score its test sets.
 
-    Precision of the training is the config's, that of the translations float32.
+    Precision of the training is the config's, that of the translations the default of a GPU.
     """
     # The other parts do without these packages, which may be missing where the GPU is.
     from tformer_cli.config.load import load_config
@@ -211,11 +211,14 @@ def demo(
         trained_at = time.perf_counter()
         training_memory_mib = peak_memory(on) / 2**20
         trained = load_trained_model(run)
-    translator = Translator.from_model(trained.model, trained.tokenizers, trained.config, on)
+    precision = resolve_precision(None, on)
+    translator = Translator.from_model(
+        trained.model, trained.tokenizers, trained.config, on, precision
+    )
     metric = build_metric("bleu", config.evaluation, config.data.target_language)
     scores = {}
     for name, text in config.data.test.items():
-        evaluation = Evaluator([trained.model], translator).evaluate(text, [metric])
+        evaluation = Evaluator([trained.model], translator, precision).evaluate(text, [metric])
         scores[name] = {
             "bleu": evaluation.scores["bleu"].score,
             "signature": evaluation.scores["bleu"].signature,

@@ -157,7 +157,9 @@ def translators(tmp_path_factory: pytest.TempPathFactory) -> tuple[Translator, T
     def on(device: torch.device) -> Translator:
         # Each has a copy of its own, for a model is on one device at a time.
         learnt = load_trained_model(run)
-        return Translator.from_model(learnt.model, learnt.tokenizers, learnt.config, device)
+        return Translator.from_model(
+            learnt.model, learnt.tokenizers, learnt.config, device, torch.float32
+        )
 
     return on(DEVICE), on(CPU)
 

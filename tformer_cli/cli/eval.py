@@ -58,7 +58,7 @@ def evaluate(
     as_json: JsonOption = False,
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
-    precision: PrecisionOption = "float32",
+    precision: PrecisionOption = None,
     workers: WorkersOption = None,
 ) -> None:
     """Translate a test set and score it against raw references, by sacrebleu.
@@ -161,7 +161,7 @@ def score(
     ensemble: EnsembleOption = None,
     checkpoint: CheckpointOption = "best",
     device: DeviceOption = "auto",
-    precision: PrecisionOption = "float32",
+    precision: PrecisionOption = None,
 ) -> None:
     """Print the log probability of given translations: n pairs in, n lines out, in the same order.
 

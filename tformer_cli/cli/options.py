@@ -44,9 +44,10 @@ SearchSetOption = Annotated[
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")]
 PrecisionOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="Number format of matrix products: auto, float32, bfloat16, float16, or on a CPU int8."
+        help="Number format of matrix products: auto, float32, bfloat16, float16, or on a CPU "
+        "int8. Default: float32 on a CPU, auto on a GPU."
     ),
 ]
 CheckpointOption = Annotated[

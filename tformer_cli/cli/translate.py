@@ -139,7 +139,7 @@ def translate(
     ] = None,
     checkpoint: Annotated[CheckpointOption, Recorded.AS_MODEL] = "best",
     device: Annotated[DeviceOption, Recorded.NOT] = "auto",
-    precision: PrecisionOption = "float32",
+    precision: PrecisionOption = None,
     workers: Annotated[WorkersOption, Recorded.NOT] = None,
     backend: Annotated[
         Literal["auto", "native", "ctranslate2"],

@@ -121,7 +121,7 @@ class Evaluator:
         ensemble: Sequence[str | os.PathLike[str]] = (),
         checkpoint: str = "best",
         device: str = "auto",
-        precision: str = "float32",
+        precision: str | None = None,
         workers: int | None = 1,
     ) -> "Evaluator":
         """Load a run, or several as an ensemble; arguments and errors as for `Translator.load`."""

@@ -80,19 +80,18 @@ def native_engine(
     device: "torch.device",
     precision: "torch.dtype | None" = None,
 ) -> "NativeEngine":
-    """Return our own engine of a model, or of an ensemble, in float32 by default."""
-    import torch
-
+    """Return our own engine of a model, or of an ensemble, by default in inference's precision."""
+    from tformer_cli.device import resolve_precision
     from tformer_cli.search.native_engine import NativeEngine
 
     first, *others = models
     tokens = SpecialTokens(*tokenizers.special_ids(config.model.kind))
-    precision = torch.float32 if precision is None else precision
+    precision = resolve_precision(None, device) if precision is None else precision
     return NativeEngine(first, tokens, device=device, precision=precision, others=others)
 
 
 def load_native_engine(
-    runs: Sequence[RunDirectory], checkpoint: str, device: str, precision: str
+    runs: Sequence[RunDirectory], checkpoint: str, device: str, precision: str | None
 ) -> "NativeEngine":
     """Load our own engine of a run, or of several as an ensemble."""
     from tformer_cli.device import resolve_device, resolve_precision
@@ -213,7 +212,7 @@ def resolve_backend(
     quantization: Quantization | None,
     ensemble: Sequence[object],
     device: str,
-    precision: str,
+    precision: str | None,
     workers: int | None,
 ) -> Backend:
     """Return the backend that the arguments of `Translator.load` leave: `auto` may become another.
@@ -231,7 +230,7 @@ def resolve_backend(
             raise UsageError("`quantization`", what, got=quantization)
         return backend
     if backend == "auto" and quantization is None:
-        has_other = ensemble or precision not in ("float32", "int8") or num_processes() > 1
+        has_other = ensemble or precision not in (None, "float32", "int8") or num_processes() > 1
         if has_other or workers not in (None, 1) or not _is_cpu(device):
             return "native"
         return backend
@@ -240,7 +239,7 @@ def resolve_backend(
         raise UsageError(where, "is for one process with threads", remedy="drop torchrun")
     if ensemble:
         raise UsageError("`ensemble`", f"has no effect on {where}", remedy=LEAVE_ONE_OUT)
-    if precision != "float32":
+    if precision not in (None, "float32"):
         what = f"has no effect on {where}"
         raise UsageError("`precision`", what, got=precision, remedy="use `quantization`")
     if workers not in (None, 1):

@@ -129,7 +129,7 @@ class Translator:
         ensemble: Sequence[str | os.PathLike[str]] = (),
         checkpoint: str = "best",
         device: str = "auto",
-        precision: str = "float32",
+        precision: str | None = None,
         backend: Backend = "auto",
         quantization: "Quantization | None" = None,
         workers: int | None = 1,
@@ -144,7 +144,7 @@ class Translator:
             checkpoint: `best`, `last` or a name such as `step-000400`.
             device: auto, cpu, cuda, cuda:N or mps.
             precision: number format of matrix products: auto, float32, bfloat16, float16, or int8
-                on a CPU.
+                on a CPU; None is float32 on a CPU and auto on a GPU.
             backend: `native`, our own engine; `ctranslate2` on the CPU, with an export that stays
                 in the run; or `auto`, which is CTranslate2 where it is installed and translates
                 alike, by an export that is checked once, and else our own engine.
@@ -207,7 +207,8 @@ class Translator:
         """Return the translator of a model in memory.
 
         The model, and the `others` of an ensemble, move to `device`; on a CPU their weights are
-        packed for inference. The precision is float32 by default.
+        packed for inference. The precision is by default float32 on a CPU, and on a GPU what
+        `auto` is there.
         """
         native = native_engine([model, *others], tokenizers, config, device, precision)
         return cls(
