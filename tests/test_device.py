@@ -5,12 +5,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tformer_cli import device
 from tformer_cli.device import (
+    batch_size_factor,
     derive_seed,
     hardware_name,
     is_out_of_memory,
@@ -136,6 +138,14 @@ def test_bfloat16_on_a_gpu_that_lacks_it_is_refused(monkeypatch):
     assert str(caught.value) == (
         "precision: this GPU has no bfloat16 (an old card); use precision auto"
     )
+
+
+@pytest.mark.parametrize(("gib", "factor"), [(0.5, 1), (10, 8), (24, 19), (79.5, 63), (80, 64)])
+def test_batches_on_a_gpu_grow_with_its_memory(gib, factor, monkeypatch):
+    card = SimpleNamespace(total_memory=int(gib * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    assert batch_size_factor(torch.device("cuda")) == factor
+    assert batch_size_factor(CPU) == 1
 
 
 def test_eight_bits_are_for_processors_that_gain_by_them(monkeypatch):

@@ -18,6 +18,8 @@ PRECISIONS = {
     "float16": torch.float16,
     "int8": torch.int8,
 }
+# Memory of a GPU for each batch of a size that suits a CPU core, weights included.
+BATCH_BYTES = 5 << 28
 # The allocators of the CPU, of Apple's GPU and of cuBLAS have no error class of their own, and
 # oneDNN, which multiplies bfloat16 on a CPU, does not say what it lacked to create a product.
 OUT_OF_MEMORY_PHRASES = (
@@ -119,6 +121,8 @@ def batch_size_factor(device: torch.device) -> int:
 
     A GPU is fastest with as much as fits into memory; larger batches are halved.
     """
+    if device.type == "cuda":
+        return max(1, torch.cuda.get_device_properties(device).total_memory // BATCH_BYTES)
     return 1 if device.type == "cpu" else 8
 
 
