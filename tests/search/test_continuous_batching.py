@@ -5,14 +5,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from search.tables import CPU, END, SPECIAL_TOKENS, TableStepper, random_tables
+from search.test_engine import SPECIAL_TOKENS as MODEL_TOKENS
+from search.test_engine import requests, small_model
 from torch import Tensor
+from transfers import Transfers
 
-from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
+from tformer_cli.config.schema.decoding import (
+    BeamConfig,
+    DecodingConfig,
+    GreedyConfig,
+    SampleConfig,
+)
+from tformer_cli.search import logits_processors, topk
 from tformer_cli.search.beam import BeamSearch
 from tformer_cli.search.continuous_batching import decode_all
 from tformer_cli.search.engine import Job, Request
 from tformer_cli.search.native_engine import build_search
 from tformer_cli.search.sample import GreedySearch
+from tformer_cli.search.stepper import ModelStepper
 
 MOST = 9
 TOKENS = 40
@@ -178,3 +188,42 @@ def test_a_runaway_translation_is_requeued_once_and_restarted_last(search):
     # While others wait for a slot nobody is much older than twice sixteen tokens.
     assert max(age for num_slots, age in stepper.history if num_slots == 40) < 2 * 16 + 10
     assert max(age for _, age in stepper.history) == 99
+
+
+def transfers_of_steps(config: DecodingConfig) -> list[tuple[list[str], bool]]:
+    """Of each step, what waits for the device, and whether the step has given hypotheses."""
+    asked = [request for request in requests(30) if request.source]
+    search = build_search(Job(asked, config, 1, True), MODEL_TOKENS, CPU)
+    stepper = ModelStepper([small_model()], MODEL_TOKENS, CPU, torch.float32)
+    results = []
+    with torch.inference_mode():
+        stepper.start([request.source for request in asked], search.num_beams)
+        state, num_finished = search.start(asked), 0
+        while num_finished < len(asked):
+            stored = [len(beam.stored) for beam in getattr(state, "hypotheses", ())]
+            with Transfers() as transfers:
+                step = search.step(state, stepper)
+                if step.beam_indices is not None:
+                    stepper.reorder(step.beam_indices)
+            num_finished += len(step.finished)
+            has_stored = stored != [len(beam.stored) for beam in getattr(state, "hypotheses", ())]
+            results.append((transfers.names, bool(step.finished) or has_stored))
+    return results
+
+
+@pytest.mark.parametrize(
+    ("config", "of_hypotheses"),
+    [
+        (GreedyConfig(max_length=12), 2),
+        (SampleConfig(max_length=12), 2),
+        (BeamConfig(beam_size=2, max_length=12), 3),
+    ],
+    ids=["greedy", "sample", "beam"],
+)
+def test_a_step_waits_for_the_device_once_and_for_hypotheses(config, of_hypotheses, monkeypatch):
+    # As on a GPU: on a CPU sums are checked, which costs nothing there.
+    monkeypatch.setattr(logits_processors, "logsumexp", lambda logits: logits.logsumexp(dim=-1))
+    monkeypatch.setattr(topk, "logsumexp", lambda logits: logits.logsumexp(dim=-1))
+    steps = transfers_of_steps(config)
+    assert {len(names) for names, has_hypotheses in steps if not has_hypotheses} == {1}
+    assert {len(names) for names, has_hypotheses in steps if has_hypotheses} == {1 + of_hypotheses}

@@ -269,16 +269,16 @@ class KVCache(DecoderCache):
     def _read_longest_source(self) -> None:
         """Let all layers read up to the longest source."""
         lengths = self.source_lengths
-        longest = int(lengths.max())
+        shortest, longest = torch.stack(lengths.aminmax()).tolist()
         is_batched = is_batched_on_cpu(lengths)
         longest = round_up(longest) if is_batched else longest
         for layer in self.layers:
             if is_batched:
                 layer.resize_source(longest)
             layer.set_source_length(longest)
-        mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
         self.source_mask = None
-        if not mask.all():
+        if shortest < longest:
+            mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
             self.source_mask = additive_mask(mask, self._mask.dtype)[:, None, None]
 
     def _reads_capacity(self) -> bool:

@@ -110,13 +110,16 @@ class BeamSearch(Search[BeamConfig, BeamState]):
         is_last = sequences.lengths + 1 == sequences.max_lengths
         is_stored = (has_eos | is_last[:, None])[:, :size]
         is_stored &= (candidates.totals[:, :size] > -math.inf) & sequences.active[:, None]
-        self._store(state, is_stored, candidates)
-        last = is_last.tolist()
+        # On the CPU from here on, by one transfer a step.
+        events = torch.cat((is_stored, (sequences.active & is_last)[:, None]), dim=1).cpu()
+        self._store(state, events[:, :-1], candidates)
+        slots = events.any(dim=1).nonzero()[:, 0]
         finished = {}
-        for slot in (sequences.active & (is_stored.any(dim=1) | is_last)).nonzero()[:, 0].tolist():
-            if last[slot] or state.hypotheses[slot].is_done():
+        for slot, last in zip(slots.tolist(), events[slots, -1].tolist(), strict=True):
+            if last or state.hypotheses[slot].is_done():
                 finished[slot] = state.hypotheses[slot].best()
-                sequences.active[slot] = False
+        if finished:
+            sequences.active[list(finished)] = False
         live = live_candidates(has_eos, size)
         state.totals = candidates.totals.gather(1, live)
         state.log_probs = candidates.log_probs.gather(1, live)
@@ -126,14 +129,18 @@ class BeamSearch(Search[BeamConfig, BeamState]):
         return SearchStep(beam_indices, finished)
 
     def _store(self, state: BeamState, is_stored: Tensor, candidates: Candidates) -> None:
-        """Store the candidates in a mask (B, K)."""
-        slots, ranks = is_stored.nonzero(as_tuple=True)
-        if len(slots) == 0:
+        """Store the candidates in a mask (B, K), which is on the CPU."""
+        indices = is_stored.nonzero().t()
+        if indices.numel() == 0:
             return
+        slots, ranks = indices.to(self.device)
         chosen = Candidates(*(part[slots, ranks] for part in candidates))
         prefixes = state.sequences.token_ids(slots, chosen.beam_indices)
-        parts = (slots, ranks, chosen.totals, chosen.log_probs, chosen.tokens)
-        columns = (part.tolist() for part in parts)
+        columns = (
+            *indices.tolist(),
+            *torch.stack((chosen.totals, chosen.log_probs)).tolist(),
+            chosen.tokens.tolist(),
+        )
         for ids, slot, rank, total, log_prob, token in zip(prefixes, *columns, strict=True):
             score = total / (len(ids) + 1) ** self.config.length_penalty
             has_eos = token == self.eos
@@ -202,10 +209,13 @@ class DiverseBeamSearch(Search[BeamConfig, DiverseState]):
         first = torch.arange(0, self.num_beams, live.shape[1], device=self.device)[:, None]
         beam_indices = step.beam_indices.view(-1, num_groups, live.shape[1]) + first
         finished = {}
-        lengths = sequences.lengths.tolist()
-        for slot in {row // num_groups for row in step.finished}:
+        slots = {row // num_groups for row in step.finished}
+        lengths, active = (
+            part.tolist() if slots else [] for part in (sequences.lengths, sequences.active)
+        )
+        for slot in slots:
             rows = range(slot * num_groups, (slot + 1) * num_groups)
-            if not sequences.active[rows.start : rows.stop].any():
+            if not any(active[rows.start : rows.stop]):
                 # Of equal hypotheses that of the group that was done last, the longest, counts.
                 distinct = {
                     hypothesis.token_ids: hypothesis

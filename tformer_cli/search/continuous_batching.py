@@ -128,6 +128,7 @@ class SlotScheduler:
         self._start_steps = [0] * len(requests)
         self._waiting = deque(range(count, len(requests)))
         self._requeued: set[int] = set()
+        self._oldest, self._num_oldest = 0, count  # first step of the oldest slots; those running
         # Of finished requests.
         self._num_target_tokens = self._num_source_tokens = 0
 
@@ -135,6 +136,7 @@ class SlotScheduler:
         """Return the request of a slot, which is done."""
         index = self.slots[slot]
         self.running.remove(index)
+        self._num_oldest -= self._start_steps[index] == self._oldest
         self._num_target_tokens += self.num_steps - self._start_steps[index]
         self._num_source_tokens += self._lengths[index]
         return index
@@ -143,10 +145,8 @@ class SlotScheduler:
         """Return whether to insert requests or to drop idle slots before the next step."""
         # Learned positions may end with the longest translation, so no idle slot may be older than
         # all running ones.
-        oldest = min((self._start_steps[index] for index in self.running), default=0)
-        if min(self._start_steps[index] for index in self.slots) < oldest:
-            return True
-        return len(self.slots) - len(self.running) >= max(1, IDLE_SHARE * len(self.slots))
+        num_idle = len(self.slots) - len(self.running)
+        return self._num_oldest == 0 or num_idle >= max(1, IDLE_SHARE * len(self.slots))
 
     def reschedule(self) -> tuple[list[int], dict[int, int]]:
         """Start waiting requests in idle slots, add slots for more, and drop idle ones.
@@ -158,8 +158,12 @@ class SlotScheduler:
         self._requeue_stragglers()
         started, idle = self._start(self._take_waiting())
         kept = self._drop(idle)
+        start_steps = [self._start_steps[index] for index in self.slots]
+        self._oldest = min(start_steps, default=0)
+        self._num_oldest = start_steps.count(self._oldest)
         old_slots = [slot if slot < num_old_slots else 0 for slot in kept]
-        return old_slots, {kept.index(slot): index for slot, index in started.items()}
+        new_slots = {slot: new_slot for new_slot, slot in enumerate(kept)}
+        return old_slots, {new_slots[slot]: index for slot, index in started.items()}
 
     def lookahead(self, num_started: int) -> Iterator[int]:
         """Return what waits, up to as many as there are slots besides those that start."""
@@ -181,14 +185,15 @@ class SlotScheduler:
 
     def _take_waiting(self) -> list[int]:
         """Take as many requests from the queue as slots are allowed for."""
-        together = list(self.running)
+        taken: list[int] = []
+        first = min(self.running, default=len(self._lengths))
         while self._waiting:
             # The first request has the longest source.
-            first = min((*together, self._waiting[0]))
-            if len(together) >= self._max_slots(self._lengths[first]):
+            first = min(first, self._waiting[0])
+            if len(self.running) + len(taken) >= self._max_slots(self._lengths[first]):
                 break
-            together.append(self._waiting.popleft())
-        return together[len(self.running) :]
+            taken.append(self._waiting.popleft())
+        return taken
 
     def _start(self, indices: Sequence[int]) -> tuple[dict[int, int], set[int]]:
         """Start requests in idle slots, and in new ones behind them if there are more requests.

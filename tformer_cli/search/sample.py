@@ -129,13 +129,17 @@ def finish(
     `scores` and `log_probs` are those of the sequences, (B, K).
     """
     is_done = sequences.active & (has_ended | (sequences.lengths == sequences.max_lengths))
-    slots, beams = is_done[:, None].expand_as(scores).nonzero(as_tuple=True)
-    finished: dict[int, list[Hypothesis]] = {slot: [] for slot in slots.tolist()}
+    # On the CPU from here on, by one transfer a step.
+    indices = is_done[:, None].expand_as(scores).cpu().nonzero().t()
+    finished: dict[int, list[Hypothesis]] = {slot: [] for slot in indices[0].tolist()}
     if finished:
+        slots, beams = indices.to(scores.device)
         sequences.active[slots] = False
-        columns = (part[slots, beams].tolist() for part in (scores, log_probs))
         token_ids = sequences.token_ids(slots, beams)
-        for slot, ids, score, log_prob in zip(slots.tolist(), token_ids, *columns, strict=True):
+        columns = torch.stack((scores, log_probs))[:, slots, beams].tolist()
+        for slot, ids, score, log_prob in zip(
+            indices[0].tolist(), token_ids, *columns, strict=True
+        ):
             has_eos = eos in ids
             ids = ids[: ids.index(eos)] if has_eos else ids
             finished[slot].append(Hypothesis(ids, log_prob, score, has_eos))

@@ -24,7 +24,7 @@ class SearchStep(NamedTuple):
 class SearchState:
     """State of B slots, which decode a sentence each.
 
-    A field is a tensor (B, ...), a list with an item per slot, or another state.
+    A field is a tensor (B, ...), a list with an item per slot, another state, or a number for all.
     """
 
     def select(self, slots: Tensor) -> None:
@@ -35,7 +35,7 @@ class SearchState:
                 setattr(self, part.name, content[slots])
             elif isinstance(content, list):
                 content[:] = [content[slot] for slot in slots.tolist()]
-            else:
+            elif isinstance(content, SearchState):
                 content.select(slots)
 
     def insert(self, slots: Tensor, new: Self) -> None:
@@ -47,7 +47,7 @@ class SearchState:
             elif isinstance(content, list):
                 for slot, item in zip(slots.tolist(), new_content, strict=True):
                     content[slot] = item
-            else:
+            elif isinstance(content, SearchState):
                 content.insert(slots, new_content)
 
 
@@ -73,12 +73,16 @@ class Sequences(SearchState):
     lengths: Tensor  # (B,) tokens of each sequence, BOS excluded
     last: Tensor  # (B, K) newest tokens
     active: Tensor  # (B,) whether a slot is decoding; idle slots do not grow
+    length_bound: int = 0  # no sequence is longer, as far as is known without asking the device
 
     def append(self, tokens: Tensor) -> None:
         """Append a token (B, K) to each sequence of the active slots."""
         self.lengths = self.lengths + self.active
-        if int(self.lengths.max()) >= self.tokens.shape[2]:
-            self.tokens = torch.cat((self.tokens, torch.zeros_like(self.tokens)), dim=2)
+        self.length_bound += 1
+        if self.length_bound >= self.tokens.shape[2]:
+            self.length_bound = int(self.lengths.max())
+            if self.length_bound >= self.tokens.shape[2]:
+                self.tokens = torch.cat((self.tokens, torch.zeros_like(self.tokens)), dim=2)
         positions = self.lengths[:, None, None].expand(*tokens.shape, 1)
         self.tokens.scatter_(2, positions, tokens[:, :, None])
         self.last = tokens
@@ -95,6 +99,7 @@ class Sequences(SearchState):
 
     def token_ids(self, slots: Tensor, beams: Tensor) -> list[Phrase]:
         """Return the tokens, BOS excluded, of the sequences beams (n,) of slots (n,)."""
-        tokens = self.tokens[slots, beams, 1:].tolist()
-        lengths = self.lengths[slots].tolist()
-        return [tuple(ids[:length]) for ids, length in zip(tokens, lengths, strict=True)]
+        tokens = self.tokens[slots, beams]
+        # BOS makes room for the length, so that both come from the device together.
+        tokens[:, 0] = self.lengths[slots]
+        return [tuple(ids[1 : 1 + ids[0]]) for ids in tokens.tolist()]
