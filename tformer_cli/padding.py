@@ -32,3 +32,8 @@ def pad_rows(
     if last is not None:
         ids[np.arange(len(rows)), stops] = last
     return torch.from_numpy(ids), torch.from_numpy(mask)
+
+
+def flat_positions(mask: Tensor) -> Tensor:
+    """Return the indices (N,) of the True positions of a mask (B, T), row after row: b * T + t."""
+    return mask.flatten().nonzero()[:, 0]

@@ -37,6 +37,7 @@ def test_masks_agree_with_the_ids_and_nothing_is_lost(pairs):
         assert batch.target_in[row][batch.target_mask[row]].tolist() == [2, *target]
         assert batch.target_out[row][batch.target_mask[row]].tolist() == [*target, 3]
     assert batch.num_target_tokens == sum(len(target) + 1 for _, target in pairs)
+    assert batch.targets.tolist() == [id for _, target in pairs for id in (*target, 3)]
 
 
 VOCABULARY = NUM_SPECIAL + 1000
@@ -102,6 +103,7 @@ def test_special_tokens_and_padding_are_never_chosen():
         assert bool((plain.source[masked.target_mask] >= NUM_SPECIAL).all())
         assert masked.target_mask.sum(dim=1).tolist() in ([1, 0, 1], [1, 0, 2])
         assert masked.num_target_tokens == int(masked.target_mask.sum())
+        assert torch.equal(masked.targets, masked.target_out[masked.target_mask])
 
 
 def test_what_is_asked_for_is_what_stood_there():

@@ -102,10 +102,9 @@ def gradients(
     torch.manual_seed(4)
     with autocast(device, precision):
         found = model.train().hidden_states(
-            inputs.source, inputs.source_mask, inputs.target_in, inputs.target_mask
+            inputs.source, inputs.source_mask, inputs.target_in, inputs.target_positions
         )
-        targets = inputs.target_out[inputs.target_mask]
-        sums = smoothed_nll_sum(found, model.output, targets, 0.1)
+        sums = smoothed_nll_sum(found, model.output, inputs.targets, 0.1)
     loss = sums.loss / inputs.num_target_tokens
     loss.backward()
     named = {name: weight.grad.cpu() for name, weight in model.named_parameters()}

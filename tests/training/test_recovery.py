@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from train_states import batch, train_state
 
-from tformer_cli.corpus.batch import Batch, DataPosition, Masking, collate
+from tformer_cli.corpus.batch import TENSORS, Batch, DataPosition, Masking, collate
 from tformer_cli.corpus.store import Example
 from tformer_cli.distributed import World
 from tformer_cli.errors import TrainingError
@@ -182,7 +182,7 @@ ROWS = [
 
 
 def assert_equal(one: Batch, two: Batch) -> None:
-    for name in ("source", "source_mask", "target_in", "target_out", "target_mask", "indices"):
+    for name in (*TENSORS, "indices"):
         assert torch.equal(getattr(one, name), getattr(two, name)), name
     assert one.num_target_tokens == two.num_target_tokens
 

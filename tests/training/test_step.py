@@ -8,12 +8,15 @@ from itertools import islice
 import pytest
 import torch
 from train_states import INITIAL, batch, step_batches, train_state
+from transfers import Transfers
 
+from tformer_cli.config.schema.training import AdamWConfig, MuonConfig
 from tformer_cli.corpus.batch import DataPosition, collate
 from tformer_cli.corpus.store import Example
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import TrainingError
 from tformer_cli.training import step
+from tformer_cli.training.optim import build_optimizer
 from tformer_cli.training.step import NonFiniteStep, StepBatch, accumulate_gradients, train_steps
 
 
@@ -95,6 +98,18 @@ def test_each_process_draws_dropout_of_its_own():
     assert losses == [loss(World(rank, 4)) for rank in range(4)]
     # The first of several draws what a process alone does.
     assert losses[0] == loss(SINGLE_PROCESS)
+
+
+@pytest.mark.parametrize("optimizer", [AdamWConfig(), MuonConfig()], ids=lambda one: one.kind)
+def test_a_step_waits_for_the_device_once(optimizer):
+    subject = train_state(clip_norm=1e-3, gradient_accumulation_steps=2)
+    subject.optimizer = build_optimizer(optimizer, subject.model)
+    steps = train_steps(subject, step_batches(batch(), batch()))
+    next(steps)
+    with Transfers() as transfers:
+        next(steps)
+    # The loss and the norm of the gradient, together.
+    assert transfers.names == ["tolist"]
 
 
 def weights(subject) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.corpus.store import Example, PairWeights, TokenStore, slices
 from tformer_cli.device import derive_seed
-from tformer_cli.padding import pad_rows
+from tformer_cli.padding import flat_positions, pad_rows
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, MASK_ID, NUM_SPECIAL
 
 # Batches sorted by length together: enough for little padding, few enough for batches to differ
@@ -31,7 +31,7 @@ PREFETCH_FROM = 0.9
 EpochPlan = list[np.ndarray]
 
 # The tensors of a batch that the model uses.
-TENSORS = ("source", "source_mask", "target_in", "target_out", "target_mask")
+TENSORS = ("source", "source_mask", "target_in", "target_out", "target_mask", "target_positions")
 
 # Of the predicted tokens, 80% are masked, 10% replaced by a random token, 10% unchanged.
 MASKED, REPLACED = 0.8, 0.9
@@ -54,8 +54,15 @@ class Batch:
     target_out: Tensor  # (B, T) ids, the labels
     # (B, T) bool, True where the loss counts: real tokens, or those a masked model predicts.
     target_mask: Tensor
+    # (N,) flat indices of `target_mask`; with them, no GPU has to say how many there are.
+    target_positions: Tensor
     indices: Tensor  # (B,) index of each example in its corpus
-    num_target_tokens: int  # positions of `target_mask`
+    num_target_tokens: int  # N
+
+    @property
+    def targets(self) -> Tensor:
+        """The labels (N,) of the positions where the loss counts."""
+        return self.target_out.flatten().index_select(0, self.target_positions)
 
     def to(self, device: torch.device) -> "Batch":
         if device.type == "cpu":
@@ -85,6 +92,7 @@ def collate(examples: Sequence[Example], start_id: int = BOS_ID) -> Batch:
         target_in=target_in,
         target_out=target_out,
         target_mask=target_mask,
+        target_positions=flat_positions(target_mask),
         indices=torch.tensor([example.index for example in examples]),
         num_target_tokens=int(target_mask.sum()),
     )
@@ -274,11 +282,13 @@ class Masking:
         num_ordinary = self.vocabulary_size - NUM_SPECIAL
         replacements = NUM_SPECIAL + (replacement * num_ordinary).astype(np.int64)
         visible = np.where(fate < MASKED, MASK_ID, np.where(fate < REPLACED, replacements, source))
+        target_mask = torch.from_numpy(is_predicted)
         return dataclasses.replace(
             batch,
             source=torch.from_numpy(np.where(is_predicted, visible, source)),
             target_out=batch.source,
-            target_mask=torch.from_numpy(is_predicted),
+            target_mask=target_mask,
+            target_positions=flat_positions(target_mask),
             num_target_tokens=int(is_predicted.sum()),
         )
 

@@ -54,7 +54,7 @@ class MaskedEncoder(Network):
         self.output = nn.Linear(config.dim, vocab_size, bias=False)
 
     def hidden_states(
-        self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
+        self, source: Tensor, source_mask: Tensor, target: Tensor, target_positions: Tensor
     ) -> Tensor:
         """Return the hidden states (N, D) of the positions to predict, batch row after batch row.
 
@@ -62,10 +62,10 @@ class MaskedEncoder(Network):
             source: (B, S) token ids, some of them masked.
             source_mask: (B, S) real tokens.
             target: is ignored; source and target have the same positions.
-            target_mask: (B, S) positions to predict.
+            target_positions: (N,) indices of the positions to predict in the flattened source.
         """
         states: Tensor = self.encoder(source, source_mask).states
-        return states[target_mask]
+        return states.flatten(0, 1).index_select(0, target_positions)
 
     def tie_weights(self, tie: str) -> None:
         """Tie the output projection to the embeddings, if `tie` is `output`."""

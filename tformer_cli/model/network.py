@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from tformer_cli.model.blocks.attention import KeyValue
 from tformer_cli.model.kv_cache import DecoderCache, KVCache
 from tformer_cli.model.layers import Stack
+from tformer_cli.padding import flat_positions
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -28,13 +29,17 @@ class Network(nn.Module, ABC):
     def forward(
         self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
     ) -> Tensor:
-        """Return the logits (N, V) of the real target positions; see `hidden_states`."""
-        logits: Tensor = self.output(self.hidden_states(source, source_mask, target, target_mask))
+        """Return the logits (N, V) of the real target positions, by a mask (B, T) of them.
+
+        Other arguments are those of `hidden_states`.
+        """
+        positions = flat_positions(target_mask)
+        logits: Tensor = self.output(self.hidden_states(source, source_mask, target, positions))
         return logits
 
     @abstractmethod
     def hidden_states(
-        self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
+        self, source: Tensor, source_mask: Tensor, target: Tensor, target_positions: Tensor
     ) -> Tensor:
         """Return hidden states (N, D) of the real target positions, before the output projection.
 
@@ -45,7 +50,7 @@ class Network(nn.Module, ABC):
             source: (B, S) token ids.
             source_mask: (B, S) real source tokens.
             target: (B, T) token ids, beginning with the start token.
-            target_mask: (B, T) real target tokens.
+            target_positions: (N,) indices of the real tokens of the flattened target.
         """
 
     @abstractmethod
@@ -70,10 +75,11 @@ class Seq2Seq(Network):
     """A network that predicts a target from a source, token by token."""
 
     def hidden_states(
-        self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
+        self, source: Tensor, source_mask: Tensor, target: Tensor, target_positions: Tensor
     ) -> Tensor:
         """Return hidden states (N, D) of the real target positions."""
-        return self.target_hidden_states(source, source_mask, target)[target_mask]
+        states = self.target_hidden_states(source, source_mask, target)
+        return states.flatten(0, 1).index_select(0, target_positions)
 
     @abstractmethod
     def target_hidden_states(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:

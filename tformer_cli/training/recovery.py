@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.device import is_out_of_memory
 from tformer_cli.errors import TrainingError
+from tformer_cli.padding import flat_positions
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.vocabulary import PAD_ID
 
@@ -80,13 +81,15 @@ def _halves(batch: Batch) -> Iterator[Batch]:
             source = rows, slice(int(batch.source_mask[rows].sum(dim=1).max()))
             # Not by the target mask, which selects few tokens of a masked text.
             target = rows, slice(int((batch.target_out[rows] != PAD_ID).sum(dim=1).max()))
+            target_mask = batch.target_mask[target]
             yield replace(
                 batch,
                 source=batch.source[source],
                 source_mask=batch.source_mask[source],
                 target_in=batch.target_in[target],
                 target_out=batch.target_out[target],
-                target_mask=batch.target_mask[target],
+                target_mask=target_mask,
+                target_positions=flat_positions(target_mask),
                 indices=batch.indices[rows],
                 num_target_tokens=int(batch.target_mask[rows].sum()),
             )

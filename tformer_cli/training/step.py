@@ -296,15 +296,14 @@ def _accumulate(
     seed_device(state.device, dropout_seed)
     sums = torch.zeros(3, device=state.device)
     for batch in (batch.to(state.device) for batch in micro_batches):
-        targets = batch.target_out[batch.target_mask]
         with autocast(state.device, state.precision):
             hidden_states = model.hidden_states(
-                batch.source, batch.source_mask, batch.target_in, batch.target_mask
+                batch.source, batch.source_mask, batch.target_in, batch.target_positions
             )
             batch_sums = smoothed_nll_sum(
                 hidden_states,
                 model.output,
-                targets,
+                batch.targets,
                 state.config.label_smoothing,
                 # Without any token the loss is not finite, and the batch is skipped.
                 factor=loss_scale / num_tokens if num_tokens else math.inf,
