@@ -1,5 +1,6 @@
 """What processes tell each other, and a training that they share, against one process alone."""
 
+import itertools
 import json
 import math
 import os
@@ -15,6 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from together import Ended, together
 from toy import write_toy
@@ -62,10 +65,14 @@ def test_processes_tell_each_other_what_they_should(tmp_path, monkeypatch):
             summed = [torch.full((2, 3), float(rank + 1)), torch.tensor(0.5), torch.ones(7)]
             summed += [torch.full((4, 2), float(rank)).t(), torch.ones(1, dtype=torch.float64)]
             world.all_reduce_(summed)
+            owned = [torch.full_like(tensor, rank + 1) for tensor in summed]
+            world.reduce_to_owners_(owned)
+            world.broadcast_from_owners_(owned)
             shared = [torch.tensor(float(rank + 5)), torch.full((2, 2), rank, dtype=torch.uint8)]
             world.broadcast(shared)
             heard = {
                 "add": [tensor.tolist() for tensor in summed],
+                "owned": [tensor.tolist() for tensor in owned],
                 "share": [tensor.tolist() for tensor in shared],
                 "sums": world.all_reduce_sum(2**40 + rank, 0.25),
                 "largest": world.all_reduce_max(7 * rank),
@@ -85,6 +92,7 @@ def test_processes_tell_each_other_what_they_should(tmp_path, monkeypatch):
     for line in heard:
         assert line == {
             "add": [[[10.0] * 3] * 2, 2.0, [4.0] * 7, [[6.0] * 4] * 2, [4.0]],
+            "owned": [[[10.0] * 3] * 2, 10.0, [10.0] * 7, [[10.0] * 4] * 2, [10.0]],
             "share": [5.0, [[0, 0], [0, 0]]],
             "sums": [4.0 * 2**40 + 6, 1.0],
             "largest": 21,
@@ -96,7 +104,10 @@ def test_processes_tell_each_other_what_they_should(tmp_path, monkeypatch):
 def test_a_process_alone_hears_itself():
     tensor = torch.tensor([1.0, 2.0])
     SINGLE_PROCESS.all_reduce_([tensor])
+    SINGLE_PROCESS.reduce_to_owners_([tensor])
+    SINGLE_PROCESS.broadcast_from_owners_([tensor])
     assert tensor.tolist() == [1.0, 2.0]
+    assert SINGLE_PROCESS.owners([tensor, tensor]) == (0, 0)
     assert SINGLE_PROCESS.all_reduce_sum(3, 0.5) == [3.0, 0.5]
     assert SINGLE_PROCESS.all_reduce_max(4) == 4
     assert SINGLE_PROCESS.gather(["a", "b"]) == [["a", "b"]]
@@ -106,6 +117,22 @@ def test_a_process_alone_hears_itself():
     with SINGLE_PROCESS.main_process_first():
         SINGLE_PROCESS.barrier()
     assert SINGLE_PROCESS.is_main_process
+
+
+@given(st.lists(st.integers(1, 100), max_size=40), st.integers(1, 9))
+def test_processes_own_about_as_much(sizes, num_processes):
+    tensors = [torch.empty(size) for size in sizes]
+    owners = World(0, num_processes).owners(tensors)
+    assert owners == World(num_processes - 1, num_processes).owners(tensors)
+    owned = [
+        [size for size, owner in zip(sizes, owners, strict=True) if owner == rank]
+        for rank in range(num_processes)
+    ]
+    assert sorted(itertools.chain(*owned)) == sorted(sizes)
+    totals = list(map(sum, owned))
+    assert max(totals) - min(totals) <= max(sizes, default=0)
+    if len(set(sizes)) == 1:
+        assert max(map(len, owned)) - min(map(len, owned)) <= 1
 
 
 @pytest.mark.parametrize("num_items", [0, 1, 2, 3, 7])
@@ -517,7 +544,8 @@ def test_two_machines_go_back_to_the_checkpoint_of_the_first(toy, tmp_path, monk
 def test_weights_that_have_come_apart_are_refused_by_name(toy, tmp_path, monkeypatch):
     def coming_apart(train_state: TrainState, *arguments: Any, **options: Any):
         for taken in train_steps(train_state, *arguments, **options):
-            if taken.step == 3 and train_state.world.rank == 1:
+            # A save comes next; a step would broadcast the weight of its owner.
+            if taken.step == 6 and train_state.world.rank == 1:
                 weight = train_state.model.output.weight.data[-1, -1]
                 weight.copy_(weight.nextafter(torch.tensor(9.0)))
             yield taken

@@ -1,11 +1,14 @@
 """Processes that train or translate together, started by `torchrun`: their collectives.
 
-Each computes the gradients of its own part of a batch, and then they are all-reduced. Between
-the number of tokens and the gradients nothing is exchanged, so a process that redoes its part after
-running out of memory keeps the others waiting and does not confuse them.
+Each computes the gradients of its own part of a batch. Every weight has an owner, the process that
+receives the sum of its gradients, keeps its optimizer state, moves it, and broadcasts it (ZeRO
+stage 1; Rajbhandari et al. 2020, section 5.1). Between the number of tokens and the gradients
+nothing is exchanged, so a process that redoes its part after running out of memory keeps the others
+waiting and does not confuse them.
 """
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +29,7 @@ TIMEOUT = timedelta(days=2)
 # By NCCL they wait for gradients, which may take a process some rounds of halving its batch. A
 # process that dies on another machine is noticed by this timeout alone.
 GPU_TIMEOUT = timedelta(minutes=15)
-# Tensors are all-reduced in buckets of this size, which bounds the memory for the copy.
+# Tensors are exchanged in buckets of this size, which bounds the memory for the copy.
 BUCKET_BYTES = 32 << 20
 # Environment variables of torchrun, beside RANK and WORLD_SIZE.
 RENDEZVOUS = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -55,19 +58,22 @@ class World:
 
     def all_reduce_(self, tensors: "Sequence[Tensor]") -> None:
         """Replace each tensor by its sum over all processes, bit-identical in each of them."""
-        if self.size == 1:
-            return
-        import torch
-
         for bucket in _buckets(tensors):
-            # A tensor alone is reduced in place.
-            flat = bucket[0].flatten()
-            if len(bucket) > 1:
-                flat = torch.cat([tensor.flatten() for tensor in bucket])
-            self._run("all_reduce", flat, group=self._group(flat))
-            parts = torch.split(flat, [tensor.numel() for tensor in bucket])
-            for tensor, part in zip(bucket, parts, strict=True):
-                tensor.copy_(part.view_as(tensor))
+            self._run_flat("all_reduce", bucket)
+
+    def owners(self, tensors: "Sequence[Tensor]") -> tuple[int, ...]:
+        """Return the rank that owns each tensor, so that all ranks own about as many elements."""
+        return _owners(tuple(tensor.numel() for tensor in tensors), self.size)
+
+    def reduce_to_owners_(self, tensors: "Sequence[Tensor]") -> None:
+        """Replace each tensor by its sum over all processes in its owner, by anything elsewhere."""
+        for owner, bucket in self._owned_buckets(tensors):
+            self._run_flat("reduce", bucket, owner)
+
+    def broadcast_from_owners_(self, tensors: "Sequence[Tensor]") -> None:
+        """Replace each tensor by that of its owner."""
+        for owner, bucket in self._owned_buckets(tensors):
+            self._run_flat("broadcast", bucket, owner)
 
     def all_reduce_sum(self, *numbers: float) -> list[float]:
         """Return the sum of each number over all processes, in float64."""
@@ -90,10 +96,10 @@ class World:
         self._run("all_reduce", maximum, ReduceOp.MAX)
         return int(maximum)
 
-    def broadcast(self, tensors: "Iterable[Tensor]") -> None:
-        """Replace each tensor by that of rank 0."""
+    def broadcast(self, tensors: "Iterable[Tensor]", source: int = 0) -> None:
+        """Replace each tensor by that of one rank."""
         for tensor in tensors:
-            self._run("broadcast", tensor, 0, group=self._group(tensor))
+            self._run("broadcast", tensor, source, group=self._group(tensor))
 
     def broadcast_object(self, value: Any = None) -> Any:
         """Return the plain value that rank 0 passes; the others pass none."""
@@ -135,6 +141,30 @@ class World:
         yield
         for _ in range(turn, 2):
             self.barrier()
+
+    def _owned_buckets(self, tensors: "Sequence[Tensor]") -> "Iterator[tuple[int, list[Tensor]]]":
+        """Yield the tensors in buckets, each with the rank that owns them."""
+        owned: list[list[Tensor]] = [[] for _ in range(self.size)]
+        for tensor, owner in zip(tensors, self.owners(tensors), strict=True):
+            owned[owner].append(tensor)
+        for owner, own_tensors in enumerate(owned):
+            for bucket in _buckets(own_tensors):
+                yield owner, bucket
+
+    def _run_flat(self, collective: str, bucket: "Sequence[Tensor]", *arguments: Any) -> None:
+        """Call a collective on tensors as on a single one."""
+        if self.size == 1:
+            return
+        import torch
+
+        # A tensor alone is exchanged in place.
+        flat = bucket[0].flatten()
+        if len(bucket) > 1:
+            flat = torch.cat([tensor.flatten() for tensor in bucket])
+        self._run(collective, flat, *arguments, group=self._group(flat))
+        parts = torch.split(flat, [tensor.numel() for tensor in bucket])
+        for tensor, part in zip(bucket, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
 
     def _run(self, collective: str, *arguments: Any, **options: Any) -> None:
         """Call a collective of torch, unless this process is alone."""
@@ -211,6 +241,17 @@ def local_device(device: "torch.device") -> "torch.device":
             remedy='lower --nproc-per-node, or use `device="cpu"`',
         )
     return torch.device("cuda", int(local_rank)) if is_any else device
+
+
+@functools.cache
+def _owners(sizes: tuple[int, ...], num_ranks: int) -> tuple[int, ...]:
+    """Return the rank of each of some sizes: from the largest on, the one that has least so far."""
+    owners = [0] * len(sizes)
+    totals = [0] * num_ranks
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        owners[index] = totals.index(min(totals))
+        totals[owners[index]] += sizes[index]
+    return tuple(owners)
 
 
 def _buckets(tensors: "Iterable[Tensor]") -> "Iterator[list[Tensor]]":

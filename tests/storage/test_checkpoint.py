@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -18,6 +19,7 @@ from tformer_cli.storage.checkpoint import (
     load_weights,
     read_tensors,
     save_checkpoint,
+    stream_tensors,
 )
 from tformer_cli.storage.run_directory import (
     CHECKSUMS_FILE,
@@ -180,16 +182,29 @@ def test_an_optimizer_has_all_its_moments_or_is_refused(saved, config):
 @pytest.mark.parametrize("number", [float("nan"), float("-inf")])
 def test_weights_that_are_not_finite_are_refused(saved, number):
     network = model(1)
+    optimizer = stepped_optimizer(network)
     weight = network.get_parameter("decoder.layers.0.self_attention.query.weight")
     with torch.no_grad():
         weight[3, 2] = number
-    save_checkpoint(saved, network, stepped_optimizer(model(1)), STATE)
+    save_checkpoint(saved, network, optimizer, STATE)
     with pytest.raises(CheckpointError) as caught:
         load_weights(saved, model(1))
     assert str(caught.value) == (
         f"{saved / MODEL_FILE}: holds numbers that are not finite in 1 of its weights "
         "(decoder.layers.0.self_attention.query.weight); use another checkpoint"
     )
+
+
+def test_tensors_are_streamed_to_the_bytes_of_safetensors(tmp_path):
+    names = ["a/step", "ab", 'b"', "ä", "中"]
+    shapes = [torch.Size(shape) for shape in ((), (3, 5), (0, 2), (7,), (1, 1, 2))]
+    tensors = [torch.randn(shape) for shape in shapes]
+    for count in (0, 1, 5):
+        file = tmp_path / f"{count}.safetensors"
+        stream_tensors(dict(zip(names[:count], shapes, strict=False)), tensors[:count], file)
+        assert file.read_bytes() == safetensors.torch.save(
+            dict(zip(names[:count], tensors, strict=False))
+        )
 
 
 def test_a_cut_file_is_refused(saved):

@@ -289,6 +289,10 @@ def test_parts_are_layers_and_what_stands_around_them():
     assert part_of("decoder.layers.11.cross_attention.key.bias") == "decoder.layers.11"
 
 
+def grad_norms(model: nn.Module) -> torch.Tensor:
+    return torch.stack([weight.grad.norm() for weight in model.parameters()])
+
+
 def flat(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([tensor.flatten().double() for tensor in tensors])
 
@@ -296,7 +300,7 @@ def flat(tensors: list[torch.Tensor]) -> torch.Tensor:
 def test_norms_and_ratios_are_those_of_all_numbers_of_a_part():
     subject = train_state()
     accumulate_gradients(subject, [batch()], num_tokens=6)
-    part_reports = watch_parts(subject.model)
+    part_reports = watch_parts(subject.model, grad_norms(subject.model))
     before = {name: weight.detach().clone() for name, weight in subject.model.named_parameters()}
     weights: dict[str, nn.Parameter] = dict(subject.model.named_parameters())
     gradients = {name: weight.grad.clone() for name, weight in weights.items()}
@@ -320,6 +324,6 @@ def test_a_part_that_was_zero_has_no_ratio():
         part.bias.zero_()
     for weight in part.parameters():
         weight.grad = torch.ones_like(weight)
-    part_reports = watch_parts(part)
+    part_reports = watch_parts(part, grad_norms(part))
     torch.optim.SGD(part.parameters(), lr=0.1).step()
     assert [report.update_ratio for report in part_reports().values()] == [None]

@@ -1,15 +1,19 @@
 """Checkpoints and the tensors in them: saved atomically with checksums, and loaded."""
 
+import json
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import CheckpointError
 from tformer_cli.model.blocks.feedforward import current_weight_name
 from tformer_cli.storage.atomic import atomic_directory
@@ -34,6 +38,52 @@ MUON_STATE = ("momentum",)
 WEIGHT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+class Moment(NamedTuple):
+    """A float32 tensor of optimizer state."""
+
+    name: str  # in a checkpoint
+    parameter: nn.Parameter
+    key: str  # in the state of the parameter
+    shape: torch.Size
+    owner: int  # rank of the process that keeps it
+    tensor: Tensor | None  # None where it is not kept
+
+    def broadcast(self, world: World, source: int) -> Tensor:
+        """Return the tensor of one rank, on the device of the parameter, to all processes."""
+        device = self.parameter.device
+        if self.tensor is None:
+            tensor = torch.empty(self.shape, device=device)
+        else:
+            tensor = self.tensor.to(device).contiguous()
+        world.broadcast([tensor], source)
+        return tensor
+
+
+def optimizer_moments(
+    model: nn.Module, optimizer: torch.optim.Optimizer, world: World = SINGLE_PROCESS
+) -> list[Moment]:
+    """Return the state that an optimizer has after a step, of all processes, in order of names."""
+    keys = {
+        parameter: MUON_STATE if "momentum" in group else ADAM_STATE
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    moments = [
+        Moment(
+            f"{name}/{key}",
+            parameter,
+            key,
+            torch.Size() if key == "step" else parameter.shape,
+            owner,
+            optimizer.state.get(parameter, {}).get(key),
+        )
+        for name, parameter, owner in zip(names, parameters, world.owners(parameters), strict=True)
+        for key in keys[parameter]
+    ]
+    return sorted(moments, key=lambda moment: moment.name)
+
+
 def save_checkpoint(
     directory: Path,
     model: nn.Module,
@@ -41,17 +91,29 @@ def save_checkpoint(
     progress: TrainingProgress,
     *,
     ema: nn.Module | None = None,
+    world: World = SINGLE_PROCESS,
 ) -> None:
     """Write a checkpoint folder atomically; `ema` is the moving average of the weights.
 
-    Without `optimizer` it is for inference alone.
+    Without `optimizer` it is for inference alone. Of several processes the first writes, and the
+    others send it the optimizer state that they own, a tensor at a time.
     """
+    moments = []
+    # Before the first step there is no optimizer state.
+    if optimizer is not None and progress.step > 0:
+        moments = optimizer_moments(model, optimizer, world)
+    tensors = (moment.broadcast(world, moment.owner) for moment in moments)
+    if not world.is_main_process:
+        for _ in tensors:
+            pass
+        return
     with atomic_directory(directory) as folder:
         save_tensors(_weights(ema or model), folder / MODEL_FILE)
         if ema is not None:
             save_tensors(_weights(model), folder / RAW_MODEL_FILE)
         if optimizer is not None:
-            save_tensors(_optimizer_tensors(model, optimizer), folder / OPTIMIZER_FILE)
+            shapes = {moment.name: moment.shape for moment in moments}
+            stream_tensors(shapes, tensors, folder / OPTIMIZER_FILE)
         save_progress(progress, folder)
         write_checksums(folder)
 
@@ -92,7 +154,10 @@ def load_average(directories: Sequence[Path], model: nn.Module) -> None:
 
 
 def load_optimizer(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Read the optimizer state of a checkpoint; refuse that of another model or optimizer."""
+    """Read the optimizer state of a checkpoint; refuse that of another model or optimizer.
+
+    That of all processes is mapped into main memory, where it takes no room before it is used.
+    """
     file = directory / OPTIMIZER_FILE
     stored = dict(read_tensors(file))
     parameters = dict(model.named_parameters())
@@ -100,25 +165,17 @@ def load_optimizer(directory: Path, model: nn.Module, optimizer: torch.optim.Opt
         if name.rpartition("/")[0] not in parameters:
             what = "belongs to another model than config.yaml describes"
             raise CheckpointError(str(file), what, got=name, remedy=RESTORE_CONFIG)
-    keys = {
-        parameter: MUON_STATE if "momentum" in group else ADAM_STATE
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-    for parameter_name, parameter in parameters.items():
-        for key in keys[parameter] if parameter.requires_grad else ():
-            name = f"{parameter_name}/{key}"
-            shape = () if key == "step" else tuple(parameter.shape)
-            tensor = stored.get(name)
-            if tensor is None or tensor.shape != shape or tensor.dtype != torch.float32:
-                got = "nothing" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
-                raise CheckpointError(
-                    str(file),
-                    f"must hold float32 numbers of shape {shape} for {name}",
-                    got=got.removeprefix("torch."),
-                    remedy="use an earlier checkpoint",
-                )
-            optimizer.state[parameter][key] = tensor.to(parameter.device)
+    for moment in optimizer_moments(model, optimizer):
+        tensor = stored.get(moment.name)
+        if tensor is None or tensor.shape != moment.shape or tensor.dtype != torch.float32:
+            got = "nothing" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)}"
+            raise CheckpointError(
+                str(file),
+                f"must hold float32 numbers of shape {tuple(moment.shape)} for {moment.name}",
+                got=got.removeprefix("torch."),
+                remedy="use an earlier checkpoint",
+            )
+        optimizer.state[moment.parameter][moment.key] = tensor
 
 
 def save_tensors(
@@ -140,6 +197,25 @@ def save_tensors(
         raise OSError(int(match[1]), os.strerror(int(match[1])), str(file)) from error
     # safetensors replaces the file by one that only its owner may read.
     file.chmod(mode)
+
+
+def stream_tensors(
+    shapes: Mapping[str, Sequence[int]], tensors: Iterable[Tensor], file: Path
+) -> None:
+    """Write float32 tensors one by one, by names in order, to the bytes that `save_tensors` writes.
+
+    Raises OSError if the system refuses to write.
+    """
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + math.prod(shape) * torch.float32.itemsize
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors:
+            stream.write(tensor.cpu().numpy().data)
 
 
 def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
@@ -169,11 +245,3 @@ def check_finite(file: Path, weights: Mapping[str, Tensor], remedy: str) -> None
 def _weights(model: nn.Module) -> dict[str, Tensor]:
     # named_parameters lists a shared weight once, under its first name.
     return {name: weight.detach().contiguous() for name, weight in model.named_parameters()}
-
-
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    return {
-        f"{name}/{key}": value.contiguous()
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state[parameter].items()
-    }

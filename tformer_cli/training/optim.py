@@ -192,16 +192,17 @@ class PartReport(NamedTuple):
     update_ratio: float | None
 
 
-def watch_parts(model: nn.Module) -> Callable[[], dict[str, PartReport]]:
-    """Return a function that reports, after an optimizer step, what it did to each part."""
+def watch_parts(model: nn.Module, grad_norms: Tensor) -> Callable[[], dict[str, PartReport]]:
+    """Return a function that reports, after an optimizer step, what it did to each part.
+
+    `grad_norms` (P,) are those of the P weights.
+    """
     parts: dict[str, list[nn.Parameter]] = {}
-    for name, weight in model.named_parameters():
+    norms: dict[str, list[float]] = {}
+    for (name, weight), norm in zip(model.named_parameters(), grad_norms.tolist(), strict=True):
         parts.setdefault(part_of(name), []).append(weight)
+        norms.setdefault(part_of(name), []).append(norm)
     before = {part: [w.detach().clone() for w in weights] for part, weights in parts.items()}
-    grad_norms = {
-        part: get_total_norm([w.grad for w in weights if w.grad is not None])
-        for part, weights in parts.items()
-    }
 
     @torch.no_grad()
     def reports() -> dict[str, PartReport]:
@@ -211,7 +212,7 @@ def watch_parts(model: nn.Module) -> Callable[[], dict[str, PartReport]]:
             ratio = (get_total_norm(changes) / get_total_norm(before[part])).item()
             # JSON has no infinity.
             update_ratio = ratio if math.isfinite(ratio) else None
-            result[part] = PartReport(grad_norms[part].item(), update_ratio)
+            result[part] = PartReport(math.hypot(*norms[part]), update_ratio)
         return result
 
     return reports

@@ -1,6 +1,7 @@
 """Checkpoints of a run: saved, restored in all its processes, dropped, and averaged.
 
-Rank 0 alone reads and writes them; it broadcasts its state, and all check that they agree.
+Rank 0 alone reads and writes them; it broadcasts its state, and all check that they agree. The
+optimizer state of a weight is kept by the process that owns it.
 """
 
 import json
@@ -24,6 +25,7 @@ from tformer_cli.storage.checkpoint import (
     load_average,
     load_optimizer,
     load_weights,
+    optimizer_moments,
     save_checkpoint,
 )
 from tformer_cli.storage.run_directory import RAW_MODEL_FILE, STATE_FILE, RunDirectory, step_of
@@ -53,12 +55,12 @@ def take_checkpoint(run: RunDirectory, state: TrainState) -> None:
 
     The first process alone writes.
     """
-    if not state.world.is_main_process:
-        return
     progress = replace(state.progress, is_scheduled=state.config.saves_at(state.step))
     checkpoint = run.checkpoint(state.step)
     ema = None if state.ema is None else state.ema.model
-    save_checkpoint(checkpoint, state.model, state.optimizer, progress, ema=ema)
+    save_checkpoint(checkpoint, state.model, state.optimizer, progress, ema=ema, world=state.world)
+    if not state.world.is_main_process:
+        return
     if progress.best_step == progress.step and not _is_below_average(run, progress):
         run.point("best", checkpoint)
     run.point("last", checkpoint)
@@ -141,32 +143,18 @@ def _drop_old(run: RunDirectory, config: TrainingConfig) -> None:
 
 
 def broadcast_state(state: TrainState) -> None:
-    """Give every process the weights, their EMA, the optimizer and the progress of rank 0."""
-    world = state.world
-    if world.size == 1:
-        return
+    """Give every process the weights, EMA and progress of rank 0, and the moments that it owns."""
+    world, optimizer = state.world, state.optimizer
     models = [state.model] if state.ema is None else [state.model, state.ema.model]
     for model in models:
         world.broadcast(weight.detach() for weight in model.parameters())
-    moments = state.optimizer.state
-    parameters = list(state.model.parameters())
-    if not world.is_main_process:
-        moments.clear()
-    # Before the first step there are none, and matrices may have others than the rest.
-    layout = world.broadcast_object(
-        [
-            [index, key, str(moment.dtype).removeprefix("torch."), list(moment.shape)]
-            for index, parameter in enumerate(parameters)
-            for key, moment in moments.get(parameter, {}).items()
-        ]
-    )
-    for index, key, dtype, shape in layout:
-        slots = moments[parameters[index]]
-        device = parameters[index].device
-        if not world.is_main_process:
-            slots[key] = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-        world.broadcast([slots[key]])
     state.progress = TrainingProgress.from_dict(world.broadcast_object(asdict(state.progress)))
+    moments = optimizer_moments(state.model, optimizer, world) if state.step > 0 else []
+    optimizer.state.clear()
+    for moment in moments:
+        tensor = moment.broadcast(world, 0)
+        if moment.owner == world.rank:
+            optimizer.state[moment.parameter][moment.key] = tensor
 
 
 def check_replicas(state: TrainState) -> None:

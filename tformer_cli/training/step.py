@@ -16,7 +16,6 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch, DataPosition
@@ -154,13 +153,15 @@ def _take_step(state: TrainState, batch: StepBatch, started: float) -> StepRepor
         state.progress = skip_batch(state.progress, batch.position, batch.next_position)
         return NonFiniteStep(step, batch, gradient.loss, gradient.norm)
     is_watched = config.log_parameter_norms and step % config.report_every == 0
-    part_reports = watch_parts(model) if is_watched else dict
+    part_reports = watch_parts(model, gradient.norms) if is_watched else dict
     if config.clip_norm is not None and gradient.norm > config.clip_norm:
         torch._foreach_mul_(_gradients(model), config.clip_norm / gradient.norm)
     learning_rate = state.scheduler(step) * state.progress.learning_rate_factor
     set_learning_rate(optimizer, learning_rate)
+    # It moves the weights with a gradient, those of this process.
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
+    state.world.broadcast_from_owners_([weight.detach() for weight in model.parameters()])
     report = StepReport(
         step=step,
         next_position=batch.next_position,
@@ -208,12 +209,13 @@ def _advance(progress: TrainingProgress, report: StepReport) -> TrainingProgress
 
 
 class _Gradient(NamedTuple):
-    """A gradient that lies in the `grad` of the weights, in numbers."""
+    """A gradient that lies in the `grad` of the weights of each process, in numbers."""
 
     loss: float
     nll: float
     accuracy: float
     norm: float
+    norms: Tensor  # (P,) of the gradient of each weight
     num_tokens: int
     num_oom_micro_batches: int
     loss_scale: LossScale
@@ -224,7 +226,7 @@ class _Gradient(NamedTuple):
 
 
 def _step_gradient(state: TrainState, micro_batches: Sequence[Batch]) -> _Gradient:
-    """Leave the gradient of a step in the weights, summed over all processes and unscaled.
+    """Leave the gradient of a step in the weights of each process, summed over all and unscaled.
 
     The loss scale is lowered until the gradient is finite, if it can be and the loss is.
     """
@@ -236,29 +238,42 @@ def _step_gradient(state: TrainState, micro_batches: Sequence[Batch]) -> _Gradie
         sums, num_oom_micro_batches = accumulate_gradients(
             state, micro_batches, num_tokens, scale.factor
         )
-        gradients = _gradients(state.model)
-        world.all_reduce_([*gradients, sums])
+        _reduce_gradients(state.model, world)
         if scale.factor != 1.0:
-            torch._foreach_mul_(gradients, 1.0 / scale.factor)
+            torch._foreach_mul_(_gradients(state.model), 1.0 / scale.factor)
+        norms = torch.stack(torch._foreach_norm(_gradients(state.model)))
+        world.all_reduce_([sums, norms])
         # One synchronization with the device per step.
-        numbers = (*(sums / num_tokens), get_total_norm(gradients))
+        numbers = (*(sums / num_tokens), torch.linalg.vector_norm(norms))
         loss, nll, accuracy, norm = torch.stack(numbers).tolist()
         num_oom_micro_batches = int(world.all_reduce_sum(num_oom_micro_batches)[0])
-        gradient = _Gradient(loss, nll, accuracy, norm, num_tokens, num_oom_micro_batches, scale)
+        gradient = _Gradient(
+            loss, nll, accuracy, norm, norms, num_tokens, num_oom_micro_batches, scale
+        )
         if gradient.is_finite or not math.isfinite(loss) or not scale.can_be_lowered:
             return gradient
         scale = scale.lowered()
         state.optimizer.zero_grad(set_to_none=True)
 
 
+def _reduce_gradients(model: nn.Module, world: World) -> None:
+    """Sum the gradient of each weight in the process that owns it, and free it in the others."""
+    weights = list(model.parameters())
+    gradients = [
+        # A process without rows has no micro-batch.
+        torch.zeros_like(weight) if weight.grad is None else weight.grad
+        for weight in weights
+    ]
+    world.reduce_to_owners_(gradients)
+    for weight, gradient, owner in zip(weights, gradients, world.owners(weights), strict=True):
+        weight.grad = gradient if owner == world.rank else None
+
+
 def _gradients(model: nn.Module) -> list[Tensor]:
-    """Return the gradient of each weight; zeros if this process had no micro-batch."""
-    gradients: list[Tensor] = []
-    for weight in model.parameters():
-        if weight.grad is None:
-            weight.grad = torch.zeros_like(weight)
-        gradients.append(weight.grad)
-    return gradients
+    """Return the gradient of each weight, or a scalar of 0 where another process owns it."""
+    weights = list(model.parameters())
+    zero = weights[0].new_zeros(())
+    return [zero if weight.grad is None else weight.grad for weight in weights]
 
 
 def accumulate_gradients(
