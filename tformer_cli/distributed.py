@@ -2,9 +2,9 @@
 
 Each computes the gradients of its own part of a batch. Every weight has an owner, the process that
 receives the sum of its gradients, keeps its optimizer state, moves it, and broadcasts it (ZeRO
-stage 1; Rajbhandari et al. 2020, section 5.1). Between the number of tokens and the gradients
-nothing is exchanged, so a process that redoes its part after running out of memory keeps the others
-waiting and does not confuse them.
+stage 1; Rajbhandari et al. 2020, section 5.1). Together that is the volume of an all-reduce.
+Between the number of tokens and the gradients nothing is exchanged, so a process that redoes its
+part after running out of memory keeps the others waiting and does not confuse them.
 """
 
 import contextlib
