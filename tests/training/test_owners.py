@@ -1,6 +1,8 @@
 """Processes that own the optimizer state of a part of the weights, against one that owns all."""
 
-from collections.abc import Callable
+import errno
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -148,6 +150,25 @@ def test_a_gradient_that_overflows_in_one_process_is_redone_or_skipped_by_all(tm
         assert subject.step == 1
 
     owning_processes(2, train, tmp_path)
+
+
+def test_where_the_first_process_cannot_write_the_others_end_too(tmp_path, monkeypatch):
+    def full_disk(shapes: object, tensors: Iterator[torch.Tensor], file: Path) -> None:
+        next(tensors)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def save(rank: int) -> None:
+        with process_group("cpu") as world:
+            state = state_of(AdamConfig(), world)
+            next(train_steps(state, step_batches(*batches_of(rank, 2))))
+            take_checkpoint(RunDirectory(tmp_path / "run"), state)
+
+    monkeypatch.setattr("tformer_cli.storage.checkpoint.stream_tensors", full_disk)
+    first, second = together(2, save, tmp_path)
+    assert (first.code, second.code) == (2, 2)
+    assert "cannot be written (No space left on device)" in first.said
+    assert second.said == "torchrun: another process has ended; see what it says\n"
+    assert RunDirectory(tmp_path / "run").step_checkpoints() == []
 
 
 @pytest.mark.parametrize("config", [AdamWConfig(), MuonConfig()])

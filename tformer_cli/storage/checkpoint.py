@@ -55,6 +55,8 @@ class Moment(NamedTuple):
             tensor = torch.empty(self.shape, device=device)
         else:
             tensor = self.tensor.to(device).contiguous()
+        # It waits longer than NCCL for a process that reads or writes a file between two tensors.
+        world.barrier()
         world.broadcast([tensor], source)
         return tensor
 
