@@ -179,6 +179,21 @@ def test_an_optimizer_has_all_its_moments_or_is_refused(saved, config):
     assert " (nothing); " in message(load_optimizer, saved, network, other)
 
 
+def test_a_frozen_weight_has_no_moments(saved):
+    network = model(1)
+    network.output.weight.requires_grad_(False)
+    optimizer = build_optimizer(AdamWConfig(), network)
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+    optimizer.step()
+    save_checkpoint(saved, network, optimizer, STATE)
+    names = {name.rpartition("/")[0] for name in stored(saved / OPTIMIZER_FILE)}
+    assert names == {name for name, x in network.named_parameters() if x.requires_grad}
+    other = build_optimizer(AdamWConfig(), network)
+    load_optimizer(saved, network, other)
+    assert other.state.keys() == optimizer.state.keys()
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("-inf")])
 def test_weights_that_are_not_finite_are_refused(saved, number):
     network = model(1)

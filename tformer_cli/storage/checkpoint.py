@@ -52,6 +52,7 @@ class Moment(NamedTuple):
         """Return the tensor of one rank, on the device of the parameter, to all processes."""
         device = self.parameter.device
         if self.tensor is None:
+            assert world.rank != source, self.name
             tensor = torch.empty(self.shape, device=device)
         else:
             tensor = self.tensor.to(device).contiguous()
@@ -82,6 +83,7 @@ def optimizer_moments(
         )
         for name, parameter, owner in zip(names, parameters, world.owners(parameters), strict=True)
         for key in keys[parameter]
+        if parameter.requires_grad
     ]
     return sorted(moments, key=lambda moment: moment.name)
 
