@@ -113,7 +113,7 @@ def test_a_partial_file_goes_on_to_the_same_file(disk, cut):
 
 def test_the_pointers_name_whole_checkpoints_at_any_time_and_the_newest_in_the_end(disk, cut):
     model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(2)).sum().backward()
     optimizer.step()
     state = TrainState(
