@@ -1,13 +1,16 @@
 """Devices: precision, memory, processor features and seeds."""
 
 import contextlib
+import functools
 import hashlib
+import os
 import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch.torch_version import TorchVersion
 
 from tformer_cli.errors import DeviceError
 from tformer_cli.process import num_cores, trim_allocator
@@ -18,6 +21,8 @@ PRECISIONS = {
     "float16": torch.float16,
     "int8": torch.int8,
 }
+# Before it, compiled attention fails on masks whose length is not a multiple of 8.
+MIN_COMPILER = "2.11.0.dev0"
 # Memory of a GPU for each batch of a size that suits a CPU core, weights included.
 BATCH_BYTES = 5 << 28
 # The allocators of the CPU, of Apple's GPU and of cuBLAS have no error class of their own, and
@@ -99,6 +104,22 @@ def has_bfloat16(device: torch.device) -> bool:
         with torch.cuda.device(device):
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return device.type == "cpu" and has_bfloat16_matmul()
+
+
+@functools.cache
+def can_compile(device: torch.device) -> bool:
+    """Return whether torch compiles kernels for a device: a CUDA GPU, where a first one succeeds.
+
+    It takes Triton, a C compiler and Python's headers; TORCH_COMPILE_DISABLE=1 forbids it.
+    """
+    is_forbidden = os.environ.get("TORCH_COMPILE_DISABLE") == "1"
+    if device.type != "cuda" or is_forbidden or TorchVersion(torch.__version__) < MIN_COMPILER:
+        return False
+    try:
+        torch.compile(torch.square)(torch.ones(2, device=device))
+    except Exception:  # of any kind: by Triton, by a compiler, or by what loads its output
+        return False
+    return True
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[object]:

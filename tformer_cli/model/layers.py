@@ -30,6 +30,16 @@ UpdateCache = Callable[[KeyValue], KeyValue]
 """Appends the key-values of new tokens to a KV cache; returns all that the tokens attend to."""
 
 
+RunLayer = Callable[..., Tensor]
+"""Applies a layer, its first argument, to the others."""
+
+
+def run_layer(layer: nn.Module, *inputs: object) -> Tensor:
+    """Return the hidden states of a layer."""
+    states: Tensor = layer(*inputs)
+    return states
+
+
 def no_cache(key_value: KeyValue) -> KeyValue:
     """Return the key-values of the new tokens alone."""
     return key_value
@@ -184,6 +194,7 @@ class Stack(nn.Module):
         is_causal: no token attends to a later one.
         gradient_checkpointing: in training, activations inside a layer are computed again in the
             backward pass (Chen et al. 2016, section 4.1), with the same random numbers.
+        run_layer: applies a layer in training; may be compiled.
     """
 
     def __init__(
@@ -206,6 +217,7 @@ class Stack(nn.Module):
         self.deep_norm = deep_norm
         self.is_causal = is_causal
         self.gradient_checkpointing = False
+        self.run_layer: RunLayer = run_layer
 
     def encode_positions(
         self, queries: Tensor, keys: Tensor
@@ -223,8 +235,10 @@ class Stack(nn.Module):
         """Apply a layer to whole sequences."""
         if self.gradient_checkpointing and layer.training:
             states: Tensor = checkpoint(
-                layer, *inputs, use_reentrant=False, preserve_rng_state=True
+                self.run_layer, layer, *inputs, use_reentrant=False, preserve_rng_state=True
             )
+        elif layer.training:
+            states = self.run_layer(layer, *inputs)
         else:
             states = layer(*inputs)
         return states

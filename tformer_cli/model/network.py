@@ -2,14 +2,15 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from tformer_cli.model.blocks.attention import KeyValue
 from tformer_cli.model.kv_cache import DecoderCache, KVCache
-from tformer_cli.model.layers import Stack
+from tformer_cli.model.layers import Stack, run_layer
 from tformer_cli.padding import flat_positions
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -65,6 +66,12 @@ class Network(nn.Module, ABC):
         """Recompute the activations of layers in the backward pass."""
         for stack in self.stacks():
             stack.gradient_checkpointing = True
+
+    def compile_layers(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        """Compile the layers for training, with kernels that all layers and batch shapes share."""
+        compiled = torch.compile(run_layer, dynamic=True, backend=backend)
+        for stack in self.stacks():
+            stack.run_layer = compiled
 
     def num_parameters(self) -> int:
         """Return the number of parameters; tied ones count once."""

@@ -47,7 +47,7 @@ class TrainingProgress:
 
     Scores compare only if their validation fingerprints are equal. Resuming is bit-exact if the
     environments are: torch version, threads, device, processor features, precision of matrix
-    products, number of processes.
+    products, compiled or eager kernels, number of processes.
     """
 
     step: int = 0  # optimizer steps taken

@@ -3,17 +3,23 @@
 Like torch.nn.functional.linear_cross_entropy (torch 2.13), which lacks the sums and older versions.
 """
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from tformer_cli.device import can_compile
 
 # Rows whose logits exist at a time: enough to fill a matmul, and a fraction of a batch.
 ROWS_ON_CPU, ROWS_ON_GPU = 1 << 10, 1 << 13
 # Rows that a CPU passes over several times: few enough for its cache.
 CACHED_ROWS = 64
 LOG2_E = math.log2(math.e)
+
+Kernel = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 
 
 class LossSums(NamedTuple):
@@ -64,11 +70,12 @@ class _SmoothedNll(torch.autograd.Function):
         wide = torch.promote_types(weight.dtype, torch.float32)
         sums = torch.zeros(3, dtype=wide, device=hidden_states.device)
         size = ROWS_ON_CPU if hidden_states.device.type == "cpu" else ROWS_ON_GPU
+        kernel = compiled_kernel() if can_compile(hidden_states.device) else _sums_and_gradient
         for start in range(0, len(hidden_states), size):
             rows = slice(start, start + size)
             logits = output(hidden_states[rows])
             with torch.autocast(hidden_states.device.type, enabled=False):
-                chunk_sums, gradient = _sums_and_gradient(logits, targets[rows], smoothing, factor)
+                chunk_sums, gradient = kernel(logits, targets[rows], smoothing, factor)
                 sums += chunk_sums
                 weight = weight.to(gradient.dtype)
                 states_grad[rows] = gradient @ weight
@@ -89,6 +96,12 @@ class _SmoothedNll(torch.autograd.Function):
         return *scaled, None, None, None, None
 
 
+@functools.cache
+def compiled_kernel(backend: str | Callable[..., Any] = "inductor") -> Kernel:
+    """Return `_sums_and_gradient` as kernels that read all logits a few times, not eleven."""
+    return torch.compile(_sums_and_gradient, dynamic=True, backend=backend)
+
+
 def _sums_and_gradient(
     logits: Tensor, targets: Tensor, smoothing: float, factor: float
 ) -> tuple[Tensor, Tensor]:
@@ -102,7 +115,8 @@ def _sums_and_gradient(
     statistics = []
     # Torch's own operations would pass over all logits many times, through memory; a few rows stay
     # in the cache of a CPU. A GPU is filled by nothing less than all rows.
-    for rows in torch.split(logits, CACHED_ROWS if logits.device.type == "cpu" else len(logits)):
+    is_cpu = logits.device.type == "cpu"
+    for rows in torch.split(logits, CACHED_ROWS) if is_cpu else (logits,):
         highest, mean = rows.amax(dim=-1), rows.mean(dim=-1, dtype=wide)
         # In bfloat16, x - logsumexp(x) loses so many digits that probabilities are off by 3%;
         # x - max(x) loses none.

@@ -148,7 +148,9 @@ def first_not_finite(model: nn.Module, forward_backward: Callable[[], object]) -
     modules = [(name, module) for name, module in model.named_modules() if name]
     handles = [module.register_forward_hook(hook(name)) for name, module in modules]
     try:
-        forward_backward()
+        # Compiled layers call no hooks.
+        with torch.compiler.set_stance("force_eager"):
+            forward_backward()
     finally:
         for handle in handles:
             handle.remove()

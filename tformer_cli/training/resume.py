@@ -12,7 +12,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.fields import leaves
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.device import hardware_name
+from tformer_cli.device import can_compile, hardware_name
 from tformer_cli.errors import CheckpointError, Problem, TrainingError, UsageError
 from tformer_cli.storage.atomic import recover_interrupted_writes, storage_errors
 from tformer_cli.storage.lock import lock_file
@@ -239,6 +239,7 @@ def environment_of(
         "device": hardware_name(device),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "precision": str(precision).removeprefix("torch."),
+        "kernels": "compiled" if can_compile(device) else "eager",
         "processes": str(num_processes),
     }
 

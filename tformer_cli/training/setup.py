@@ -26,6 +26,7 @@ from tformer_cli.corpus.reader import read_texts, text_checksums
 from tformer_cli.corpus.statistics import report_lengths
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import training_store
+from tformer_cli.device import can_compile
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import Problem, UsageError
 from tformer_cli.model.build import build_network
@@ -129,6 +130,7 @@ def describe(config: Config, tokenizers: Tokenizers, data: TrainingData, state: 
         languages += f" -> {config.data.target_language}"
     sizes = {tokenizers.source.size, tokenizers.target.size}
     precision = str(state.precision).removeprefix("torch.")
+    kernels = ", with compiled layers" if can_compile(state.device) else ""
     processes = "" if state.world.size == 1 else f", {state.world.size} processes"
     return (
         f"{languages}: "
@@ -136,7 +138,7 @@ def describe(config: Config, tokenizers: Tokenizers, data: TrainingData, state: 
         f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}, "
         f"{len(data.plans[state.data_position.epoch]):,} steps an epoch, "
         f"{config.training.max_steps:,} steps in all, "
-        f"on {state.device} in {precision}{processes}"
+        f"on {state.device} in {precision}{kernels}{processes}"
     )
 
 

@@ -18,7 +18,7 @@ from tformer_cli.config.load import check_data_files, dump_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.statistics import source_sentences
-from tformer_cli.device import resolve_precision
+from tformer_cli.device import can_compile, resolve_precision
 from tformer_cli.distributed import SINGLE_PROCESS, World, local_device, process_group
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
 from tformer_cli.process import tune_allocator
@@ -170,6 +170,8 @@ class Trainer:
         model = init_model(config, tokenizers).to(device)
         if config.training.gradient_checkpointing:
             model.enable_gradient_checkpointing()
+        if can_compile(device):
+            model.compile_layers()
         state = TrainState.of(
             model,
             config.training,

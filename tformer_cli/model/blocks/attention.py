@@ -147,9 +147,13 @@ def kernel_attend(
         # Only the kernel that materializes all weights takes three dimensions.
         mask = mask[None]
     group_size = queries.shape[1] // keys.shape[1]
+    # A branch, for compiled code of any shape knows no value of a comparison.
+    has_shared_heads = False
     if group_size > 1 and queries.device.type == "cuda":
         # On a GPU, most kernels do not take shared heads either.
         keys, values = (part.repeat_interleave(group_size, dim=1) for part in (keys, values))
+    elif group_size > 1:
+        has_shared_heads = True
     return functional.scaled_dot_product_attention(
         queries,
         keys,
@@ -157,7 +161,7 @@ def kernel_attend(
         attn_mask=mask,
         dropout_p=dropout,
         is_causal=is_causal,
-        enable_gqa=keys.shape[1] != queries.shape[1],
+        enable_gqa=has_shared_heads,
     )
 
 
