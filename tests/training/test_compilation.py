@@ -134,6 +134,7 @@ def test_compiled_layers_have_the_same_loss_and_gradient(name, has_checkpoints, 
     assert not counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_recomputed_layers_draw_the_dropout_again_that_they_drew():
     config = DecoderOnlyConfig(**{**SMALL, "dropout": 0.3}, num_layers=2)
     kept, recomputed = network(config), network(config)
@@ -187,6 +188,7 @@ def test_the_compiled_loss_is_the_same(smoothing, dtype, backend):
     assert counter.frame_count <= 2  # the second for factors that change
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_is_found_in_compiled_layers():
     model = network(MODELS["post"])
     model.compile_layers("aot_eager")
