@@ -144,6 +144,8 @@ class World:
 
     def _owned_buckets(self, tensors: "Sequence[Tensor]") -> "Iterator[tuple[int, list[Tensor]]]":
         """Yield the tensors in buckets, each with the rank that owns them."""
+        if self.size == 1:
+            return
         owned: list[list[Tensor]] = [[] for _ in range(self.size)]
         for tensor, owner in zip(tensors, self.owners(tensors), strict=True):
             owned[owner].append(tensor)
@@ -157,7 +159,7 @@ class World:
             return
         import torch
 
-        # A tensor alone is exchanged in place.
+        # A tensor alone needs no copy.
         flat = bucket[0].flatten()
         if len(bucket) > 1:
             flat = torch.cat([tensor.flatten() for tensor in bucket])

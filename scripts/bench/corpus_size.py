@@ -5,7 +5,6 @@ The text is made here: words of Zipf's frequencies, and sentences as long as tho
 """
 
 import itertools
-import os
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.corpus.batch import epoch_plans
 from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.errors import TrainingError
+from tformer_cli.process import num_cores
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.text.tokenizer import load_tokenizers
 
@@ -209,7 +209,7 @@ def corpus_size(
     """
     counts = numbers_in("--pairs", pairs)
     results = [measure(count, steps, vocab_size, scratch) for count in counts]
-    show(results, as_json, lambda: table(results), hardware(os.cpu_count() or 1))
+    show(results, as_json, lambda: table(results), hardware(num_cores()))
 
 
 if __name__ == "__main__":

@@ -144,34 +144,6 @@ def main(call: str, arguments: str) -> None:
 # ---------------------------------------------------------------------------------------- memory
 
 
-@contextlib.contextmanager
-def watched(process: int, memory: Callable[[int], int] | None = None) -> Iterator[list[int]]:
-    """Yield a list to which the memory of a process and its children is appended in a thread.
-
-    It is `family_memory` unless another measure is given.
-    """
-    memory = memory or family_memory
-    samples = [memory(process)]
-    stop = threading.Event()
-
-    def sample() -> None:
-        pause = SAMPLE_SECONDS
-        while not stop.wait(pause):
-            started = time.perf_counter()
-            samples.append(memory(process))
-            # The kernel walks all pages for it, and the process waits meanwhile.
-            pause = max(SAMPLE_SECONDS, 20 * (time.perf_counter() - started))
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield samples
-    finally:
-        stop.set()
-        thread.join()
-        samples.append(memory(process))
-
-
 def family_memory(process: int) -> int:
     """Return the memory of a process and all its descendants, in bytes.
 
@@ -217,6 +189,30 @@ def proc_bytes(file: Path = PROC / "self" / "status") -> dict[str, int]:
         for words in lines
         if len(words) == 3 and words[2] == "kB"
     }
+
+
+@contextlib.contextmanager
+def watched(process: int, memory: Callable[[int], int] = family_memory) -> Iterator[list[int]]:
+    """Yield a list to which the memory of a process and its children is appended in a thread."""
+    samples = [memory(process)]
+    stop = threading.Event()
+
+    def sample() -> None:
+        pause = SAMPLE_SECONDS
+        while not stop.wait(pause):
+            started = time.perf_counter()
+            samples.append(memory(process))
+            # The kernel walks all pages for it, and the process waits meanwhile.
+            pause = max(SAMPLE_SECONDS, 20 * (time.perf_counter() - started))
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        stop.set()
+        thread.join()
+        samples.append(memory(process))
 
 
 # ----------------------------------------------------------------------------- rounds and tables

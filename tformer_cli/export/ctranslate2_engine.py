@@ -166,32 +166,34 @@ class CTranslate2Engine(Engine):
             on_done(1)
             return results
         results = [[] for _ in requests]
+        beam = _beam_of(job.config)
 
         def submit(indices: Sequence[int]) -> list[Any]:
-            return self._submit(self.translator, job, indices)
+            return self._submit(self.translator, job, beam, indices)
 
         batches = shrinking_batches(range(len(requests)), self.num_threads)
         for indices, futures in _in_flight(batches, submit, BATCHES_AHEAD * self.num_threads):
             for index, future in zip(indices, futures, strict=True):
-                results[index] = self._hypotheses(future.result(), job)
+                results[index] = list(self._hypotheses(future.result(), beam.length_penalty))
             on_done(len(indices))
         return results
 
     def _decode_single(self, job: Job) -> list[Hypothesis]:
         """Translate a sentence that comes alone."""
-        threads = self.trials.next()
+        threads, beam = self.trials.next(), _beam_of(job.config)
         if threads not in self.single:
             self.single[threads] = self._load(inter_threads=1, intra_threads=threads)
         started = time.perf_counter()
-        (future,) = self._submit(self.single[threads], job, range(1))
-        hypotheses = self._hypotheses(future.result(), job)
+        (future,) = self._submit(self.single[threads], job, beam, range(1))
+        hypotheses = list(self._hypotheses(future.result(), beam.length_penalty))
         num_tokens = len(job.requests[0].source) + len(hypotheses[0].token_ids)
         self.trials.add(threads, (time.perf_counter() - started) / num_tokens)
         return hypotheses
 
-    def _submit(self, translator: Any, job: Job, indices: Sequence[int]) -> list[Any]:
+    def _submit(
+        self, translator: Any, job: Job, beam: BeamConfig, indices: Sequence[int]
+    ) -> list[Any]:
         """Return the future of each request, by one of CTranslate2's objects."""
-        beam = _beam_of(job.config)
         futures: list[Any] = translator.translate_batch(
             [self._source(job.requests[index].source) for index in indices],
             asynchronous=True,
@@ -210,18 +212,14 @@ class CTranslate2Engine(Engine):
         """Return source tokens without EOS, which CTranslate2 adds itself."""
         return [self.source_tokens[i] for i in ids[:-1]]
 
-    def _hypotheses(self, result: Any, job: Job) -> list[Hypothesis]:
+    def _hypotheses(self, result: Any, length_penalty: float) -> Iterator[Hypothesis]:
         # Scores are empty unless requested.
         scores = result.scores or [math.nan] * len(result.hypotheses)
-        length_penalty = _beam_of(job.config).length_penalty
-        hypotheses = []
         for tokens, score in zip(result.hypotheses, scores, strict=True):
             ids = [self.target_ids[token] for token in tokens]
             finished = ids[-1:] == [EOS_ID]
             log_prob = score * len(ids) ** length_penalty
-            token_ids = tuple(ids[:-1] if finished else ids)
-            hypotheses.append(Hypothesis(token_ids, log_prob, score, finished))
-        return hypotheses
+            yield Hypothesis(tuple(ids[:-1] if finished else ids), log_prob, score, finished)
 
     def score(
         self, pairs: Sequence[Pair], *, on_done: Callable[[int], object] = lambda count: None

@@ -1,4 +1,4 @@
-"""Linear layers whose weights no longer change: packed, in int8, or faster for few rows."""
+"""Linear layers whose weights no longer change: packed, in int8, or faster for a single row."""
 
 import copy
 

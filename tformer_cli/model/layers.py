@@ -233,14 +233,13 @@ class Stack(nn.Module):
 
     def apply_layer(self, layer: nn.Module, *inputs: object) -> Tensor:
         """Apply a layer to whole sequences."""
-        if self.gradient_checkpointing and layer.training:
-            states: Tensor = checkpoint(
-                self.run_layer, layer, *inputs, use_reentrant=False, preserve_rng_state=True
-            )
-        elif layer.training:
-            states = self.run_layer(layer, *inputs)
-        else:
-            states = layer(*inputs)
+        if not layer.training:
+            return run_layer(layer, *inputs)
+        if not self.gradient_checkpointing:
+            return self.run_layer(layer, *inputs)
+        states: Tensor = checkpoint(
+            self.run_layer, layer, *inputs, use_reentrant=False, preserve_rng_state=True
+        )
         return states
 
     def kv_shapes(self) -> list[KVShape]:
