@@ -18,6 +18,9 @@ from tformer_cli.export.ctranslate2_engine import (
     BATCHES_AHEAD,
     MAX_BATCH,
     MIN_BATCH,
+    TRIAL_SHARE,
+    TRIALS,
+    Trials,
     shrinking_batches,
 )
 from tformer_cli.search.engine import EMPTY, Request, SpecialTokens
@@ -246,3 +249,22 @@ def test_what_has_no_position_is_refused_before_it_fails(theirs):
         "a line: has more tokens than the 4096 positions of the exported model (4097); "
         "lower `max_source_length`"
     )
+
+
+@given(slower=st.floats(1.0, 20.0), fast=st.sampled_from([1, 4]), count=st.integers(50, 400))
+def test_the_number_of_threads_follows_the_faster_one_and_trials_cost_little(slower, fast, count):
+    trials = Trials((1, 4))
+
+    def seconds_of(speeds):
+        threads = trials.next()
+        trials.add(threads, speeds[threads])
+        return speeds[threads]
+
+    seconds = sum(seconds_of({fast: 1.0, 5 - fast: slower}) for _ in range(count))
+    # The first trials, and the one that the sentences since have not paid for.
+    assert seconds <= count * (1 + TRIAL_SHARE) + (TRIALS + 1) * (slower - 1) + 1e-9
+    # The other one becomes the faster: each of its trials says so.
+    for _ in range(TRIALS * math.ceil(slower / TRIAL_SHARE + 1)):
+        seconds_of({fast: slower, 5 - fast: 1.0})
+    seconds = sum(seconds_of({fast: slower, 5 - fast: 1.0}) for _ in range(count))
+    assert seconds <= count * (1 + TRIAL_SHARE) + 2 * (slower - 1) + 1e-9

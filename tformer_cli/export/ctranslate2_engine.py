@@ -37,8 +37,10 @@ from tformer_cli.text.vocabulary import EOS_ID
 MAX_BATCH, MIN_BATCH = 64, 4
 # Most threads of one sentence: more wait for each other longer than a step takes.
 MAX_SINGLE_THREADS = 4
-# Sentences alone that are timed with one thread, and with several.
+# Sentences alone that say how fast a number of threads is: the last ones timed with it.
 TRIALS = 3
+# Share of the time that may be lost to trials of the number of threads that was slower.
+TRIAL_SHARE = 0.02
 # Batches per thread in flight: one slow batch does not stop the other threads, and an interrupt
 # waits for few.
 BATCHES_AHEAD = 2
@@ -57,31 +59,42 @@ CONSTRAINTS = {
 
 
 class Trials:
-    """Finds the fastest of several numbers of threads by the first sentences."""
+    """Finds the fastest of several numbers of threads by the sentences that come.
+
+    Each has `TRIALS` sentences in turn, then the fastest has all but a few: other programs come and
+    go, so the slower ones are tried again, as often as `TRIAL_SHARE` allows.
+    """
 
     def __init__(self, candidates: Iterable[int]) -> None:
-        self.seconds: dict[int, list[float]] = {threads: [] for threads in candidates}
+        self.seconds: dict[int, deque[float]] = {n: deque(maxlen=TRIALS) for n in candidates}
+        self.ages = dict.fromkeys(self.seconds, 0)  # sentences since the last with each
 
     def next(self) -> int:
-        """Return the candidates in turn, and once each had `TRIALS` sentences, the fastest."""
+        """Return the number of threads for the next sentence."""
         fewest = min(self.seconds, key=lambda threads: len(self.seconds[threads]))
         if len(self.seconds[fewest]) < TRIALS:
             return fewest
         # The first sentence takes longer, and another program may disturb one.
-        return min(self.seconds, key=lambda threads: statistics.median(self.seconds[threads]))
+        medians = {threads: statistics.median(times) for threads, times in self.seconds.items()}
+        fastest = min(medians, key=lambda threads: medians[threads])
+        for threads, age in self.ages.items():
+            loss = medians[threads] - medians[fastest]
+            if threads != fastest and loss < TRIAL_SHARE * age * medians[fastest]:
+                return threads
+        return fastest
 
     def add(self, threads: int, seconds: float) -> None:
-        """Record the seconds a token of one sentence, while they are needed."""
-        if len(self.seconds[threads]) < TRIALS:
-            self.seconds[threads].append(seconds)
+        """Record the seconds a token of one sentence."""
+        self.seconds[threads].append(seconds)
+        self.ages = {other: age + 1 for other, age in self.ages.items()} | {threads: 0}
 
 
 class CTranslate2Engine(Engine):
     """Translates and scores by an exported model, with a batch or a sentence in each thread.
 
-    A sentence that comes alone gets one thread or several, whichever is found to be faster: two
-    nearly halve the time on one machine, and multiply it by ten on another, where they wait long
-    for each other.
+    A sentence that comes alone gets one thread or several, whichever `Trials` finds to be faster:
+    two nearly halve the time on one machine, and multiply it by ten on another, where they wait
+    long for each other.
     """
 
     def __init__(

@@ -147,8 +147,12 @@ def check(value: object, path: str = "", hint: Any = None) -> Iterator[Problem]:
                 yield replace(problem, where=join(node_path, problem.where), got=got)
 
 
+@functools.lru_cache(maxsize=16)
 def checked(section: _Section, path: str) -> _Section:
-    """Return a part of a configuration, at a key path, if it breaks no limit or rule."""
+    """Return a part of a configuration, at a key path, if it breaks no limit or rule.
+
+    One that was checked before costs nothing: a search is checked for each call.
+    """
     if problems := list(check(section, path)):
         raise ConfigError(problems)
     return section
