@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tformer_cli.api import compare as compare
     from tformer_cli.api import evaluate as evaluate
     from tformer_cli.api import train as train
     from tformer_cli.config.load import load_config as load_config
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tformer_cli.config.schema.decoding import SampleConfig as SampleConfig
     from tformer_cli.errors import Problem as Problem
     from tformer_cli.errors import TformerError as TformerError
+    from tformer_cli.evaluation.compare import Comparison as Comparison
     from tformer_cli.evaluation.evaluate import Evaluation as Evaluation
     from tformer_cli.evaluation.metrics import Score as Score
     from tformer_cli.text.segments import Terminology as Terminology
@@ -35,6 +37,7 @@ __version__ = "0.1.0"
 # Module of each public name.
 _HOMES = {
     "BeamConfig": "tformer_cli.config.schema.decoding",
+    "Comparison": "tformer_cli.evaluation.compare",
     "Config": "tformer_cli.config.schema.config",
     "Evaluation": "tformer_cli.evaluation.evaluate",
     "GreedyConfig": "tformer_cli.config.schema.decoding",
@@ -48,6 +51,7 @@ _HOMES = {
     "TformerError": "tformer_cli.errors",
     "Translation": "tformer_cli.translate.postprocess",
     "Translator": "tformer_cli.translate.translator",
+    "compare": "tformer_cli.api",
     "evaluate": "tformer_cli.api",
     "load_config": "tformer_cli.config.load",
     "train": "tformer_cli.api",

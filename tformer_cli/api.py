@@ -1,24 +1,34 @@
-"""Python interface: train and evaluate as the commands of these names do."""
+"""Python interface: train, evaluate and compare as the commands of these names do."""
 
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tformer_cli.config.load import load_config
-from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.config import BleuTokenizer, Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import DecodingConfig
-from tformer_cli.device import resolve_device
-from tformer_cli.errors import Problem, UsageError, reject_str
+from tformer_cli.device import resolve_device, resolve_precision
+from tformer_cli.errors import Problem, UsageError, check_positive, reject_str
+from tformer_cli.evaluation.compare import (
+    Comparison,
+    common_metrics,
+    common_text,
+    compare_translations,
+    distinct_systems,
+    read_beside,
+)
 from tformer_cli.evaluation.evaluate import (
     Evaluation,
     Evaluator,
     save_evaluation,
+    saved_hypotheses,
     texts_of_split,
     warn_of_overlap,
 )
 from tformer_cli.evaluation.metrics import MetricName, build_metric
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config
+from tformer_cli.storage.trained_model import ModelFiles, find_model
 from tformer_cli.training import trainer as training
 from tformer_cli.translate.options import MBR, SearchOptions
 
@@ -139,3 +149,85 @@ def evaluate(
         )
         save_evaluation(evaluations[name], RunDirectory(Path(run)), name)
     return evaluations
+
+
+def compare(
+    systems: Sequence[str | os.PathLike[str]],
+    *,
+    test: str | None = None,
+    references: Sequence[str | os.PathLike[str]] = (),
+    metrics: Sequence[MetricName] = ("bleu", "chrf"),
+    tokenize: BleuTokenizer | None = None,
+    lowercase: bool = False,
+    resamples: int = 1000,
+    seed: int = 12345,
+    device: str = "auto",
+    workers: int | None = 1,
+    log: Callable[[str], object] = lambda line: None,
+    on_done: Callable[[int], object] = lambda count: None,
+    on_warning: Callable[[Problem], object] = lambda problem: None,
+) -> Comparison:
+    """Compare runs, or files of translations, with the first of them: scores and significance.
+
+    Runs translate by their own search, as `evaluate` does. Translations that it has left in eval/
+    are used if the model and the search are still those of the run; others are made and left there.
+
+    Examples:
+        >>> compare(["runs/a", "runs/b"]).scores["bleu"][1].contrast.verdict  # doctest: +SKIP
+        'better'
+
+    Args:
+        systems: run folders and files of translations; the first is the baseline.
+        test: valid, or a test set of the runs; None for their only one, or valid without one.
+        references: files of references, without runs: several for several of each sentence.
+        metrics: bleu, chrf, ter.
+        tokenize: BLEU's tokenizer; None for that of the runs, or 13a for files.
+        lowercase: whether BLEU ignores case, even if that of the runs does not.
+        resamples: of the bootstrap; also shuffles of the randomization.
+        seed: of both.
+        device: of runs that translate: auto, cpu, cuda, cuda:N or mps.
+        workers: processes that share the work on a CPU, one thread each; None for one a core.
+        log: called with a line whenever a run begins to translate.
+        on_done: called with the number of lines whenever some are translated.
+        on_warning: as for `evaluate`, of runs that translate.
+
+    Raises:
+        TformerError: a run or file is unusable, or they have different references or metrics.
+    """
+    reject_str(systems=systems, references=references, metrics=metrics)
+    check_positive("`resamples`", resamples)
+    check_positive("`seed`", seed)
+    paths = distinct_systems(systems)
+    runs = {path: find_model(RunDirectory(path)) for path in paths if path.is_dir()}
+    built = common_metrics(metrics, list(runs.values()), tokenize=tokenize, lowercase=lowercase)
+    name, texts = common_text(list(runs.values()), test, list(map(Path, references)))
+    # Files first: one may have too few lines, and to translate takes minutes.
+    files = {path: read_beside(path, texts) for path in paths if path not in runs}
+    precision = resolve_precision(None, resolve_device(device))
+
+    def translations(run: ModelFiles) -> Sequence[str]:
+        """Return those that `evaluate` has left or makes now."""
+        source = texts_of_split(run.config, name)[name].source
+        saved = saved_hypotheses(run, name, source, precision)
+        if saved is not None:
+            return saved
+        log(f"{run.run.path}: translating {name}")
+        evaluations = evaluate(
+            run.run.path,
+            metrics=metrics,
+            split=name,
+            device=device,
+            workers=workers,
+            on_done=on_done,
+            on_warning=on_warning,
+        )
+        return evaluations[name].hypotheses
+
+    return compare_translations(
+        name,
+        {str(path): files[path] if path in files else translations(runs[path]) for path in paths},
+        list(texts.values()),
+        built,
+        resamples=resamples,
+        seed=seed,
+    )

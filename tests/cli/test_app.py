@@ -16,6 +16,7 @@ COMMANDS = [
     "translate",
     "eval",
     "score",
+    "compare",
     "vocab",
     "model",
     "average",

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tformer_cli import __version__
-from tformer_cli.cli import config, eval, export, model, plot, train, translate
+from tformer_cli.cli import compare, config, eval, export, model, plot, train, translate
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.errors import StorageError
 from tformer_cli.process import tune_environment
@@ -19,6 +19,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "translate": translate.translate,
     "eval": eval.evaluate,
     "score": eval.score,
+    "compare": compare.compare,
     "vocab": train.vocab,
     "model": model.model,
     "average": train.average,

@@ -86,7 +86,8 @@ _SAME_NAMES = (
     *("backend", "check_file", "checkpoint", "device", "ensemble", "format", "fresh", "head"),
     *("init_from", "layer", "length_penalty", "long_lines", "max_source_length"),
     *("max_source_sentences", "mbr", "memory_limit", "output", "part", "precision", "prefixes"),
-    *("quantization", "run", "split", "target", "terminology", "workers"),
+    *("lowercase", "quantization", "resamples", "run", "seed", "split", "target", "terminology"),
+    *("test", "tokenize", "workers"),
 )
 # Options by the Python arguments that messages of the library name.
 OF_ARGUMENTS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES} | {
@@ -96,9 +97,11 @@ OF_ARGUMENTS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES} | {
     "engine": "--backend",
     "num_candidates": "--candidates",
     "overwrite": "--force",
+    "references": "--reference",
     "required": "--constraints",
     "sentence": "SENTENCE",
     "settings": "--set",
+    "systems": "SYSTEM",
     "text": "--source and --reference",
     "utility": "--mbr",
     "valid": "--valid-source and --valid-target",

@@ -1,6 +1,7 @@
 """Evaluate models on parallel text, in training and by `tformer eval`: translations and loss."""
 
 import contextlib
+import hashlib
 import itertools
 import math
 import os
@@ -18,7 +19,7 @@ from tformer_cli.config.schema.data import DataConfig, ParallelText, Text
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.batch import Batch, batches_in_order
 from tformer_cli.corpus.held_out import overlap_warnings
-from tformer_cli.corpus.reader import read_pairs, read_texts
+from tformer_cli.corpus.reader import read_lines, read_pairs, read_texts
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.device import autocast, resolve_device, resolve_precision
@@ -29,9 +30,9 @@ from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.process import tune_allocator
 from tformer_cli.search.scoring import halving_on_oom
 from tformer_cli.search.topk import log_mean_probabilities
-from tformer_cli.storage.atomic import write_json, write_text
+from tformer_cli.storage.atomic import file_checksum, read_json, write_json, write_text
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.trained_model import load_ensemble
+from tformer_cli.storage.trained_model import ModelFiles, find_model, load_ensemble
 from tformer_cli.text.vocabulary import BOS_ID, DECODER_START_IDS
 from tformer_cli.translate.options import MBR
 from tformer_cli.translate.translator import Translator
@@ -77,6 +78,7 @@ class Evaluation:
         step: optimizer steps of the (first) checkpoint.
         text: source and references.
         metrics: what computed the scores.
+        fingerprint: hash of the translations and of all that determined them.
     """
 
     scores: Mapping[MetricName, Score]
@@ -88,6 +90,7 @@ class Evaluation:
     step: int
     text: ParallelText
     metrics: tuple[Metric, ...]
+    fingerprint: str
 
     def as_json(self) -> dict[str, object]:
         """Return everything but the translations as plain data."""
@@ -101,6 +104,7 @@ class Evaluation:
             "decoding": asdict(self.decoding),
             "consensus": None if self.mbr is None else asdict(self.mbr),
             "num_models": self.num_models,
+            "fingerprint": self.fingerprint,
         }
 
 
@@ -112,6 +116,7 @@ class Evaluator:
     translator: Translator
     precision: torch.dtype = torch.float32  # of the likelihood of the references
     step: int = 0  # of the (first) checkpoint
+    fingerprints: tuple[str, ...] = ()  # of the files of the models, if they have some
 
     @classmethod
     def load(
@@ -143,7 +148,8 @@ class Evaluator:
             workers=workers,
             max_source_sentences=first.max_source_sentences,
         )
-        return cls(models, translator, dtype, first.step)
+        fingerprints = tuple(find_model(each, checkpoint).fingerprint for each in runs)
+        return cls(models, translator, dtype, first.step, fingerprints)
 
     def evaluate(
         self,
@@ -200,7 +206,23 @@ class Evaluator:
             step=self.step,
             text=text,
             metrics=tuple(metrics),
+            fingerprint=translation_fingerprint(
+                self.fingerprints, text.source, search, mbr, self.precision, hypotheses
+            ),
         )
+
+
+def translation_fingerprint(
+    models: tuple[str, ...],
+    source: Path,
+    decoding: DecodingConfig,
+    mbr: MBR | None,
+    precision: torch.dtype,
+    hypotheses: tuple[str, ...],
+) -> str:
+    """Return a hash of translations and of all that determined them; models by fingerprint."""
+    content = (models, file_checksum(source), decoding, mbr, precision, hypotheses)
+    return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
 def save_evaluation(evaluation: Evaluation, run: RunDirectory, name: str) -> None:
@@ -213,6 +235,20 @@ def save_evaluation(evaluation: Evaluation, run: RunDirectory, name: str) -> Non
 def hypothesis_file(run: RunDirectory, name: str) -> Path:
     """Return the file for the translations of a text."""
     return run.eval / f"{name}.hyp.txt"
+
+
+def saved_hypotheses(
+    files: ModelFiles, name: str, source: Path, precision: torch.dtype
+) -> tuple[str, ...] | None:
+    """Return the saved translations of a text if they are those of this model by its own search."""
+    try:
+        fingerprint = read_json(files.run.eval / f"{name}.json")["fingerprint"]
+        hypotheses = tuple(read_lines(hypothesis_file(files.run, name)))
+    except (OSError, ValueError, KeyError, TypeError, DataError):
+        return None
+    models, decoding = (files.fingerprint,), files.config.decoding
+    expected = translation_fingerprint(models, source, decoding, None, precision, hypotheses)
+    return hypotheses if fingerprint == expected else None
 
 
 @torch.inference_mode()

@@ -1,5 +1,6 @@
 """Scores of translations by sacrebleu, with its signatures, and what makes them wrong."""
 
+import copy
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,24 @@ class Metric:
             signature=str(self.scorer.get_signature()),
             num_sentences=len(hypotheses),
         )
+
+    def sentence_scores(
+        self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]
+    ) -> list[float]:
+        """Score each translation alone, against line n of each text of references.
+
+        BLEU leaves out orders longer than the sentence (sacrebleu's `effective_order`).
+        """
+        scorer = copy.copy(self.scorer)
+        if isinstance(scorer, BLEU):
+            scorer.effective_order = True
+        lines = zip(hypotheses, *references, strict=True)
+        return [float(scorer.sentence_score(line, rest).score) for line, *rest in lines]
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether the metric counts errors."""
+        return self.name == "ter"
 
     def command(self, reference_file: Path, hypothesis_file: Path) -> str:
         """Return the command line with which sacrebleu itself prints the same score."""

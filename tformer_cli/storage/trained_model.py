@@ -129,17 +129,20 @@ def find_model(run: RunDirectory, name: str = "best") -> ModelFiles:
 
 def load_trained_model(run: RunDirectory, name: str = "best") -> TrainedModel:
     """Load a network by `load_trained_network`, and refuse one that does not translate."""
-    from tformer_cli.model.network import Seq2Seq
-
     trained = load_trained_network(run, name)
-    if not isinstance(trained.model, Seq2Seq):
+    check_translates(run, trained.config)
+    return TrainedModel(**{field.name: getattr(trained, field.name) for field in fields(trained)})
+
+
+def check_translates(run: RunDirectory, config: Config) -> None:
+    """Refuse the run of a network that does not translate."""
+    if config.model.kind == "masked_encoder":
         raise CheckpointError(
             str(run.path),
             "does not translate",
-            got=f"model.kind {trained.config.model.kind}",
+            got=f"model.kind {config.model.kind}",
             remedy="train an encoder_decoder that begins with it: training.init_from",
         )
-    return TrainedModel(**{field.name: getattr(trained, field.name) for field in fields(trained)})
 
 
 def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwork:

@@ -27,13 +27,16 @@ OF_TRANSLATIONS = (
 )
 
 
+BleuTokenizer = Literal[
+    "auto", "13a", "intl", "char", "none", "zh", "ja-mecab", "ko-mecab", "spm", "flores200"
+]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BleuConfig:
     """BLEU options of sacrebleu; its signature states them."""
 
-    tokenize: Literal[
-        "auto", "13a", "intl", "char", "none", "zh", "ja-mecab", "ko-mecab", "spm", "flores200"
-    ] = "auto"
+    tokenize: BleuTokenizer = "auto"
     """sacrebleu's tokenizer; auto is zh, ja-mecab or ko-mecab by the target language, else 13a."""
     lowercase: bool = False
     """Case-insensitive BLEU."""

@@ -1,0 +1,182 @@
+"""Comparisons against scores of each resample and of every possible shuffle."""
+
+import itertools
+import os
+import random
+
+import numpy as np
+import pytest
+import sacrebleu
+import torch
+
+from tformer_cli.config.schema.config import EvaluationConfig
+from tformer_cli.evaluation.compare import SEED_VARIABLE, compare_translations
+from tformer_cli.evaluation.metrics import build_metric
+
+WORDS = (
+    "der",
+    "die",
+    "das",
+    "Hund",
+    "Katze",
+    "schläft",
+    "trinkt",
+    "sieht",
+    "ein",
+    "rotes",
+    ".",
+    ",",
+)
+SCORES = {
+    "bleu": sacrebleu.corpus_bleu,
+    "chrf": sacrebleu.corpus_chrf,
+    "ter": sacrebleu.corpus_ter,
+}
+
+
+def sentences(count, seed):
+    chooser = random.Random(seed)
+    return [" ".join(chooser.choices(WORDS, k=chooser.randint(5, 12))) for _ in range(count)]
+
+
+def with_noise(lines, share, seed):
+    chooser = random.Random(seed)
+    return [
+        " ".join(
+            chooser.choice(WORDS) if chooser.random() < share else word for word in line.split()
+        )
+        for line in lines
+    ]
+
+
+REFERENCES = sentences(24, 1)
+GOOD = with_noise(REFERENCES, 0.2, 2)
+FAIR = with_noise(REFERENCES, 0.3, 3)
+BAD = with_noise(REFERENCES, 0.6, 4)
+
+
+def compared(systems, name="bleu", references=(REFERENCES,), resamples=100, seed=12345):
+    metric = build_metric(name, EvaluationConfig(), "de")
+    return compare_translations(
+        "text", systems, references, [metric], resamples=resamples, seed=seed
+    ).scores[name]
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores_are_those_of_an_evaluation(name):
+    metric = build_metric(name, EvaluationConfig(), "de")
+    systems = {"bad": BAD, "good": GOOD}
+    for scored in compared(systems, name):
+        assert scored.score == metric.score(systems[scored.system], REFERENCES)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_bootstrap_is_that_of_each_resample_scored_alone(name):
+    count, seed = 60, 7
+    chosen = np.random.default_rng(seed).choice(24, size=(count, 24))
+    fair, good = (
+        np.array(
+            [
+                SCORES[name]([lines[i] for i in rows], [[REFERENCES[i] for i in rows]]).score
+                for rows in chosen
+            ]
+        )
+        for lines in (FAIR, GOOD)
+    )
+    first, second = compared({"fair": FAIR, "good": GOOD}, name, resamples=count, seed=seed)
+    for scores, scored in ((fair, first), (good, second)):
+        ordered = np.sort(scores)
+        half = (ordered[-1 - count // 40] - ordered[count // 40]) / 2
+        mean = scores.mean()
+        assert scored.interval == pytest.approx((mean - half, mean + half), abs=1e-3)
+    differences = np.abs(good - fair)
+    observed = abs(second.score.score - first.score.score)
+    num_larger = (differences - differences.mean() > observed).sum()
+    # Sums in float32 may move a resample that is on the edge.
+    assert second.contrast.p_bootstrap == pytest.approx((num_larger + 1) / (count + 1), abs=0.02)
+
+
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("num_differing", [2, 6])
+def test_randomization_is_that_of_every_shuffle(name, num_differing):
+    other = [*BAD[:num_differing], *GOOD[num_differing:]]
+    pairs = list(zip(GOOD, other, strict=True))
+
+    def difference(sides):
+        """The absolute difference if line n of the first is taken from side n."""
+        rest = [0] * (24 - num_differing)
+        one, two = zip(
+            *((pair[i], pair[1 - i]) for pair, i in zip(pairs, [*sides, *rest], strict=True)),
+            strict=True,
+        )
+        return abs(SCORES[name](one, [REFERENCES]).score - SCORES[name](two, [REFERENCES]).score)
+
+    observed = difference([0] * num_differing)
+    shuffled = [difference(sides) for sides in itertools.product((0, 1), repeat=num_differing)]
+    expected = np.mean([each >= observed - 1e-9 for each in shuffled])
+    _, scored = compared({"good": GOOD, "other": other}, name, resamples=2000)
+    assert scored.contrast.p_randomization == pytest.approx(expected, abs=0.03)
+
+
+def test_one_sentence_alone_is_never_significant():
+    _, scored = compared({"good": GOOD, "other": ["", *GOOD[1:]]})
+    assert scored.contrast.difference != 0
+    assert scored.contrast.p_randomization == 1
+    assert scored.contrast.verdict == "undecided"
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_equal_translations_do_not_differ(name):
+    _, scored = compared({"good": GOOD, "same": list(GOOD)}, name)
+    contrast = scored.contrast
+    assert (contrast.difference, contrast.p_bootstrap, contrast.p_randomization) == (0, 1, 1)
+    assert (contrast.wins, contrast.ties, contrast.losses) == (0, 24, 0)
+    assert contrast.verdict == "undecided"
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_the_other_order_mirrors_the_contrast(name):
+    baseline, better = compared({"bad": BAD, "good": GOOD}, name)
+    first, worse = compared({"good": GOOD, "bad": BAD}, name)
+    assert (baseline.contrast, first.contrast) == (None, None)
+    one, other = better.contrast, worse.contrast
+    assert (one.verdict, other.verdict) == ("better", "worse")
+    assert one.difference == -other.difference
+    assert (one.difference < 0) == (name == "ter")
+    assert (one.wins, one.ties, one.losses) == (other.losses, other.ties, other.wins)
+    assert one.wins > one.losses
+    assert (one.p_bootstrap, one.p_randomization) == (other.p_bootstrap, other.p_randomization)
+    assert (baseline.interval, better.interval) == (worse.interval, first.interval)
+
+
+def test_each_system_is_compared_with_the_first():
+    *_, third = compared({"fair": FAIR, "good": GOOD, "bad": BAD})
+    _, alone = compared({"fair": FAIR, "bad": BAD})
+    assert third == alone
+
+
+def test_a_sentence_may_have_several_references():
+    other = with_noise(REFERENCES, 0.1, 5)
+    for name, score in SCORES.items():
+        for scored, lines in zip(
+            compared({"fair": FAIR, "good": GOOD}, name, [REFERENCES, other]),
+            (FAIR, GOOD),
+            strict=True,
+        ):
+            assert scored.score.score == score(lines, [REFERENCES, other]).score
+            assert scored.score.signature.startswith("nrefs:2|")
+
+
+@pytest.mark.parametrize("before", [None, "5"])
+def test_a_seed_gives_one_result_and_leaves_other_state_alone(before, monkeypatch):
+    monkeypatch.delenv(SEED_VARIABLE, raising=False)
+    if before is not None:
+        monkeypatch.setenv(SEED_VARIABLE, before)
+    states = torch.get_rng_state(), np.random.get_state()[1].copy()
+    once, again, other = (compared({"fair": FAIR, "good": GOOD}, seed=seed) for seed in (1, 1, 2))
+    assert once == again
+    assert once[1].interval != other[1].interval
+    assert once[1].contrast.p_bootstrap != other[1].contrast.p_bootstrap
+    assert os.environ.get(SEED_VARIABLE) == before
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert (states[1] == np.random.get_state()[1]).all()

@@ -1,0 +1,162 @@
+"""`tformer compare`."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from string import ascii_uppercase
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tformer_cli.cli.entry import progress_bar, refuse_torchrun, table, tell, tell_stderr, warn
+from tformer_cli.cli.options import DeviceOption, JsonOption, WorkersOption, chosen_run
+from tformer_cli.config.schema.config import BleuTokenizer
+
+if TYPE_CHECKING:
+    from tformer_cli.evaluation.compare import Comparison, SystemScore
+    from tformer_cli.evaluation.metrics import MetricName
+
+HEAD = ["", "score", "95% interval", "vs A", "p bootstrap", "p random", "wins", "ties", "losses"]
+
+
+def compare(
+    systems: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SYSTEM",
+            help="Run folders, or files of translations; the first is the baseline.",
+            show_default=False,
+        ),
+    ],
+    test: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A test set of the runs, or valid. Default: their only test set, or valid.",
+        ),
+    ] = None,
+    references: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--reference",
+            metavar="FILE",
+            help="References of files of translations; repeatable, for several of each line.",
+        ),
+    ] = None,
+    bleu: Annotated[bool, typer.Option("--bleu", help="BLEU; with chrF the default.")] = False,
+    chrf: Annotated[bool, typer.Option("--chrf", help="chrF.")] = False,
+    ter: Annotated[bool, typer.Option("--ter", help="Translation edit rate.")] = False,
+    tokenize: Annotated[
+        BleuTokenizer | None,
+        typer.Option(
+            metavar="NAME",
+            help="BLEU's tokenizer, as in evaluation.bleu.tokenize. Default: the runs'; 13a for "
+            "files.",
+        ),
+    ] = None,
+    lowercase: Annotated[
+        bool, typer.Option("--lowercase", help="Case-insensitive BLEU, whatever the runs have.")
+    ] = False,
+    resamples: Annotated[
+        int, typer.Option(min=1, help="Resamples of the bootstrap; shuffles of the randomization.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option(min=1, help="Seed of both tests.")] = 12345,
+    as_json: JsonOption = False,
+    device: DeviceOption = "auto",
+    workers: WorkersOption = None,
+) -> None:
+    """Compare systems with a baseline: scores, confidence intervals, and significance.
+
+    Runs translate as in `tformer eval`, whose translations are used where there are some. Both
+    tests are paired: bootstrap resampling (Koehn 2004), and approximate randomization (Riezler and
+    Maxwell 2005). A difference is significant if both p-values are below 0.05.
+
+    Example: tformer compare runs/one runs/other
+
+    Example: tformer compare one.txt other.txt --reference test.de
+    """
+    for path in systems:
+        if path.is_dir() or path.suffix in (".yaml", ".yml"):
+            chosen_run(path)
+
+    from tformer_cli import api
+
+    refuse_torchrun("compare")
+    is_asked: dict[MetricName, bool] = {"bleu": bleu, "chrf": chrf, "ter": ter}
+    with progress_bar("line") as bar:
+        comparison = api.compare(
+            systems,
+            test=test,
+            references=references or (),
+            metrics=[name for name, asked in is_asked.items() if asked] or ["bleu", "chrf"],
+            tokenize=tokenize,
+            lowercase=lowercase,
+            resamples=resamples,
+            seed=seed,
+            device=device,
+            workers=workers,
+            log=tell_stderr,
+            on_done=bar.update,
+            on_warning=warn,
+        )
+    if as_json:
+        typer.echo(json.dumps(comparison.as_json(), indent=2, ensure_ascii=False))
+    else:
+        tell(_report(comparison))
+
+
+def _report(comparison: "Comparison") -> str:
+    """Return the scores as a table for each metric, and what they say in a sentence each."""
+    names = [scored.system for scored in next(iter(comparison.scores.values()))]
+    letters = dict(zip(names, _letters(), strict=False))
+    num_references = comparison.num_references
+    blocks = [
+        f"{comparison.text}: {comparison.num_sentences:,} sentences, {num_references} "
+        f"reference{'s' * (num_references > 1)}; {comparison.resamples:,} resamples, "
+        f"seed {comparison.seed}\n{table([[letters[name], name] for name in names], '<<')}"
+    ]
+    sentences = []
+    for systems in comparison.scores.values():
+        score = systems[0].score
+        rows = [_row(letters[scored.system], scored) for scored in systems]
+        blocks.append(f"{score.name}  ({score.signature})\n{table([HEAD, *rows], '<' + '>' * 8)}")
+        sentences += [_sentence(letters[one.system], one) for one in systems[1:]]
+    return "\n\n".join([*blocks, "\n".join(sentences)])
+
+
+def _letters() -> Iterator[str]:
+    """Yield A to Z, AA, AB and so on."""
+    for length in itertools.count(1):
+        yield from map("".join, itertools.product(ascii_uppercase, repeat=length))
+
+
+def _row(letter: str, scored: "SystemScore") -> list[str]:
+    low, high = scored.interval
+    cells = [letter, f"{scored.score.score:.2f}", f"{low:.2f}-{high:.2f}"]
+    contrast = scored.contrast
+    if contrast is None:
+        return cells + [""] * 6
+    counts = (contrast.wins, contrast.ties, contrast.losses)
+    p_values = (contrast.p_bootstrap, contrast.p_randomization)
+    return [
+        *cells,
+        f"{contrast.difference:+.2f}",
+        *(_relation(p_value).removeprefix("= ") for p_value in p_values),
+        *(f"{count:,}" for count in counts),
+    ]
+
+
+def _sentence(letter: str, scored: "SystemScore") -> str:
+    """Return how a system compares with the baseline."""
+    contrast = scored.contrast
+    assert contrast is not None, "only the baseline has none"
+    metric, p_text = scored.score.name, f"p {_relation(contrast.p_value)}"
+    if contrast.verdict == "undecided":
+        return f"{metric}: no significant difference between {letter} and A ({p_text})."
+    amount = f"{abs(contrast.difference):.2f} {metric}"
+    return f"{letter} is {contrast.verdict} than A by {amount} ({p_text})."
+
+
+def _relation(p_value: float) -> str:
+    return f"= {p_value:.3f}" if p_value >= 0.0005 else "< 0.001"

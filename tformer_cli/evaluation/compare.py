@@ -1,0 +1,322 @@
+"""Compare systems on the same references: confidence intervals and paired significance tests."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from sacrebleu.significance import PairedTest, Result
+
+from tformer_cli.config.schema.config import BleuTokenizer, EvaluationConfig
+from tformer_cli.corpus.reader import read_lines, read_pairs
+from tformer_cli.errors import DataError, UsageError, check_choice
+from tformer_cli.evaluation.evaluate import texts_of_split
+from tformer_cli.evaluation.metrics import Metric, MetricName, Score, build_metric
+from tformer_cli.storage.trained_model import ModelFiles, check_translates
+
+SIGNIFICANCE_LEVEL = 0.05
+Verdict = Literal["better", "worse", "undecided"]
+# Where sacrebleu reads its seed from.
+SEED_VARIABLE = "SACREBLEU_SEED"
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """How a system differs from the baseline by a metric.
+
+    Attributes:
+        difference: its score minus that of the baseline.
+        p_bootstrap: of paired bootstrap resampling (Koehn 2004).
+        p_randomization: of paired approximate randomization (Riezler and Maxwell 2005).
+        wins: sentences with a better score than the baseline's.
+        ties: sentences with an equal score.
+        losses: sentences with a worse score.
+        verdict: better or worse if both p-values are below `SIGNIFICANCE_LEVEL`, else undecided.
+    """
+
+    difference: float
+    p_bootstrap: float
+    p_randomization: float
+    wins: int
+    ties: int
+    losses: int
+    verdict: Verdict
+
+    @property
+    def p_value(self) -> float:
+        """The larger of both p-values."""
+        return max(self.p_bootstrap, self.p_randomization)
+
+
+@dataclass(frozen=True, slots=True)
+class SystemScore:
+    """The score of a system by a metric.
+
+    Attributes:
+        system: its run folder or file.
+        score: of the whole text.
+        interval: 95% confidence interval of bootstrap resampling.
+        contrast: with the baseline; None for the baseline itself.
+    """
+
+    system: str
+    score: Score
+    interval: tuple[float, float]
+    contrast: Contrast | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Scores of systems on the same references.
+
+    Attributes:
+        text: name of the test set, or file of the references.
+        num_sentences: of the text.
+        num_references: of each sentence.
+        scores: by metric, those of each system, the baseline first.
+        resamples: of the bootstrap; also shuffles of the randomization.
+        seed: of both tests.
+    """
+
+    text: str
+    num_sentences: int
+    num_references: int
+    scores: Mapping[MetricName, tuple[SystemScore, ...]]
+    resamples: int
+    seed: int
+
+    def as_json(self) -> dict[str, object]:
+        """Return plain data."""
+        return asdict(self)
+
+
+def compare_translations(
+    text: str,
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[Sequence[str]],
+    metrics: Sequence[Metric],
+    *,
+    resamples: int,
+    seed: int,
+) -> Comparison:
+    """Score systems and test each against the first; references are one or several whole texts."""
+    bootstrap = _paired_test("bs", systems, references, metrics, resamples, seed)
+    randomization = _paired_test("ar", systems, references, metrics, resamples, seed)
+    num_sentences = len(references[0])
+    scores: dict[MetricName, tuple[SystemScore, ...]] = {}
+    for metric, (name, resampled), shuffled in zip(
+        metrics, bootstrap.items(), randomization.values(), strict=True
+    ):
+        signature = str(metric.scorer.get_signature())
+        sentences = [metric.sentence_scores(each, references) for each in systems.values()]
+        contrasts = [
+            _contrast(metric, sentences[0], own, resampled[0].score, *results)
+            for own, *results in zip(sentences[1:], resampled[1:], shuffled[1:], strict=True)
+        ]
+        scores[metric.name] = tuple(
+            SystemScore(
+                system,
+                Score(name, float(result.score), signature, num_sentences),
+                _interval(result),
+                contrast,
+            )
+            for system, result, contrast in zip(systems, resampled, [None, *contrasts], strict=True)
+        )
+    return Comparison(text, num_sentences, len(references), scores, resamples, seed)
+
+
+def _paired_test(
+    kind: Literal["bs", "ar"],
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[Sequence[str]],
+    metrics: Sequence[Metric],
+    resamples: int,
+    seed: int,
+) -> dict[str, list[Result]]:
+    """Return sacrebleu's results by the name of the score, one a system."""
+    with _sacrebleu_seed(seed):
+        test = PairedTest(
+            list(systems.items()),
+            {metric.name: metric.scorer for metric in metrics},
+            references,
+            kind,
+            resamples,
+        )
+    _, columns = test()
+    del columns["System"]
+    return {
+        name: [cell for cell in column if isinstance(cell, Result)]
+        for name, column in columns.items()
+    }
+
+
+@contextlib.contextmanager
+def _sacrebleu_seed(seed: int) -> Iterator[None]:
+    before = os.environ.get(SEED_VARIABLE)
+    os.environ[SEED_VARIABLE] = str(seed)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SEED_VARIABLE]
+        else:
+            os.environ[SEED_VARIABLE] = before
+
+
+def _interval(result: Result) -> tuple[float, float]:
+    """Return sacrebleu's mean -/+ half of the 95% range of the resamples; no score is negative."""
+    assert result.mean is not None, "a bootstrap has both"
+    assert result.ci is not None
+    return max(0.0, float(result.mean - result.ci)), float(result.mean + result.ci)
+
+
+def _contrast(
+    metric: Metric,
+    baseline: Sequence[float],
+    sentences: Sequence[float],
+    baseline_score: float,
+    bootstrap: Result,
+    randomization: Result,
+) -> Contrast:
+    """Return the contrast of sentence scores and of the results of both tests."""
+    assert bootstrap.p_value is not None
+    assert randomization.p_value is not None
+    sign = -1 if metric.lower_is_better else 1
+    gains = [sign * (own - other) for own, other in zip(sentences, baseline, strict=True)]
+    wins, losses = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+    difference = float(bootstrap.score - baseline_score)
+    p_bootstrap = p_randomization = 1.0
+    if difference != 0:
+        p_bootstrap = bootstrap.p_value
+        # sacrebleu counts the shuffles with a larger difference than observed, without those of the
+        # same one: of n differing sentences, the two that exchange none of them and all of them.
+        p_randomization = min(1.0, randomization.p_value + 2.0 ** (1 - wins - losses))
+    verdict: Verdict = "undecided"
+    if max(p_bootstrap, p_randomization) < SIGNIFICANCE_LEVEL:
+        verdict = "better" if sign * difference > 0 else "worse"
+    ties = len(gains) - wins - losses
+    return Contrast(difference, p_bootstrap, p_randomization, wins, ties, losses, verdict)
+
+
+def distinct_systems(systems: Sequence[str | os.PathLike[str]]) -> list[Path]:
+    """Return the paths of at least two systems, which exist."""
+    paths = list(dict.fromkeys(map(Path, systems)))
+    if len(paths) < 2:
+        got = ", ".join(map(str, systems))
+        remedy = "name a baseline, and what to compare with it"
+        raise UsageError("`systems`", "must be two different ones", got=got, remedy=remedy)
+    for path in paths:
+        if not path.exists():
+            remedy = "name what is there"
+            raise UsageError(str(path), "is neither a run folder nor a file", remedy=remedy)
+    return paths
+
+
+def common_text(
+    runs: Sequence[ModelFiles], test: str | None, references: Sequence[Path]
+) -> tuple[str, dict[Path, list[str]]]:
+    """Return the name and the references, by their files, of the text that systems translated.
+
+    With runs it is a test set of theirs, whose references they share; else the references have to
+    be given.
+    """
+    if runs and references:
+        what = "has no effect on runs, whose test sets have references"
+        got = ", ".join(map(str, references))
+        raise UsageError("`references`", what, got=got, remedy="leave it out")
+    if not runs and not references:
+        what = "is required for files of translations"
+        raise UsageError("`references`", what, remedy="name a file of references")
+    if not runs and test is not None:
+        what = "has no effect on files of translations"
+        raise UsageError("`test`", what, got=test, remedy="leave it out")
+    if runs:
+        name = _common_test_set(runs, test)
+        lines = _common_references(runs, name)
+    else:
+        first, *others = references
+        name = str(first)
+        lines = {first: list(read_lines(first))}
+        lines |= {file: read_beside(file, lines) for file in others}
+    for file, text in lines.items():
+        if not text:
+            raise DataError(str(file), "no lines", remedy="name a file with text")
+    return name, lines
+
+
+def _common_test_set(runs: Sequence[ModelFiles], name: str | None) -> str:
+    """Return the name of a text that all runs have, by default the only test set or `valid`."""
+    for run in runs:
+        check_translates(run.run, run.config)
+    tests = [run.config.data.test for run in runs]
+    common = [each for each in tests[0] if all(each in test for test in tests)]
+    remedy = f"choose from: {', '.join(['valid', *common])}"
+    if name is None and len(common) > 1:
+        raise UsageError("`test`", "is required, since the runs have several", remedy=remedy)
+    if name not in (None, "valid", *common):
+        raise UsageError("`test`", "is no test set of all runs", got=name, remedy=remedy)
+    return name or next(iter(common), "valid")
+
+
+def _common_references(runs: Sequence[ModelFiles], name: str) -> dict[Path, list[str]]:
+    texts = [texts_of_split(run.config, name)[name] for run in runs]
+    first, *others = [[target for _, target in read_pairs(*text.files.values())] for text in texts]
+    for run, text, other in zip(runs[1:], texts[1:], others, strict=True):
+        if other != first:
+            what = f"has other references of {name} than {runs[0].run.path}"
+            remedy = "compare runs on the same test set"
+            raise UsageError(str(run.run.path), what, got=str(text.target), remedy=remedy)
+    return {texts[0].target: first}
+
+
+def read_beside(file: Path, references: Mapping[Path, Sequence[str]]) -> list[str]:
+    """Return the lines of a file, which must be as many as those of the references."""
+    lines = list(read_lines(file))
+    reference, expected = next(iter(references.items()))
+    if len(lines) != len(expected):
+        what = f"must have as many lines as {reference}"
+        got = f"{len(lines):,} and {len(expected):,}"
+        remedy = "line n of each must belong to the same source line"
+        raise DataError(str(file), what, got=got, remedy=remedy)
+    return lines
+
+
+def common_metrics(
+    names: Sequence[MetricName],
+    runs: Sequence[ModelFiles],
+    *,
+    tokenize: BleuTokenizer | None = None,
+    lowercase: bool = False,
+) -> list[Metric]:
+    """Return the metrics of the runs, which must agree; without runs those of the default config.
+
+    Args:
+        names: bleu, chrf, ter.
+        runs: whose `evaluation` counts.
+        tokenize: BLEU's tokenizer, instead of theirs.
+        lowercase: whether BLEU ignores case, even if theirs does not.
+    """
+    if tokenize is not None:
+        check_choice("`tokenize`", tokenize, get_args(BleuTokenizer))
+
+    def build(evaluation: EvaluationConfig, language: str) -> list[Metric]:
+        own = evaluation.bleu
+        bleu = replace(own, tokenize=tokenize or own.tokenize, lowercase=lowercase or own.lowercase)
+        changed = replace(evaluation, bleu=bleu)
+        return [build_metric(name, changed, language) for name in dict.fromkeys(names)]
+
+    if not runs:
+        return build(EvaluationConfig(), "")
+    first, *others = [build(run.config.evaluation, run.config.data.target_language) for run in runs]
+    for run, other in zip(runs[1:], others, strict=True):
+        for expected, metric in zip(first, other, strict=True):
+            if metric.options != expected.options:
+                raise UsageError(
+                    str(run.run.path),
+                    f"has another {metric.name} than {runs[0].run.path}",
+                    got=f"{' '.join(metric.options)} and {' '.join(expected.options)}",
+                    remedy="pass `tokenize` or `lowercase` for all, or leave the metric out",
+                )
+    return first
