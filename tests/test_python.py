@@ -100,6 +100,13 @@ def test_evaluate_says_what_the_command_says(toy_run, tformer):
     assert str(found["valid"].scores["ter"]) in printed.splitlines()
 
 
+def test_evaluate_counts_the_lines_of_all_texts_up_to_their_number(toy_run):
+    counts: dict[str, list[int]] = {"start": [], "done": []}
+    evaluate(toy_run, device="cpu", on_start=counts["start"].append, on_done=counts["done"].append)
+    assert counts["start"] == [10]
+    assert sum(counts["done"]) == 10
+
+
 def test_evaluate_warns_of_a_text_seen_in_training_as_the_command_does(toy_run, tformer, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(toy_run, run)

@@ -93,6 +93,7 @@ def evaluate(
     device: str = "auto",
     precision: str | None = None,
     workers: int | None = 1,
+    on_start: Callable[[int], object] = lambda count: None,
     on_done: Callable[[int], object] = lambda count: None,
     on_warning: Callable[[Problem], object] = lambda problem: None,
 ) -> dict[str, Evaluation]:
@@ -117,6 +118,7 @@ def evaluate(
         precision: auto, float32, bfloat16, float16, or int8 on a CPU; None is float32 on a CPU and
             auto on a GPU.
         workers: processes that share the work on a CPU, one thread each; None for one a core.
+        on_start: called with the number of lines of each text that is to be translated.
         on_done: called with the number of lines whenever some are translated.
         on_warning: called for each text that is part of the training text, and for each source line
             that is split or truncated.
@@ -145,7 +147,13 @@ def evaluate(
     evaluations = {}
     for name, each in texts.items():
         evaluations[name] = evaluator.evaluate(
-            each, built, decoding=search, mbr=mbr, on_done=on_done, on_warning=on_warning
+            each,
+            built,
+            decoding=search,
+            mbr=mbr,
+            on_start=on_start,
+            on_done=on_done,
+            on_warning=on_warning,
         )
         save_evaluation(evaluations[name], RunDirectory(Path(run)), name)
     return evaluations
@@ -164,6 +172,7 @@ def compare(
     device: str = "auto",
     workers: int | None = 1,
     log: Callable[[str], object] = lambda line: None,
+    on_start: Callable[[int], object] = lambda count: None,
     on_done: Callable[[int], object] = lambda count: None,
     on_warning: Callable[[Problem], object] = lambda problem: None,
 ) -> Comparison:
@@ -188,6 +197,7 @@ def compare(
         device: of runs that translate: auto, cpu, cuda, cuda:N or mps.
         workers: processes that share the work on a CPU, one thread each; None for one a core.
         log: called with a line whenever a run begins to translate.
+        on_start: called with the number of lines of each text that is to be translated.
         on_done: called with the number of lines whenever some are translated.
         on_warning: as for `evaluate`, of runs that translate.
 
@@ -218,6 +228,7 @@ def compare(
             split=name,
             device=device,
             workers=workers,
+            on_start=on_start,
             on_done=on_done,
             on_warning=on_warning,
         )

@@ -3,13 +3,22 @@
 import itertools
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tformer_cli.cli.entry import progress_bar, refuse_torchrun, table, tell, tell_stderr, warn
+from tformer_cli.cli.entry import (
+    extend,
+    progress_bar,
+    refuse_torchrun,
+    table,
+    tell,
+    tell_stderr,
+    warn,
+)
 from tformer_cli.cli.options import DeviceOption, JsonOption, WorkersOption, chosen_run
 from tformer_cli.config.schema.config import BleuTokenizer
 
@@ -66,7 +75,7 @@ def compare(
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
 ) -> None:
-    """Compare systems with a baseline: scores, confidence intervals, and significance.
+    """Compare systems with a baseline, and test the difference.
 
     Runs translate as in `tformer eval`, whose translations are used where there are some. Both
     tests are paired: bootstrap resampling (Koehn 2004), and approximate randomization (Riezler and
@@ -97,6 +106,7 @@ def compare(
             device=device,
             workers=workers,
             log=tell_stderr,
+            on_start=partial(extend, bar),
             on_done=bar.update,
             on_warning=warn,
         )

@@ -226,6 +226,12 @@ def progress_bar(unit: str) -> "tqdm[NoReturn]":
     return tqdm(unit=unit, disable=not sys.stderr.isatty(), leave=False)
 
 
+def extend(bar: "tqdm[NoReturn]", count: int) -> None:
+    """Add to what a progress bar counts up to."""
+    bar.total = (bar.total or 0) + count
+    bar.refresh()
+
+
 def suggest(*words: object) -> None:
     """Print the command to run next on stderr, given without `tformer`."""
     typer.echo(f"next: {shlex.join(['tformer', *map(str, words)])}", err=True)

@@ -3,12 +3,13 @@
 import json
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tformer_cli.cli.entry import progress_bar, refuse_torchrun, suggest, tell, warn
+from tformer_cli.cli.entry import extend, progress_bar, refuse_torchrun, suggest, tell, warn
 from tformer_cli.cli.options import (
     DROP_ONE,
     BeamOption,
@@ -61,10 +62,10 @@ def evaluate(
     precision: PrecisionOption = None,
     workers: WorkersOption = None,
 ) -> None:
-    """Translate a test set and score it against raw references, by sacrebleu.
+    """Translate a test set and score it against raw references.
 
-    Translations and scores are written to eval/ in the run folder. The sacrebleu command that
-    reproduces each score is printed.
+    Scores are sacrebleu's, and the sacrebleu command that reproduces each of them is printed.
+    Translations and scores are written to eval/ in the run folder.
 
     Example: tformer eval --bleu
 
@@ -104,6 +105,7 @@ def evaluate(
             device=device,
             precision=precision,
             workers=workers,
+            on_start=partial(extend, bar),
             on_done=bar.update,
             on_warning=warn,
         )
@@ -163,7 +165,7 @@ def score(
     device: DeviceOption = "auto",
     precision: PrecisionOption = None,
 ) -> None:
-    """Print the log probability of given translations: n pairs in, n lines out, in the same order.
+    """Print the log probability of given translations, line by line.
 
     It is the natural logarithm, summed over the tokens of the translation, EOS included. It is -inf
     (null in JSON) if no search generates the translation: with an unknown token, an empty one, or

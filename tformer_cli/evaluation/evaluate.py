@@ -159,13 +159,15 @@ class Evaluator:
         decoding: DecodingConfig | None = None,
         mbr: MBR | None = None,
         world: World = SINGLE_PROCESS,
+        on_start: Callable[[int], object] = lambda count: None,
         on_done: Callable[[int], object] = lambda count: None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> Evaluation:
         """Translate a source text, and compare it with the raw references.
 
         The processes of `world` share the lines; each of them returns the whole evaluation.
-        `on_warning` is called as by a translator, and for lines without loss.
+        `on_start` is called with the number of lines of the text, `on_warning` as by a translator,
+        and for lines without loss.
         """
         config = self.translator.config
         max_length = self.models[0].max_length
@@ -181,6 +183,7 @@ class Evaluator:
             world=world,
         )
         sources, references = zip(*read_pairs(text.source, text.target), strict=True)
+        on_start(len(sources))
         search = config.decoding if decoding is None else decoding
         translations = self.translator.nbest(
             world.shard(sources),
