@@ -207,16 +207,20 @@ def tell(text: str) -> None:
 
 
 def tell_stderr(text: str) -> None:
-    """Print a line on stderr."""
-    typer.echo(in_options(text), err=True)
+    """Print a line on stderr, above a progress bar."""
+    _print_above_bars(in_options(text))
 
 
 def warn(problem: Problem) -> None:
     """Print a warning on stderr, above a progress bar."""
+    _print_above_bars(text_of(problem))
+
+
+def _print_above_bars(text: str) -> None:
     from tqdm import tqdm
 
     with tqdm.external_write_mode(file=sys.stderr):
-        typer.echo(text_of(problem), err=True)
+        typer.echo(text, err=True)
 
 
 def progress_bar(unit: str) -> "tqdm[NoReturn]":
