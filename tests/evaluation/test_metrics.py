@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import sacrebleu
 
 from tformer_cli.config.schema.config import BleuConfig, ChrfConfig, EvaluationConfig
 from tformer_cli.config.schema.data import ParallelText
@@ -95,6 +96,27 @@ def test_missing_mecab_is_named_with_its_extra(language, monkeypatch):
     )
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert extras["optional-dependencies"][language] == [f"sacrebleu[{language}]"]
+
+
+@pytest.mark.parametrize(
+    ("name", "score"),
+    [
+        ("bleu", sacrebleu.sentence_bleu),
+        ("chrf", sacrebleu.sentence_chrf),
+        ("ter", sacrebleu.sentence_ter),
+    ],
+)
+def test_a_sentence_is_scored_as_sacrebleu_scores_it_alone(name, score, caplog):
+    metric = build_metric(name, EvaluationConfig(), "de")
+    hypotheses, references = [*HYPOTHESES, "Ein Hund"], [*REFERENCES, "Der Hund"]
+    before = metric.score(hypotheses, references)
+    scores = metric.sentence_scores(hypotheses, [references, hypotheses[::-1]])
+    assert scores == [
+        score(hypothesis, list(lines)).score
+        for hypothesis, *lines in zip(hypotheses, references, hypotheses[::-1], strict=True)
+    ]
+    assert metric.score(hypotheses, references) == before
+    assert caplog.records == []
 
 
 def test_score_reads_as_one_line():
