@@ -29,6 +29,7 @@ TABLE = """\
                       train en  train de  valid en  valid de
 vocabulary size             22        22        22        22
 sentences                    2         2         1         1
+  sampled                    2         2         1         1
 tokens                       6         4         2         3
 characters covered    100.000%  100.000%  100.000%   66.667%
 unknown tokens          0.000%    0.000%    0.000%   33.333%
@@ -126,6 +127,7 @@ def test_vocab_prints_the_same_numbers_as_json() -> None:
     assert printed["valid"]["target"] == {
         "vocabulary_size": 22,
         "num_sentences": 1,
+        "num_sampled": 1,
         "num_tokens": 3,
         "coverage": 2 / 3,
         "unknown_rate": 1 / 3,

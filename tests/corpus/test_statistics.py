@@ -71,9 +71,11 @@ PAIRS = [("ab ba", "xyz"), ("aab", "zyx x")]
 
 def test_report_on_characters_is_counted_by_hand() -> None:
     tokenizer = build_tokenizers(CharConfig(shared=False), lambda: PAIRS, 1).source
-    assert report_vocabulary(tokenizer, ["ab ba", "", "a?", "cab a b"]) == VocabularyReport(
+    report = report_vocabulary(tokenizer, ["ab ba", "", "a?", "cab a b"], num_sentences=9)
+    assert report == VocabularyReport(
         vocabulary_size=16 + 3,
-        num_sentences=4,
+        num_sentences=9,
+        num_sampled=4,
         num_tokens=5 + 0 + 2 + 7,
         coverage=9 / 11,
         unknown_rate=2 / 14,
@@ -85,7 +87,7 @@ def test_report_on_characters_is_counted_by_hand() -> None:
 
 def test_report_on_words_counts_their_characters() -> None:
     tokenizer = build_tokenizers(WordConfig(min_frequency=1), lambda: PAIRS, 1).source
-    report = report_vocabulary(tokenizer, ["ab ba", "AB xx", 'ab "aab"'])
+    report = report_vocabulary(tokenizer, ["ab ba", "AB xx", 'ab "aab"'], 3)
     assert report.unknown_rate == 1 / 6
     # Of 15 visible characters, xx is unknown and two quotation marks are dropped.
     assert report.coverage == 11 / 15
@@ -95,7 +97,7 @@ def test_report_on_words_counts_their_characters() -> None:
 def test_report_on_subwords_tells_bytes_from_pieces() -> None:
     config = SubwordConfig(vocab_size=279)
     tokenizer = build_tokenizers(config, lambda: PAIRS, 1).source
-    report = report_vocabulary(tokenizer, ["ab é漢"])
+    report = report_vocabulary(tokenizer, ["ab é漢"], 1)
     assert report.coverage == 2 / 4
     assert report.unknown_rate == 0
     assert report.byte_rate * report.num_tokens == pytest.approx(2 + 3)
@@ -106,7 +108,7 @@ def test_report_on_subwords_without_bytes_counts_the_unknown() -> None:
     config = SubwordConfig(vocab_size=32, byte_fallback=False)
     pairs = [("the cat sat on the mat", "a dog ran") for _ in range(3)]
     tokenizer = build_tokenizers(config, lambda: pairs, 1).source
-    report = report_vocabulary(tokenizer, ["the é cat"])
+    report = report_vocabulary(tokenizer, ["the é cat"], 1)
     assert report.coverage == 6 / 7
     assert report.unknown_rate * report.num_tokens == pytest.approx(1)
     assert report.byte_rate == 0
@@ -114,10 +116,11 @@ def test_report_on_subwords_without_bytes_counts_the_unknown() -> None:
 
 def test_report_on_no_text_divides_by_nothing() -> None:
     tokenizer = build_tokenizers(CharConfig(), lambda: PAIRS, 1).source
-    for lines, num_sentences in (([], 0), (["", " "], 2)):
-        assert report_vocabulary(tokenizer, lines) == VocabularyReport(
+    for lines in ([], ["", " "]):
+        assert report_vocabulary(tokenizer, lines, len(lines)) == VocabularyReport(
             vocabulary_size=16 + 6,
-            num_sentences=num_sentences,
+            num_sentences=len(lines),
+            num_sampled=len(lines),
             num_tokens=0,
             coverage=1.0,
             unknown_rate=0.0,
@@ -132,11 +135,40 @@ def test_report_has_the_sides_that_texts_have(tmp_path: Path) -> None:
         (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS))
     tokenizers = build_tokenizers(CharConfig(shared=False), lambda: PAIRS, 1)
     plain = [PlainText(text=tmp_path / "a")] * 2
-    assert report_sides(tokenizers, plain) == {
-        "source": report_vocabulary(tokenizers.source, ["ab ba", "aab"] * 2)
+    assert report_sides(tokenizers, plain, seed=1) == {
+        "source": report_vocabulary(tokenizers.source, ["ab ba", "aab"] * 2, 4)
     }
     pairs = [ParallelText(source=tmp_path / "a", target=tmp_path / "b")]
-    assert report_sides(tokenizers, pairs) == {
-        "source": report_vocabulary(tokenizers.source, ["ab ba", "aab"]),
-        "target": report_vocabulary(tokenizers.target, ["xyz", "zyx x"]),
+    assert report_sides(tokenizers, pairs, seed=1) == {
+        "source": report_vocabulary(tokenizers.source, ["ab ba", "aab"], 2),
+        "target": report_vocabulary(tokenizers.target, ["xyz", "zyx x"], 2),
     }
+
+
+def test_of_a_long_text_the_same_lines_of_both_sides_are_drawn_by_seed(tmp_path, monkeypatch):
+    monkeypatch.setattr(statistics, "SAMPLE_LINES", 100)
+    for name, letter in (("a", "b"), ("x", "y")):
+        (tmp_path / name).write_text("".join(f"{letter * length}\n" for length in range(1000)))
+    texts = [ParallelText(source=tmp_path / "a", target=tmp_path / "x")]
+    tokenizers = build_tokenizers(CharConfig(), lambda: [("b", "y")], 1)
+    report = report_sides(tokenizers, texts, seed=1)
+    source, target = report["source"], report["target"]
+    assert (source.num_sentences, source.num_sampled) == (1000, 100)
+    assert source == target
+    # 100 of the numbers below 1000: mean 499.5, standard deviation 27; six of them are 164.
+    assert abs(source.lengths.mean - 499.5) < 164
+    assert report_sides(tokenizers, texts, seed=1) == report
+    assert report_sides(tokenizers, texts, seed=2) != report
+
+
+def test_a_report_counts_other_lines_than_those_learned_from(tmp_path, monkeypatch):
+    monkeypatch.setattr(statistics, "SAMPLE_LINES", 100)
+    letters = [chr(0x4E00 + number) for number in range(400)]
+    file = tmp_path / "text"
+    file.write_text("".join(f"{letter}\n" for letter in letters))
+    # 272 special pieces and bytes, the whitespace mark, and a letter of each line.
+    config = SubwordConfig(vocab_size=272 + 1 + 100, sample_lines=100)
+    tokenizers = build_tokenizers(config, lambda: ((letter, "") for letter in letters), 1)
+    report = report_sides(tokenizers, [PlainText(text=file)], seed=1)["source"]
+    # 25 of the 100 lines are expected, with standard deviation 3.8; six of them are 23.
+    assert abs(report.coverage * 100 - 25) < 23

@@ -251,20 +251,21 @@ def test_subword_model_of_somebody_else_is_refused() -> None:
 
 
 def test_reservoir_keeps_a_short_stream_in_order() -> None:
-    assert reservoir_sample(iter(range(7)), 7, seed=3) == list(range(7))
-    assert reservoir_sample(iter([]), 7, seed=3) == []
+    assert reservoir_sample(iter(range(7)), 7, seed=3) == (list(range(7)), 7)
+    assert reservoir_sample(iter([]), 7, seed=3) == ([], 0)
 
 
 def test_reservoir_is_decided_by_its_seed() -> None:
-    first = reservoir_sample(range(1000), 11, seed=3)
-    assert reservoir_sample(range(1000), 11, seed=3) == first
-    assert reservoir_sample(range(1000), 11, seed=4) != first
+    first, num_items = reservoir_sample(range(1000), 11, seed=3)
+    assert reservoir_sample(range(1000), 11, seed=3) == (first, 1000)
+    assert reservoir_sample(range(1000), 11, seed=4) != (first, 1000)
     assert len(set(first)) == 11
+    assert num_items == 1000
 
 
 def test_reservoir_draws_every_item_alike() -> None:
     drawn = Counter(
-        item for seed in range(3000) for item in reservoir_sample(range(13), 5, seed=seed)
+        item for seed in range(3000) for item in reservoir_sample(range(13), 5, seed=seed)[0]
     )
     # 3000 draws with probability 5/13: mean 1154, standard deviation 27; six of them are 160.
     assert all(abs(drawn[item] - 3000 * 5 / 13) < 160 for item in range(13))

@@ -109,6 +109,16 @@ def test_subwords_are_learned_from_a_sample_of_the_lines() -> None:
     assert sum(len(tokens) == 2 for tokens in pieces) == 3
 
 
+def test_a_sample_of_lines_has_both_sides_of_a_pair() -> None:
+    letters = [(chr(0x430 + i), chr(0x3B1 + i)) for i in range(20)]
+    tokenizers = build(replace(SUBWORD, sample_lines=3, vocab_size=279), letters)
+    is_learned = [
+        [len(tokenizers.source.tokens(tokenizers.source.encode(letter))) == 2 for letter in pair]
+        for pair in letters
+    ]
+    assert all(source == target for source, target in is_learned)
+
+
 def test_pairs_are_streamed() -> None:
     begun, held = 0, 0
 

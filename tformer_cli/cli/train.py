@@ -30,6 +30,7 @@ MAX_AVERAGED = 5
 ROWS = {
     "vocabulary size": "{0.vocabulary_size:,}",
     "sentences": "{0.num_sentences:,}",
+    "  sampled": "{0.num_sampled:,}",
     "tokens": "{0.num_tokens:,}",
     "characters covered": "{0.coverage:.3%}",
     "unknown tokens": "{0.unknown_rate:.3%}",
@@ -242,6 +243,8 @@ def vocab(
 ) -> None:
     """Build the vocabulary of a run and show how well it fits the training and validation text.
 
+    Of a long text, tokens are counted in a sample of 100,000 lines.
+
     `tformer train` reuses it if text, tokenizer and seed match (give it the same --set), and builds
     its own otherwise.
 
@@ -257,8 +260,8 @@ def vocab(
     data = config.data
     tokenizers = build_vocabulary(config, run_directory, overwrite=force)
     reports = {
-        "train": report_sides(tokenizers, data.train),
-        "valid": report_sides(tokenizers, [data.valid]),
+        "train": report_sides(tokenizers, data.train, config.seed),
+        "valid": report_sides(tokenizers, [data.valid], config.seed),
     }
     if as_json:
         content = {

@@ -4,19 +4,22 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import itemgetter
 
 import numpy as np
 
 from tformer_cli.config.schema.data import DataConfig, ParallelText, Text
 from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.corpus.reader import read_lines, read_texts
+from tformer_cli.device import derive_seed
 from tformer_cli.text.segments import sentence_ends
+from tformer_cli.text.subword import reservoir_sample
 from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import UNK_ID
 
 # Lines tokenized together.
 CHUNK_LINES = 4096
+# Enough for two digits of a rate of 0.1%; tokenizing them takes some seconds.
+SAMPLE_LINES = 100_000
 # Enough to tell 1% from 2%; splitting them into sentences takes a second or two.
 COUNTED_LINES = 50_000
 
@@ -39,11 +42,12 @@ class LengthReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VocabularyReport:
-    """How well a vocabulary fits one side of a text."""
+    """How well a vocabulary fits one side of a text, by a sample of its lines."""
 
     vocabulary_size: int  # ids, special ones included
     num_sentences: int  # lines of the text
-    num_tokens: int  # of the text without special ones
+    num_sampled: int  # lines that all figures below count
+    num_tokens: int  # without special ones
     # Fraction of the characters, whitespace excluded, in tokens of the vocabulary: neither unknown,
     # nor bytes, nor dropped.
     coverage: float
@@ -83,8 +87,13 @@ def source_sentences(data: DataConfig) -> int | None:
     return p99_sentences(chain.from_iterable(map(read_lines, sources))) if sources else None
 
 
-def report_vocabulary(tokenizer: Tokenizer, lines: Iterable[str]) -> VocabularyReport:
-    """Encode a text and count tokens; an empty text has coverage 1 and other rates 0."""
+def report_vocabulary(
+    tokenizer: Tokenizer, lines: Sequence[str], num_sentences: int
+) -> VocabularyReport:
+    """Encode a sample of `num_sentences` lines, and count tokens.
+
+    No text has coverage 1 and other rates 0.
+    """
     counts = np.zeros(tokenizer.size, dtype=np.int64)
     lengths = array("q")
     num_characters, num_visible = 0, 0
@@ -104,7 +113,8 @@ def report_vocabulary(tokenizer: Tokenizer, lines: Iterable[str]) -> VocabularyR
     )
     return VocabularyReport(
         vocabulary_size=tokenizer.size,
-        num_sentences=len(lengths),
+        num_sentences=num_sentences,
+        num_sampled=len(lines),
         num_tokens=num_tokens,
         coverage=num_covered / num_visible if num_visible else 1.0,
         unknown_rate=_fraction(int(counts[UNK_ID]), num_tokens),
@@ -114,11 +124,20 @@ def report_vocabulary(tokenizer: Tokenizer, lines: Iterable[str]) -> VocabularyR
     )
 
 
-def report_sides(tokenizers: Tokenizers, texts: Sequence[Text]) -> dict[str, VocabularyReport]:
-    """Report on `source` and `target` of parallel texts, or on `source` of monolingual texts."""
+def report_sides(
+    tokenizers: Tokenizers, texts: Sequence[Text], seed: int
+) -> dict[str, VocabularyReport]:
+    """Report on `source` and `target` of parallel texts, or on `source` of monolingual texts.
+
+    All lines are read; of more than `SAMPLE_LINES`, so many are drawn uniformly and encoded.
+    """
+    # By `seed` itself, they would all be lines that the subwords were learned from.
+    sample, num_sentences = reservoir_sample(
+        read_texts(texts), SAMPLE_LINES, derive_seed(seed, "vocabulary report")
+    )
     sides = {"source": tokenizers.source, "target": tokenizers.target}
     return {
-        name: report_vocabulary(tokenizer, map(itemgetter(side), read_texts(texts)))
+        name: report_vocabulary(tokenizer, [pair[side] for pair in sample], num_sentences)
         for side, (name, tokenizer) in enumerate(sides.items())
         if side < len(texts[0].files)
     }

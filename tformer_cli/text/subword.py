@@ -207,19 +207,21 @@ def learn_subwords(lines: Iterable[str], config: SubwordConfig) -> bytes:
     return model.getvalue()
 
 
-def reservoir_sample(items: Iterable[Item], size: int, seed: int) -> list[Item]:
+def reservoir_sample(items: Iterable[Item], size: int, seed: int) -> tuple[list[Item], int]:
     """Sample `size` items uniformly from a stream, or keep all if there are fewer.
 
-    Algorithm R of Vitter 1985: item n enters the sample with probability size / n.
+    The number of all items is returned too. Algorithm R of Vitter 1985: item n enters the sample
+    with probability size / n.
     """
     generator = random.Random(seed)
     sample: list[Item] = []
-    for index, item in enumerate(items):
-        if index < size:
+    num_items = 0
+    for num_items, item in enumerate(items, start=1):
+        if num_items <= size:
             sample.append(item)
-        elif (slot := generator.randrange(index + 1)) < size:
+        elif (slot := generator.randrange(num_items)) < size:
             sample[slot] = item
-    return sample
+    return sample, num_items
 
 
 def _training_sentences(lines: Iterable[str]) -> Iterator[str]:

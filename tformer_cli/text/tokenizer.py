@@ -127,8 +127,8 @@ class Tokenizers:
 def build_tokenizers(config: TokenizerConfig, pairs: Pairs, seed: int) -> Tokenizers:
     """Learn the tokenizers of both sides from parallel text.
 
-    `pairs` returns all (source, target) lines and is called once or twice. Subwords are learned
-    from a sample, which `seed` determines and which alone is held in memory.
+    `pairs` returns all (source, target) lines and is called twice, or three times for subwords:
+    these are learned from a sample, which `seed` determines, and of which the indices are held.
 
     Raises:
         DataError: there is no text, or the vocabulary size does not suit it.
@@ -141,8 +141,10 @@ def build_tokenizers(config: TokenizerConfig, pairs: Pairs, seed: int) -> Tokeni
             remedy="name the run of `tformer import` in training.init_from",
         )
     if config.kind == "subword":
-        sample = reservoir_sample(pairs(), config.sample_lines, seed)
-        return _learned_tokenizers(config, lambda: sample)
+        indices = (index for index, _ in enumerate(pairs()))
+        sample, _ = reservoir_sample(indices, config.sample_lines, seed)
+        sample.sort()
+        return _learned_tokenizers(config, lambda: _pairs_at(pairs(), sample))
     return _learned_tokenizers(config, pairs)
 
 
@@ -190,6 +192,13 @@ def _learned_tokenizers(config: LearnedTokenizerConfig, pairs: Pairs) -> Tokeniz
         tokenizer_class(target_content, target_normalizer, name=target_name),
         config.shared,
     )
+
+
+def _pairs_at(pairs: Iterable[tuple[str, str]], indices: list[int]) -> Iterator[tuple[str, str]]:
+    """Yield the pairs at ascending indices."""
+    remaining = iter(pairs)
+    for before, index in itertools.pairwise([-1, *indices]):
+        yield from itertools.islice(remaining, index - before - 1, index - before)
 
 
 def _learn(config: LearnedTokenizerConfig, lines: Iterator[str]) -> bytes:

@@ -227,16 +227,8 @@ def _sample(config: Config, folder: Path) -> tuple[Config, int]:
     A text no larger than a sample stays as it is. All lines are read, and so checked.
     """
     data = config.data
-    num_pairs = 0
-
-    def pairs() -> Iterator[tuple[int, tuple[str, ...]]]:
-        nonlocal num_pairs
-        for number, text in enumerate(data.train):
-            for pair in read_rows(text):
-                num_pairs += 1
-                yield number, pair
-
-    sample = reservoir_sample(pairs(), SAMPLE_PAIRS, config.seed)
+    pairs = ((number, pair) for number, text in enumerate(data.train) for pair in read_rows(text))
+    sample, num_pairs = reservoir_sample(pairs, SAMPLE_PAIRS, config.seed)
     if num_pairs <= SAMPLE_PAIRS:
         return config, num_pairs
     texts = []
