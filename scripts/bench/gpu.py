@@ -7,10 +7,11 @@ Without a CUDA device the exit code is 2.
 
 import argparse
 import importlib.util
+import math
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ Results = dict[str, Any]
 # A part may take so many times as long as expected, if there is time for all.
 PATIENCE = 4
 MACHINE_SECONDS = 120
+# Share by which first losses may differ, by dropout and rounding.
+LOSS_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +45,23 @@ def throughput(network: str, baseline: str, seconds: float) -> Part:
     return Part("gpu_throughput.throughput", seconds, arguments)
 
 
+# The most important ones come first.
 PARTS = {
-    "tests": Part("gpu_checks.run_tests", 105),
+    "ceilings": Part("gpu_ceilings.ceilings", 15),
+    "tests": Part("gpu_checks.run_tests", 100),
+    "big": throughput("big", "ours", 60),
+    "big-eager": throughput("big", "eager", 25),
+    "big-marian": throughput("big", "marian", 35),
+    "decode": Part("gpu_decode.decode", 60),
+    "base": throughput("base", "ours", 40),
+    "base-accumulated": throughput("base", "accumulated", 40),
+    "big-marian-compiled": throughput("big", "marian-compiled", 50),
     "demo": Part("gpu_checks.demo", 50),
-    "big": throughput("big", "ours", 30),
-    "big-marian": throughput("big", "marian", 40),
-    "deep": throughput("deep", "ours", 35),
-    "deep-marian": throughput("deep", "marian", 45),
-    "idle": Part("gpu_throughput.idle", 30, {"network": "big"}),
+    "idle": Part("gpu_throughput.idle", 35, {"network": "big"}),
+    "tiny": throughput("tiny", "ours", 25),
+    "big-loss": throughput("big", "loss", 25),
+    "parts": Part("gpu_ceilings.parts_of_a_step", 20),
     "attention": Part("gpu_checks.attention", 15),
-    "big-checkpointed": throughput("big", "checkpointed", 30),
-    # Compilation takes longest and is the least certain, so it comes last.
-    "big-compiled": throughput("big", "compiled", 100),
-    "deep-compiled": throughput("deep", "compiled", 120),
 }
 HEADLINES = {
     "passed": "{} tests passed",
@@ -62,12 +69,17 @@ HEADLINES = {
     "target_tokens_per_second": "{:,.0f} target tokens/s",
     "mfu": "MFU {:.1%}",
     "share_of_gemm": "{:.1%} of the GEMM peak",
+    "gemm_tflops": "GEMM {:,.0f} TFLOP/s",
+    "copy_tb_per_second": "copy {:.2f} TB/s",
+    "launch_microseconds": "{:.1f} us a launch",
     "padding_share": "{:.1%} padding",
     "loader_share": "loader {:.1%} of the time",
     "peak_memory_mib": "peak {:,.0f} MiB",
     "valid_score": "valid {:.2f}",
     "idle_share": "GPU idle {:.1%} of the time",
-    "loader_share_of_idle": "waiting for the loader {:.1%} of that",
+    "launches_per_step": "{:,.0f} launches a step",
+    "waits_per_step": "{} waits a step",
+    "sentences_per_second": "{:,.0f} sentences/s",
 }
 
 
@@ -96,18 +108,35 @@ def headline(results: Results) -> str:
 
 
 def speed_ratios(results: Mapping[str, Results | None]) -> dict[str, float]:
-    """Return how many times as fast ours is as Marian, and a variant of ours as ours."""
+    """Return how many times as fast ours is as each other training of the same network."""
     speeds = {
         name: part["target_tokens_per_second"]
         for name, part in results.items()
         if part is not None and "padding_share" in part
     }
-    pairs = []
-    for name in speeds:
-        network, _, baseline = name.partition("-")
-        if baseline and network in speeds:
-            pairs.append((network, name) if baseline == "marian" else (name, network))
-    return {f"{name} / {other}": speeds[name] / speeds[other] for name, other in pairs}
+    return {
+        f"{network} / {name}": speeds[network] / speeds[name] for network, name in _variants(speeds)
+    }
+
+
+def unlike_losses(results: Mapping[str, Results | None]) -> list[str]:
+    """Return the trainings whose first loss is not that of ours, which has the same weights."""
+    losses = {
+        name: part["initial_loss"]
+        for name, part in results.items()
+        if part is not None and "initial_loss" in part
+    }
+    return [
+        f"{name} begins with loss {losses[name]:.4f}, {network} with {losses[network]:.4f}"
+        for network, name in _variants(losses)
+        if not math.isclose(losses[name], losses[network], rel_tol=LOSS_TOLERANCE)
+    ]
+
+
+def _variants(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the names of our training of a network, and of each other one of it."""
+    pairs = [(name.partition("-")[0], name) for name in names]
+    return [pair for pair in pairs if pair[0] != pair[1] and pair[0] in names]
 
 
 def names_in(text: str | None) -> list[str]:
@@ -129,6 +158,8 @@ def measure_all(names: Sequence[str], machine: Results, seconds: float, output: 
         "machine": machine,
         "python": platform.python_version(),
         "parts": dict.fromkeys(names),
+        "ratios": {},
+        "unlike_losses": [],
     }
     write_json(output, content)
     for name in names:
@@ -137,6 +168,7 @@ def measure_all(names: Sequence[str], machine: Results, seconds: float, output: 
         content["seconds"] = time.monotonic() - begun
         content["parts"][name] = results
         content["ratios"] = speed_ratios(content["parts"])
+        content["unlike_losses"] = unlike_losses(content["parts"])
         write_json(output, content)
         log(f"[{content['seconds']:4.0f} s] {name}: {headline(results)}")
     return content
@@ -179,8 +211,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     for pair, ratio in content["ratios"].items():
         log(f"{pair}: {ratio:.2f}")
+    for problem in content["unlike_losses"]:
+        log(f"FAILED: {problem}")
     log(f"{(time.monotonic() - begun) / 60:.1f} minutes; all results: {options.output}")
-    return int(any("error" in part for part in content["parts"].values()))
+    has_failed = any("error" in part for part in content["parts"].values())
+    return int(has_failed or bool(content["unlike_losses"]))
 
 
 if __name__ == "__main__":

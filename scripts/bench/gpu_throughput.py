@@ -6,8 +6,10 @@ dropout on embeddings and on the output of each block.
 
 import contextlib
 import json
+import math
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 from flops import Ceiling, synchronize, training_flops
-from torch.profiler import ProfilerActivity, profile, record_function
-from train_baselines import Marian, Ours, Task
+from torch._dynamo.utils import counters
+from torch.profiler import ProfilerActivity, profile
+from train_baselines import Marian, Ours, Task, step_batches
 
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
@@ -30,10 +33,12 @@ from tformer_cli.config.schema.training import AdamWConfig, TrainingConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.prefetch import prefetch
 from tformer_cli.corpus.store import PairWeights, TokenStore
-from tformer_cli.device import peak_memory, resolve_device, resolve_precision
+from tformer_cli.device import can_compile, peak_memory, resolve_device, resolve_precision
+from tformer_cli.training.recovery import in_halves
 from tformer_cli.training.setup import PREFETCHED_BATCHES
+from tformer_cli.training.step import StepBatch, train_steps
 
-# The big model of Vaswani et al. 2017, table 3, and one with a deep encoder.
+# Of Vaswani et al. 2017, table 3; and one whose kernels take less time than their launches.
 BIG = EncoderDecoderConfig(
     dim=1024,
     num_encoder_layers=6,
@@ -44,18 +49,19 @@ BIG = EncoderDecoderConfig(
     attention_dropout=0.0,
     feedforward_dropout=0.0,
 )
-NETWORKS = {"big": BIG, "deep": replace(BIG, num_encoder_layers=12)}
+BASE = replace(BIG, dim=512, num_heads=8, feedforward_dim=2048)
+TINY = replace(
+    BASE, dim=128, num_heads=4, feedforward_dim=256, num_encoder_layers=2, num_decoder_layers=2
+)
+NETWORKS = {"big": BIG, "base": BASE, "tiny": TINY}
 SEED = 1
 # Sentence lengths are log-normal and those of a pair alike.
 MEAN_LENGTH, LENGTH_SPREAD, RATIO_SPREAD, MAX_LENGTH = 25, 0.6, 0.2, 255
 NUM_SPECIAL_IDS = 16
 # Small, because the tokens have nothing to teach but their frequencies.
 LEARNING_RATE = 1e-4
-# Names in a trace.
-STEP, LOADING = "a step", "waiting for a batch"
+# Categories of a trace.
 DEVICE_WORK = {"cuda": {"kernel", "gpu_memcpy", "gpu_memset"}, "cpu": {"cpu_op"}}
-# Prefix of the operations that torch chooses between.
-ATTENTION = "aten::_scaled_dot_product_"
 NUM_TOP, NAME_LENGTH = 15, 100
 
 Interval = tuple[float, float]
@@ -69,24 +75,58 @@ class SyntheticTask(Task):
         return MAX_LENGTH + 1
 
 
-class Checkpointed(Ours):
-    """Ours with activation checkpointing."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__(task)
-        self.train_state.model.enable_gradient_checkpointing()
-
-
 class Compiled(Ours):
-    """Ours, compiled for batches of any shape."""
+    """Ours as a training has it: on a GPU layers are compiled, and so is the loss."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        model = self.train_state.model
-        model.hidden_states = torch.compile(model.hidden_states, dynamic=True)
+        if can_compile(task.device):
+            self.train_state.model.compile_layers()
 
 
-BASELINES = {"ours": Ours, "checkpointed": Checkpointed, "compiled": Compiled, "marian": Marian}
+class Eager(Ours):
+    """Ours, with nothing compiled."""
+
+    def losses(self, batches: Iterable[Batch]) -> Iterator[float]:
+        losses = super().losses(batches)
+        while True:
+            with torch.compiler.set_stance("force_eager"):
+                loss = next(losses, None)
+            if loss is None:
+                return
+            yield loss
+
+
+class Accumulated(Compiled):
+    """Ours with each batch in eight micro-batches, or in as many as it has rows."""
+
+    def losses(self, batches: Iterable[Batch]) -> Iterator[float]:
+        return (report.loss for report in train_steps(self.train_state, self._steps(batches)))
+
+    def _steps(self, batches: Iterable[Batch]) -> Iterator[StepBatch]:
+        for step in step_batches(batches):
+            (batch,) = micro_batches = step.micro_batches
+            while len(micro_batches) < min(8, len(batch.source)):
+                micro_batches = in_halves(micro_batches, where="a step")
+            yield replace(step, micro_batches=micro_batches)
+
+
+class CompiledMarian(Marian):
+    """Marian, compiled for batches of any shape."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.train_state.model.compile(dynamic=True)
+
+
+BASELINES = {
+    "ours": Compiled,
+    "eager": Eager,
+    "loss": Ours,  # of all, the loss alone is compiled
+    "accumulated": Accumulated,
+    "marian": Marian,
+    "marian-compiled": CompiledMarian,
+}
 
 
 class Feed:
@@ -114,8 +154,7 @@ class Feed:
 
     def __next__(self) -> Batch:
         started = time.perf_counter()
-        with record_function(LOADING):
-            self.batch = next(self._made)
+        self.batch = next(self._made)
         self.seconds += time.perf_counter() - started
         return self.batch
 
@@ -145,7 +184,7 @@ def begin(
     *,
     device: str = "cuda",
     precision: str = "bfloat16",
-    vocab_size: int = 32_000,
+    vocab_size: int = 37_000,
     batch_tokens: int = 32_768,
     num_pairs: int = 100_000,
 ) -> tuple[Task, Feed, Iterator[float]]:
@@ -218,7 +257,7 @@ def throughput(
     gemm_size: int = 8192,
     **options: Any,
 ) -> dict[str, object]:
-    """Train for some seconds after a warm-up, in which kernels are chosen, or compiled.
+    """Train for some seconds after a warm-up of one step or more: kernels are chosen, or compiled.
 
     The device's peak is measured by matrices of `gemm_size` rows; `options` are those of `begin`.
     """
@@ -226,9 +265,8 @@ def throughput(
     begun = time.perf_counter()
     steps: list[Step] = []
     with contextlib.closing(feed):
-        for _ in islice(losses, warm_up):
-            pass
-        warm = time.perf_counter()
+        initial_loss, *_ = islice(losses, warm_up)
+        warm, num_graphs = time.perf_counter(), counters["stats"]["unique_graphs"]
         for step in measured(losses, feed, task):
             steps.append(step)
             if time.perf_counter() - warm >= seconds:
@@ -239,18 +277,24 @@ def throughput(
         "precision": str(task.precision).removeprefix("torch."),
         "batch_tokens": task.config.training.batch_tokens,
         "warm_up_seconds": warm - begun,
+        "initial_loss": initial_loss,
+        "graphs": counters["stats"]["unique_graphs"],
+        "graphs_compiled_while_measured": counters["stats"]["unique_graphs"] - num_graphs,
         "peak_memory_mib": memory_mib,
         **summary(steps, ceiling),
     }
 
 
 def summary(steps: Sequence[Step], ceiling: Ceiling) -> dict[str, float | str]:
-    """Return medians of the speeds of some steps, and shares of their sums."""
+    """Return speeds and shares of the sums of some steps, and medians of single ones."""
     seconds = sum(step.seconds for step in steps)
-    flops = median(step.flops / step.seconds for step in steps)
+    flops = sum(step.flops for step in steps) / seconds
     return {
         "steps": len(steps),
-        "target_tokens_per_second": median(step.target_tokens / step.seconds for step in steps),
+        "target_tokens_per_second": sum(step.target_tokens for step in steps) / seconds,
+        "median_target_tokens_per_second": median(
+            step.target_tokens / step.seconds for step in steps
+        ),
         "target_tokens_per_step": median(step.target_tokens for step in steps),
         "step_seconds": median(step.seconds for step in steps),
         "slowest_step_seconds": max(step.seconds for step in steps),
@@ -264,80 +308,75 @@ def summary(steps: Sequence[Step], ceiling: Ceiling) -> dict[str, float | str]:
 
 
 def idle(network: str, *, warm_up: int = 10, steps: int = 8, **options: Any) -> dict[str, object]:
-    """Profile some steps of our training; `options` are those of `begin`."""
+    """Profile some steps of our training; `options` are those of `begin`.
+
+    On a GPU its own work alone is traced, since tracing calls of the host slows them.
+    """
     task, feed, losses = begin(network, "ours", **options)
-    activities = [ProfilerActivity.CPU]
-    if task.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
+    is_cuda = task.device.type == "cuda"
+    activity = ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU
     with contextlib.closing(feed):
         for _ in islice(losses, warm_up):
             pass
         synchronize(task.device)
-        with profile(activities=activities) as profiler:
-            for _ in range(steps):
-                with record_function(STEP):
-                    next(losses)
+        with profile(activities=[activity]) as profiler:
+            loaded, started = feed.seconds, time.perf_counter()
+            for _ in islice(losses, steps):
+                pass
             synchronize(task.device)
+            seconds = time.perf_counter() - started
+            loading_seconds = feed.seconds - loaded
+        num_waits = waits(losses) if is_cuda else None
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))
         events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
-    return {"steps": steps, **trace_shares(events, DEVICE_WORK[task.device.type])}
+    return {
+        "steps": steps,
+        "seconds": seconds,
+        "loader_share": loading_seconds / seconds,
+        "waits_per_step": num_waits,
+        **device_work(events, DEVICE_WORK[task.device.type], seconds, steps),
+    }
 
 
-def trace_shares(events: Iterable[dict[str, Any]], work: set[str]) -> dict[str, object]:
-    """Return from a trace how long the device was idle, why, and what it did.
+def waits(losses: Iterator[float]) -> int:
+    """Return how often the host waits for the GPU in a step."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        next(losses)
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing" in str(warning.message) for warning in caught)
+
+
+def device_work(
+    events: Iterable[dict[str, Any]], work: set[str], seconds: float, steps: int
+) -> dict[str, object]:
+    """Return from the trace of some steps how long the device was idle, and what it did.
 
     `work` are the categories of its work. Times of a trace are in microseconds.
     """
     # Counters and names of threads have no duration.
-    timed = [event for event in events if "dur" in event]
-    spans = {
-        name: [_span(e) for e in timed if e["name"] == name and e.get("cat") == "user_annotation"]
-        for name in (STEP, LOADING)
-    }
-    worked = [event for event in timed if event.get("cat") in work]
+    worked = [event for event in events if event.get("cat") in work and "dur" in event]
     if not worked:
         raise ValueError("the profiler has recorded no work of the device")
-    wall = (spans[STEP][0][0], spans[STEP][-1][1])
-    gaps = list(idle_intervals(wall, [_span(event) for event in worked]))
-    idle_time = sum(end - start for start, end in gaps)
-    length = wall[1] - wall[0]
     times: Counter[str] = Counter()
     for event in worked:
         times[event["name"][:NAME_LENGTH]] += event["dur"]
     total = sum(times.values())
+    busy = covered((event["ts"], event["ts"] + event["dur"]) for event in worked) / 1e6
     return {
-        "seconds": length / 1e6,
-        "idle_share": idle_time / length,
-        "loader_share_of_idle": overlap(gaps, spans[LOADING]) / idle_time if idle_time else 0.0,
-        "loader_share": sum(end - start for start, end in spans[LOADING]) / length,
-        "attention": Counter(e["name"] for e in timed if e["name"].startswith(ATTENTION)),
+        "idle_share": max(0.0, 1 - busy / seconds),
+        "launches_per_step": len(worked) / steps,
         "top": {name: spent / total for name, spent in times.most_common(NUM_TOP)},
     }
 
 
-def idle_intervals(wall: Interval, busy: Sequence[Interval]) -> Iterator[Interval]:
-    """Yield the parts of `wall` that no busy interval covers, in order; those may overlap."""
-    free_from, stop = wall
-    for start, end in sorted(busy):
-        if start >= stop:
-            break
-        if start > free_from:
-            yield free_from, start
-        free_from = max(free_from, end)
-    if free_from < stop:
-        yield free_from, stop
-
-
-def overlap(ones: Sequence[Interval], others: Sequence[Interval]) -> float:
-    """Return the time that two sets of disjoint intervals have in common."""
-    return sum(
-        max(0.0, min(end, other_end) - max(start, other_start))
-        for start, end in ones
-        for other_start, other_end in others
-    )
-
-
-def _span(event: dict[str, Any]) -> Interval:
-    return event["ts"], event["ts"] + event["dur"]
+def covered(intervals: Iterable[Interval]) -> float:
+    """Return the time that some intervals, which may overlap, cover."""
+    total, covered_until = 0.0, -math.inf
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, covered_until))
+        covered_until = max(covered_until, end)
+    return total
