@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tformer_cli.api import compare as compare
     from tformer_cli.api import evaluate as evaluate
     from tformer_cli.api import train as train
+    from tformer_cli.api import tune as tune
     from tformer_cli.config.load import load_config as load_config
     from tformer_cli.config.schema.config import Config as Config
     from tformer_cli.config.schema.decoding import BeamConfig as BeamConfig
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tformer_cli.evaluation.compare import Comparison as Comparison
     from tformer_cli.evaluation.evaluate import Evaluation as Evaluation
     from tformer_cli.evaluation.metrics import Score as Score
+    from tformer_cli.evaluation.tuning import Tuning as Tuning
     from tformer_cli.text.segments import Terminology as Terminology
     from tformer_cli.translate.options import MBR as MBR
     from tformer_cli.translate.options import SearchOptions as SearchOptions
@@ -51,10 +53,12 @@ _HOMES = {
     "TformerError": "tformer_cli.errors",
     "Translation": "tformer_cli.translate.postprocess",
     "Translator": "tformer_cli.translate.translator",
+    "Tuning": "tformer_cli.evaluation.tuning",
     "compare": "tformer_cli.api",
     "evaluate": "tformer_cli.api",
     "load_config": "tformer_cli.config.load",
     "train": "tformer_cli.api",
+    "tune": "tformer_cli.api",
 }
 __all__ = sorted([*_HOMES, "__version__"])
 

@@ -1,15 +1,16 @@
-"""Python interface: train, evaluate and compare as the commands of these names do."""
+"""Python interface: train, evaluate, compare and tune as the commands of these names do."""
 
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import BleuTokenizer, Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.device import resolve_device, resolve_precision
-from tformer_cli.errors import Problem, UsageError, check_positive, reject_str
+from tformer_cli.errors import Problem, UsageError, check_choice, check_positive, reject_str
 from tformer_cli.evaluation.compare import (
     Comparison,
     common_metrics,
@@ -27,10 +28,13 @@ from tformer_cli.evaluation.evaluate import (
     warn_of_overlap,
 )
 from tformer_cli.evaluation.metrics import MetricName, build_metric
+from tformer_cli.evaluation.tuning import Tuning, tune_search
 from tformer_cli.storage.run_directory import RunDirectory, run_of_config
 from tformer_cli.storage.trained_model import ModelFiles, find_model
 from tformer_cli.training import trainer as training
+from tformer_cli.translate.backend import Backend
 from tformer_cli.translate.options import MBR, SearchOptions
+from tformer_cli.translate.translator import Translator
 
 
 def train(
@@ -241,4 +245,68 @@ def compare(
         built,
         resamples=resamples,
         seed=seed,
+    )
+
+
+def tune(
+    run: str | os.PathLike[str],
+    *,
+    metric: Literal["bleu", "chrf"] = "bleu",
+    beam_sizes: Sequence[int] = (),
+    checkpoint: str = "best",
+    device: str = "auto",
+    precision: str | None = None,
+    backend: Backend = "auto",
+    workers: int | None = 1,
+    log: Callable[[str], object] = lambda line: None,
+    on_done: Callable[[int], object] = lambda count: None,
+    on_warning: Callable[[Problem], object] = lambda problem: None,
+) -> Tuning:
+    """Choose the length penalty of a run, and its beam size, by the validation text.
+
+    Test sets are not read, and nothing is changed.
+
+    Examples:
+        >>> tuning = tune("runs/demo", beam_sizes=[4, 8])  # doctest: +SKIP
+        >>> evaluate("runs/demo", decoding=tuning.best.decoding)  # doctest: +SKIP
+
+    Args:
+        run: the run folder.
+        metric: bleu or chrf.
+        beam_sizes: beam sizes to choose from; none for that of the run, or 5 if its search is
+            another.
+        checkpoint: best, last, or a name such as step-000400.
+        device: auto, cpu, cuda, cuda:N or mps.
+        precision: as for `Translator.load`.
+        backend: as for `Translator.load`.
+        workers: processes that share the work on a CPU, one thread each; None for one a core.
+        log: called with a line when an export is written, or CTranslate2 does not do.
+        on_done: called with the number of lines whenever some are translated, for each search.
+        on_warning: called for a text that is part of the training text, and for each source line
+            that is split or truncated.
+
+    Returns:
+        The searches with their scores, and the best of them.
+
+    Raises:
+        TformerError: the run or its validation text is unusable, or there is no such metric, device
+            or search.
+    """
+    check_choice("`metric`", metric, ("bleu", "chrf"))
+    translator = Translator.load(
+        run,
+        checkpoint=checkpoint,
+        device=device,
+        precision=precision,
+        backend=backend,
+        workers=workers,
+        log=log,
+    )
+    config = translator.config
+    text = config.data.valid
+    assert isinstance(text, ParallelText), "models that translate have parallel text"
+    built = build_metric(metric, config.evaluation, config.data.target_language)
+    warn_of_overlap(config.data, {"data.valid": text}, on_warning)
+    return tune_search(
+        translator, text, built, beam_sizes=beam_sizes, on_done=on_done, on_warning=on_warning
     )

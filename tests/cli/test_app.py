@@ -15,6 +15,7 @@ COMMANDS = [
     "train",
     "translate",
     "eval",
+    "tune",
     "score",
     "compare",
     "vocab",

@@ -10,7 +10,8 @@ import pytest
 import sacrebleu
 from toy import CONFIG, write_toy
 
-from tformer_cli.config.load import load_config
+from tformer_cli.config.load import load_config, save_decoding
+from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.evaluation import evaluate as evaluate_module
 from tformer_cli.text.tokenizer import load_tokenizers
 
@@ -273,3 +274,88 @@ def test_a_consensus_is_written_beside_its_score(toy_run, tformer):
         "num_candidates": None,
     }
     assert json.loads(tformer("eval", toy_run, "--json").stdout)["toy"]["consensus"] is None
+
+
+TUNE = ("--metric", "chrf", "--beam", 2, "--beam", 3, "--device", "cpu", "--backend", "native")
+
+
+@pytest.fixture
+def untuned(toy_run, tmp_path):
+    """A run whose own search is worse than others."""
+    run = tmp_path / "run"
+    shutil.copytree(toy_run, run)
+    save_decoding(run / "config.yaml", BeamConfig(beam_size=3, length_penalty=0.0, max_length=20))
+    return run
+
+
+def test_tune_prints_each_search_with_its_score_and_marks_the_best(untuned, tformer):
+    lines = tformer("tune", untuned, *TUNE).stdout.splitlines()
+    content = json.loads(tformer("tune", untuned, *TUNE, "--json").stdout)
+    trials = sorted(
+        content["trials"],
+        key=lambda one: (one["decoding"]["beam_size"], one["decoding"]["length_penalty"]),
+    )
+    best = content["best"]
+    expected = ["beam length penalty chrF2"]
+    for one in trials:
+        search, score = one["decoding"], one["score"]["score"]
+        mark = " best" if one == best else " the run's own" if one == content["trials"][0] else ""
+        row = f"{search['beam_size']} {search['length_penalty']:g} {score:.2f}"
+        expected.append(row + mark)
+    assert [" ".join(line.split()) for line in lines[: len(expected)]] == expected
+    data, signature = load_config(untuned / "config.yaml").data, best["score"]["signature"]
+    gain = best["score"]["score"] - content["trials"][0]["score"]["score"]
+    noise = "more than noise" if content["p_value"] < 0.05 else "within noise"
+    assert lines[len(expected) :] == [
+        f"12 sentences of {data.valid.source}  ({signature})",
+        f"best: {gain:+.2f} chrF2, {noise} (p = {content['p_value']:.3f}, paired bootstrap)",
+        "decoding:",
+        "  kind: beam",
+        f"  beam_size: {best['decoding']['beam_size']}",
+        f"  length_penalty: {best['decoding']['length_penalty']}",
+        "  max_length: 20",
+    ]
+    assert content["is_significant"] == (content["p_value"] < 0.05)
+    assert not content["is_written"]
+
+
+def test_the_suggested_command_evaluates_the_best_search(untuned, tformer):
+    before = (untuned / "config.yaml").read_bytes()
+    result = tformer("tune", untuned, *TUNE)
+    _, _, command = result.stderr.splitlines()[-1].partition("next: tformer ")
+    words = (*shlex.split(command), "--split", "valid", "--chrf", "--device", "cpu", "--json")
+    assert (untuned / "config.yaml").read_bytes() == before
+    (score,) = json.loads(tformer(*words).stdout)["valid"]["scores"]
+    (best,) = [line for line in result.stdout.splitlines() if line.endswith("  best")]
+    assert f"{score['score']:.2f}" == best.split()[2]
+
+
+def test_a_search_that_is_written_is_that_of_the_run_from_then_on(untuned, tformer):
+    result = tformer("tune", untuned, *TUNE, "--write")
+    assert result.stdout.splitlines()[-1] == f"{untuned}/config.yaml: written"
+    assert result.stderr.splitlines()[-1] == f"next: tformer eval {untuned}"
+    written = load_config(untuned / "config.yaml").decoding
+    again = tformer("tune", untuned, *TUNE, "--write")
+    assert again.stdout.splitlines()[-1] == "the run's own search is the best"
+    (own,) = [line for line in again.stdout.splitlines() if "the run's own" in line][:1]
+    assert own.split()[:2] == [str(written.beam_size), f"{written.length_penalty:g}"]
+    # Its training resumes with it.
+    resumed = tformer("train", untuned)
+    assert (resumed.exit_code, "finished at step 150" in resumed.stderr) == (0, True)
+    assert load_config(untuned / "config.yaml").decoding == written
+
+
+def test_a_masked_encoder_has_no_search_to_tune(masked_run, tformer):
+    result = tformer("tune", masked_run)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"{masked_run}: does not translate (model.kind masked_encoder)")
+
+
+def test_tune_refuses_torchrun(toy_run, tformer, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = tformer("tune", toy_run)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "tformer tune: is for one process (2 processes); drop torchrun\n",
+    )

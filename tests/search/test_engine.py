@@ -256,3 +256,50 @@ def test_the_rest_of_the_batch_changes_nothing():
 
 def token_ids(results):
     return [[one.token_ids for one in hypotheses] for hypotheses in results]
+
+
+RANKED = BeamConfig(beam_size=4, max_length=12)
+PENALTIES = [1.0, 0.0, 0.6, 2.0, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("search", "num_searches"),
+    [
+        (RANKED, 2),
+        (replace(RANKED, patience=0.5), 2),
+        (replace(RANKED, patience=2.0, min_length=4, no_repeat_ngram_size=2), 2),
+        (replace(RANKED, coverage_penalty=0.7), 1),
+        (replace(RANKED, repetition_penalty=1.5), 5),
+        (replace(RANKED, num_beam_groups=2), 5),
+    ],
+)
+def test_one_search_serves_all_length_penalties_that_only_rank(search, num_searches):
+    engine, inputs = native_engine(), requests(40)
+    cached = engine.with_cache()
+    searches: list[object] = []
+    decode = engine.decode
+    engine.decode = lambda job, *rest: searches.append(job) or decode(job, *rest)
+    found, counts = [], []
+    for penalty in PENALTIES:
+        config = replace(search, length_penalty=penalty)
+        done: list[int] = []
+        found.append(cached.translate(inputs, config, nbest=2, on_done=done.append))
+        counts.append(sum(done))
+    assert len(searches) == num_searches
+    assert counts == [len(inputs)] * len(PENALTIES)
+    for penalty, hypotheses in zip(PENALTIES, found, strict=True):
+        # To the bit, with scores.
+        assert hypotheses == engine.translate(
+            inputs, replace(search, length_penalty=penalty), nbest=2
+        )
+
+
+def test_workers_rank_the_hypotheses_of_one_search_too():
+    workers, inputs = WorkersEngine(native_engine(), 2), requests(40)
+    cached = workers.with_cache()
+    found = []
+    for penalty in PENALTIES:
+        config = replace(RANKED, length_penalty=penalty)
+        found.append(cached.translate(inputs, config))
+        assert found[-1] == workers.translate(inputs, config)
+    assert token_ids(found[0]) != token_ids(found[3]), "penalties that change no order show little"

@@ -18,6 +18,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": train.train,
     "translate": translate.translate,
     "eval": eval.evaluate,
+    "tune": eval.tune,
     "score": eval.score,
     "compare": compare.compare,
     "vocab": train.vocab,

@@ -1,17 +1,27 @@
-"""`tformer eval` and `tformer score`."""
+"""`tformer eval`, `tformer tune` and `tformer score`."""
 
 import json
 import math
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tformer_cli.cli.entry import extend, progress_bar, refuse_torchrun, suggest, tell, warn
+from tformer_cli.cli.entry import (
+    extend,
+    progress_bar,
+    refuse_torchrun,
+    suggest,
+    table,
+    tell,
+    tell_stderr,
+    warn,
+)
 from tformer_cli.cli.options import (
     DROP_ONE,
+    BackendOption,
     BeamOption,
     CandidatesOption,
     CheckpointOption,
@@ -28,12 +38,15 @@ from tformer_cli.cli.options import (
     chosen_run,
 )
 from tformer_cli.cli.streams import check_outputs, has_pipe, open_output, reject_pipes
+from tformer_cli.config.load import save_decoding
 from tformer_cli.config.schema.data import ParallelText
+from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from tformer_cli.evaluation.evaluate import Evaluation
     from tformer_cli.evaluation.metrics import MetricName
+    from tformer_cli.evaluation.tuning import Trial, Tuning
     from tformer_cli.translate.score import ScoredPair
 
 
@@ -143,6 +156,108 @@ def _relative(file: Path) -> Path:
     """Return a file relative to the working directory, if it is in there."""
     here = Path.cwd()
     return file.relative_to(here) if file.is_relative_to(here) else file
+
+
+def tune(
+    run: RunArgument = None,
+    beam_sizes: Annotated[
+        list[int] | None,
+        typer.Option("--beam", min=1, help="Beam size to try; repeatable. Default: the run's."),
+    ] = None,
+    metric: Annotated[
+        Literal["bleu", "chrf"], typer.Option(help="What the best search maximizes.")
+    ] = "bleu",
+    write: Annotated[
+        bool,
+        typer.Option("--write", help="Write the best search into the config.yaml of the run."),
+    ] = False,
+    as_json: JsonOption = False,
+    checkpoint: CheckpointOption = "best",
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = None,
+    workers: WorkersOption = None,
+    backend: BackendOption = "auto",
+) -> None:
+    """Choose the length penalty of a run, and its beam size, by the validation text.
+
+    Length penalties from 0 to 2 are tried, and more around the best one. The table says how well
+    each search does, and whether the best differs from the run's own by more than noise. Of a tie
+    the run's own is kept. Test sets are not read.
+
+    Example: tformer tune runs/demo
+
+    Example: tformer tune runs/demo --beam 4 --beam 8 --metric chrf --write
+    """
+    run_directory = chosen_run(run, checkpoint)
+
+    from tformer_cli import api
+
+    refuse_torchrun("tune")
+    with progress_bar("line") as bar:
+        tuning = api.tune(
+            run_directory.path,
+            metric=metric,
+            beam_sizes=beam_sizes or (),
+            checkpoint=checkpoint,
+            device=device,
+            precision=precision,
+            backend=backend,
+            workers=workers,
+            log=tell_stderr,
+            on_done=bar.update,
+            on_warning=warn,
+        )
+    is_changed = tuning.best is not tuning.own
+    is_written = write and is_changed
+    if is_written:
+        save_decoding(run_directory.config_file, tuning.best.decoding)
+    if as_json:
+        content = {**tuning.as_json(), "is_written": is_written}
+        typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
+        return
+    tell(_trials(tuning))
+    tell(_verdict(tuning))
+    if is_changed:
+        typer.echo(tuning.yaml, nl=False)
+    if is_written:
+        tell(f"{run_directory.config_file}: written")
+    changes = _options(tuning.best) if is_changed and not is_written else ()
+    suggest("eval", run_directory.path, *changes)
+
+
+def _trials(tuning: "Tuning") -> str:
+    """Return the searches and their scores as a table, by beam size and length penalty."""
+    rows = []
+    for trial in tuning.trials:
+        search = trial.decoding
+        key, cells = (0, 0.0), (str(search.kind), "")
+        if isinstance(search, BeamConfig):
+            key = search.beam_size, search.length_penalty
+            cells = f"{search.beam_size}", f"{search.length_penalty:g}"
+        names = {"best": tuning.best, "the run's own": tuning.own}
+        marks = ", ".join(name for name, marked in names.items() if marked is trial)
+        rows.append((key, (*cells, f"{trial.score.score:.2f}", marks)))
+    head = ("beam", "length penalty", tuning.own.score.name, "")
+    return table([head, *(row for _, row in sorted(rows))], align=">>><")
+
+
+def _verdict(tuning: "Tuning") -> str:
+    """Return by how much the best search is better than the run's own, and whether it is noise."""
+    own, best = tuning.own.score, tuning.best.score
+    text = f"{best.num_sentences} sentences of {_relative(tuning.text.source)}  ({best.signature})"
+    if tuning.p_value is None:
+        return f"{text}\nthe run's own search is the best"
+    noise = "more than noise" if tuning.is_significant else "within noise"
+    gain = f"{best.score - own.score:+.2f} {best.name}"
+    return f"{text}\nbest: {gain}, {noise} (p = {tuning.p_value:.3f}, paired bootstrap)"
+
+
+def _options(trial: "Trial") -> tuple[object, ...]:
+    """Return the options that let `tformer eval` search as in a trial."""
+    search = trial.decoding
+    if not isinstance(search, BeamConfig):
+        return ("--beam", 1) if search.kind == "greedy" else ()
+    return "--beam", search.beam_size, "--length-penalty", search.length_penalty
 
 
 def score(

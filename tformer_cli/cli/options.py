@@ -59,6 +59,13 @@ WorkersOption = Annotated[
         min=1, help="Worker processes on a CPU, with one thread each. Default: one per core."
     ),
 ]
+BackendOption = Annotated[
+    Literal["auto", "native", "ctranslate2"],
+    typer.Option(
+        help="native: tformer's own search. ctranslate2: on a CPU, by an export in the run folder. "
+        "auto: CTranslate2 where it is installed and translates alike, else native."
+    ),
+]
 BeamOption = Annotated[
     int | None, typer.Option(min=1, help="Beam size; 1 is greedy search. Default: the run's.")
 ]
@@ -85,9 +92,9 @@ QuantizationName = Literal["int8", "int8_float32", "float16", "bfloat16", "float
 _SAME_NAMES = (
     *("backend", "check_file", "checkpoint", "device", "ensemble", "format", "fresh", "head"),
     *("init_from", "layer", "length_penalty", "long_lines", "max_source_length"),
-    *("max_source_sentences", "mbr", "memory_limit", "output", "part", "precision", "prefixes"),
-    *("lowercase", "quantization", "resamples", "run", "seed", "split", "target", "terminology"),
-    *("test", "tokenize", "workers"),
+    *("max_source_sentences", "mbr", "memory_limit", "metric", "output", "part", "precision"),
+    *("lowercase", "prefixes", "quantization", "resamples", "run", "seed", "split", "target"),
+    *("terminology", "test", "tokenize", "workers"),
 )
 # Options by the Python arguments that messages of the library name.
 OF_ARGUMENTS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES} | {

@@ -14,6 +14,7 @@ import typer
 from tformer_cli.cli.entry import tell_stderr, warn
 from tformer_cli.cli.options import (
     DROP_ONE,
+    BackendOption,
     BeamOption,
     CandidatesOption,
     CheckpointOption,
@@ -141,13 +142,7 @@ def translate(
     device: Annotated[DeviceOption, Recorded.NOT] = "auto",
     precision: PrecisionOption = None,
     workers: Annotated[WorkersOption, Recorded.NOT] = None,
-    backend: Annotated[
-        Literal["auto", "native", "ctranslate2"],
-        typer.Option(
-            help="native: tformer's own search. ctranslate2: on a CPU, by an export in the run "
-            "folder. auto: CTranslate2 where it is installed and translates alike, else native."
-        ),
-    ] = "auto",
+    backend: BackendOption = "auto",
     quantization: Annotated[
         QuantizationName | None,
         typer.Option(help="Number format of CTranslate2's matrices. Default: float32."),

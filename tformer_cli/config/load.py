@@ -15,6 +15,7 @@ from tformer_cli.config.schema.data import DataConfig, Text
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.config.yaml_tree import OVERRIDE, compose, read_tree, with_value
 from tformer_cli.errors import ConfigError, Problem
+from tformer_cli.storage.atomic import write_text
 
 # Line ends that YAML folds to a space unless they are escaped.
 _LINE_ENDS = frozenset("\n\x85\u2028\u2029")
@@ -75,6 +76,15 @@ def changed_decoding(config: Config, settings: Sequence[str]) -> DecodingConfig:
 def dump_config(config: Config) -> str:
     """Return the configuration as YAML with every default written out, in the schema's order."""
     return to_yaml(as_plain(config))
+
+
+def save_decoding(file: Path, decoding: DecodingConfig) -> None:
+    """Replace the search in a configuration file; other keys stay as written, without comments."""
+    section = compose(to_yaml(as_plain(decoding)), str(file))
+    assert section is not None
+    root = with_value(read_tree(file), ["decoding"], section)
+    text = yaml.serialize(root, Dumper=yaml.BaseDumper, allow_unicode=True, width=float("inf"))
+    write_text(file, text)
 
 
 def to_yaml(plain: object) -> str:

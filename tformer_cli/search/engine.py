@@ -123,6 +123,10 @@ class Engine(ABC):
         """Return the best hypotheses of each request, by what no search knows."""
         return hypotheses
 
+    def with_cache(self) -> "Engine":
+        """Return an engine that searches once for many length penalties, if this one can."""
+        return self
+
 
 def longest_first(requests: Sequence[Request]) -> list[int]:
     """Return the indices of requests with a source, longest sources first.

@@ -148,6 +148,66 @@ class NativeEngine(Engine):
             )[: job.nbest]
         return best
 
+    def with_cache(self) -> Engine:
+        return HypothesisCache(self)
+
+
+class HypothesisCache(Engine):
+    """Our own engine, which searches once for the same requests with other length penalties.
+
+    A plain beam search uses its length penalty only to rank the hypotheses that it has stored. The
+    exception is 0, with which it ends sooner.
+    """
+
+    def __init__(self, engine: NativeEngine) -> None:
+        self.engine = engine
+        self.scorer = engine.scorer
+        self._stored: list[tuple[Job, list[list[Hypothesis]]]] = []
+
+    def decode(self, job: Job, on_done: OnDone, on_warning: OnWarning) -> list[list[Hypothesis]]:
+        config = job.config
+        if not isinstance(config, BeamConfig) or not _only_ranks(job, config):
+            return self.engine.decode(job, on_done, on_warning)
+        ranked = (
+            by_score(replace(part, score=_score(part, config.length_penalty)) for part in stored)
+            for stored in self._all_stored(job, config, on_done, on_warning)
+        )
+        return list(ranked) if config.coverage_penalty else [part[: job.nbest] for part in ranked]
+
+    def _all_stored(
+        self, job: Job, config: BeamConfig, on_done: OnDone, on_warning: OnWarning
+    ) -> list[list[Hypothesis]]:
+        """Return all hypotheses that the search of a job stores, whatever it ranks them by."""
+        # With a coverage penalty they are all returned, and ranked later.
+        unranked = job._replace(config=replace(config, length_penalty=1.0, coverage_penalty=1.0))
+        for cached, hypotheses in self._stored:
+            if cached == unranked:
+                on_done(len(job.requests))
+                return hypotheses
+        hypotheses = self.engine.decode(unranked, on_done, on_warning)
+        self._stored.append((unranked, hypotheses))
+        return hypotheses
+
+    def rerank(self, job: Job, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        return self.engine.rerank(job, hypotheses)
+
+
+def _only_ranks(job: Job, config: BeamConfig) -> bool:
+    """Return whether a length penalty only ranks hypotheses, by their log probabilities."""
+    return (
+        max(config.length_penalty, config.coverage_penalty) > 0
+        and config.num_beam_groups == 1
+        and config.repetition_penalty == 1
+        and config.frequency_penalty == 0
+        and not any(request.required for request in job.requests)
+    )
+
+
+def _score(hypothesis: Hypothesis, length_penalty: float) -> float:
+    """Return the score of a search without other penalties; the length counts EOS."""
+    length = len(hypothesis.token_ids) + hypothesis.finished
+    return float(hypothesis.log_prob / length**length_penalty)
+
 
 def build_search(job: Job, special_tokens: SpecialTokens, device: torch.device) -> Search[Any, Any]:
     """Return the search of a job, for logits on a device."""

@@ -75,6 +75,9 @@ class WorkersEngine(Engine):
                 self._replace_workers()
                 raise
 
+    def with_cache(self) -> Engine:
+        return WorkersEngine(self.engine.with_cache(), self._num_workers)
+
     def _replace_workers(self) -> None:
         """End the workers, if they are those of this process, so that others start."""
         _terminate(self._owner, self.processes)

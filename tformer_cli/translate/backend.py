@@ -65,6 +65,9 @@ class FallbackEngine(Engine):
     def rerank(self, job: Job, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
         return self._engine(job).rerank(job, hypotheses)
 
+    def with_cache(self) -> Engine:
+        return FallbackEngine(self.fast, lambda: self.native().with_cache())
+
     def _engine(self, job: Job) -> Engine:
         try:
             self.fast.check(job.requests, job.config, job.nbest)
