@@ -106,7 +106,7 @@ def _field_rows(key: str, hint: Any, default: str, meaning: str) -> Iterator[Row
     elif origin is dict:
         yield Row(f"`{key}`", default, "by name", meaning)
         yield from rows(arguments[1], f"{key}.NAME.")
-    elif origin is tuple and arguments[-1] is Ellipsis:
+    elif origin is tuple and any(map(dataclasses.is_dataclass, members(arguments[0]))):
         yield Row(f"`{key}`", default, "list", meaning)
         yield from _rows_of_any(list(members(arguments[0])), f"{key}.0.")
     else:
@@ -154,6 +154,8 @@ def _values(hint: Any) -> str:
         return ", or ".join(map(_values, arguments))
     if origin is Literal:
         return ", ".join(f"`{choice}`" for choice in arguments)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return f"list of {_values(arguments[0])}"
     if origin is tuple:
         return f"[{', '.join(map(_values, arguments))}]"
     return _WORDS[hint]

@@ -529,7 +529,12 @@ def test_dump_reads_back_to_an_equal_config(
 def test_as_plain_holds_only_what_json_knows(file: Path) -> None:
     plain = as_plain(load_config(file))
     assert plain["data"]["train"] == [
-        {"source": str(file.parent / "a"), "target": str(file.parent / "b"), "weight": 1.0}
+        {
+            "source": str(file.parent / "a"),
+            "target": str(file.parent / "b"),
+            "weight": 1.0,
+            "tags": [],
+        }
     ]
     assert plain["data"]["root"] is None
     assert plain["training"]["optimizer"]["betas"] == [0.9, 0.98]

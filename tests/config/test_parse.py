@@ -405,8 +405,8 @@ def test_conflict_of_an_unwritten_key_stands_at_the_nearest_written_one() -> Non
     with pytest.raises(ConfigError) as raised:
         parsed(DATA + "  filters: {max_length: 5000}\n")
     assert str(raised.value) == (
-        "x.yaml: training.batch_tokens: must be above data.filters.max_length 5000, "
-        "or a long sentence fits no batch (4096)"
+        "x.yaml: training.batch_tokens: must be above 5000, which is "
+        "data.filters.max_length with tags, or a long sentence fits no batch (4096)"
     )
 
 

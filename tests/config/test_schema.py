@@ -219,7 +219,7 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
             ),
             Problem(
                 "model.positions.max_length",
-                "must be at least 257, which is data.filters.max_length + 1",
+                "must be at least 257, which is data.filters.max_length with tags + 1",
                 "256",
             ),
         ),
@@ -227,7 +227,8 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
             dataclasses.replace(CONFIG, training=TrainingConfig(batch_tokens=256)),
             Problem(
                 "training.batch_tokens",
-                "must be above data.filters.max_length 256, or a long sentence fits no batch",
+                "must be above 256, which is data.filters.max_length with tags, "
+                "or a long sentence fits no batch",
                 "256",
             ),
         ),
@@ -319,3 +320,42 @@ def test_the_shortest_translation_fits_into_the_longest(kind: type[DecodingConfi
         assert list(check(kind(max_length=longest, min_length=shortest))) == [
             Problem("min_length", what, str(shortest))
         ]
+
+
+def tagged(*texts: tuple[str, ...]) -> DataConfig:
+    files = {"source": Path("a"), "target": Path("b")}
+    train = tuple(TrainingText(**files, tags=tags) for tags in texts)
+    return DataConfig(train=train, valid=ParallelText(**files))
+
+
+def test_tags_are_numbered_as_they_first_appear() -> None:
+    assert tagged(("b",), (), ("a", "b"), ("c",)).tags == ("b", "a", "c")
+    assert tagged(("b",), (), ("a", "b")).max_length == 258
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (
+            [tuple("abcdef"), tuple("efghijk")],
+            "train: has more than the 10 tags that a vocabulary reserves "
+            "(a, b, c, d, e, f, g, h, i, j, k); share tags between texts",
+        ),
+        (
+            [("a b",)],
+            "train.0.tags.0: must be a name without whitespace or a control character "
+            '("a b"); rename it',
+        ),
+        (
+            [("a",), ("",)],
+            "train.1.tags.0: must be a name without whitespace or a control character "
+            '(""); rename it',
+        ),
+        ([("a", "b", "a")], "train.0.tags.2: is a tag of this text already (a)"),
+    ],
+)
+def test_tags_that_nobody_could_ask_for_are_refused(
+    texts: list[tuple[str, ...]], message: str
+) -> None:
+    assert [str(problem) for problem in check(tagged(*texts))] == [message]
+    assert not list(check(tagged(tuple("abcdef"), tuple("efghij"))))

@@ -55,7 +55,7 @@ def test_every_field_of_the_schema_is_documented() -> None:
 
 
 def test_docstrings_include_inherited_fields() -> None:
-    assert list(docstrings(TrainingText)) == ["source", "target", "weight"]
+    assert list(docstrings(TrainingText)) == ["source", "target", "weight", "tags"]
     assert (
         docstrings(TrainingText)["target"]
         == "Target file: line n is the translation of source line n."

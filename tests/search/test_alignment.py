@@ -92,3 +92,17 @@ def test_a_link_is_the_position_with_most_attention_but_never_eos():
                 assert looks[link] == max(looks[:-1])
                 ends += max(looks) > looks[link]
     assert ends > 0, "an end token that nobody looks at shows little"
+
+
+def test_tags_before_a_source_are_never_linked_to():
+    both = aligner(*models(1))
+    longer = [([6, 7, *source], rows) for source, rows in SENTENCES if source]
+    links = both.align(longer, num_tags=2)
+    maps = dict(both.attention(longer))
+    tags = 0
+    for number, (_, rows) in enumerate(longer):
+        for index in range(len(rows)):
+            for link, looks in zip(links[number][index], maps[number][index].tolist(), strict=True):
+                assert looks[2 + link] == max(looks[2:-1])
+                tags += max(looks[:2]) > looks[2 + link]
+    assert tags > 0, "tags that nobody looks at show little"

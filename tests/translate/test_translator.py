@@ -412,7 +412,9 @@ class Mirror:
     """Knows where the words of `Backwards` come from."""
 
     def align(
-        self, sentences: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]]
+        self,
+        sentences: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]],
+        num_tags: int,
     ) -> list[list[tuple[int, ...]]]:
         return [[tuple(range(len(row)))[::-1] for row in rows] for _, rows in sentences]
 

@@ -80,6 +80,14 @@ MbrOption = Annotated[
     Literal["chrf", "bleu"] | None,
     typer.Option(help="Minimum Bayes risk (MBR) decoding with this utility."),
 ]
+TagOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tag",
+        metavar="NAME",
+        help="Tag of the training text (data.train) that each source begins with; repeatable.",
+    ),
+]
 CandidatesOption = Annotated[
     int | None,
     typer.Option(min=1, help="Candidates of --mbr. Default: the beam size, or 32 samples."),
@@ -109,6 +117,7 @@ OF_ARGUMENTS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES} | {
     "sentence": "SENTENCE",
     "settings": "--set",
     "systems": "SYSTEM",
+    "tags": "--tag",
     "text": "--source and --reference",
     "utility": "--mbr",
     "valid": "--valid-source and --valid-target",

@@ -25,6 +25,7 @@ from tformer_cli.cli.options import (
     PrecisionOption,
     QuantizationName,
     SearchSetOption,
+    TagOption,
     WorkersOption,
     chosen_mbr,
     chosen_run,
@@ -102,6 +103,7 @@ def translate(
         Path | None,
         typer.Option("--prefixes", help="Forced beginnings, a line for each line of --input."),
     ] = None,
+    tags: TagOption = None,
     banned: Annotated[
         list[str] | None,
         typer.Option("--ban", help="Word or phrase that no translation contains; repeatable."),
@@ -237,6 +239,7 @@ def translate(
             has_phrases=constraints_file is not None,
             decoding=search,
             mbr=chosen_mbr(mbr, candidates),
+            tags=tags or (),
             banned=banned or (),
             terminology=terms,
             scored=as_json or nbest > 1,

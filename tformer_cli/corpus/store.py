@@ -67,11 +67,35 @@ class PairWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class PairTags:
+    """Tag ids that each of n sources begins with, run-length encoded.
+
+    Run j of pairs ends before stops[j] and has the tags ids[j] (W,), padded with 0 on the right.
+    """
+
+    stops: np.ndarray
+    ids: np.ndarray
+
+    @classmethod
+    def of_runs(cls, counts: Iterable[int], tags: Sequence[Sequence[int]]) -> Self:
+        """Return counts[j] times tags[j], run after run."""
+        ids = np.zeros((len(tags), max(map(len, tags))), dtype=np.uint16)
+        for row, own in zip(ids, tags, strict=True):
+            row[: len(own)] = own
+        return cls(np.cumsum(list(counts), dtype=np.int64), ids)
+
+    def __getitem__(self, indices: np.ndarray) -> np.ndarray:
+        """Return the padded tags (n, W) of the pairs at some indices."""
+        tags: np.ndarray = self.ids[np.searchsorted(self.stops, indices, side="right")]
+        return tags
+
+
+@dataclass(frozen=True, slots=True)
 class TokenStore:
     """Token ids of n pairs in two flat arrays; monolingual text has the same on both sides.
 
-    Source i is source_ids[source_offsets[i] : source_offsets[i + 1]]; offsets are (n + 1,).
-    `known_fingerprint` caches `fingerprint()`.
+    Source i is its tags, then source_ids[source_offsets[i] : source_offsets[i + 1]]; offsets are
+    (n + 1,). `known_fingerprint` caches `fingerprint()`.
     """
 
     source_ids: np.ndarray
@@ -79,6 +103,7 @@ class TokenStore:
     target_ids: np.ndarray
     target_offsets: np.ndarray
     weights: PairWeights
+    tags: PairTags | None = None
     known_fingerprint: str | None = None
 
     def __len__(self) -> int:
@@ -92,12 +117,20 @@ class TokenStore:
         """Return the pairs at `indices`, in that order."""
         sources = _rows(self.source_ids, self.source_offsets, indices)
         targets = _rows(self.target_ids, self.target_offsets, indices)
+        if self.tags is not None:
+            rows = zip(self.tags[indices], sources, strict=True)
+            sources = [np.concatenate((tags[tags > 0], source)) for tags, source in rows]
         return list(map(Example, indices.tolist(), sources, targets))
 
     @property
     def source_lengths(self) -> np.ndarray:
-        """(n,) tokens of each source."""
-        return _lengths(self.source_offsets)
+        """(n,) tokens of each source, with its tags."""
+        lengths = _lengths(self.source_offsets)
+        if self.tags is not None:
+            for span in slices(len(lengths)):
+                tags = self.tags[np.arange(span.start, span.stop)]
+                lengths[span] += (tags > 0).sum(axis=1, dtype=np.int32)
+        return lengths
 
     @property
     def target_lengths(self) -> np.ndarray:
@@ -105,7 +138,7 @@ class TokenStore:
         return _lengths(self.target_offsets)
 
     def fingerprint(self) -> str:
-        """Return a hash of the ids and weights, whatever the integer size of the arrays."""
+        """Return a hash of ids, weights and tags, whatever the integer size of the arrays."""
         if self.known_fingerprint is not None:
             return self.known_fingerprint
         digest = hashlib.sha256()
@@ -118,6 +151,10 @@ class TokenStore:
         ):
             for span in slices(len(part)):
                 digest.update(part[span].astype(dtype).tobytes())
+        if self.tags is not None:
+            for span in slices(len(self)):
+                tags = self.tags[np.arange(span.start, span.stop)]
+                digest.update(tags.astype("<u2").tobytes())
         return digest.hexdigest()
 
 
@@ -152,10 +189,13 @@ def write_index(directory: Path, id_dtypes: Sequence[str], reports: Iterable[Fil
     _write_index(directory, index)
 
 
-def open_store(directory: Path, weights: Sequence[float]) -> tuple[TokenStore, FilterReport] | None:
-    """Verify the checksums of a store directory and memory-map it with the weights of its texts.
+def open_store(
+    directory: Path, weights: Sequence[float], tags: Sequence[Sequence[int]]
+) -> tuple[TokenStore, FilterReport] | None:
+    """Verify the checksums of a store directory and memory-map it.
 
-    The filter counts are returned too; None if the store is missing or damaged.
+    The files depend neither on the weight nor on the tag ids of each text. The filter counts are
+    returned too; None if the store is missing or damaged.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
         index = read_json(directory / "index.json")
@@ -166,10 +206,15 @@ def open_store(directory: Path, weights: Sequence[float]) -> tuple[TokenStore, F
             (_memory_map(directory / ids, dtype), _memory_map(directory / offsets, OFFSET_DTYPE))
             for (ids, offsets), dtype in zip(SIDES, index["id_dtypes"], strict=False)
         ]
-        kept = (report.kept for report in reports)
-        store = TokenStore(*sides[0], *sides[-1], weights=PairWeights.of_runs(kept, weights))
+        kept = [report.kept for report in reports]
+        store = TokenStore(
+            *sides[0],
+            *sides[-1],
+            weights=PairWeights.of_runs(kept, weights),
+            tags=PairTags.of_runs(kept, tags) if any(tags) else None,
+        )
         if _file_checksums(directory, len(index["id_dtypes"])) == index["sha256"]:
-            name = " ".join(map(repr, weights))
+            name = " ".join(map(repr, (*weights, *tags) if any(tags) else weights))
             if name not in index["fingerprints"]:
                 index["fingerprints"][name] = store.fingerprint()
                 _write_index(directory, index)

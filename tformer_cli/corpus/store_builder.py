@@ -25,7 +25,14 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from tformer_cli.config.schema.data import AnyTrainingText, DataConfig, FilterConfig, Text
+from tformer_cli.config.schema.data import (
+    AnyTrainingText,
+    DataConfig,
+    FilterConfig,
+    Text,
+    TrainingText,
+    tag_names,
+)
 from tformer_cli.corpus.filters import FilterReport, filter_lengths, find_repeats, pair_digests
 from tformer_cli.corpus.prefetch import chunks, in_order
 from tformer_cli.corpus.reader import TEXTS_FILE, read_rows, text_changed, text_checksums
@@ -49,6 +56,7 @@ from tformer_cli.storage.atomic import (
 )
 from tformer_cli.storage.lock import exclusive_lock
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
+from tformer_cli.text.vocabulary import tag_ids
 
 SHARD_LINES = 1 << 13
 # Shards queued for each process, so that none waits for the reader.
@@ -125,17 +133,19 @@ def load_or_build_store(
     `num_processes` encode; None for one a core, or for only this one if the text is small. The
     store does not depend on them nor on `shard_lines`.
     """
-    weights = [text.weight for text in texts]
+    names = tag_names(texts)
+    tags = [tag_ids(text.tags, names) if isinstance(text, TrainingText) else () for text in texts]
+    open_or_none = functools.partial(open_store, weights=[text.weight for text in texts], tags=tags)
     with storage_errors(stores):
         make_directory(stores)
     key = _key(texts, tokenizers, filters, stores)
     directory, shards = stores / key, stores / f"{key}.building"
-    opened = open_store(directory, weights)
+    opened = open_or_none(directory)
     if opened is None or shards.exists():
         waiting = "waiting for another process that encodes the same text"
         with exclusive_lock(stores / f"{key}.lock", waiting):
             # Another process may have built it in the meantime.
-            opened = open_store(directory, weights)
+            opened = open_or_none(directory)
             if opened is None:
                 writer = StoreWriter(shards, texts, tokenizers, filters)
                 try:
@@ -147,7 +157,7 @@ def load_or_build_store(
                     shutil.rmtree(shards, ignore_errors=True)
                     raise
                 writer.write_store(directory)
-                opened = open_store(directory, weights)
+                opened = open_or_none(directory)
                 assert opened is not None
             shutil.rmtree(shards, ignore_errors=True)
     # Leftovers of a killed process under names that are not written again.

@@ -34,6 +34,7 @@ class Request:
     required: tuple[Phrase, ...] = ()  # in the hypothesis, each as often as it is listed
     number: int = 0  # of the line; with the seed it determines sampling noise
     first_word: int = 0  # index of the word of the line that the source begins with
+    num_tags: int = 0  # tags before the first token of text in the source
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class LogitsProcessor:
     def _limits(self, request: Request) -> tuple[int, int]:
         """Return the minimum length, without EOS, and the maximum length, with EOS."""
         config = self.config
-        source_length = len(request.source) - 1
+        source_length = len(request.source) - request.num_tags - 1
         maximum = config.max_length
         if config.max_length_ratio is not None:
             maximum = min(maximum, math.ceil(config.max_length_ratio * source_length) + 1)

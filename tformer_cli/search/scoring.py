@@ -129,15 +129,19 @@ class Aligner(TeacherForcing):
     Attention is the mean over the heads of the last layer, and over the models of an ensemble.
     """
 
-    def align(self, sentences: Sequence[Translated]) -> list[list[tuple[int, ...]]]:
+    def align(
+        self, sentences: Sequence[Translated], num_tags: int = 0
+    ) -> list[list[tuple[int, ...]]]:
         """Return for each translation of each sentence the source position of each target token.
 
         It is the position with the highest attention, never that of EOS; translations are without
-        EOS.
+        EOS. The first `num_tags` tokens of each source do not count.
         """
         links: list[list[tuple[int, ...]]] = [[()] * len(rows) for _, rows in sentences]
         for index, maps in self.attention(sentences):
-            links[index] = [tuple(weights[:, :-1].argmax(dim=-1).tolist()) for weights in maps]
+            links[index] = [
+                tuple(weights[:, num_tags:-1].argmax(dim=-1).tolist()) for weights in maps
+            ]
         return links
 
     @torch.inference_mode()

@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tformer_cli.errors import CheckpointError
+from tformer_cli.config.schema.data import MAX_TAGS
+from tformer_cli.errors import CheckpointError, UsageError
 from tformer_cli.storage.atomic import parse_json
 
 PAD_ID, UNK_ID, BOS_ID, EOS_ID, MASK_ID, SEP_ID = range(6)
@@ -14,7 +15,8 @@ DECODER_START_IDS = {
     "decoder_only": SEP_ID,
     "masked_encoder": BOS_ID,
 }
-NUM_SPECIAL = 16
+FIRST_TAG_ID = 6
+NUM_SPECIAL = FIRST_TAG_ID + MAX_TAGS
 SPECIAL_TOKENS = (
     "<pad>",
     "<unk>",
@@ -22,7 +24,7 @@ SPECIAL_TOKENS = (
     "</s>",
     "<mask>",
     "<sep>",
-    *(f"<tag_{i}>" for i in range(6, NUM_SPECIAL)),
+    *(f"<tag_{i}>" for i in range(FIRST_TAG_ID, NUM_SPECIAL)),
 )
 # Special ids that no translation contains.
 SUPPRESSED_IDS = tuple(i for i in range(NUM_SPECIAL) if i != EOS_ID)
@@ -36,6 +38,20 @@ def with_eos(ids: Sequence[int]) -> list[int]:
     An empty source stays empty: it is not translated.
     """
     return [*ids, EOS_ID] if ids else []
+
+
+def tag_ids(names: Sequence[str], known: Sequence[str]) -> tuple[int, ...]:
+    """Return the reserved ids of tags; those that a model knows have them in order.
+
+    Raises:
+        UsageError: the model does not know a tag.
+    """
+    for name in names:
+        if name not in known:
+            what = "no training text has this tag"
+            remedy = f"choose from: {', '.join(known)}" if known else "leave it out"
+            raise UsageError("`tags`", what, got=name, remedy=remedy)
+    return tuple(FIRST_TAG_ID + known.index(name) for name in names)
 
 
 @dataclass(frozen=True, slots=True)

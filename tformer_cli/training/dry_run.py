@@ -246,7 +246,7 @@ def worst_case_steps(trainer: Trainer, batch_tokens: int, count: int) -> dict[Sh
     config = trainer.config
     config = replace(config, training=replace(config.training, batch_tokens=batch_tokens))
     last = {}
-    for shape in worst_case_shapes(config.training, config.data.filters.max_length):
+    for shape in worst_case_shapes(config.training, config.data.max_length):
         store = worst_case_store(shape, trainer.tokenizers, config.seed)
         data = replace(trainer.data, config=config, store=store)
         last[shape] = first_steps(trainer, data, count)[-1]

@@ -86,7 +86,7 @@ def find_batch_size(
             return True
 
         # A config refuses smaller batches.
-        smallest = config.data.filters.max_length + 1
+        smallest = config.data.max_length + 1
         # Of a batch of all pairs, on the longer side and without padding.
         longer = np.maximum(data.store.source_lengths, data.store.target_lengths)
         num_tokens = int(longer.sum(dtype=np.int64)) + len(longer)

@@ -1,7 +1,7 @@
 """The run whose tokenizers and weights a training begins with, for fine-tuning or transfer."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -96,8 +96,11 @@ def load_pretrained(pretrained: RunDirectory, model: Network, config: Config, lo
     # Of a run with an EMA, the weights that its training would resume with.
     has_ema = (checkpoint / RAW_MODEL_FILE).exists()
     file_name = RAW_MODEL_FILE if has_ema else MODEL_FILE
-    saved = load_config(pretrained.config_file).model
-    if mismatches := list(_mismatches(saved, config.model, pretrained)):
+    saved_config = load_config(pretrained.config_file)
+    saved = saved_config.model
+    mismatches = list(_mismatches(saved, config.model, pretrained))
+    mismatches += _moved_tags(saved_config.data.tags, config.data.tags, pretrained)
+    if mismatches:
         raise ConfigError(mismatches)
     if not _is_encoder_for(saved, config.model):
         load_weights(checkpoint, model, file_name)
@@ -141,6 +144,17 @@ def _mismatches(saved: ModelConfig, wanted: ModelConfig, run: RunDirectory) -> I
     if renamed and saved.norm_position == wanted.norm_position == "deep":
         what = f"must not be deep with the encoder of {run.path}, whose residuals weigh otherwise"
         yield Problem("model.norm_position", what, "deep")
+
+
+def _moved_tags(
+    saved: Sequence[str], wanted: Sequence[str], run: RunDirectory
+) -> Iterator[Problem]:
+    """Yield a problem if a tag of a pretrained run has another id in the new one."""
+    moved = [name for name in wanted if name in saved and wanted.index(name) != saved.index(name)]
+    if moved:
+        what = f"{moved[0]} is not the tag number {saved.index(moved[0]) + 1}, as in {run.path}"
+        remedy = "let the tags appear in the order of that run, or rename this one"
+        yield Problem("data.train", what, ", ".join(wanted), remedy)
 
 
 def _describe_encoder(model: EncoderDecoder) -> str:

@@ -133,6 +133,7 @@ class TranslateOptions(TypedDict, total=False):
         decoding: the search, or changes to that of the run; None for the run's own.
         mbr: minimum-Bayes-risk decoding: choose by mean utility, which becomes the `score`. Equal
             texts count as one translation, so fewer may come. None ranks by the search.
+        tags: of the training texts, such as `back-translated`, that each source begins with.
         banned: words and phrases that no translation contains, as the target tokenizer spells them.
         terminology: terms whose translations are required where a line, or a piece of a long line,
             contains them; needs beam search.
@@ -149,6 +150,7 @@ class TranslateOptions(TypedDict, total=False):
 
     decoding: DecodingConfig | SearchOptions | None
     mbr: MBR | None
+    tags: Sequence[str]
     banned: Sequence[str]
     terminology: Terminology | None
     scored: bool

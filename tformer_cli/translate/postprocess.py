@@ -77,7 +77,9 @@ class Postprocessor:
             for pieces, translations in lines
             for index, piece in enumerate(pieces)
         ]
-        links = iter(aligner.align(sentences))
+        # All lines have the same tags.
+        num_tags = max((piece.num_tags for pieces in requests for piece in pieces), default=0)
+        links = iter(aligner.align(sentences, num_tags))
         for pieces, translations in lines:
             by_translation = zip(*[next(links) for _ in pieces], strict=True)
             yield [
@@ -94,7 +96,7 @@ class Postprocessor:
     ) -> Translation:
         """Turn the source position of each target token into pairs of words."""
         source, target = self.tokenizers.source, self.tokenizers.target
-        sources = [piece.source[:-1] for piece in pieces]
+        sources = [piece.source[piece.num_tags : -1] for piece in pieces]
         targets = [hypothesis.token_ids for hypothesis in hypotheses]
         # A space ends the last word of a piece. Without whitespace, words are not counted.
         texts = [f"{target.decode(ids)} " for ids in targets]

@@ -25,7 +25,7 @@ from tformer_cli.text.segments import (
 )
 from tformer_cli.text.subword import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizers
-from tformer_cli.text.vocabulary import with_eos
+from tformer_cli.text.vocabulary import tag_ids, with_eos
 from tformer_cli.translate.options import LongLines
 
 # Pieces of a line at most; piece i of line n has the number n * MAX_PIECES + i when sampling.
@@ -113,15 +113,17 @@ class Preprocessor:
         *,
         number: int,
         where: str,
+        tags: Ids = (),
         banned: Sequence[Ids] = (),
         terminology: Terminology | None = None,
         on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> list[Request]:
         """Return the request of each piece of a line.
 
-        The line number determines sampling noise; `banned` comes from `encode_banned`; terms are
-        required where a piece contains them. `on_warning` is called if the line is split or
-        truncated; for its number of sentences, only for the first such line.
+        The line number determines sampling noise. Each piece with text begins with `tags`, which
+        come from `encode_tags`; `banned` comes from `encode_banned`; terms are required where a
+        piece contains them. `on_warning` is called if the line is split or truncated; for its
+        number of sentences, only for the first such line.
 
         Raises:
             DataError: the line is too long (`long_lines="error"`), is split although it has
@@ -145,7 +147,7 @@ class Preprocessor:
             terms = [] if terminology is None else terminology.target_terms(text)
             phrases = [*line.phrases, *(term for term in terms if term not in line.phrases)]
             request = Request(
-                source=source,
+                source=[*tags, *source] if source else source,
                 prefix=() if index else prefix,
                 banned=tuple(banned),
                 required=tuple(
@@ -154,10 +156,25 @@ class Preprocessor:
                 ),
                 number=number * MAX_PIECES + index,
                 first_word=word,
+                num_tags=len(tags) if source else 0,
             )
             self._check_positions(request, where)
             requests.append(request)
         return requests
+
+    def encode_tags(self, names: Sequence[str], known: Sequence[str]) -> Ids:
+        """Return the ids of tags; `known` are those of the model, by id.
+
+        Raises:
+            UsageError: the model does not know a tag, or has too few learned positions.
+        """
+        ids = tag_ids(names, known)
+        needed = self.max_source_length + len(ids) + 1
+        if self.max_positions is not None and needed > self.max_positions:
+            what = f"leaves a line fewer than {self.max_source_length + 1} learned positions"
+            remedy = f"lower `max_source_length` by {needed - self.max_positions}"
+            raise UsageError("`tags`", what, got=", ".join(names), remedy=remedy)
+        return ids
 
     def encode_banned(self, phrases: Sequence[str]) -> list[Ids]:
         """Return the ids of phrases, at the beginning of a translation and within it."""

@@ -100,6 +100,7 @@ class Translator:
         self.device = device
         self.load_aligner = load_aligner
         data = config.data
+        self.tags = data.tags
         self.description = f"{data.source_language} -> {data.target_language}, {device}"
         self.postprocessor = Postprocessor(
             tokenizers=tokenizers,
@@ -187,6 +188,12 @@ class Translator:
             device="cpu" if engine else str(native().device),
             **limits,
         )
+        for run in runs[1:]:
+            # Of an ensemble, the tags to which all models give the same ids.
+            others = find_model(run, checkpoint).config.data.tags
+            pairs = zip(translator.tags, others, strict=False)
+            shared_pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+            translator.tags = tuple(name for name, _ in shared_pairs)
         names = " + ".join(str(run.path) for run in runs)
         translator.description += f", {names} at step {files.step}"
         return translator
@@ -259,7 +266,13 @@ class Translator:
                 require phrases; a line is too long (`long_lines="error"`); or a prefix or phrase
                 cannot occur in a translation.
         """
-        reject_str(lines=lines, prefixes=prefixes, required=required, banned=options.get("banned"))
+        reject_str(
+            lines=lines,
+            prefixes=prefixes,
+            required=required,
+            tags=options.get("tags"),
+            banned=options.get("banned"),
+        )
         windows = chunks(zip_lines(lines, prefixes, required), WINDOW_LINES)
         has_phrases = required is not None
         for window in self.translate_windows(windows, count, has_phrases=has_phrases, **options):
@@ -273,6 +286,7 @@ class Translator:
         has_phrases: bool,
         decoding: DecodingConfig | SearchOptions | None = None,
         mbr: MBR | None = None,
+        tags: Sequence[str] = (),
         banned: Sequence[str] = (),
         terminology: Terminology | None = None,
         scored: bool = True,
@@ -297,6 +311,7 @@ class Translator:
         search = resolve_search(decoding, self.config, max_positions, requiring)
         num_hypotheses = resolve_num_hypotheses(search, count, mbr)
         preprocessor = self.preprocessor
+        tag_ids = preprocessor.encode_tags(tags, self.tags)
         banned_ids = preprocessor.encode_banned(banned)
         numbers = itertools.count(first_line, line_stride)
         for window in windows:
@@ -306,6 +321,7 @@ class Translator:
                     line,
                     number=number,
                     where=f"{name}:{number}" if name else f"line {number}",
+                    tags=tag_ids,
                     banned=banned_ids,
                     terminology=terminology,
                     on_warning=on_warning,

@@ -92,11 +92,11 @@ class Config:
                 "must be true with model.kind decoder_only, which has a single vocabulary",
             )
         yield from self._conflicts_of_positions()
-        if self.training.batch_tokens <= self.data.filters.max_length:
+        if self.training.batch_tokens <= self.data.max_length:
             yield Problem(
                 "training.batch_tokens",
-                f"must be above data.filters.max_length {self.data.filters.max_length}, "
-                "or a long sentence fits no batch",
+                f"must be above {self.data.max_length}, which is data.filters.max_length with "
+                "tags, or a long sentence fits no batch",
             )
         if self._lowercases_target() and self._searches() and not self.evaluation.bleu.lowercase:
             yield Problem(
@@ -169,11 +169,14 @@ class Config:
         positions, longest = self.model.positions, self.model.max_length
         if not isinstance(positions, LearnedPositions) or longest is None:
             return
-        needed = self.data.filters.max_length + 1
+        needed = self.data.max_length + 1
         if longest < needed:
-            what = f"must be at least {needed}, which is data.filters.max_length + 1"
+            what = f"must be at least {needed}, which is data.filters.max_length with tags + 1"
             if longest < positions.max_length:
-                what = f"must be at least {2 * needed}, which is twice data.filters.max_length + 1"
+                what = (
+                    f"must be at least {2 * needed}, "
+                    "which is twice data.filters.max_length with tags + 1"
+                )
             yield Problem("model.positions.max_length", what)
         for key, search in self._searches().items():
             yield from search.conflicts_of_positions(longest, f"{key}.")

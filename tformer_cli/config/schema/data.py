@@ -2,13 +2,16 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 from tformer_cli.config.schema.fields import Bounds, Count, PositiveFloat
 from tformer_cli.errors import Problem
+
+# Reserved ids of tags in every vocabulary.
+MAX_TAGS = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,10 +45,21 @@ class PlainText:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingText(ParallelText):
-    """A parallel text to train on, with its weight."""
+    """A parallel text to train on, with its weight and its tags."""
 
     weight: PositiveFloat = 1.0
     """Repetitions of each line per epoch; 2.5 is two or three, sampled for each epoch."""
+    tags: tuple[str, ...] = ()
+    """Names of reserved tokens that each source begins with, such as `[back-translated]` (Caswell
+    et al. 2019); at most 10 different ones in `data.train`."""
+
+    def conflicts(self) -> Iterator[Problem]:
+        for index, name in enumerate(self.tags):
+            if not name.isprintable() or name.split() != [name]:
+                what = "must be a name without whitespace or a control character"
+                yield Problem(f"tags.{index}", what, json.dumps(name), "rename it")
+            elif name in self.tags[:index]:
+                yield Problem(f"tags.{index}", "is a tag of this text already", name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +72,12 @@ class PlainTrainingText(PlainText):
 
 Text = ParallelText | PlainText
 AnyTrainingText = TrainingText | PlainTrainingText
+
+
+def tag_names(texts: Sequence[AnyTrainingText]) -> tuple[str, ...]:
+    """Return all tags of training texts, in the order of their first appearance."""
+    tags = (name for text in texts if isinstance(text, TrainingText) for name in text.tags)
+    return tuple(dict.fromkeys(tags))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +119,17 @@ class DataConfig:
         """What the training text is counted in: pairs, or lines of monolingual text."""
         return "line" if isinstance(self.train[0], PlainTrainingText) else "pair"
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """All tags, in the order of their reserved ids."""
+        return tag_names(self.train)
+
+    @property
+    def max_length(self) -> int:
+        """Maximum length of either side of a training pair, with its tags and without EOS."""
+        texts = (text for text in self.train if isinstance(text, TrainingText))
+        return self.filters.max_length + max((len(text.tags) for text in texts), default=0)
+
     def texts(self) -> dict[str, Text]:
         """Return every text by key path."""
         return {
@@ -110,6 +141,9 @@ class DataConfig:
     def conflicts(self) -> Iterator[Problem]:
         if not self.train:
             yield Problem("train", "needs at least one pair of files", "an empty list")
+        if len(self.tags) > MAX_TAGS:
+            what = f"has more than the {MAX_TAGS} tags that a vocabulary reserves"
+            yield Problem("train", what, ", ".join(self.tags), "share tags between texts")
         if "valid" in self.test:
             yield Problem("test.valid", "this name belongs to data.valid", remedy="rename it")
         for name in self.test:

@@ -1,0 +1,135 @@
+"""Tags of training texts: reserved ids before each source, kept beside the encoded text."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tformer_cli.config.schema.data import MAX_TAGS, DataConfig, ParallelText, TrainingText
+from tformer_cli.config.schema.tokenizer import CharConfig
+from tformer_cli.corpus.batch import DataPosition, epoch_plans, training_micro_batches
+from tformer_cli.corpus.reader import read_texts
+from tformer_cli.corpus.store import PairTags, TokenStore, build_store
+from tformer_cli.corpus.store_builder import training_store
+from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers
+from tformer_cli.text.vocabulary import EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS
+
+TEXTS = {"a": ["ab", "abc", ""], "b": ["c", "ca", "cab"], "c": ["b"]}
+TAGS = {"a": (), "b": ("bt", "old"), "c": ("old",)}
+# By the order of first appearance.
+IDS = {"a": [], "b": [6, 7], "c": [7]}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataConfig:
+    for name, lines in TEXTS.items():
+        for side, rows in (("src", lines), ("tgt", map(str.upper, lines))):
+            (tmp_path / f"{name}.{side}").write_text("".join(f"{row}\n" for row in rows))
+    files = {
+        name: {"source": tmp_path / f"{name}.src", "target": tmp_path / f"{name}.tgt"}
+        for name in TEXTS
+    }
+    return DataConfig(
+        train=tuple(TrainingText(**files[name], tags=TAGS[name]) for name in TEXTS),
+        valid=ParallelText(**files["a"]),
+    )
+
+
+@pytest.fixture
+def tokenizers(data: DataConfig) -> Tokenizers:
+    return build_tokenizers(CharConfig(), lambda: read_texts(data.train), 1)
+
+
+def untagged(data: DataConfig) -> DataConfig:
+    return replace(data, train=tuple(replace(text, tags=()) for text in data.train))
+
+
+def expected(tokenizers: Tokenizers) -> list[tuple[list[int], list[int]]]:
+    """Each pair with text, its source behind the ids of its tags."""
+    return [
+        (IDS[name] + tokenizers.source.encode(line), tokenizers.target.encode(line.upper()))
+        for name, lines in TEXTS.items()
+        for line in lines
+        if line
+    ]
+
+
+def rows(store: TokenStore) -> list[tuple[list[int], list[int]]]:
+    examples = store.examples(np.arange(len(store)))
+    return [(list(map(int, x.source)), list(map(int, x.target))) for x in examples]
+
+
+def test_a_vocabulary_reserves_as_many_tags_as_a_config_may_have():
+    tags = [i for i, token in enumerate(SPECIAL_TOKENS) if token.startswith("<tag_")]
+    assert tags == [*range(NUM_SPECIAL - MAX_TAGS, NUM_SPECIAL)]
+
+
+def test_each_source_begins_with_the_tags_of_its_text(data, tokenizers):
+    store, _ = training_store(data, tokenizers)
+    assert rows(store) == expected(tokenizers)
+    assert store.source_lengths.tolist() == [len(source) for source, _ in expected(tokenizers)]
+
+
+def test_tags_change_the_fingerprint_and_no_file(data, tokenizers, tmp_path):
+    stores = tmp_path / "stores"
+    plain, _ = training_store(untagged(data), tokenizers, stores)
+    (directory,) = (path for path in stores.iterdir() if path.is_dir())
+    before = {file.name: file.read_bytes() for file in directory.glob("*.ids")}
+    tagged, _ = training_store(data, tokenizers, stores)
+    assert [path for path in stores.iterdir() if path.is_dir()] == [directory]
+    assert {file.name: file.read_bytes() for file in directory.glob("*.ids")} == before
+    assert tagged.fingerprint() != plain.fingerprint()
+    # What is cached beside the files is what the content has.
+    for store, own in ((plain, untagged(data)), (tagged, data)):
+        assert replace(store, known_fingerprint=None).fingerprint() == store.fingerprint()
+        assert training_store(own, tokenizers, stores)[0].fingerprint() == store.fingerprint()
+    # Names decide nothing, ids do.
+    renamed = tuple(
+        replace(text, tags=tuple(name[::-1] for name in text.tags)) for text in data.train
+    )
+    other, _ = training_store(replace(data, train=renamed), tokenizers, stores)
+    assert other.fingerprint() == tagged.fingerprint()
+
+
+def test_batches_have_the_tags_and_fit_the_budget(data, tokenizers):
+    store, _ = training_store(data, tokenizers)
+    plans = epoch_plans(store, batch_tokens=12, seed=1)
+    seen = []
+    steps = training_micro_batches(store, plans, accumulate=1, data_position=DataPosition())
+    for (batch,), _ in islice(steps, len(plans[0])):
+        assert batch.source.numel() <= 12
+        seen += [
+            (int(index), ids[mask].tolist())
+            for index, ids, mask in zip(batch.indices, batch.source, batch.source_mask, strict=True)
+        ]
+    wanted = [[*source, EOS_ID] for source, _ in expected(tokenizers)]
+    assert sorted(seen) == list(enumerate(wanted))
+
+
+runs = st.lists(st.tuples(st.integers(0, 4), st.lists(st.integers(6, 15), max_size=3)), min_size=1)
+
+
+@given(runs.filter(lambda runs: any(tags for _, tags in runs)))
+def test_tags_of_runs_stand_for_each_pair_of_a_run(runs):
+    tags = PairTags.of_runs([count for count, _ in runs], [own for _, own in runs])
+    flat = [own for count, own in runs for _ in range(count)]
+    found = tags[np.arange(len(flat))]
+    assert [row[row > 0].tolist() for row in found] == flat
+
+
+@given(runs, runs)
+def test_fingerprints_see_tags(one, other):
+    def store(runs: Sequence[tuple[int, list[int]]]) -> TokenStore:
+        pairs = build_store(([20], [21], 1.0) for count, _ in runs for _ in range(count))
+        if not any(tags for _, tags in runs):
+            return pairs
+        counts, tags = zip(*runs, strict=True)
+        return replace(pairs, tags=PairTags.of_runs(counts, tags))
+
+    same = store(one).fingerprint() == store(other).fingerprint()
+    assert not same or rows(store(one)) == rows(store(other))
