@@ -171,6 +171,17 @@ def test_where_the_first_process_cannot_write_the_others_end_too(tmp_path, monke
     assert RunDirectory(tmp_path / "run").step_checkpoints() == []
 
 
+def test_processes_meet_before_they_wait_for_tensors_of_a_checkpoint(monkeypatch):
+    """NCCL, which has the tensors, waits for minutes only; the first process reads a file."""
+    collectives: list[str] = []
+    monkeypatch.setattr(World, "_run", lambda world, name, *_, **__: collectives.append(name))
+    state = state_of(AdamWConfig(), World(0, 2))
+    broadcast_state(state)
+    assert collectives[:2] == ["all_reduce", "broadcast"]
+    assert collectives.count("all_reduce") == 1
+    assert collectives.count("broadcast") == 2 * len(list(state.model.parameters()))
+
+
 @pytest.mark.parametrize("config", [AdamWConfig(), MuonConfig()])
 def test_any_number_of_processes_goes_on_from_a_checkpoint(tmp_path, config):
     """The first process has all rows: sums with zeros are exact, whatever their number."""

@@ -145,6 +145,8 @@ def _drop_old(run: RunDirectory, config: TrainingConfig) -> None:
 def broadcast_state(state: TrainState) -> None:
     """Give every process the weights, EMA and progress of rank 0, and the moments that it owns."""
     world, optimizer = state.world, state.optimizer
+    # It waits longer than NCCL for rank 0, which may read a large checkpoint.
+    world.barrier()
     models = [state.model] if state.ema is None else [state.model, state.ema.model]
     for model in models:
         world.broadcast(weight.detach() for weight in model.parameters())
