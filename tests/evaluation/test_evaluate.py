@@ -1,10 +1,12 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from transfers import Transfers
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
-from tformer_cli.corpus.batch import batches_in_order
+from tformer_cli.corpus.batch import TENSORS, Batch, batches_in_order
 from tformer_cli.corpus.store import build_store
 from tformer_cli.errors import DeviceError
 from tformer_cli.evaluation.evaluate import Likelihood, reference_likelihood
@@ -67,6 +69,25 @@ def test_the_likelihood_of_an_ensemble_is_that_of_the_mean_probability():
 
 def test_a_loss_whose_exponential_no_float_holds_has_a_perplexity():
     assert Likelihood(1000.0, 0.0, 5).perplexity == math.exp(700)
+
+
+def test_a_batch_waits_for_the_device_once(monkeypatch):
+    config = EncoderDecoderConfig(dim=12, num_heads=3, feedforward_dim=16)
+    model = build_model(config, source_size=V, target_size=V, seed=2)
+    store = build_store(([7] * length, [9] * length, 1.0) for length in (5, 3, 2))
+    here, there = (list(batches_in_order(store, batch_tokens=9)) for _ in range(2))
+    assert [len(batch.source) for batch in here] == [2, 1]
+    moved = iter(there)
+    monkeypatch.setattr(Batch, "to", lambda batch, device: next(moved))
+    names = (*TENSORS, "target_mask", "indices")
+    with Transfers() as transfers:
+        # On the host is what `cpu` returns.
+        batches = [
+            replace(batch, **{name: getattr(batch, name).cpu() for name in names}) for batch in here
+        ]
+        transfers.names.clear()
+        reference_likelihood([model], batches, device=torch.device("cpu"), precision=torch.float32)
+    assert transfers.names == ["tolist", "tolist"]
 
 
 def limited_likelihood(most: int) -> Likelihood:

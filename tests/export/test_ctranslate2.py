@@ -119,9 +119,9 @@ def log_probs(
     read = torch.tensor([[*tokenizers.source.encode(source), EOS_ID]])
     written = [*tokenizers.target.encode(target), EOS_ID]
     shown = torch.tensor([[BOS_ID, *written[:-1]]])
-    real = [torch.ones_like(ids, dtype=torch.bool) for ids in (read, shown)]
+    real = torch.ones_like(read, dtype=torch.bool)
     with torch.no_grad():
-        logits = model(read, real[0], shown, real[1])
+        logits = model(read, real, shown, torch.arange(shown.numel()))
     logits[:, list(tokenizers.target.suppressed_ids)] = -torch.inf
     return tuple(logits.log_softmax(-1)[range(len(written)), written].tolist())
 

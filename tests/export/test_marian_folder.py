@@ -102,7 +102,7 @@ def both_logits(twin: Twin, precision: torch.dtype) -> tuple[torch.Tensor, torch
     target_ids = our_ids(twin.their_ids("target_vocab.json"), tokenizers.target)
     seen = torch.arange(7) < torch.tensor([[7], [4]])
     theirs, ours = twin.theirs.to(precision), twin.ours.model.to(precision)
-    everywhere = torch.ones(2, 11, dtype=torch.bool)
+    everywhere = torch.arange(2 * 11)
     with torch.no_grad():
         expected = theirs(
             input_ids=source, attention_mask=seen.long(), decoder_input_ids=target

@@ -89,7 +89,7 @@ def logits(config: ModelConfig, device: torch.device) -> Tensor:
     inputs = batch().to(device)
     with torch.no_grad():
         found = network(config, device).eval()(
-            inputs.source, inputs.source_mask, inputs.target_in, inputs.target_mask
+            inputs.source, inputs.source_mask, inputs.target_in, inputs.target_positions
         )
     return found.cpu()
 

@@ -41,8 +41,8 @@ def all_logits(model: EncoderDecoder, ids, mask, target) -> torch.Tensor:
 def test_forward_gives_the_logits_of_real_positions_row_after_row():
     model, (ids, mask) = small_model(), source()
     target = torch.randint(6, V, (B, T))
-    target_mask = torch.arange(T) < torch.tensor([[7], [1], [4]])
-    packed = model(ids, mask, target, target_mask)
+    positions = torch.tensor([*range(7), T, *range(2 * T, 2 * T + 4)])
+    packed = model(ids, mask, target, positions)
     whole = all_logits(model, ids, mask, target)
     torch.testing.assert_close(packed[:7], whole[0])
     torch.testing.assert_close(packed[7:8], whole[1, :1])

@@ -10,6 +10,7 @@ from tformer_cli.device import autocast
 from tformer_cli.inference.prepare import prepare_for_inference
 from tformer_cli.model.build import build_model, build_network
 from tformer_cli.model.network import Network, Seq2Seq
+from tformer_cli.padding import flat_positions
 
 B, S, T, V = 3, 5, 7, 23
 LENGTHS = torch.tensor([5, 3, 4])
@@ -130,7 +131,7 @@ def test_rows_that_share_a_sentence_and_places_that_change_it_equal_uncached(con
 def test_gradients_reach_every_weight(config):
     model, (ids, mask) = member(config).train(), source()
     target = torch.randint(6, V, (B, T))
-    model(ids, mask, target, torch.ones_like(target, dtype=torch.bool)).square().sum().backward()
+    model(ids, mask, target, torch.arange(target.numel())).square().sum().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
@@ -140,11 +141,11 @@ def test_gradients_reach_every_weight(config):
 def test_a_masked_encoder_knows_neither_padding_nor_company(config):
     network = lively(build_network(config, source_size=V, target_size=V, seed=7))
     ids, mask = source()
-    together = network(ids, mask, ids, mask)
+    together = network(ids, mask, ids, flat_positions(mask))
     noise = torch.where(mask, ids, torch.randint(6, V, (B, S)))
-    torch.testing.assert_close(network(noise, mask, noise, mask), together)
+    torch.testing.assert_close(network(noise, mask, noise, flat_positions(mask)), together)
     alone = [
-        network(*(part[row : row + 1, :length] for part in (ids, mask, ids, mask)))
+        network(*(part[row : row + 1, :length] for part in (ids, mask, ids)), torch.arange(length))
         for row, length in enumerate(LENGTHS.tolist())
     ]
     torch.testing.assert_close(torch.cat(alone), together)

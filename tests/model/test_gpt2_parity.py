@@ -80,10 +80,8 @@ def test_logits_of_targets_equal_those_of_gpt2_with_gradients():
     ids = torch.randint(6, V, (B, S + T))
     source, target = ids.split([S, T], dim=1)
     expected = theirs(input_ids=ids).logits[:, S:].flatten(0, 1)
-    everywhere = [torch.ones_like(part, dtype=torch.bool) for part in (source, target)]
-    said = called(
-        ours_like(theirs), weights_of(theirs), source, everywhere[0], target, everywhere[1]
-    )
+    real, positions = torch.ones_like(source, dtype=torch.bool), torch.arange(B * T)
+    said = called(ours_like(theirs), weights_of(theirs), source, real, target, positions)
     assert_same(said, expected, theirs.parameters())
 
 
@@ -96,7 +94,7 @@ def test_padding_behind_a_source_and_a_cache_change_nothing(length):
     real = (torch.arange(S) < length).expand(B, S)
     stream = torch.cat((source[:, :length], target), dim=1)
     expected = theirs(input_ids=stream).logits[:, length:]
-    said = ours(source, real, target, torch.ones_like(target, dtype=torch.bool))
+    said = ours(source, real, target, torch.arange(target.numel()))
     torch.testing.assert_close(said.view(B, T, V), expected)
     cache = ours.init_cache(B)
     cache.insert(torch.arange(B), ours.prefill(source, real), real)

@@ -11,6 +11,7 @@ from torch import Tensor
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
+from tformer_cli.padding import flat_positions
 
 B, S, T, V, D = 3, 5, 7, 23, 12
 FLOAT_BYTES = 4
@@ -34,7 +35,8 @@ def logits(model: Seq2Seq) -> Tensor:
     source_mask = torch.arange(S) < LENGTHS
     source = torch.arange(B * S).view(B, S) % V * source_mask
     target = torch.arange(B * T).view(B, T) % V
-    return model(source, source_mask, target, torch.arange(T) < LENGTHS + 2)
+    positions = flat_positions(torch.arange(T) < LENGTHS + 2)
+    return model(source, source_mask, target, positions)
 
 
 @settings(max_examples=8)

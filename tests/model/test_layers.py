@@ -19,6 +19,7 @@ from tformer_cli.model.blocks.attention import AttentionMask, causal_mask, paddi
 from tformer_cli.model.blocks.residual import DeepNorm
 from tformer_cli.model.build import build_model, build_network
 from tformer_cli.model.layers import DecoderLayer, EncoderLayer
+from tformer_cli.padding import flat_positions
 
 B, S, T, V, D, H, F = 2, 5, 7, 23, 12, 3, 17
 CHOICES = list(itertools.product(("pre", "post"), ("relu", "gelu"), (True, False)))
@@ -181,7 +182,7 @@ def test_masked_encoder_equals_that_of_torch(norm_position, activation, bias):
     weights = {"output.weight": output} | under("encoder", stack_weights(theirs, table))
     ids, real = torch.randint(V, (B, S)), real_tokens()
     asked = real & (torch.rand(B, S) < 0.5)
-    said = called(ours, weights, ids, real, ids, asked)
+    said = called(ours, weights, ids, real, ids, flat_positions(asked))
     states = theirs(table(ids), src_key_padding_mask=~real)
     expected = states[asked] @ output.T
     assert_same(said, expected, [output, table.weight, *theirs.parameters()])

@@ -70,9 +70,9 @@ def test_operations_are_those_that_torch_counts_but_for_what_causality_hides(mod
         replace(model, dropout=0.0), source_size=vocab_size, target_size=vocab_size, seed=1
     )
     source, target = torch.randint(4, vocab_size, (1, s)), torch.randint(4, vocab_size, (1, t))
-    everywhere = torch.ones(1, t, dtype=torch.bool)
+    real = torch.ones(1, s, dtype=torch.bool)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        network(source, everywhere[:, :s], target, everywhere).sum().backward()
+        network(source, real, target, torch.arange(t)).sum().backward()
     # Of each causal attention half the table: two products forward, four backward, 2 D each.
     hidden = model.num_decoder_layers * 6 * 2 * model.dim * t * t / 2
     flops = training_flops(model, vocab_size, np.array([s]), np.array([t]), causal_share=0.5)

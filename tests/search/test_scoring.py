@@ -2,16 +2,19 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from search.test_engine import END, SPECIAL_TOKENS, START, SUPPRESSED, V, small_model
+from transfers import Transfers
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.errors import DeviceError
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search import scoring as scoring_room
+from tformer_cli.search import topk
 from tformer_cli.search.engine import Request
 from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.search.scoring import ModelScorer, halving_on_oom, length_batches
@@ -36,7 +39,7 @@ def plain(model: Seq2Seq, source: list[int], target: list[int]) -> torch.Tensor:
     """The logits (len(target) + 1, V) of one pair by itself."""
     ids = torch.tensor([source])
     row = torch.tensor([[START, *target]])
-    return model.eval()(ids, torch.ones_like(ids).bool(), row, torch.ones_like(row).bool())
+    return model.eval()(ids, torch.ones_like(ids).bool(), row, torch.arange(row.numel()))
 
 
 def by_hand(model: Seq2Seq, source: list[int], target: list[int]) -> list[float]:
@@ -151,7 +154,8 @@ def test_the_rest_of_the_batch_changes_nothing(pairs, batch_tokens, chunk_rows):
         assert together == pytest.approx(by_itself, rel=1e-9)
 
 
-def test_logits_are_held_in_chunks_and_batches_keep_to_their_budget(scorer, monkeypatch):
+@pytest.mark.parametrize("factor", [1, 3])
+def test_logits_are_held_in_chunks_and_batches_keep_to_their_budget(scorer, factor, monkeypatch):
     rows, shapes = [], []
     scorer.models[0].output.register_forward_hook(
         lambda _, inputs, output: rows.append(len(output))
@@ -161,11 +165,27 @@ def test_logits_are_held_in_chunks_and_batches_keep_to_their_budget(scorer, monk
     )
     monkeypatch.setattr(scoring_room, "CHUNK_ROWS", 4)
     monkeypatch.setattr(scoring_room, "BATCH_TOKENS", 30)
+    # A GPU takes more at a time.
+    monkeypatch.setattr(scoring_room, "batch_size_factor", lambda device: factor)
     scorer.score(PAIRS * 5)
-    assert max(rows) == 4
+    assert max(rows) == 4 * factor
     assert sum(rows) == 5 * sum(len(target) + 1 for _, target in PAIRS)
-    assert all(batch * width <= 30 for batch, width in shapes)
+    sizes = [batch * width for batch, width in shapes]
+    assert 30 * (factor - 1) < max(sizes) <= 30 * factor
     assert len(shapes) < 5 * len(PAIRS)
+
+
+def test_a_batch_waits_for_the_device_once(scorer, monkeypatch):
+    # That of a CPU looks at its sums.
+    monkeypatch.setattr(topk, "logsumexp", lambda logits: logits.logsumexp(dim=-1))
+    monkeypatch.setattr(scoring_room, "CHUNK_ROWS", 4)
+    # The mask is on the host.
+    monkeypatch.setattr(
+        scoring_room, "flat_positions", lambda mask: torch.from_numpy(np.flatnonzero(mask))
+    )
+    with Transfers() as transfers:
+        scorer.score(PAIRS)
+    assert transfers.names == ["tolist"]
 
 
 def test_dropout_is_off(scorer):

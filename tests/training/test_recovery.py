@@ -182,7 +182,7 @@ ROWS = [
 
 
 def assert_equal(one: Batch, two: Batch) -> None:
-    for name in (*TENSORS, "indices"):
+    for name in (*TENSORS, "target_mask", "indices"):
         assert torch.equal(getattr(one, name), getattr(two, name)), name
     assert one.num_target_tokens == two.num_target_tokens
 

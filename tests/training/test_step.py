@@ -25,7 +25,7 @@ def test_reported_loss_is_the_mean_over_target_tokens():
     subject.model.eval()
     one = batch()
     with torch.no_grad():
-        logits = subject.model(one.source, one.source_mask, one.target_in, one.target_mask)
+        logits = subject.model(one.source, one.source_mask, one.target_in, one.target_positions)
     targets = one.target_out[one.target_mask]
     expected = torch.nn.functional.cross_entropy(logits, targets)
     for module in subject.model.modules():

@@ -17,7 +17,7 @@ from torch import Tensor
 from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.corpus.store import Example, PairWeights, TokenStore, slices
 from tformer_cli.device import derive_seed
-from tformer_cli.padding import flat_positions, pad_rows
+from tformer_cli.padding import PAD_ID, flat_positions, pad_rows
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, MASK_ID, NUM_SPECIAL
 
 # Batches sorted by length together: enough for little padding, few enough for batches to differ
@@ -31,7 +31,7 @@ PREFETCH_FROM = 0.9
 EpochPlan = list[np.ndarray]
 
 # The tensors of a batch that the model uses.
-TENSORS = ("source", "source_mask", "target_in", "target_out", "target_mask", "target_positions")
+TENSORS = ("source", "source_mask", "target_in", "target_out", "target_positions")
 
 # Of the predicted tokens, 80% are masked, 10% replaced by a random token, 10% unchanged.
 MASKED, REPLACED = 0.8, 0.9
@@ -63,6 +63,23 @@ class Batch:
     def targets(self) -> Tensor:
         """The labels (N,) of the positions where the loss counts."""
         return self.target_out.flatten().index_select(0, self.target_positions)
+
+    def select(self, rows: slice | list[int]) -> "Batch":
+        """Return some rows as a batch, padded to the longest of them."""
+        source = self.source_mask[rows].any(dim=0)
+        # Not by the target mask, which selects few tokens of a masked text.
+        target = (self.target_out[rows] != PAD_ID).any(dim=0)
+        target_mask = self.target_mask[rows][:, target]
+        return Batch(
+            source=self.source[rows][:, source],
+            source_mask=self.source_mask[rows][:, source],
+            target_in=self.target_in[rows][:, target],
+            target_out=self.target_out[rows][:, target],
+            target_mask=target_mask,
+            target_positions=flat_positions(target_mask),
+            indices=self.indices[rows],
+            num_target_tokens=int(target_mask.sum()),
+        )
 
     def to(self, device: torch.device) -> "Batch":
         if device.type == "cpu":

@@ -272,7 +272,7 @@ def reference_likelihood(
         model.eval()
     nll, num_correct, num_tokens = 0.0, 0.0, 0.0
     for batch in itertools.islice(batches, world.rank, None, world.size):
-        sums = partial(_nll_sums, models, batch.to(device), device=device, precision=precision)
+        sums = partial(_nll_sums, models, batch, device=device, precision=precision)
         rows = list(range(len(batch.source)))
         for _, (part_nll, part_correct) in halving_on_oom(sums, [rows], device):
             nll += part_nll
@@ -289,16 +289,17 @@ def _nll_sums(
     *,
     device: torch.device,
     precision: torch.dtype,
-) -> tuple[float, int]:
+) -> list[float]:
     """Return the summed cross-entropy and the correct tokens of some rows of a batch."""
-    target_mask = batch.target_mask[rows]
-    targets = batch.target_out[rows][target_mask]
-    inputs = batch.source[rows], batch.source_mask[rows], batch.target_in[rows], target_mask
+    part = batch.select(rows).to(device)
+    inputs = part.source, part.source_mask, part.target_in, part.target_positions
     with autocast(device, precision):
         answers = [model(*inputs) for model in models]
     logits = log_mean_probabilities(answers)
-    nll = functional.cross_entropy(logits.float(), targets, reduction="sum").item()
-    return nll, int((logits.argmax(dim=-1) == targets).sum())
+    nll = functional.cross_entropy(logits.float(), part.targets, reduction="sum")
+    num_correct = (logits.argmax(dim=-1) == part.targets).sum()
+    # One synchronization with the device per batch.
+    return torch.stack((nll, num_correct)).tolist()
 
 
 def perplexity(loss: float) -> float:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from tformer_cli.model.blocks.attention import KeyValue
 from tformer_cli.model.kv_cache import DecoderCache, KVCache
 from tformer_cli.model.layers import Stack, run_layer
-from tformer_cli.padding import flat_positions
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -28,14 +27,11 @@ class Network(nn.Module, ABC):
     output: nn.Linear
 
     def forward(
-        self, source: Tensor, source_mask: Tensor, target: Tensor, target_mask: Tensor
+        self, source: Tensor, source_mask: Tensor, target: Tensor, target_positions: Tensor
     ) -> Tensor:
-        """Return the logits (N, V) of the real target positions, by a mask (B, T) of them.
-
-        Other arguments are those of `hidden_states`.
-        """
-        positions = flat_positions(target_mask)
-        logits: Tensor = self.output(self.hidden_states(source, source_mask, target, positions))
+        """Return the logits (N, V) of the real target positions, by what `hidden_states` takes."""
+        states = self.hidden_states(source, source_mask, target, target_positions)
+        logits: Tensor = self.output(states)
         return logits
 
     @abstractmethod

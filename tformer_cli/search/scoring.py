@@ -13,18 +13,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from tformer_cli.device import autocast, empty_cache, is_out_of_memory
+from tformer_cli.device import autocast, batch_size_factor, empty_cache, is_out_of_memory
 from tformer_cli.errors import DeviceError
 from tformer_cli.model.inspection.attention_recorder import source_attention
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.padding import pad_rows
+from tformer_cli.padding import flat_positions, pad_rows
 from tformer_cli.search.engine import Pair, SpecialTokens
 from tformer_cli.search.logits_processors import suppress_tokens
 from tformer_cli.search.topk import log_mean_probabilities, log_softmax
 
-# Padded tokens of a batch, on either side.
+# Padded tokens of a batch of a core, on either side.
 BATCH_TOKENS = 4096
-# Rows of logits, (rows, V), in memory at a time.
+# Rows of its logits, (rows, V), in memory at a time.
 CHUNK_ROWS = 256
 
 # Source ids with EOS, and the ids of each of its translations.
@@ -59,7 +59,8 @@ class TeacherForcing:
         """Yield the indices of items, in batches, with the results of `work`."""
         for model in self.models:
             model.eval()
-        batches = length_batches(widths, counts, BATCH_TOKENS)
+        max_tokens = batch_size_factor(self.device) * BATCH_TOKENS
+        batches = length_batches(widths, counts, max_tokens)
         return halving_on_oom(lambda batch: work([items[i] for i in batch]), batches, self.device)
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -90,16 +91,18 @@ class ModelScorer(TeacherForcing):
     def _score(self, pairs: Sequence[Pair]) -> list[tuple[float, ...]]:
         bos, eos = self.special_tokens.bos, self.special_tokens.eos
         source, source_mask = self._padded([source for source, _ in pairs])
-        target, target_mask = self._padded([(bos, *target, eos) for _, target in pairs])
         # The decoder reads all but the last token, and predicts all but the first.
-        ids, mask = target[:, 1:], target_mask[:, 1:]
-        lengths = torch.arange(ids.shape[1], device=self.device).expand_as(ids)
+        targets, mask = pad_rows([(bos, *target, eos) for _, target in pairs])
+        positions = flat_positions(mask[:, 1:]).to(self.device)
+        target_in, target_out = (ids.to(self.device) for ids in (targets[:, :-1], targets[:, 1:]))
+        ids = target_out.flatten().index_select(0, positions)
+        lengths = positions % target_out.shape[1]
         with autocast(self.device, self.precision):
             hidden_states = [
-                model.target_hidden_states(source, source_mask, target[:, :-1])[mask]
+                model.hidden_states(source, source_mask, target_in, positions)
                 for model in self.models
             ]
-            log_probs = iter(self._log_probs(hidden_states, ids[mask], lengths[mask]))
+            log_probs = iter(self._log_probs(hidden_states, ids, lengths))
         return [tuple(itertools.islice(log_probs, len(target) + 1)) for _, target in pairs]
 
     def _log_probs(
@@ -110,17 +113,18 @@ class ModelScorer(TeacherForcing):
         `lengths` (n,) are the numbers of tokens before them, BOS excluded.
         """
         suppressed = torch.tensor(list(self.special_tokens.suppressed), device=self.device)
-        results: list[float] = []
-        for start in range(0, len(ids), CHUNK_ROWS):
-            rows = slice(start, start + CHUNK_ROWS)
+        results = []
+        num_rows = batch_size_factor(self.device) * CHUNK_ROWS
+        for start in range(0, len(ids), num_rows):
+            rows = slice(start, start + num_rows)
             predictions = []
             for model, states in zip(self.models, hidden_states, strict=True):
                 logits = model.output(states[rows])
                 suppress_tokens(logits[:, None], suppressed, self.special_tokens.eos, lengths[rows])
                 predictions.append(logits)
             log_probs = log_softmax(log_mean_probabilities(predictions))
-            results += log_probs.gather(-1, ids[rows, None])[:, 0].tolist()
-        return results
+            results.append(log_probs.gather(-1, ids[rows, None])[:, 0])
+        return torch.cat(results).tolist()
 
 
 class Aligner(TeacherForcing):

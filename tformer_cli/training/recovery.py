@@ -19,9 +19,7 @@ from torch import Tensor, nn
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.device import is_out_of_memory
 from tformer_cli.errors import TrainingError
-from tformer_cli.padding import flat_positions
 from tformer_cli.storage.state import TrainingProgress
-from tformer_cli.text.vocabulary import PAD_ID
 
 INITIAL_LOSS_SCALE = 2.0**16
 # Steps after which a larger loss scale is tried.
@@ -78,21 +76,7 @@ def _halves(batch: Batch) -> Iterator[Batch]:
     middle = (len(batch.source) + 1) // 2
     for rows in (slice(0, middle), slice(middle, None)):
         if len(batch.source[rows]) > 0:
-            source = rows, slice(int(batch.source_mask[rows].sum(dim=1).max()))
-            # Not by the target mask, which selects few tokens of a masked text.
-            target = rows, slice(int((batch.target_out[rows] != PAD_ID).sum(dim=1).max()))
-            target_mask = batch.target_mask[target]
-            yield replace(
-                batch,
-                source=batch.source[source],
-                source_mask=batch.source_mask[source],
-                target_in=batch.target_in[target],
-                target_out=batch.target_out[target],
-                target_mask=target_mask,
-                target_positions=flat_positions(target_mask),
-                indices=batch.indices[rows],
-                num_target_tokens=int(batch.target_mask[rows].sum()),
-            )
+            yield batch.select(rows)
 
 
 @contextlib.contextmanager

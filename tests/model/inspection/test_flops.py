@@ -30,11 +30,11 @@ def counted(config, source_length: int, target_length: int) -> tuple[int, int]:
     network = build_network(config, source_size=V, target_size=V, seed=1)
     source = torch.randint(6, V, (B, source_length))
     target = torch.randint(6, V, (B, target_length))
-    source_mask, target_mask = torch.ones_like(source).bool(), torch.ones_like(target).bool()
+    source_mask, positions = torch.ones_like(source).bool(), torch.arange(B * target_length)
     if isinstance(config, MaskedEncoderConfig):
-        target, target_mask = source, torch.arange(source_length).expand(B, -1) < target_length
+        target = source
     with FlopCounterMode(display=False) as counter:
-        loss = network(source, source_mask, target, target_mask).sum()
+        loss = network(source, source_mask, target, positions).sum()
         forward = counter.get_total_flops()
         loss.backward()
     return forward // B, counter.get_total_flops() // B

@@ -86,9 +86,8 @@ def attention_maps(
         for layer in stack
         for attention in layer.attentions()
     }
-    # No logits are needed.
-    no_positions = torch.zeros_like(target, dtype=torch.bool)
-    replace_modules(network, recorders)(source, source_mask, target, no_positions)
+    no_positions = target.new_empty(0)
+    replace_modules(network, recorders).hidden_states(source, source_mask, target, no_positions)
     return [
         [LayerMaps(*(recorders[part].recorded() for part in layer.attentions())) for layer in stack]
         for stack in layers
