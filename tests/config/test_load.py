@@ -42,7 +42,7 @@ from tformer_cli.config.schema.model import (
     MaskedEncoderConfig,
 )
 from tformer_cli.config.schema.tokenizer import CharConfig
-from tformer_cli.config.schema.training import AdamConfig, TrainingConfig
+from tformer_cli.config.schema.training import AdamConfig, RDropConfig, TrainingConfig
 from tformer_cli.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -381,6 +381,7 @@ _RULED = {
     "num_heads": st.sampled_from([1, 2, 4]),
     "num_kv_heads": st.sampled_from([None, 1]),
     "latent": st.none(),
+    "dropout": st.floats(0.1, 0.9),
     "num_buckets": st.sampled_from([4, 32]),
     "max_distance": st.integers(17, 999),
     "beta_fast": st.just(32.0),
@@ -476,6 +477,7 @@ def _masking(config: Config) -> Config:
         selection_metric="loss",
         validation_decoding=GreedyConfig(),
         sample_translations=TrainingConfig().sample_translations,
+        consistency=RDropConfig(),
     )
     return Config(
         seed=config.seed,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tformer_cli.device import autocast
 from tformer_cli.inference.prepare import prepare_for_inference
+from tformer_cli.model.blocks.embeddings import KeptTokens
 from tformer_cli.model.build import build_model, build_network
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.padding import flat_positions
@@ -58,6 +59,23 @@ def test_padding_content_changes_nothing(config):
     torch.testing.assert_close(
         all_logits(model, ids, mask, target), all_logits(model, noise, mask, target)
     )
+
+
+@given(translating)
+def test_a_cut_token_has_a_place_and_no_content(config):
+    model, (ids, mask) = member(config), source()
+    target = torch.randint(6, V, (B, T))
+    kept = KeptTokens(mask & (torch.rand(B, S) < 0.6), torch.rand(B, T) < 0.6)
+    found = model.output(model.target_hidden_states(ids, mask, target, kept))
+    others = [torch.where(keep, x, x % 17 + 6) for x, keep in zip((ids, target), kept, strict=True)]
+    same = model.output(model.target_hidden_states(others[0], mask, others[1], kept))
+    torch.testing.assert_close(found, same)
+    # The embedding of padding is zero too.
+    for stack in model.stacks():
+        torch.nn.init.zeros_(stack.embeddings.tokens.weight[0])
+    empty = [x * keep for x, keep in zip((ids, target), kept, strict=True)]
+    found = model.target_hidden_states(ids, mask, target, kept)
+    torch.testing.assert_close(found, model.target_hidden_states(empty[0], mask, empty[1]))
 
 
 @given(translating, st.permutations(range(B)))

@@ -166,7 +166,7 @@ def test_only_training_runs_compiled_layers():
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_compiled_loss_is_the_same(smoothing, dtype, backend):
     counter = CompileCounterWithBackend(backend)
-    kernel = loss.compiled_kernel(counter)
+    kernel = loss.compiled_kernel(loss._sums_and_gradient, counter)
     torch.manual_seed(1)
     for rows, factor in ((7, 1.0), (12, 1 / 12), (30, 2.0**10 / 30)):
         logits, targets = torch.randn(rows, 101).to(dtype), torch.randint(101, (rows,))
@@ -185,6 +185,20 @@ def test_the_compiled_loss_is_the_same(smoothing, dtype, backend):
         torch.testing.assert_close(
             gradient.double() / factor, exact.grad / factor, rtol=0, atol=error
         )
+    assert counter.frame_count <= 2  # the second for factors that change
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_compiled_loss_of_two_passes_is_the_same(backend):
+    counter = CompileCounterWithBackend(backend)
+    kernel = loss.compiled_kernel(loss._paired_sums_and_gradient, counter)
+    torch.manual_seed(1)
+    for rows, factor in ((7, 1.0), (12, 1 / 12), (30, 2.0**10 / 30)):
+        logits, targets = torch.randn(2 * rows, 101), torch.randint(101, (rows,))
+        arguments = targets, 0.1, factor, loss.Objective((0.5, 0.5), (1.25, 0.75))
+        expected = loss._paired_sums_and_gradient(logits.clone(), *arguments)
+        for found, value in zip(kernel(logits, *arguments), expected, strict=True):
+            torch.testing.assert_close(found, value, rtol=1e-5, atol=1e-5 * factor)
     assert counter.frame_count <= 2  # the second for factors that change
 
 

@@ -25,6 +25,7 @@ DECIDING = {
     "optimizer",
     "schedule",
     "label_smoothing",
+    "consistency",
     "clip_norm",
     "batch_tokens",
     "max_steps",

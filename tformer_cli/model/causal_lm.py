@@ -13,6 +13,7 @@ from tformer_cli.model.blocks.attention import (
     padding_mask,
     prefix_lm_mask,
 )
+from tformer_cli.model.blocks.embeddings import KeptTokens
 from tformer_cli.model.blocks.residual import DeepNorm
 from tformer_cli.model.kv_cache import DecoderCache
 from tformer_cli.model.layers import EncoderLayer, Stack
@@ -36,13 +37,16 @@ class LMStack(Stack):
         )
         self.sequence_mask = SEQUENCE_MASKS[config.source_attention]
 
-    def forward(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
+    def forward(
+        self, source: Tensor, source_mask: Tensor, target: Tensor, kept: Tensor | None = None
+    ) -> Tensor:
         """Return hidden states (B, T, D) of targets (B, T), padded on the right.
 
         Args:
             source: (B, S) token ids.
             source_mask: (B, S) real source tokens.
             target: (B, T) token ids.
+            kept: (B, S + T) tokens that keep their embedding; None for all.
         """
         ids = torch.cat((source, target), dim=1)
         target_positions = source_mask.sum(dim=1, keepdim=True) + torch.arange(
@@ -53,7 +57,7 @@ class LMStack(Stack):
         rotary, bias = self.encode_positions(positions, positions)
         sequence_mask = self.sequence_mask(source.shape[1], target.shape[1], source.device)
         attention_mask = AttentionMask(mask=padding_mask(real) & sequence_mask, bias=bias)
-        states = self.embeddings(ids, positions)
+        states = self.embeddings(ids, positions, kept)
         for layer in self.layers:
             states = self.apply_layer(layer, states, attention_mask, rotary)
         normed: Tensor = self.norm(states[:, source.shape[1] :])
@@ -117,9 +121,12 @@ class CausalLM(Seq2Seq):
         """Return the only stack."""
         return [self.stream]
 
-    def target_hidden_states(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
+    def target_hidden_states(
+        self, source: Tensor, source_mask: Tensor, target: Tensor, kept: KeptTokens | None = None
+    ) -> Tensor:
         """Return hidden states (B, T, D) of whole targets (teacher forcing)."""
-        states: Tensor = self.stream(source, source_mask, target)
+        kept_ids = None if kept is None else torch.cat(kept, dim=1)
+        states: Tensor = self.stream(source, source_mask, target, kept_ids)
         return states
 
     def prefill(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:

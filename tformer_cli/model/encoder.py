@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import MaskedEncoderConfig, TransformerConfig
 from tformer_cli.model.blocks.attention import AttentionMask, padding_mask
+from tformer_cli.model.blocks.embeddings import KeptTokens
 from tformer_cli.model.blocks.residual import DeepNorm
 from tformer_cli.model.layers import EncoderLayer, Stack
 from tformer_cli.model.network import Network
@@ -32,12 +33,12 @@ class Encoder(Stack):
     ) -> None:
         super().__init__(config, vocab_size, EncoderLayer, num_layers, deep_norm, is_causal=False)
 
-    def forward(self, source: Tensor, source_mask: Tensor) -> Memory:
-        """Encode source ids (B, S) with a mask (B, S) of real tokens."""
+    def forward(self, source: Tensor, source_mask: Tensor, kept: Tensor | None = None) -> Memory:
+        """Encode source ids (B, S) with a mask (B, S) of real tokens, and one of kept tokens."""
         positions = torch.arange(source.shape[1], device=source.device)
         rotary, bias = self.encode_positions(positions, positions)
         attention_mask = AttentionMask(mask=padding_mask(source_mask), bias=bias)
-        states = self.embeddings(source, positions)
+        states = self.embeddings(source, positions, kept)
         for layer in self.layers:
             states = self.apply_layer(layer, states, attention_mask, rotary)
         return Memory(self.norm(states), source_mask)
@@ -54,7 +55,12 @@ class MaskedEncoder(Network):
         self.output = nn.Linear(config.dim, vocab_size, bias=False)
 
     def hidden_states(
-        self, source: Tensor, source_mask: Tensor, target: Tensor, target_positions: Tensor
+        self,
+        source: Tensor,
+        source_mask: Tensor,
+        target: Tensor,
+        target_positions: Tensor,
+        kept: KeptTokens | None = None,
     ) -> Tensor:
         """Return the hidden states (N, D) of the positions to predict, batch row after batch row.
 
@@ -63,8 +69,10 @@ class MaskedEncoder(Network):
             source_mask: (B, S) real tokens.
             target: is ignored; source and target have the same positions.
             target_positions: (N,) indices of the positions to predict in the flattened source.
+            kept: tokens that keep their embedding; None for all.
         """
-        states: Tensor = self.encoder(source, source_mask).states
+        kept_source = None if kept is None else kept.source
+        states: Tensor = self.encoder(source, source_mask, kept_source).states
         return states.flatten(0, 1).index_select(0, target_positions)
 
     def tie_weights(self, tie: str) -> None:

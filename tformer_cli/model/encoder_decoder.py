@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig, TransformerConfig
 from tformer_cli.model.blocks.attention import AttentionMask, KeyValue, padding_mask
+from tformer_cli.model.blocks.embeddings import KeptTokens
 from tformer_cli.model.blocks.residual import DeepNorm
 from tformer_cli.model.encoder import Encoder, Memory
 from tformer_cli.model.kv_cache import DecoderCache
@@ -20,16 +21,17 @@ class Decoder(Stack):
     ) -> None:
         super().__init__(config, vocab_size, DecoderLayer, num_layers, deep_norm, is_causal=True)
 
-    def forward(self, target: Tensor, memory: Memory) -> Tensor:
+    def forward(self, target: Tensor, memory: Memory, kept: Tensor | None = None) -> Tensor:
         """Return hidden states (B, T, D) of whole targets (B, T), padded on the right.
 
+        A mask (B, T) says which tokens keep their embedding.
         Target padding needs no mask: no real position attends to a later one.
         """
         positions = torch.arange(target.shape[1], device=target.device)
         rotary, bias = self.encode_positions(positions, positions)
         mask = AttentionMask(bias=bias, is_causal=True)
         source_mask = AttentionMask(mask=padding_mask(memory.mask))
-        states = self.embeddings(target, positions)
+        states = self.embeddings(target, positions, kept)
         for layer, source in zip(self.layers, self.project_source(memory), strict=True):
             states = self.apply_layer(layer, states, mask, source, source_mask, rotary)
         normed: Tensor = self.norm(states)
@@ -88,9 +90,13 @@ class EncoderDecoder(Seq2Seq):
         memory: Memory = self.encoder(source, source_mask)
         return memory
 
-    def target_hidden_states(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
+    def target_hidden_states(
+        self, source: Tensor, source_mask: Tensor, target: Tensor, kept: KeptTokens | None = None
+    ) -> Tensor:
         """Return hidden states (B, T, D) of whole targets (teacher forcing)."""
-        states: Tensor = self.decoder(target, self.encode(source, source_mask))
+        kept_source, kept_target = kept or (None, None)
+        memory: Memory = self.encoder(source, source_mask, kept_source)
+        states: Tensor = self.decoder(target, memory, kept_target)
         return states
 
     def prefill(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:

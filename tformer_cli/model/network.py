@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tformer_cli.model.blocks.attention import KeyValue
+from tformer_cli.model.blocks.embeddings import KeptTokens
 from tformer_cli.model.kv_cache import DecoderCache, KVCache
 from tformer_cli.model.layers import Stack, run_layer
 
@@ -36,7 +37,12 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def hidden_states(
-        self, source: Tensor, source_mask: Tensor, target: Tensor, target_positions: Tensor
+        self,
+        source: Tensor,
+        source_mask: Tensor,
+        target: Tensor,
+        target_positions: Tensor,
+        kept: KeptTokens | None = None,
     ) -> Tensor:
         """Return hidden states (N, D) of the real target positions, before the output projection.
 
@@ -48,6 +54,7 @@ class Network(nn.Module, ABC):
             source_mask: (B, S) real source tokens.
             target: (B, T) token ids, beginning with the start token.
             target_positions: (N,) indices of the real tokens of the flattened target.
+            kept: tokens that keep their embedding; None for all.
         """
 
     @abstractmethod
@@ -78,14 +85,21 @@ class Seq2Seq(Network):
     """A network that predicts a target from a source, token by token."""
 
     def hidden_states(
-        self, source: Tensor, source_mask: Tensor, target: Tensor, target_positions: Tensor
+        self,
+        source: Tensor,
+        source_mask: Tensor,
+        target: Tensor,
+        target_positions: Tensor,
+        kept: KeptTokens | None = None,
     ) -> Tensor:
         """Return hidden states (N, D) of the real target positions."""
-        states = self.target_hidden_states(source, source_mask, target)
+        states = self.target_hidden_states(source, source_mask, target, kept)
         return states.flatten(0, 1).index_select(0, target_positions)
 
     @abstractmethod
-    def target_hidden_states(self, source: Tensor, source_mask: Tensor, target: Tensor) -> Tensor:
+    def target_hidden_states(
+        self, source: Tensor, source_mask: Tensor, target: Tensor, kept: KeptTokens | None = None
+    ) -> Tensor:
         """Return hidden states (B, T, D) of whole targets (teacher forcing).
 
         Position t depends on the source and on target positions 0..t.
@@ -94,6 +108,7 @@ class Seq2Seq(Network):
             source: (B, S) token ids.
             source_mask: (B, S) real source tokens.
             target: (B, T) token ids, beginning with the start token, padded on the right.
+            kept: tokens that keep their embedding; None for all.
         """
 
     def init_cache(self, num_slots: int, num_beams: int = 1) -> KVCache:

@@ -125,10 +125,12 @@ class TrainingLogger:
         num_tokens = sum(report.num_tokens for report in reports)
         seconds = sum(report.seconds for report in reports)
         speed = num_tokens / seconds
-        loss, nll, accuracy = (
-            sum(getattr(report, name) * report.num_tokens for report in reports) / num_tokens
-            for name in ("loss", "nll", "accuracy")
-        )
+
+        def mean(name: str) -> float:
+            total: float = sum(getattr(x, name) * x.num_tokens for x in reports)
+            return total / num_tokens
+
+        loss, nll, accuracy = map(mean, ("loss", "nll", "accuracy"))
         numbers: dict[str, Any] = {
             "kind": "train",
             "step": last.step,
@@ -142,6 +144,8 @@ class TrainingLogger:
             "tokens_per_second": speed,
             "seconds": seconds,
         }
+        if last.divergence is not None:
+            numbers["divergence"] = mean("divergence")
         if last.parts:
             numbers["parts"] = {part: report._asdict() for part, report in last.parts.items()}
         self._record(numbers)

@@ -6,6 +6,7 @@ Like torch.nn.functional.linear_cross_entropy (torch 2.13), which lacks the sums
 import functools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,15 +20,25 @@ ROWS_ON_CPU, ROWS_ON_GPU = 1 << 10, 1 << 13
 CACHED_ROWS = 64
 LOG2_E = math.log2(math.e)
 
-Kernel = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
+Kernel = Callable[..., tuple[Tensor, Tensor]]
+"""From logits and targets to sums, whose first is minimized, and its gradient by logits."""
 
 
 class LossSums(NamedTuple):
     """Sums over target tokens, in nats; means divide them by the tokens of the whole step."""
 
-    loss: Tensor  # smoothed cross-entropy; its gradient is multiplied by `factor`
+    objective: Tensor  # what is minimized; its gradient is multiplied by `factor`
+    loss: Tensor  # smoothed cross-entropy, a part of the objective or all of it
     nll: Tensor  # without smoothing
     num_correct: Tensor  # tokens whose target has the highest logit
+    divergence: Tensor  # between the predictions of two passes; 0 with a single one
+
+
+class Objective(NamedTuple):
+    """Weights of what two passes over a batch minimize, with predictions P and Q of each token."""
+
+    cross_entropies: tuple[float, float]  # of P and of Q; they sum to 1
+    divergences: tuple[float, float]  # KL(P || Q) and KL(Q || P)
 
 
 def smoothed_nll_sum(
@@ -40,17 +51,46 @@ def smoothed_nll_sum(
     are projected to logits (N, V); targets are ids (N,). `factor` multiplies the gradient before it
     is rounded: without a loss scale most of a softmax underflows in float16.
     """
-    sums = _SmoothedNll.apply(  # type: ignore[no-untyped-call]
-        hidden_states, output.weight, output.bias, output, targets, smoothing, factor
+    kernel = _kernel(_sums_and_gradient, hidden_states.device)
+    kernel = partial(kernel, smoothing=smoothing, factor=factor)
+    loss, nll, num_correct = _chunked(hidden_states, output, targets, 1, kernel)
+    return LossSums(loss, loss, nll, num_correct, torch.zeros_like(nll))
+
+
+def consistency_sum(
+    hidden_states: Tensor,
+    output: nn.Linear,
+    targets: Tensor,
+    smoothing: float,
+    objective: Objective,
+    factor: float = 1.0,
+) -> LossSums:
+    """Return the weighted cross-entropies of two passes and the divergences between them, summed.
+
+    Hidden states (2N, D) are those of the first pass, then those of the second; other arguments are
+    those of `smoothed_nll_sum`. The divergence is a mean by the weights of the objective.
+    """
+    kernel = _kernel(_paired_sums_and_gradient, hidden_states.device)
+    kernel = partial(kernel, smoothing=smoothing, factor=factor, objective=objective)
+    sums = LossSums(*_chunked(hidden_states, output, targets, 2, kernel))
+    return sums._replace(divergence=sums.divergence / sum(objective.divergences))
+
+
+def _chunked(
+    hidden_states: Tensor, output: nn.Linear, targets: Tensor, num_passes: int, kernel: Kernel
+) -> tuple[Tensor, ...]:
+    sums: tuple[Tensor, ...] = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        hidden_states, output.weight, output.bias, output, targets, num_passes, kernel
     )
-    return LossSums(*sums)
+    return sums
 
 
-class _SmoothedNll(torch.autograd.Function):
-    """From hidden states to the loss, some rows at a time.
+class _ChunkedLoss(torch.autograd.Function):
+    """From hidden states to sums, some rows at a time.
 
-    The gradient with respect to the logits is computed in the forward pass, chunk by chunk; the
-    backward pass only scales it. All logits at once would be the largest tensor of a step.
+    The hidden states (PN, D) are those of one pass or more over the same targets (N,). The gradient
+    with respect to the logits is computed in the forward pass, chunk by chunk; the backward pass
+    only scales it. All logits at once would be the largest tensor of a step.
     """
 
     @staticmethod
@@ -61,45 +101,53 @@ class _SmoothedNll(torch.autograd.Function):
         bias: Tensor | None,
         output: nn.Linear,
         targets: Tensor,
-        smoothing: float,
-        factor: float,
+        num_passes: int,
+        kernel: Kernel,
     ) -> tuple[Tensor, ...]:
         states_grad = torch.empty_like(hidden_states)
         weight_grad = torch.zeros_like(weight)
         bias_grad = None if bias is None else torch.zeros_like(bias)
-        wide = torch.promote_types(weight.dtype, torch.float32)
-        sums = torch.zeros(3, dtype=wide, device=hidden_states.device)
+        shape = num_passes, len(targets), hidden_states.shape[-1]
         size = ROWS_ON_CPU if hidden_states.device.type == "cpu" else ROWS_ON_GPU
-        kernel = compiled_kernel() if can_compile(hidden_states.device) else _sums_and_gradient
-        for start in range(0, len(hidden_states), size):
+        size //= num_passes
+        totals = []
+        # A chunk without rows has sums as well.
+        for start in range(0, max(len(targets), 1), size):
             rows = slice(start, start + size)
-            logits = output(hidden_states[rows])
+            chunk = hidden_states.view(shape)[:, rows]
+            logits = output(chunk.flatten(0, 1))
             with torch.autocast(hidden_states.device.type, enabled=False):
-                chunk_sums, gradient = kernel(logits, targets[rows], smoothing, factor)
-                sums += chunk_sums
+                sums, gradient = kernel(logits, targets[rows])
+                totals.append(sums)
                 weight = weight.to(gradient.dtype)
-                states_grad[rows] = gradient @ weight
-                weight_grad += gradient.t() @ hidden_states[rows].to(gradient.dtype)
+                states_grad.view(shape)[:, rows] = (gradient @ weight).view_as(chunk)
+                weight_grad += gradient.t() @ chunk.flatten(0, 1).to(gradient.dtype)
                 if bias_grad is not None:
                     bias_grad += gradient.sum(dim=0)
             # Or they would exist beside those of the next chunk.
             del logits, gradient
         ctx.save_for_backward(states_grad, weight_grad, bias_grad)
-        loss, nll, num_correct = sums.unbind()
-        ctx.mark_non_differentiable(nll, num_correct)
-        return loss, nll, num_correct
+        minimized, *others = torch.stack(totals).sum(dim=0).unbind()
+        ctx.mark_non_differentiable(*others)
+        return minimized, *others
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        loss_grad, *_ = gradients
-        scaled = [None if saved is None else saved.mul_(loss_grad) for saved in ctx.saved_tensors]
+        minimized_grad, *_ = gradients
+        scaled = [
+            None if saved is None else saved.mul_(minimized_grad) for saved in ctx.saved_tensors
+        ]
         return *scaled, None, None, None, None
 
 
+def _kernel(function: Kernel, device: torch.device) -> Kernel:
+    return compiled_kernel(function) if can_compile(device) else function
+
+
 @functools.cache
-def compiled_kernel(backend: str | Callable[..., Any] = "inductor") -> Kernel:
-    """Return `_sums_and_gradient` as kernels that read all logits a few times, not eleven."""
-    return torch.compile(_sums_and_gradient, dynamic=True, backend=backend)
+def compiled_kernel(function: Kernel, backend: str | Callable[..., Any] = "inductor") -> Kernel:
+    """Return a function of logits as kernels that read all of them a few times, not eleven."""
+    return torch.compile(function, dynamic=True, backend=backend)
 
 
 def _sums_and_gradient(
@@ -134,6 +182,46 @@ def _sums_and_gradient(
     nll = (log_total - target_logits).sum()
     loss = (1 - smoothing) * nll + smoothing * (log_total - mean).sum()
     return torch.stack((loss, nll, (target_logits == highest).sum())), logits
+
+
+def _paired_sums_and_gradient(
+    logits: Tensor, targets: Tensor, smoothing: float, factor: float, objective: Objective
+) -> tuple[Tensor, Tensor]:
+    """Return five sums, (5,), and the gradient of the objective, in place of the logits (2N, V).
+
+    A cross-entropy has the gradient of `_sums_and_gradient`. KL(P || Q) has that of
+    P * (log P - log Q - KL(P || Q)) for the logits of P, and Q - P for those of Q.
+    """
+    (first, second), (forward, backward) = objective
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    size = CACHED_ROWS // 2 if logits.device.type == "cpu" else max(len(targets), 1)
+    pairs = torch.split(logits.view(2, len(targets), -1), size, dim=1)
+    totals = []
+    for pair, labels in zip(pairs, torch.split(targets, size), strict=True):
+        tokens = torch.arange(len(labels), device=labels.device)
+        is_correct = pair[:, tokens, labels] == pair.amax(dim=-1)
+        log_probs = pair.log_softmax(dim=-1, dtype=wide)
+        probs = _exp_(log_probs.clone())
+        nll = -log_probs[:, tokens, labels]
+        loss = (1 - smoothing) * nll - smoothing * log_probs.mean(dim=-1)
+        divergence = torch.zeros((), dtype=wide, device=logits.device)
+        for own, other, entropy, toward, away in (
+            (0, 1, first, forward, backward),
+            (1, 0, second, backward, forward),
+        ):
+            gradient = log_probs[own] - log_probs[other]
+            divergences = (probs[own] * gradient).sum(dim=-1)
+            gradient.sub_(divergences[:, None]).mul_(toward).add_(entropy + away)
+            gradient.mul_(probs[own]).sub_(probs[other] * away)
+            gradient.sub_(entropy * smoothing / logits.shape[-1])
+            gradient[tokens, labels] -= entropy * (1 - smoothing)
+            pair[own] = gradient.mul_(factor)
+            divergence += toward * divergences.sum()
+        loss, nll, num_correct = (
+            first * one.sum() + second * two.sum() for one, two in (loss, nll, is_correct)
+        )
+        totals.append(torch.stack((loss + divergence, loss, nll, num_correct, divergence)))
+    return torch.stack(totals).sum(dim=0), logits
 
 
 def _exp_(powers: Tensor) -> Tensor:

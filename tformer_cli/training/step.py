@@ -23,7 +23,8 @@ from tformer_cli.device import autocast, derive_seed, empty_cache, is_out_of_mem
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.model.network import Network
 from tformer_cli.storage.state import TrainingProgress
-from tformer_cli.training.loss import smoothed_nll_sum
+from tformer_cli.training.consistency import consistency_loss
+from tformer_cli.training.loss import LossSums, smoothed_nll_sum
 from tformer_cli.training.optim import (
     MovingAverage,
     PartReport,
@@ -111,6 +112,7 @@ class StepReport:
     loss: float  # smoothed cross-entropy per target token before the step, in nats
     nll: float  # the same without smoothing
     accuracy: float  # share of the target tokens that the model ranks first
+    divergence: float | None  # of two passes, in nats a target token; None with a single one
     num_tokens: int  # target tokens, EOS included, padding excluded
     learning_rate: float
     grad_norm: float  # before clipping
@@ -168,6 +170,7 @@ def _take_step(state: TrainState, batch: StepBatch, started: float) -> StepRepor
         loss=gradient.loss,
         nll=gradient.nll,
         accuracy=gradient.accuracy,
+        divergence=None if config.consistency is None else gradient.divergence,
         num_tokens=gradient.num_tokens,
         learning_rate=learning_rate,
         grad_norm=gradient.norm,
@@ -214,6 +217,7 @@ class _Gradient(NamedTuple):
     loss: float
     nll: float
     accuracy: float
+    divergence: float
     norm: float
     norms: Tensor  # (P,) of the gradient of each weight
     num_tokens: int
@@ -245,10 +249,18 @@ def _step_gradient(state: TrainState, micro_batches: Sequence[Batch]) -> _Gradie
         world.all_reduce_([sums, norms])
         # One synchronization with the device per step.
         numbers = (*(sums / num_tokens), torch.linalg.vector_norm(norms))
-        loss, nll, accuracy, norm = torch.stack(numbers).tolist()
+        loss, nll, accuracy, divergence, norm = torch.stack(numbers).tolist()
         num_oom_micro_batches = int(world.all_reduce_sum(num_oom_micro_batches)[0])
         gradient = _Gradient(
-            loss, nll, accuracy, norm, norms, num_tokens, num_oom_micro_batches, scale
+            loss,
+            nll,
+            accuracy,
+            divergence,
+            norm,
+            norms,
+            num_tokens,
+            num_oom_micro_batches,
+            scale,
         )
         if gradient.is_finite or not math.isfinite(loss) or not scale.can_be_lowered:
             return gradient
@@ -285,8 +297,8 @@ def accumulate_gradients(
     dropout masks than the whole does.
 
     Returns:
-        (3,) unscaled sums over target tokens of smoothed loss, NLL and tokens ranked first; and the
-        number of micro-batches after halving, 0 without.
+        (4,) unscaled sums over target tokens of smoothed loss, NLL, tokens ranked first and
+        divergence of two passes; and the number of micro-batches after halving, 0 without.
     """
     num_oom_micro_batches = 0
     while True:
@@ -309,20 +321,23 @@ def _accumulate(
     # Dropout is a function of the step alone, so a resumed run draws what an unbroken one did.
     dropout_seed = derive_seed(state.seed, "dropout", state.step + 1) + state.world.rank
     seed_device(state.device, dropout_seed)
-    sums = torch.zeros(3, device=state.device)
+    # Without any token the loss is not finite, and the batch is skipped.
+    factor = loss_scale / num_tokens if num_tokens else math.inf
+    totals = torch.zeros(4, device=state.device)
     for batch in (batch.to(state.device) for batch in micro_batches):
         with autocast(state.device, state.precision):
-            hidden_states = model.hidden_states(
-                batch.source, batch.source_mask, batch.target_in, batch.target_positions
-            )
-            batch_sums = smoothed_nll_sum(
-                hidden_states,
-                model.output,
-                batch.targets,
-                state.config.label_smoothing,
-                # Without any token the loss is not finite, and the batch is skipped.
-                factor=loss_scale / num_tokens if num_tokens else math.inf,
-            )
-        batch_sums.loss.backward()  # type: ignore[no-untyped-call]
-        sums += torch.stack((batch_sums.loss.detach(), batch_sums.nll, batch_sums.num_correct))
-    return sums
+            sums = _loss_sums(model, batch, state.config, factor)
+        sums.objective.backward()  # type: ignore[no-untyped-call]
+        totals += torch.stack((sums.loss.detach(), sums.nll, sums.num_correct, sums.divergence))
+    return totals
+
+
+def _loss_sums(model: Network, batch: Batch, config: TrainingConfig, factor: float) -> LossSums:
+    if config.consistency is not None:
+        return consistency_loss(model, batch, config.consistency, config.label_smoothing, factor)
+    hidden_states = model.hidden_states(
+        batch.source, batch.source_mask, batch.target_in, batch.target_positions
+    )
+    return smoothed_nll_sum(
+        hidden_states, model.output, batch.targets, config.label_smoothing, factor
+    )

@@ -15,7 +15,7 @@ from tformer_cli.config.schema.model import (
     ModelConfig,
 )
 from tformer_cli.config.schema.tokenizer import SubwordConfig, TokenizerConfig
-from tformer_cli.config.schema.training import TrainingConfig
+from tformer_cli.config.schema.training import RDropConfig, SimCutConfig, TrainingConfig
 from tformer_cli.errors import Problem
 
 # Keys without effect on a masked encoder.
@@ -92,6 +92,7 @@ class Config:
                 "must be true with model.kind decoder_only, which has a single vocabulary",
             )
         yield from self._conflicts_of_positions()
+        yield from self._conflicts_of_consistency()
         if self.training.batch_tokens <= self.data.max_length:
             yield Problem(
                 "training.batch_tokens",
@@ -164,6 +165,23 @@ class Config:
                 yield Problem(
                     key, "must be left out with model.kind masked_encoder, which does not translate"
                 )
+
+    def _conflicts_of_consistency(self) -> Iterator[Problem]:
+        consistency = self.training.consistency
+        if isinstance(consistency, RDropConfig) and not any(self.model.dropouts):
+            yield Problem(
+                "training.consistency",
+                "needs dropout, without which two passes are one",
+                "r_drop",
+                "raise model.dropout, or write {kind: simcut}",
+            )
+        if isinstance(consistency, SimCutConfig) and self.model.kind == "masked_encoder":
+            yield Problem(
+                "training.consistency",
+                "cuts a source and a target, and a masked_encoder has none",
+                "simcut",
+                "write {kind: r_drop}, or null",
+            )
 
     def _conflicts_of_positions(self) -> Iterator[Problem]:
         positions, longest = self.model.positions, self.model.max_length

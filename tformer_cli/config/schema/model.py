@@ -215,6 +215,12 @@ class TransformerConfig:
         """Return a specific dropout, or `dropout` if it is None."""
         return self.dropout if own is None else own
 
+    @property
+    def dropouts(self) -> tuple[float, ...]:
+        """Every dropout of the network."""
+        own = self.embedding_dropout, self.attention_dropout, self.feedforward_dropout
+        return self.dropout, *map(self.own_dropout, own)
+
     def conflicts(self) -> Iterator[Problem]:
         if self.dim % self.num_heads:
             yield Problem("num_heads", f"must divide dim {self.dim}")

@@ -132,6 +132,31 @@ ScheduleConfig = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SimCutConfig:
+    """SimCut (Gao et al. 2022, section 3)."""
+
+    kind: Literal["simcut"] = "simcut"
+    """SimCut: predictions from embeddings of which some are cut agree with those from all."""
+    weight: PositiveFloat = 3.0
+    """Weight of the divergence, KL(whole || cut), beside the loss of the whole sentences."""
+    cutoff: Annotated[float, Bounds(gt=0, lt=1)] = 0.05
+    """Probability that the embedding of a source or target token is set to zero."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RDropConfig:
+    """R-Drop (Liang et al. 2021, section 2)."""
+
+    kind: Literal["r_drop"] = "r_drop"
+    """R-Drop: predictions of two passes, each with its own dropout, agree."""
+    weight: PositiveFloat = 5.0
+    """Weight of the symmetric divergence beside the sum of both losses (the paper's alpha)."""
+
+
+ConsistencyConfig = SimCutConfig | RDropConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingConfig:
     """The training loop."""
 
@@ -141,6 +166,9 @@ class TrainingConfig:
     """Learning rate schedule."""
     label_smoothing: Probability = 0.1
     """Probability spread over the vocabulary in place of the target (Szegedy et al. 2016)."""
+    consistency: ConsistencyConfig | None = None
+    """Consistency of two passes over each batch, for small data: it takes twice the time and memory
+    of a step. Null for a single pass."""
     clip_norm: PositiveFloat | None = 1.0
     """Maximum gradient norm; larger gradients are scaled down. Null for no clipping."""
     batch_tokens: Count = 4096

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,18 @@ from tformer_cli.model.blocks.dropout import Dropout
 from tformer_cli.model.blocks.rotary import RotaryEmbedding
 
 
+class KeptTokens(NamedTuple):
+    """Tokens of a batch that keep their embedding; that of the others is zero (token cutoff).
+
+    Attributes:
+        source: (B, S) bool.
+        target: (B, T) bool.
+    """
+
+    source: Tensor
+    target: Tensor
+
+
 class Embeddings(nn.Module):
     """Token embeddings times sqrt(D), plus positions (Vaswani et al. 2017, section 3.4)."""
 
@@ -37,9 +50,14 @@ class Embeddings(nn.Module):
         self.dropout = Dropout(dropout)
         self.scale = math.sqrt(dim)
 
-    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """Return (N, T, D) for token ids (N, T) and positions (T,) or (N, T)."""
+    def forward(self, ids: Tensor, positions: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Return (N, T, D) for token ids (N, T) and positions (T,) or (N, T).
+
+        A mask (N, T) of kept tokens sets the embedding of the others to zero, not their position.
+        """
         embedded = self.tokens(ids) * self.scale
+        if kept is not None:
+            embedded = embedded * kept[..., None]
         if self.positions is not None:
             embedded = embedded + self.positions(positions)
         dropped: Tensor = self.dropout(embedded)

@@ -1,0 +1,54 @@
+"""Whole runs with a regularizer for small data: they resume to the same bits, and report."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from toy import write_toy
+
+from tformer_cli.config.load import load_config
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.training.trainer import train
+
+REGULARIZERS = {
+    "simcut": "training.consistency={kind: simcut}",
+    "r_drop": "training.consistency={kind: r_drop}",
+}
+
+
+def trained(config_file: Path, folder: Path, *settings: str) -> RunDirectory:
+    run = RunDirectory(folder)
+    train(load_config(config_file, settings), run, device=torch.device("cpu"))
+    return run
+
+
+@pytest.mark.parametrize("setting", REGULARIZERS.values(), ids=REGULARIZERS)
+def test_a_resumed_run_ends_with_the_bits_of_an_unbroken_one(setting, tmp_path):
+    toy = write_toy(tmp_path / "data")
+    run = trained(toy, tmp_path / "run", setting)
+    shutil.copytree(run.path, tmp_path / "resumed")
+    resumed = RunDirectory(tmp_path / "resumed")
+    resumed.point("last", resumed.checkpoint(18))
+    trained(toy, resumed.path, setting)
+    one, other = (x.checkpoint(24) for x in (run, resumed))
+    names = sorted(file.name for file in one.glob("*.safetensors"))
+    assert names == sorted(file.name for file in other.glob("*.safetensors"))
+    for name in names:
+        tensors, others = load_file(one / name), load_file(other / name)
+        assert all(torch.equal(tensors[key], others[key]) for key in tensors | others)
+
+
+def test_the_divergence_of_two_passes_is_reported(tmp_path):
+    toy = write_toy(tmp_path / "data")
+    short = "training.max_steps=10", "training.validate_every=10"
+    numbers = {}
+    for name in ("plain", "simcut"):
+        settings = [REGULARIZERS[name]] if name in REGULARIZERS else []
+        run = trained(toy, tmp_path / name, *short, *settings)
+        lines = map(json.loads, run.metrics_file.read_text().splitlines())
+        numbers[name] = [line.get("divergence") for line in lines if line["kind"] == "train"]
+    assert set(numbers["plain"]) == {None}
+    assert all(divergence > 0 for divergence in numbers["simcut"])
