@@ -191,7 +191,8 @@ def test_the_config_names_files_and_no_places(model, folder):
     assert "secret" not in text
     data = yaml.safe_load(text)["data"]
     assert data["root"] is None
-    assert data["train"] == [{"source": "text.en", "target": "text.de", "weight": 1.0}]
+    train = {"source": "text.en", "target": "text.de", "weight": 1.0, "tags": []}
+    assert data["train"] == [train]
     assert data["valid"] == {"source": "text.en", "target": "text.de"}
     assert load_config(folder / "config.yaml").data.valid.source == folder / "text.en"
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Literal, TypedDict, get_args
 
 from tformer_cli.config.load import changed_decoding
@@ -67,6 +68,12 @@ class SearchOptions:
                 raise UsageError("`length_penalty`", what, got=got, remedy=LEAVE_ONE_OUT)
             search = replace(search, length_penalty=self.length_penalty)
         return checked(search, "decoding")
+
+
+# A translator checks its search for each call, which takes as long as encoding a line.
+@lru_cache(maxsize=16)
+def _check_search(search: DecodingConfig) -> None:
+    checked(search, "decoding")
 
 
 def _with_beam(config: Config, size: int) -> DecodingConfig:
@@ -186,7 +193,7 @@ def resolve_search(
     if not isinstance(search, BeamConfig | GreedyConfig | SampleConfig):
         remedy = "pass BeamConfig(beam_size=5), GreedyConfig() or SampleConfig()"
         raise UsageError("`decoding`", "must be a search", got=repr(search), remedy=remedy)
-    checked(search, "decoding")
+    _check_search(search)
     if max_positions is not None:
         problems = list(search.conflicts_of_positions(max_positions, "decoding."))
         if problems:

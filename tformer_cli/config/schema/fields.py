@@ -149,12 +149,6 @@ def check(value: object, path: str = "", hint: Any = None) -> Iterator[Problem]:
 
 def checked(section: _Section, path: str) -> _Section:
     """Return a part of a configuration, at a key path, if it breaks no limit or rule."""
-    if problems := _problems(section, path):
+    if problems := list(check(section, path)):
         raise ConfigError(problems)
     return section
-
-
-# A search is checked for each call of a translator.
-@functools.lru_cache(maxsize=16)
-def _problems(section: object, path: str) -> list[Problem]:
-    return list(check(section, path))
