@@ -156,7 +156,7 @@ def test_a_step_has_the_gradient_of_the_papers_loss_of_two_passes(kind, monkeypa
     totals, _ = accumulate_gradients(subject, [batch], num_tokens=batch.num_target_tokens)
     assert len(kept) == (kind == KINDS[0])
     model = reference.model.train()
-    inputs = batch.source, batch.source_mask, batch.target_in, batch.target_mask
+    inputs = batch.source, batch.source_mask, batch.target_in, batch.target_positions
     first = model(*inputs)
     for masks in kept:
         for stack, mask in zip(model.stacks(), masks, strict=True):

@@ -188,9 +188,9 @@ class Translator:
             device="cpu" if engine else str(native().device),
             **limits,
         )
-        for run in runs[1:]:
+        for member in runs[1:]:
             # Of an ensemble, the tags to which all models give the same ids.
-            others = find_model(run, checkpoint).config.data.tags
+            others = find_model(member, checkpoint).config.data.tags
             pairs = zip(translator.tags, others, strict=False)
             shared_pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
             translator.tags = tuple(name for name, _ in shared_pairs)
