@@ -12,6 +12,8 @@ from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.device import resolve_device, resolve_precision
 from tformer_cli.errors import Problem, UsageError, check_choice, check_positive, reject_str
 from tformer_cli.evaluation.compare import (
+    RESAMPLES,
+    SEED,
     Comparison,
     common_metrics,
     common_text,
@@ -171,8 +173,8 @@ def compare(
     metrics: Sequence[MetricName] = ("bleu", "chrf"),
     tokenize: BleuTokenizer | None = None,
     lowercase: bool = False,
-    resamples: int = 1000,
-    seed: int = 12345,
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
     device: str = "auto",
     workers: int | None = 1,
     log: Callable[[str], object] = lambda line: None,

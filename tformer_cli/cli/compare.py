@@ -19,12 +19,17 @@ from tformer_cli.cli.entry import (
     tell_stderr,
     warn,
 )
-from tformer_cli.cli.options import DeviceOption, JsonOption, WorkersOption, chosen_run
+from tformer_cli.cli.options import (
+    DeviceOption,
+    JsonOption,
+    WorkersOption,
+    chosen_metrics,
+    chosen_run,
+)
 from tformer_cli.config.schema.config import BleuTokenizer
 
 if TYPE_CHECKING:
     from tformer_cli.evaluation.compare import Comparison, SystemScore
-    from tformer_cli.evaluation.metrics import MetricName
 
 HEAD = ["", "score", "95% interval", "vs A", "p bootstrap", "p random", "wins", "ties", "losses"]
 
@@ -92,13 +97,12 @@ def compare(
     from tformer_cli import api
 
     refuse_torchrun("compare")
-    is_asked: dict[MetricName, bool] = {"bleu": bleu, "chrf": chrf, "ter": ter}
     with progress_bar("line") as bar:
         comparison = api.compare(
             systems,
             test=test,
             references=references or (),
-            metrics=[name for name, asked in is_asked.items() if asked] or ["bleu", "chrf"],
+            metrics=chosen_metrics(bleu, chrf, ter) or ["bleu", "chrf"],
             tokenize=tokenize,
             lowercase=lowercase,
             resamples=resamples,

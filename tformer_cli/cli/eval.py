@@ -35,6 +35,7 @@ from tformer_cli.cli.options import (
     SearchSetOption,
     WorkersOption,
     chosen_mbr,
+    chosen_metrics,
     chosen_run,
 )
 from tformer_cli.cli.streams import check_outputs, has_pipe, open_output, reject_pipes
@@ -45,7 +46,6 @@ from tformer_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from tformer_cli.evaluation.evaluate import Evaluation
-    from tformer_cli.evaluation.metrics import MetricName
     from tformer_cli.evaluation.tuning import Trial, Tuning
     from tformer_cli.translate.score import ScoredPair
 
@@ -104,11 +104,10 @@ def evaluate(
         hypotheses = hypothesis_file(run_directory, source.name)
         inputs = {"--source": source, "--reference": reference}
         check_outputs({"the translations": hypotheses}, inputs)
-    is_asked: dict[MetricName, bool] = {"bleu": bleu, "chrf": chrf, "ter": ter}
     with progress_bar("line") as bar:
         evaluations = api.evaluate(
             run_directory.path,
-            metrics=[name for name, asked in is_asked.items() if asked] or ["bleu"],
+            metrics=chosen_metrics(bleu, chrf, ter) or ["bleu"],
             split=split,
             text=text,
             decoding=SearchOptions(beam, length_penalty, settings or ()),

@@ -10,6 +10,7 @@ from tformer_cli.errors import Problem, UsageError
 from tformer_cli.storage.run_directory import RUNS, RunDirectory, newest_run, step_of
 
 if TYPE_CHECKING:
+    from tformer_cli.evaluation.metrics import MetricName
     from tformer_cli.translate.options import MBR
 
 _RUN = "Run folder, such as runs/demo. Default: the newest below runs/."
@@ -184,6 +185,12 @@ def _check_run_folder(path: Path) -> None:
             remedy = f"name one of them, such as {runs[0].parent}"
     if what is not None:
         raise UsageError(str(path), what, remedy=remedy)
+
+
+def chosen_metrics(bleu: bool, chrf: bool, ter: bool) -> "list[MetricName]":
+    """Return the metrics of --bleu, --chrf and --ter that are asked for."""
+    is_asked: dict[MetricName, bool] = {"bleu": bleu, "chrf": chrf, "ter": ter}
+    return [name for name, asked in is_asked.items() if asked]
 
 
 def chosen_mbr(utility: Literal["chrf", "bleu"] | None, num_candidates: int | None) -> "MBR | None":

@@ -17,6 +17,8 @@ from tformer_cli.evaluation.metrics import Metric, MetricName, Score, build_metr
 from tformer_cli.storage.trained_model import ModelFiles, check_translates
 
 SIGNIFICANCE_LEVEL = 0.05
+# Of both tests, unless the caller chooses; sacrebleu has the same.
+RESAMPLES, SEED = 1000, 12345
 Verdict = Literal["better", "worse", "undecided"]
 # Where sacrebleu reads its seed from.
 SEED_VARIABLE = "SACREBLEU_SEED"
@@ -98,8 +100,8 @@ def compare_translations(
     references: Sequence[Sequence[str]],
     metrics: Sequence[Metric],
     *,
-    resamples: int,
-    seed: int,
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
 ) -> Comparison:
     """Score systems and test each against the first; references are one or several whole texts."""
     bootstrap = _paired_test("bs", systems, references, metrics, resamples, seed)

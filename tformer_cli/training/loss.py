@@ -153,7 +153,7 @@ def compiled_kernel(function: Kernel, backend: str | Callable[..., Any] = "induc
 def _sums_and_gradient(
     logits: Tensor, targets: Tensor, smoothing: float, factor: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the three sums, (3,), and the gradient of the loss, in place of the logits (N, V).
+    """Return the three sums, (3,), and the gradient of the loss; it overwrites the logits (N, V).
 
     It is softmax(x) - (1 - e) * onehot - e / V for each token, times the factor.
     """
@@ -187,7 +187,7 @@ def _sums_and_gradient(
 def _paired_sums_and_gradient(
     logits: Tensor, targets: Tensor, smoothing: float, factor: float, objective: Objective
 ) -> tuple[Tensor, Tensor]:
-    """Return five sums, (5,), and the gradient of the objective, in place of the logits (2N, V).
+    """Return five sums, (5,), and the gradient of the objective; it overwrites the logits (2N, V).
 
     A cross-entropy has the gradient of `_sums_and_gradient`. KL(P || Q) has that of
     P * (log P - log Q - KL(P || Q)) for the logits of P, and Q - P for those of Q.
