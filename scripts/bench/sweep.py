@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""Choose optimizer, learning rate and warm-up on the validation text, at a fixed budget."""
+"""Choose settings on validation texts, at a fixed budget."""
 
-import itertools
-import math
+import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from statistics import fmean, stdev
+from typing import Annotated
 
 import torch
 import typer
@@ -14,96 +14,114 @@ from baseline_marian import INIT_STD
 from cli import AsJson, Folder, InitStd, Threads, names_in, numbers_in, resumable, show
 from harness import aligned, log
 from training_process import train_in_process
-from training_runs import OPTIMIZERS, RUNS, TrainingRun, build_run, with_optimizer
+from training_runs import RUNS, TrainingRun, build_run
 
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.cli.options import SetOption
 from tformer_cli.config.load import check_data_files, load_config
-from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.fields import checked
 from tformer_cli.errors import TrainingError
 from tformer_cli.storage.run_directory import RunDirectory
 
+UNCHANGED = ""
 
-def outcome(run: TrainingRun) -> dict[str, Any]:
-    """Return the settings and the best validation score of a training; no test set is read.
 
-    The score is BLEU or negative loss, and None where the training failed.
+@dataclass(frozen=True)
+class Trial:
+    """A training of a config with some settings and a seed.
+
+    Attributes:
+        config: the file.
+        variant: the settings, as on the command line; `UNCHANGED` for those of the config.
+        seed: of the training.
+        training: which resumes.
     """
-    training, progress = run.config.training, run.progress()
-    return {
-        "baseline": run.name,
-        "optimizer": training.optimizer.kind,
-        "learning_rate": training.optimizer.learning_rate,  # peak
-        "warmup_steps": training.schedule.warmup_steps,
-        "steps": training.max_steps,
-        "valid_score": None if progress is None else progress.best_score,
-        "at_step": None if progress is None else progress.best_step,
-    }
+
+    config: Path
+    variant: str
+    seed: int
+    training: TrainingRun
+
+    def outcome(self) -> "Outcome":
+        """Return the best validation score."""
+        progress = self.training.progress()
+        if progress is None:
+            return Outcome(str(self.config), self.variant, self.seed, None, None, None)
+        best = (progress.best_score, progress.best_step)
+        return Outcome(str(self.config), self.variant, self.seed, *best, progress.seconds / 60)
 
 
-def build_runs(
-    config: Config,
+@dataclass(frozen=True)
+class Outcome:
+    """What a trial came to; no test set is read.
+
+    Attributes:
+        config: the file.
+        variant: the settings.
+        seed: of the training.
+        valid_score: BLEU or negative loss; None where the training failed.
+        at_step: of the best checkpoint.
+        minutes: of the optimizer steps.
+    """
+
+    config: str
+    variant: str
+    seed: int
+    valid_score: float | None
+    at_step: int | None
+    minutes: float | None
+
+
+def build_trial(
+    file: Path,
+    settings: Sequence[str],
+    variant: str,
+    seed: int,
     folder: Path,
-    name: str,
-    optimizers: Sequence[str],
-    rates: Sequence[float],
-    warmups: Sequence[int],
     *,
-    steps: int,
+    baseline: str,
     init_std: float,
-) -> list[TrainingRun]:
-    """Return the trainings NAME-OPTIMIZER-RATE-WARMUP of a folder, one for each combination.
+) -> Trial:
+    """Return the trial of a config file with the settings of all trials and those of a variant."""
+    changes = [*settings, *settings_of(variant), f"seed={seed}"]
+    config = load_config(file, changes)
+    # Marian's positions depend on the test sets, which no sweep reads.
+    config = replace(config, data=replace(config.data, test={}))
+    check_data_files(config.data)
+    key = hashlib.sha256("\n".join(map(str, (file.resolve(), baseline, *changes))).encode())
+    directory = RunDirectory(folder / f"{file.stem}-{key.hexdigest()[:12]}")
+    return Trial(file, variant, seed, build_run(baseline, config, directory, init_std))
 
-    Each has a schedule of `steps`, and a validation at its end.
+
+def settings_of(variant: str) -> list[str]:
+    """Return the settings between the semicolons of a variant."""
+    return [setting.strip() for setting in variant.split(";") if setting.strip()]
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return a row for each variant, and for each config the mean score and the minutes.
+
+    With several seeds the standard deviation follows.
     """
-    training = config.training
-    short = replace(
-        config,
-        # Marian's positions depend on the test sets, which no sweep reads.
-        data=replace(config.data, test={}),
-        training=replace(
-            training,
-            max_steps=steps,
-            validate_every=min(steps, training.validate_every),
-            save_every=min(steps, training.save_every),
-        ),
-    )
-    runs = []
-    for kind, rate, warmup in itertools.product(optimizers, rates, warmups):
-        # A dot in the name of a folder would begin a suffix.
-        peak = f"{rate:g}".replace(".", "_")
-        directory = RunDirectory(folder / f"{name}-{kind}-{peak}-{warmup}")
-        tried = checked(with_optimizer(short, kind, rate, warmup), "")
-        runs.append(build_run(name, tried, directory, init_std))
-    return runs
-
-
-def best_first(outcomes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return outcomes with the best validation score first, failed ones last."""
-
-    def score(outcome: dict[str, Any]) -> float:
-        return -math.inf if outcome["valid_score"] is None else outcome["valid_score"]
-
-    return sorted(outcomes, key=score, reverse=True)
-
-
-COLUMNS = {
-    "optimizer": ("optimizer", ""),
-    "rate": ("learning_rate", "g"),
-    "warm-up": ("warmup_steps", ","),
-    "valid": ("valid_score", ".2f"),
-    "at step": ("at_step", ","),
-}
-
-
-def table(outcomes: Sequence[dict[str, Any]]) -> str:
-    """Return a table with a row for each training."""
-    rows = [list(COLUMNS)]
-    for row in outcomes:
-        cells = ((row[key], form) for key, form in COLUMNS.values())
-        rows.append(["failed" if value is None else format(value, form) for value, form in cells])
+    configs = dict.fromkeys(each.config for each in outcomes)
+    variants = dict.fromkeys(each.variant for each in outcomes)
+    rows = [["variant", *(name for config in configs for name in (Path(config).stem, "min"))]]
+    for variant in variants:
+        row = [variant or "(the config's own)"]
+        for config in configs:
+            cell = (config, variant)
+            row += cells([each for each in outcomes if (each.config, each.variant) == cell])
+        rows.append(row)
     return aligned(rows)
+
+
+def cells(seeds: Sequence[Outcome]) -> list[str]:
+    """Return the mean score, with the standard deviation of several seeds, and mean minutes."""
+    scores = [each.valid_score for each in seeds if each.valid_score is not None]
+    minutes = [each.minutes for each in seeds if each.minutes is not None]
+    if not scores:
+        return ["failed", "failed"]
+    deviation = f" ± {stdev(scores):.2f}" if len(scores) > 1 else ""
+    return [f"{fmean(scores):.2f}{deviation}", f"{fmean(minutes):.1f}"]
 
 
 app = new_app(add_completion=False)
@@ -111,65 +129,58 @@ app = new_app(add_completion=False)
 
 @app.command()
 def sweep(
-    config: Annotated[Path, typer.Argument(help="A YAML file, such as configs/enja50k.yaml.")],
+    configs: Annotated[
+        list[Path], typer.Argument(help="YAML files, such as configs/enja50k.yaml.")
+    ],
     folder: Folder,
+    variants: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--variant",
+            metavar="KEY=VALUE;...",
+            help="Settings to try, with semicolons between; repeatable.",
+        ),
+    ] = None,
     name: Annotated[
         str, typer.Option("--baseline", help="ours: tformer; hf: transformers' Marian.")
     ] = "ours",
-    optimizers: Annotated[
-        str | None, typer.Option(help="adam, adamw, muon.", show_default="the config's")
-    ] = None,
-    rates: Annotated[str, typer.Option(help="Peak learning rates.")] = "1e-3,2e-3,3e-3,5e-3",
-    warmups: Annotated[
-        str | None, typer.Option(help="Warm-up steps.", show_default="the config's")
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Steps of each training.", show_default="the config's"),
-    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds of each.")] = "1",
     settings: SetOption = None,
     init_std: InitStd = INIT_STD,
     threads: Threads = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Choose optimizer, learning rate and warm-up on the validation text.
+    """Choose settings on the validation texts.
 
-    Each combination is a training of --steps steps with a schedule of that length, one after
-    another, in a process of its own and with the same environment and allocator. The best score on
-    the validation text counts (training.selection_metric); no test set is read. Re-running the
-    command resumes.
+    Each config is trained as it is and with the settings of each variant, one training after
+    another, in processes of their own and with the same environment and allocator. The best score
+    on the validation text counts (training.selection_metric); no test set is read. --set changes
+    all of them. Re-running the command resumes.
 
-    Example: python scripts/bench/sweep.py configs/enja50k.yaml --folder runs/sweep-enja50k
-    --optimizers adamw,muon --rates 1e-3,3e-3,6e-3
+    Example: python scripts/bench/sweep.py configs/enja50k.yaml --folder runs/sweep
+    --variant "training.optimizer.learning_rate=1e-3"
+    --variant "training.optimizer={kind: muon, learning_rate: 6e-3}; model.dropout=0.3"
     """
-    parsed = load_config(config, settings or [])
-    check_data_files(parsed.data)
     names_in("--baseline", name, RUNS, "baseline")
     torch.set_num_threads(threads)
-    training = parsed.training
-    kinds = optimizers or training.optimizer.kind
-    runs = build_runs(
-        parsed,
-        folder,
-        name,
-        names_in("--optimizers", kinds, OPTIMIZERS, "optimizer"),
-        numbers_in("--rates", rates, float),
-        numbers_in("--warmups", warmups or str(training.schedule.warmup_steps)),
-        steps=steps or training.max_steps,
-        init_std=init_std,
-    )
-    for each in runs:
-        each.check()
+    trials = [
+        build_trial(config, settings or [], variant, seed, folder, baseline=name, init_std=init_std)
+        for config in configs
+        for variant in dict.fromkeys([UNCHANGED, *(variants or [])])
+        for seed in numbers_in("--seeds", seeds)
+    ]
+    for trial in trials:
+        trial.training.check()
     with resumable(folder):
-        for each in runs:
+        for trial in trials:
             try:
-                if not each.is_over():
-                    train_in_process(each, threads=threads)
+                if not trial.training.is_over():
+                    train_in_process(trial.training, threads=threads)
             except TrainingError as error:
                 # A learning rate that diverges is an outcome too.
                 log(str(error))
-    outcomes = best_first([outcome(each) for each in runs])
-    show(outcomes, as_json, lambda: table(outcomes))
+    outcomes = [trial.outcome() for trial in trials]
+    show([asdict(each) for each in outcomes], as_json, lambda: table(outcomes))
 
 
 if __name__ == "__main__":

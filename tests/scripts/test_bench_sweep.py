@@ -1,18 +1,25 @@
-"""Choosing a learning rate: by the validation text alone, at equal budgets."""
+"""Choosing settings: by the validation texts alone, at equal budgets."""
 
 import json
 from pathlib import Path
 
 import pytest
 import sweep
-from sweep import best_first, table
+from sweep import Outcome, settings_of, table
 from toy import write_toy
 from training_runs import TrainingRun
 from typer.testing import CliRunner
 
 from tformer_cli.errors import ConfigError, TrainingError
 
-SETTINGS = ("training.validation_decoding.max_length=5", "training.selection_metric=loss")
+SETTINGS = (
+    "training.validation_decoding.max_length=5",
+    "training.selection_metric=loss",
+    "training.max_steps=3",
+    "training.validate_every=3",
+    "training.schedule.warmup_steps=1",
+)
+SLOW, SLOWEST = "training.optimizer.learning_rate=1e-5", "training.optimizer.learning_rate=1e-9"
 
 
 @pytest.fixture
@@ -31,73 +38,76 @@ def swept(config_file: Path, *words: str) -> object:
 
 
 @pytest.mark.parametrize("name", ["ours", "hf"])
-def test_the_best_on_the_validation_text_comes_first(config_file, monkeypatch, name):
+def test_each_variant_is_trained_once_with_each_seed(config_file, monkeypatch, name):
     monkeypatch.setattr(sweep, "train_in_process", lambda run, **_: run.train())
-    words = ("--baseline", name, "--steps", "3", "--rates", "5e-3,1e-9", "--warmups", "1,2")
+    words = ("--baseline", name, "--seeds", "1,2", "--variant", SLOW, "--variant", SLOWEST)
     printed = swept(config_file, *words, "--json")
     assert printed.exception is None, printed.exception
     outcomes = json.loads(printed.stdout)
-    assert {(row["learning_rate"], row["warmup_steps"]) for row in outcomes} == {
-        (rate, warmup) for rate in (5e-3, 1e-9) for warmup in (1, 2)
-    }
-    assert [row["learning_rate"] for row in outcomes] == [5e-3, 5e-3, 1e-9, 1e-9]
-    settings = {(row["baseline"], row["steps"], row["optimizer"]) for row in outcomes}
-    assert settings == {(name, 3, "adamw")}
+    assert [(row["variant"], row["seed"]) for row in outcomes] == [
+        (variant, seed) for variant in ("", SLOW, SLOWEST) for seed in (1, 2)
+    ]
+    assert all(row["at_step"] == 3 for row in outcomes)
     scores = [row["valid_score"] for row in outcomes]
-    assert scores == sorted(scores, reverse=True)
-    folders = {path.name for path in (config_file.parents[1] / "sweep").glob(f"{name}-*/")}
-    assert len(folders) == 4
-    assert not any("." in folder for folder in folders)
+    assert len(set(scores)) == 6
+    for seed in (0, 1):
+        own, *slower = scores[seed::2]
+        assert own == max(scores[seed::2])
+        assert slower == sorted(slower, reverse=True)
     # Again, it trains nothing.
     monkeypatch.delattr(sweep, "train_in_process")
     assert swept(config_file, *words, "--json").stdout == printed.stdout
 
 
-def test_a_rate_that_fails_is_an_outcome_too(config_file, monkeypatch):
+def test_a_variant_that_fails_is_an_outcome_too(config_file, monkeypatch):
     def train(run: TrainingRun, **_: float) -> None:
         if run.config.training.optimizer.learning_rate > 1:
             raise TrainingError("x", "diverged")
         run.train()
 
     monkeypatch.setattr(sweep, "train_in_process", train)
-    printed = swept(config_file, "--steps", "2", "--rates", "2,1e-3", "--warmups", "1")
-    lines = printed.stdout.splitlines()
-    assert [line.split()[:3] for line in lines[1:]] == [
-        ["adamw", "0.001", "1"],
-        ["adamw", "2", "1"],
-    ]
-    assert lines[2].split()[3:] == ["failed", "failed"]
+    variant = "training.optimizer.learning_rate=2"
+    lines = swept(config_file, "--variant", variant).stdout.splitlines()
+    assert lines[2].split() == [variant, "failed", "failed"]
+    assert "failed" not in lines[1]
 
 
-def test_outcomes_are_ranked_and_read_as_lines():
-    settings = {"optimizer": "muon", "learning_rate": 3e-3, "warmup_steps": 600}
-    ranked = best_first(
-        [
-            settings | {"valid_score": score, "at_step": None if score is None else 1500}
-            for score in (None, 30.126, 31.0)
-        ]
-    )
-    assert [row["valid_score"] for row in ranked] == [31.0, 30.126, None]
-    assert table(ranked).split("\n") == [
-        "optimizer    rate   warm-up    valid   at step",
-        "muon        0.003       600    31.00     1,500",
-        "muon        0.003       600    30.13     1,500",
-        "muon        0.003       600   failed    failed",
+def test_variants_have_a_row_and_configs_two_columns():
+    scores = {
+        ("configs/a.yaml", ""): [10.0],
+        ("configs/b.yaml", ""): [None],
+        ("configs/a.yaml", "x=1"): [11.0, 12.0],
+        ("configs/b.yaml", "x=1"): [None, 4.5],
+    }
+    outcomes = [
+        Outcome(config, variant, seed, score, 7, None if score is None else 2.0)
+        for (config, variant), row in scores.items()
+        for seed, score in enumerate(row)
     ]
+    assert [line.split() for line in table(outcomes).split("\n")] == [
+        ["variant", "a", "min", "b", "min"],
+        ["(the", "config's", "own)", "10.00", "2.0", "failed", "failed"],
+        ["x=1", "11.50", "±", "0.71", "2.0", "4.50", "2.0"],
+    ]
+
+
+def test_settings_of_a_variant_stand_between_semicolons():
+    assert settings_of("") == []
+    assert settings_of("a={kind: x, y: 1}; b.c=2;") == ["a={kind: x, y: 1}", "b.c=2"]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--rates", "1e-3,x"), "--rates: must be numbers with commas between (1e-3,x)"),
+        (("--seeds", "1,x"), "--seeds: must be whole numbers with commas between (1,x)"),
         (("--baseline", "textbook"), "--baseline: no such baseline (textbook); "),
-        (("--optimizers", "sgd"), "--optimizers: no such optimizer (sgd); "),
     ],
 )
 def test_mistake_of_the_command_line_is_named(config_file, words, message):
     assert str(swept(config_file, *words).exception).startswith(message)
 
 
-def test_warm_up_beyond_the_budget_is_refused(config_file):
-    printed = swept(config_file, "--steps", "2", "--warmups", "3")
+def test_a_variant_of_no_key_is_refused_before_anything_is_trained(config_file, monkeypatch):
+    monkeypatch.delattr(sweep, "train_in_process")
+    printed = swept(config_file, "--variant", "training.speed=9")
     assert isinstance(printed.exception, ConfigError)
