@@ -32,7 +32,7 @@ from tformer_cli.search.scoring import halving_on_oom
 from tformer_cli.search.topk import log_mean_probabilities
 from tformer_cli.storage.atomic import file_checksum, read_json, write_json, write_text
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.trained_model import ModelFiles, find_model, load_ensemble
+from tformer_cli.storage.trained_model import ModelFiles, load_ensemble
 from tformer_cli.text.vocabulary import BOS_ID, DECODER_START_IDS
 from tformer_cli.translate.options import MBR
 from tformer_cli.translate.translator import Translator
@@ -148,7 +148,7 @@ class Evaluator:
             workers=workers,
             max_source_sentences=first.max_source_sentences,
         )
-        fingerprints = tuple(find_model(each, checkpoint).fingerprint for each in runs)
+        fingerprints = tuple(each.fingerprint for each in trained)
         return cls(models, translator, dtype, first.step, fingerprints)
 
     def evaluate(

@@ -85,6 +85,7 @@ class TrainedNetwork:
     model: "Network"
     step: int
     max_source_sentences: int | None = None  # as in `ModelFiles`
+    fingerprint: str = ""  # as in `ModelFiles`; empty for a model without files
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,12 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
         )
     load_weights(files.directory, model)
     return TrainedNetwork(
-        files.config, files.tokenizers, model.eval(), files.step, files.max_source_sentences
+        files.config,
+        files.tokenizers,
+        model.eval(),
+        files.step,
+        files.max_source_sentences,
+        files.fingerprint,
     )
 
 
