@@ -1,11 +1,13 @@
 """The spelling that a tokenizer sees."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer_cli.config.schema.tokenizer import CharConfig, Sides, SubwordConfig, WordConfig
-from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.normalizer import Normalizer, replace_line_breaks
 
 ANY = st.builds(Normalizer, lowercase=st.booleans(), nfkc=st.booleans())
 
@@ -24,6 +26,11 @@ def test_normalizer_keeps_its_form_when_lower_case_composes() -> None:
 def test_normalizer_leaves_no_line_break(normalizer: Normalizer, line: str) -> None:
     assert "\n" not in normalizer(line)
     assert "\r" not in normalizer(line)
+
+
+@given(st.text(alphabet="a\r\n\u00e9\u2028\x85"))
+def test_each_cr_and_lf_becomes_a_space(text: str) -> None:
+    assert replace_line_breaks(text) == re.sub("[\r\n]", " ", text)
 
 
 @given(st.text(alphabet=st.characters(exclude_characters="\r\n")))

@@ -15,7 +15,7 @@ from tformer_cli.config.schema.tokenizer import SubwordConfig
 from tformer_cli.errors import CheckpointError, DataError
 from tformer_cli.process import num_threads
 from tformer_cli.storage.atomic import parse_json
-from tformer_cli.text.normalizer import LINE_BREAKS_TO_SPACES, Normalizer
+from tformer_cli.text.normalizer import Normalizer, replace_line_breaks
 from tformer_cli.text.vocabulary import (
     BOS_ID,
     EOS_ID,
@@ -82,7 +82,7 @@ class SubwordTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._processor.decode([int(i) for i in ids if i >= NUM_SPECIAL])
-        return text.translate(LINE_BREAKS_TO_SPACES)
+        return replace_line_breaks(text)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         return [self._processor.id_to_piece(int(i)) for i in ids]
@@ -143,7 +143,7 @@ class MarianTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._processor.decode(self.tokens([i for i in ids if i >= NUM_SPECIAL]))
-        return text.replace(WHITESPACE_MARK, " ").strip().translate(LINE_BREAKS_TO_SPACES)
+        return replace_line_breaks(text.replace(WHITESPACE_MARK, " ").strip())
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         return [self._tokens[i] for i in ids]
