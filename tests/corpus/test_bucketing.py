@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tformer_cli.corpus import store
-from tformer_cli.corpus.batch import POOL_BATCHES, Bucketing, DataPosition, EpochPlans
-from tformer_cli.corpus.store import PairWeights
+from tformer_cli.corpus.batch import (
+    POOL_BATCHES,
+    Bucketing,
+    DataPosition,
+    EpochPlans,
+    epoch_plans,
+)
+from tformer_cli.corpus.store import PairWeights, TokenStore
 
 pair_lengths = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=200)
 budgets = st.integers(1, 120)
@@ -164,7 +170,13 @@ def test_the_plan_is_the_one_of_a_walk_example_by_example(
     assert all(batch.dtype == np.int32 for batch in plan)
 
 
-def test_lengths_of_16_bits_do_not_overflow():
-    lengths = np.full(40, 40_000, dtype=np.uint16)
-    plan = Bucketing(lengths, lengths, np.ones(40), 80_000, 1).plan(0)
-    assert [len(batch) for batch in plan] == [2] * 20
+@pytest.mark.parametrize("longest", [100, 2**15 - 2, 40_000, 70_000])
+def test_the_plan_does_not_depend_on_the_integers_of_the_lengths(longest):
+    source, target = np.full(12, longest), np.linspace(1, longest, 12).astype(int)[::-1]
+    sides = [(np.zeros(x.sum(), np.uint16), np.cumsum([0, *x])) for x in (source, target)]
+    weights = PairWeights.of_runs([12], [1.0])
+    budget = 2 * (longest + 1)
+    plan = epoch_plans(TokenStore(*sides[0], *sides[1], weights), batch_tokens=budget, seed=1)[0]
+    expected = Bucketing(source + 1, target + 1, weights, budget, 1).plan(0)
+    assert [batch.tolist() for batch in plan] == [batch.tolist() for batch in expected]
+    assert [len(batch) for batch in plan] == [2] * 6

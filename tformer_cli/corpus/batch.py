@@ -166,8 +166,7 @@ class Bucketing:
 
     def _sort(self, pool: np.ndarray) -> np.ndarray:
         """Sort a pool by length in place; return the longer side of each example."""
-        source = self.source_lengths[pool].astype(np.int64)
-        target = self.target_lengths[pool].astype(np.int64)
+        source, target = self.source_lengths[pool], self.target_lengths[pool]
         longest = np.maximum(source, target)
         # Both sides are padded: the longer one leads, the other breaks ties.
         by_length = np.lexsort((source + target, longest))
@@ -267,8 +266,8 @@ def _bucketing(store: TokenStore, batch_tokens: int, seed: int) -> Bucketing:
 
 
 def _with_special(lengths: np.ndarray) -> np.ndarray:
-    """Add one special token to each length, in 16 bits if all fit."""
-    fits = int(lengths.max(initial=0)) + 1 < 1 << 16
+    """Add one special token to each length, in 16 bits if sums of two fit: they sort faster."""
+    fits = int(lengths.max(initial=0)) + 1 < 1 << 15
     return lengths.astype(np.uint16 if fits else np.int32) + 1
 
 
