@@ -5,6 +5,7 @@ The text is made here: words of Zipf's frequencies, and sentences as long as tho
 """
 
 import itertools
+import resource
 import subprocess
 import sys
 import tempfile
@@ -93,11 +94,11 @@ def write_text(folder: Path, num_pairs: int) -> None:
 
 
 class Command:
-    """A command of tformer in a process: its time, its memory, and when its steps came."""
+    """A command of tformer in processes: their time and memory, and when its steps came."""
 
     def __init__(self, *words: str) -> None:
         """Run the command to its end, or until it fails."""
-        started = time.perf_counter()
+        started, before = time.perf_counter(), processor_seconds()
         self.lines: list[tuple[float, str]] = []  # of standard error, with the time of each
         with (
             subprocess.Popen(
@@ -113,6 +114,7 @@ class Command:
                 self.lines.append((time.perf_counter() - started, line))
             code = process.wait()
         self.seconds = time.perf_counter() - started
+        self.processor_seconds = processor_seconds() - before
         if code:
             last = self.lines[-1][1].strip() if self.lines else f"exit code {code}"
             raise TrainingError(f"tformer {' '.join(words)}", "has failed", got=last)
@@ -121,6 +123,18 @@ class Command:
     def first(self, beginning: str) -> float:
         """Return when the first line came that begins so."""
         return next(seconds for seconds, line in self.lines if line.startswith(beginning))
+
+
+def processor_seconds() -> float:
+    """Return the processor time of the child processes that have ended, and of theirs."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def mib_of(*paths: Path) -> float:
+    """Return the size of files, and of all files in folders."""
+    files = itertools.chain.from_iterable((path, *path.rglob("*")) for path in paths)
+    return sum(file.stat().st_size for file in files if file.is_file()) / 2**20
 
 
 def measure_plan(config_file: str, run: str) -> dict[str, float]:
@@ -161,16 +175,22 @@ def measure(num_pairs: int, steps: int, vocab_size: int, scratch: Path | None) -
         log(f"{steps} steps in {first.seconds:.0f} s")
         training.point("last", training.checkpoint(steps // 2))
         again = Command("train", *words, "--device", "cpu")
+        text_mib = mib_of(folder / "train.src", folder / "train.tgt")
+        store_mib = mib_of(training.stores)
         plan = run_in_process(
             "corpus_size.measure_plan", config_file=str(config), run=str(training.path)
         )
     return {
         "pairs": num_pairs,
+        "text, MiB": text_mib,
         "vocab, s": vocab.seconds,
+        "vocab, processor s": vocab.processor_seconds,
         "vocab, peak MiB": vocab.peak_mib,
         f"train to step {steps}, s": first.first(f"step {steps}/"),
         "train to step 1, s": first.first("step 1/"),
+        "train, processor s": first.processor_seconds,
         "train, peak MiB": first.peak_mib,
+        "store, MiB": store_mib,
         "resumed, first step after s": again.first(f"step {steps // 2 + 1}/"),
         "resumed, peak MiB": again.peak_mib,
         **plan,
@@ -202,8 +222,9 @@ def corpus_size(
     """Measure `tformer vocab` and `tformer train` on texts of some sizes.
 
     Each text is removed afterwards. A run begins with an empty folder, and is resumed from the
-    checkpoint halfway; times count from the start of the process. Memory is that of all processes
-    of a command together, without the files they map, which the system may drop.
+    checkpoint halfway; times count from the start of the process. Processor time and memory are
+    those of all processes of a command together, memory without the files they map, which the
+    system may drop.
 
     Example: python scripts/bench/corpus_size.py --pairs 200000,2000000,20000000
     """

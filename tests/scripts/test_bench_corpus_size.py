@@ -1,6 +1,8 @@
 """The measurement of large corpora, on a text of a moment."""
 
 import itertools
+import subprocess
+import sys
 
 import corpus_size
 import pytest
@@ -30,6 +32,23 @@ def test_a_corpus_goes_through_vocabulary_training_and_resumption():
     assert 0 < result["train to step 1, s"] < result["train to step 4, s"]
     assert result["batches of an epoch"] > 4
     assert all(value > 0 for name, value in result.items() if name.endswith("MiB"))
+    for command in ("vocab", "train"):
+        assert result[f"{command}, processor s"] > 0
+
+
+def test_processor_time_includes_that_of_processes_within_a_process():
+    before = corpus_size.processor_seconds()
+    busy = "import time\nwhile time.process_time() < 0.2: pass"
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {busy!r}])"
+    subprocess.run([sys.executable, "-c", nested], check=True)
+    assert corpus_size.processor_seconds() - before >= 0.2
+
+
+def test_size_is_of_files_and_of_what_is_in_folders(tmp_path):
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    (tmp_path / "folder" / "inner" / "one").write_bytes(bytes(2**20))
+    (tmp_path / "two").write_bytes(bytes(2**19))
+    assert corpus_size.mib_of(tmp_path / "folder", tmp_path / "two") == 1.5
 
 
 def test_a_command_that_fails_is_named_with_what_it_said(tmp_path):
