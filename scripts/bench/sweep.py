@@ -22,7 +22,16 @@ from tformer_cli.config.load import check_data_files, load_config
 from tformer_cli.errors import TrainingError
 from tformer_cli.storage.run_directory import RunDirectory
 
+# The variant of a config as it is.
 UNCHANGED = ""
+Variants = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variant",
+        metavar="KEY=VALUE;...",
+        help="Settings to try, with semicolons between; repeatable.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,11 @@ def settings_of(variant: str) -> list[str]:
     return [setting.strip() for setting in variant.split(";") if setting.strip()]
 
 
+def title_of(variant: str) -> str:
+    """Return a variant as a table shows it."""
+    return variant or "(the config's own)"
+
+
 def table(outcomes: Sequence[Outcome]) -> str:
     """Return a row for each variant, and for each config the mean score and the minutes.
 
@@ -106,7 +120,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     variants = dict.fromkeys(each.variant for each in outcomes)
     rows = [["variant", *(name for config in configs for name in (Path(config).stem, "min"))]]
     for variant in variants:
-        row = [variant or "(the config's own)"]
+        row = [title_of(variant)]
         for config in configs:
             cell = (config, variant)
             row += cells([each for each in outcomes if (each.config, each.variant) == cell])
@@ -133,14 +147,7 @@ def sweep(
         list[Path], typer.Argument(help="YAML files, such as configs/enja50k.yaml.")
     ],
     folder: Folder,
-    variants: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--variant",
-            metavar="KEY=VALUE;...",
-            help="Settings to try, with semicolons between; repeatable.",
-        ),
-    ] = None,
+    variants: Variants = None,
     name: Annotated[
         str, typer.Option("--baseline", help="ours: tformer; hf: transformers' Marian.")
     ] = "ours",
