@@ -56,6 +56,11 @@ class World:
         """Whether this is rank 0, which writes files and logs."""
         return self.rank == 0
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no process group, so that collectives have nothing to do."""
+        return self.size == 1 and self.gpu_group is None
+
     def all_reduce_(self, tensors: "Sequence[Tensor]") -> None:
         """Replace each tensor by its sum over all processes, bit-identical in each of them."""
         for bucket in _buckets(tensors):
@@ -77,7 +82,7 @@ class World:
 
     def all_reduce_sum(self, *numbers: float) -> list[float]:
         """Return the sum of each number over all processes, in float64."""
-        if self.size == 1:
+        if self.is_alone:
             return [float(number) for number in numbers]
         import torch
 
@@ -87,7 +92,7 @@ class World:
 
     def all_reduce_max(self, number: int) -> int:
         """Return the maximum of a number over all processes."""
-        if self.size == 1:
+        if self.is_alone:
             return number
         import torch
         from torch.distributed import ReduceOp
@@ -144,7 +149,7 @@ class World:
 
     def _owned_buckets(self, tensors: "Sequence[Tensor]") -> "Iterator[tuple[int, list[Tensor]]]":
         """Yield the tensors in buckets, each with the rank that owns them."""
-        if self.size == 1:
+        if self.is_alone:
             return
         owned: list[list[Tensor]] = [[] for _ in range(self.size)]
         for tensor, owner in zip(tensors, self.owners(tensors), strict=True):
@@ -155,7 +160,7 @@ class World:
 
     def _run_flat(self, collective: str, bucket: "Sequence[Tensor]", *arguments: Any) -> None:
         """Call a collective on tensors as on a single one."""
-        if self.size == 1:
+        if self.is_alone:
             return
         import torch
 
@@ -169,8 +174,8 @@ class World:
             tensor.copy_(part.view_as(tensor))
 
     def _run(self, collective: str, *arguments: Any, **options: Any) -> None:
-        """Call a collective of torch, unless this process is alone."""
-        if self.size == 1:
+        """Call a collective of torch, if there is a process group."""
+        if self.is_alone:
             return
         from torch import distributed
 

@@ -252,7 +252,7 @@ def generate(
             num_beams=beam.beam_size,
             length_penalty=beam.length_penalty,
             max_new_tokens=search.max_length,
-            min_new_tokens=1,
+            min_new_tokens=search.min_length,
             suppress_tokens=list(suppressed_ids),
             decoder_start_token_id=BOS_ID,
             bos_token_id=BOS_ID,

@@ -1,7 +1,8 @@
 """Test, train and measure on a machine with a GPU, offline, with the installed packages.
 
 Each part runs in a process of its own, so that a crash ends no other one. In the JSON a part that
-failed is {"error": ...}, and the exit code is 1; a part without enough time is {"left_out": ...}.
+failed is {"error": ...}, and the exit code is 1; a part without enough time, or without what it
+needs, is {"left_out": ...}.
 Without a CUDA device the exit code is 2.
 """
 
@@ -37,29 +38,33 @@ class Part:
     call: str
     seconds: float
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    package: str | None = None  # that the part needs beside torch
 
 
 def throughput(network: str, baseline: str, seconds: float) -> Part:
     """Return the part in which a baseline trains a network."""
     arguments = {"network": network, "baseline": baseline}
-    return Part("gpu_throughput.throughput", seconds, arguments)
+    package = "transformers" if baseline.startswith("marian") else None
+    return Part("gpu_throughput.throughput", seconds, arguments, package)
 
 
 # The most important ones come first.
 PARTS = {
     "ceilings": Part("gpu_ceilings.ceilings", 15),
     "tests": Part("gpu_checks.run_tests", 100),
+    "nccl": Part("gpu_checks.collectives", 8),
     "big": throughput("big", "ours", 60),
     "big-eager": throughput("big", "eager", 25),
     "big-marian": throughput("big", "marian", 35),
     "decode": Part("gpu_decode.decode", 60),
+    "decode-marian": Part("gpu_decode.decode_marian", 35, package="transformers"),
     "base": throughput("base", "ours", 40),
-    "base-accumulated": throughput("base", "accumulated", 40),
     "big-marian-compiled": throughput("big", "marian-compiled", 50),
-    "demo": Part("gpu_checks.demo", 50),
+    "demo": Part("gpu_checks.demo", 45),
+    "fp8": Part("gpu_ceilings.fp8", 8),
     "idle": Part("gpu_throughput.idle", 35, {"network": "big"}),
+    "decode-ctranslate2": Part("gpu_decode.decode_ctranslate2", 24, package="ctranslate2"),
     "tiny": throughput("tiny", "ours", 25),
-    "big-loss": throughput("big", "loss", 25),
     "parts": Part("gpu_ceilings.parts_of_a_step", 20),
     "attention": Part("gpu_checks.attention", 15),
 }
@@ -80,11 +85,14 @@ HEADLINES = {
     "launches_per_step": "{:,.0f} launches a step",
     "waits_per_step": "{} waits a step",
     "sentences_per_second": "{:,.0f} sentences/s",
+    "all_reduce_ms": "all-reduce {:.1f} ms",
 }
 
 
 def measure(part: Part, seconds_left: float) -> Results:
-    """Return the results of a part, if there is time for it."""
+    """Return the results of a part, if its package is there and there is time for it."""
+    if part.package is not None and importlib.util.find_spec(part.package) is None:
+        return {"left_out": f"{part.package} is not installed"}
     if part.seconds > seconds_left:
         left = max(0, seconds_left)
         return {"left_out": f"takes about {part.seconds:.0f} s, and {left:.0f} s are left"}

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from flops import synchronize
 from gpu_throughput import NETWORKS
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tformer_cli.config.schema.training import AdamConfig, MuonConfig
@@ -31,9 +32,8 @@ def ceilings(
     """Time products in the shapes of a training, a copy of a large tensor, and a tiny operation."""
     on = resolve_device(device)
     dtype = resolve_precision(precision, on)
-    shapes = [(square, square, square), *((rows, dim, x) for x in (dim, 4 * dim, vocab_size))]
     rates = {}
-    for height, inner, width in shapes:
+    for height, inner, width in product_shapes(square, rows, dim, vocab_size):
         left, right = (
             torch.randn(shape, device=on).to(dtype) for shape in ((height, inner), (inner, width))
         )
@@ -50,6 +50,44 @@ def ceilings(
         "copy_tb_per_second": copied / 1e12,
         "launch_microseconds": timed(lambda: number.add_(1), on, 50 * repeats) * 1e6,
     }
+
+
+def fp8(
+    *,
+    device: str = "cuda",
+    square: int = 8192,
+    rows: int = 32_768,
+    dim: int = 1024,
+    vocab_size: int = 37_008,  # a multiple of 16
+    repeats: int = 20,
+) -> dict[str, object]:
+    """Time the products of `ceilings` in float8 (e4m3), summed in float32, with one scale each."""
+    on = resolve_device(device)
+    scale = torch.ones((), device=on)
+
+    def multiplied(left: Tensor, right: Tensor) -> Tensor:
+        dtype = torch.bfloat16
+        # The right factor is transposed: the hardware wants both along the sum.
+        return torch._scaled_mm(left, right.t(), scale_a=scale, scale_b=scale, out_dtype=dtype)
+
+    def random(height: int, width: int) -> Tensor:
+        return torch.randn(height, width, device=on).to(torch.float8_e4m3fn)
+
+    try:
+        multiplied(random(16, 16), random(16, 16))
+    except (AttributeError, RuntimeError) as error:
+        return {"left_out": f"no float8 products: {str(error).splitlines()[0]}"}
+    rates = {}
+    for height, inner, width in product_shapes(square, rows, dim, vocab_size):
+        product = partial(multiplied, random(height, inner), random(width, inner))
+        seconds = timed(product, on, repeats)
+        rates[f"{height} x {inner} x {width}"] = 2 * height * inner * width / seconds / 1e12
+    return {"gemm_tflops": max(rates.values()), "gemm_tflops_by_shape": rates}
+
+
+def product_shapes(square: int, rows: int, dim: int, vocab_size: int) -> list[tuple[int, int, int]]:
+    """Return (height, inner, width) of a square product, and of those of a training."""
+    return [(square, square, square), *((rows, dim, x) for x in (dim, 4 * dim, vocab_size))]
 
 
 def parts_of_a_step(

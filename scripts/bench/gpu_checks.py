@@ -1,18 +1,23 @@
-"""Parts of gpu.py: the machine, its tests, its attention kernels, and a training."""
+"""Parts of gpu.py: the machine, its tests, its attention kernels, NCCL, and a training."""
 
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from flops import synchronize
+from gpu_throughput import NETWORKS
+from torch import distributed
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tformer_cli.device import hardware_name, peak_memory, resolve_device, resolve_precision
+from tformer_cli.distributed import World
 from tformer_cli.model.blocks.attention import AttentionMask, kernel_attend, padding_mask
+from tformer_cli.model.build import build_model
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "configs" / "demo.yaml"
@@ -185,6 +190,39 @@ def _milliseconds(call: Callable[[], None], device: torch.device, repeats: int) 
         call()
     synchronize(device)
     return (time.perf_counter() - started) / repeats * 1e3
+
+
+def collectives(
+    network: str = "big",
+    *,
+    device: str = "cuda",
+    backend: str = "nccl",
+    vocab_size: int = 37_000,
+    repeats: int = 10,
+) -> dict[str, object]:
+    """Exchange tensors like the weights of a network, in a process group of this process alone.
+
+    Nothing goes anywhere: it shows that the group works, and what its copies take, in milliseconds.
+    """
+    if not (distributed.is_available() and distributed.is_backend_available(backend)):
+        return {"left_out": f"torch {torch.__version__} has no {backend}"}
+    on = resolve_device(device)
+    sizes = {"source_size": vocab_size, "target_size": vocab_size}
+    weights = build_model(NETWORKS[network], **sizes, seed=1).to(on).state_dict().values()
+    results: dict[str, object] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        rendezvous = f"file://{folder}/rendezvous"
+        distributed.init_process_group("gloo", init_method=rendezvous, rank=0, world_size=1)
+        world = World(gpu_group=distributed.new_group(backend=backend))
+        for name in ("all_reduce_", "reduce_to_owners_", "broadcast_from_owners_"):
+            tensors = [weight.clone() for weight in weights]
+            exchange = partial(getattr(world, name), tensors)
+            exchange()  # The first one opens the communicator.
+            results[f"{name.rstrip('_')}_ms"] = _milliseconds(exchange, on, repeats)
+            if not all(map(torch.equal, tensors, weights)):
+                raise RuntimeError(f"{name} of one process changes its tensors")
+        distributed.destroy_process_group()
+    return results
 
 
 def demo(

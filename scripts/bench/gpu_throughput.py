@@ -24,7 +24,7 @@ import torch
 from flops import Ceiling, synchronize, training_flops
 from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
-from train_baselines import Marian, Ours, Task, step_batches
+from train_baselines import Marian, Ours, Task
 
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
@@ -34,9 +34,7 @@ from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.prefetch import prefetch
 from tformer_cli.corpus.store import PairWeights, TokenStore
 from tformer_cli.device import can_compile, peak_memory, resolve_device, resolve_precision
-from tformer_cli.training.recovery import in_halves
 from tformer_cli.training.setup import PREFETCHED_BATCHES
-from tformer_cli.training.step import StepBatch, train_steps
 
 # Of Vaswani et al. 2017, table 3; and one whose kernels take less time than their launches.
 BIG = EncoderDecoderConfig(
@@ -97,20 +95,6 @@ class Eager(Ours):
             yield loss
 
 
-class Accumulated(Compiled):
-    """Ours with each batch in eight micro-batches, or in as many as it has rows."""
-
-    def losses(self, batches: Iterable[Batch]) -> Iterator[float]:
-        return (report.loss for report in train_steps(self.train_state, self._steps(batches)))
-
-    def _steps(self, batches: Iterable[Batch]) -> Iterator[StepBatch]:
-        for step in step_batches(batches):
-            (batch,) = micro_batches = step.micro_batches
-            while len(micro_batches) < min(8, len(batch.source)):
-                micro_batches = in_halves(micro_batches, where="a step")
-            yield replace(step, micro_batches=micro_batches)
-
-
 class CompiledMarian(Marian):
     """Marian, compiled for batches of any shape."""
 
@@ -122,8 +106,6 @@ class CompiledMarian(Marian):
 BASELINES = {
     "ours": Compiled,
     "eager": Eager,
-    "loss": Ours,  # of all, the loss alone is compiled
-    "accumulated": Accumulated,
     "marian": Marian,
     "marian-compiled": CompiledMarian,
 }
@@ -178,6 +160,19 @@ def synthetic_store(num_pairs: int, vocab_size: int) -> TokenStore:
     return TokenStore(*source, *target, PairWeights.of_runs([num_pairs], [1.0]))
 
 
+def synthetic_config(network: str, batch_tokens: int = 32_768) -> Config:
+    """Return the config of a network without text."""
+    no_text = {"source": Path("none"), "target": Path("none")}
+    return Config(
+        seed=SEED,
+        data=DataConfig(train=(TrainingText(**no_text),), valid=ParallelText(**no_text)),
+        model=NETWORKS[network],
+        training=TrainingConfig(
+            optimizer=AdamWConfig(learning_rate=LEARNING_RATE), batch_tokens=batch_tokens
+        ),
+    )
+
+
 def begin(
     network: str,
     baseline: str,
@@ -192,15 +187,7 @@ def begin(
 
     `batch_tokens` are padded tokens of a step on either side.
     """
-    no_text = {"source": Path("none"), "target": Path("none")}
-    config = Config(
-        seed=SEED,
-        data=DataConfig(train=(TrainingText(**no_text),), valid=ParallelText(**no_text)),
-        model=NETWORKS[network],
-        training=TrainingConfig(
-            optimizer=AdamWConfig(learning_rate=LEARNING_RATE), batch_tokens=batch_tokens
-        ),
-    )
+    config = synthetic_config(network, batch_tokens)
     side = SimpleNamespace(size=vocab_size)
     task = SyntheticTask(
         config,
