@@ -6,6 +6,7 @@ import pytest
 import torch
 from accelerator import CPU, DEVICE, on_gpu
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from tformer_cli.config.schema.model import (
     AlibiPositions,
@@ -21,7 +22,7 @@ from tformer_cli.config.schema.model import (
 from tformer_cli.config.schema.training import TrainingConfig
 from tformer_cli.corpus.batch import Batch, DataPosition, collate
 from tformer_cli.corpus.store import Example
-from tformer_cli.device import autocast
+from tformer_cli.device import autocast, can_compile
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.training.loss import smoothed_nll_sum
@@ -144,6 +145,31 @@ def test_bfloat16_is_close_to_float32(name):
     assert loss == pytest.approx(expected_loss, rel=5e-3)
     one, other = (torch.cat([x.flatten() for x in part.values()]) for part in (found, expected))
     assert distance(one, other) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"), [("post", torch.float32), ("modern", torch.bfloat16)], ids=str
+)
+def test_compiled_training_has_the_loss_and_gradients_of_eager_training(name, precision):
+    """Layers and loss compiled, as a training has them."""
+    if not can_compile(DEVICE):
+        pytest.skip("torch cannot compile for this device")
+    eager, compiled = network(VARIANTS[name], DEVICE), network(VARIANTS[name], DEVICE)
+    with torch.compiler.set_stance("force_eager"):
+        expected_loss, expected = gradients(eager, DEVICE, precision)
+    torch._dynamo.reset()
+    counters.clear()
+    compiled.compile_layers()
+    loss, found = gradients(compiled, DEVICE, precision)
+    # A layer of each kind and the loss; torch would go on without one that it cannot compile.
+    kinds = {type(layer) for stack in compiled.stacks() for layer in stack.layers}
+    assert counters["stats"]["unique_graphs"] >= len(kinds) + 1
+    assert not counters["graph_break"]
+    # Eager bfloat16 rounds where a compiled kernel stays in float32.
+    is_exact = precision == torch.float32
+    assert loss == pytest.approx(expected_loss, rel=1e-5 if is_exact else 5e-3)
+    one, other = (torch.cat([x.flatten() for x in part.values()]) for part in (found, expected))
+    assert distance(one, other) < (1e-4 if is_exact else 0.05)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
