@@ -389,6 +389,7 @@ _RULED = {
     "shared": st.just(True),
     "tie_embeddings": st.sampled_from(["none", "output"]),
     "max_steps": st.integers(1000, MAX_COUNT),
+    "bidirectional_steps": st.one_of(st.none(), st.integers(1, 999)),
     "warmup_steps": st.integers(1, 1000),
     "validate_every": st.integers(1, 1000),
     "max_length": st.integers(1200, 1300),
@@ -478,6 +479,7 @@ def _masking(config: Config) -> Config:
         validation_decoding=GreedyConfig(),
         sample_translations=TrainingConfig().sample_translations,
         consistency=RDropConfig(),
+        bidirectional_steps=None,
     )
     return Config(
         seed=config.seed,

@@ -233,6 +233,39 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
             ),
         ),
         (
+            dataclasses.replace(CONFIG, training=TrainingConfig(bidirectional_steps=20_000)),
+            Problem(
+                "training.bidirectional_steps",
+                "must be below training.max_steps 20000, or no step trains on the wanted direction "
+                "alone",
+                "20000",
+            ),
+        ),
+        (
+            dataclasses.replace(
+                CONFIG,
+                tokenizer=CharConfig(shared=False),
+                model=EncoderDecoderConfig(tie_embeddings="output"),
+                training=TrainingConfig(bidirectional_steps=1),
+            ),
+            Problem(
+                "training.bidirectional_steps",
+                "needs tokenizer.shared: true, since each language is source and target",
+                "1",
+                "share the vocabulary, or write null",
+            ),
+        ),
+        (
+            dataclasses.replace(
+                MASKED, training=dataclasses.replace(MASKED.training, bidirectional_steps=1)
+            ),
+            Problem(
+                "training.bidirectional_steps",
+                "must be null with model.kind masked_encoder, which has no direction",
+                "1",
+            ),
+        ),
+        (
             dataclasses.replace(CONFIG, tokenizer=WordConfig(shared=True)),
             Problem(
                 "evaluation.bleu.lowercase",
@@ -262,7 +295,12 @@ def test_rules_hold_at_their_edges() -> None:
                 data=dataclasses.replace(DATA, filters=FilterConfig(max_length=255)),
                 tokenizer=SubwordConfig(vocab_size=273, lowercase="source"),
                 model=EncoderDecoderConfig(positions=LearnedPositions(max_length=256)),
-                training=TrainingConfig(max_steps=1000, validate_every=1000, batch_tokens=256),
+                training=TrainingConfig(
+                    max_steps=1000,
+                    validate_every=1000,
+                    batch_tokens=256,
+                    bidirectional_steps=999,
+                ),
                 evaluation=EvaluationConfig(),
             )
         )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer_cli.corpus import store as store_module
-from tformer_cli.corpus.store import PairWeights, build_store
+from tformer_cli.corpus.store import BidirectionalStore, PairTags, PairWeights, build_store
 
 Triple = tuple[list[int], list[int], float]
 
@@ -134,3 +134,24 @@ def test_weights_of_pairs_are_those_that_were_given(values, start, stop):
 def test_weights_of_runs_stand_for_each_pair_of_a_run(runs):
     found = PairWeights.of_runs([count for count, _ in runs], [value for _, value in runs])
     assert found[:].tolist() == [value for count, value in runs for _ in range(count)]
+
+
+tags = st.lists(st.integers(6, 15), max_size=2)
+
+
+@given(st.lists(st.tuples(ids, ids, st.floats(0.1, 9.0), tags), min_size=1, max_size=12), st.data())
+def test_both_directions_are_all_pairs_and_all_pairs_swapped(pairs, data):
+    store = build_store((source, target, weight) for source, target, weight, _ in pairs)
+    if any(own for *_, own in pairs):
+        store = replace(store, tags=PairTags.of_runs([1] * len(pairs), [own for *_, own in pairs]))
+    both = BidirectionalStore(store)
+    expected = [(own + source, target, weight) for source, target, weight, own in pairs]
+    expected += [(own + target, source, weight) for source, target, weight, own in pairs]
+    assert both.source_lengths.tolist() == [len(source) for source, _, _ in expected]
+    assert both.target_lengths.tolist() == [len(target) for _, target, _ in expected]
+    assert both.weights[:].tolist() == [weight for _, _, weight in expected]
+    indices = data.draw(st.lists(st.integers(0, len(expected) - 1)))
+    examples = both.examples(np.array(indices, dtype=np.int32))
+    assert [x.index for x in examples] == indices
+    found = [(x.source.tolist(), x.target.tolist()) for x in examples]
+    assert found == [expected[index][:2] for index in indices]

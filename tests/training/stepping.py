@@ -1,9 +1,13 @@
 """Something happens in the middle of a training."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from tformer_cli.corpus.batch import DataPosition, training_micro_batches
+from tformer_cli.training import setup
 from tformer_cli.training import trainer as run_module
 from tformer_cli.training.step import train_steps
 
@@ -18,3 +22,20 @@ def on_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], object]) 
             yield taken
 
     patch.setattr(run_module, "train_steps", acting)
+
+
+def poison(patch: pytest.MonkeyPatch, is_bad: Callable[[DataPosition], bool]) -> None:
+    """Let the loss be a division by zero where a place in the data is bad."""
+
+    def poisoned(*text: Any, data_position: DataPosition, **options: Any):
+        place = data_position
+        for batches, following in training_micro_batches(
+            *text, data_position=data_position, **options
+        ):
+            if is_bad(place):
+                yield [replace(batch, num_target_tokens=0) for batch in batches], following
+            else:
+                yield batches, following
+            place = following
+
+    patch.setattr(setup, "training_micro_batches", poisoned)

@@ -187,6 +187,7 @@ FOUND = DryRun(
     seconds_per_step=0.54,
     num_steps=3000,
     num_epochs=11.94,
+    num_bidirectional_epochs=0.0,
     seconds=1620.3,
     num_checkpoints=5,
     checkpoint_bytes=42 << 20,

@@ -26,6 +26,7 @@ DECIDING = {
     "schedule",
     "label_smoothing",
     "consistency",
+    "bidirectional_steps",
     "clip_norm",
     "batch_tokens",
     "max_steps",

@@ -18,7 +18,7 @@ import torch
 from forked import forked_tformer
 from killing import killed
 from safetensors.torch import load_file
-from stepping import on_step
+from stepping import on_step, poison
 from toy import CONFIG, write_toy
 
 from tformer_cli.config.load import load_config
@@ -539,23 +539,6 @@ def test_every_optimizer_goes_on_to_the_bit(toy, tmp_path, monkeypatch, kind):
 
 
 # ------------------------------------------------ gradients that are not finite
-
-
-def poison(patch: pytest.MonkeyPatch, is_bad: Callable[[DataPosition], bool]) -> None:
-    """Let the loss be a division by zero where a place in the data is bad."""
-
-    def poisoned(*text: Any, data_position: DataPosition, **options: Any):
-        place = data_position
-        for batches, following in training_micro_batches(
-            *text, data_position=data_position, **options
-        ):
-            if is_bad(place):
-                yield [replace(batch, num_target_tokens=0) for batch in batches], following
-            else:
-                yield batches, following
-            place = following
-
-    patch.setattr(setup, "training_micro_batches", poisoned)
 
 
 def in_second_epoch(*places: int) -> Callable[[DataPosition], bool]:

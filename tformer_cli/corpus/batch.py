@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.model import MaskedEncoderConfig
-from tformer_cli.corpus.store import Example, PairWeights, TokenStore, slices
+from tformer_cli.corpus.store import BidirectionalStore, Example, PairWeights, TokenStore, slices
 from tformer_cli.device import derive_seed
 from tformer_cli.padding import PAD_ID, flat_positions, pad_rows
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, MASK_ID, NUM_SPECIAL
@@ -122,6 +122,10 @@ class DataPosition:
     epoch: int = 0
     batch: int = 0
 
+    def next_epoch(self) -> "DataPosition":
+        """Return the beginning of the first epoch from which no batch was taken."""
+        return self if self.batch == 0 else DataPosition(self.epoch + 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Bucketing:
@@ -221,13 +225,15 @@ def _split(pool: np.ndarray, longest: np.ndarray, batch_tokens: int) -> Iterator
         start += size
 
 
-def epoch_plans(store: TokenStore, *, batch_tokens: int, seed: int) -> EpochPlans:
+def epoch_plans(
+    store: TokenStore | BidirectionalStore, *, batch_tokens: int, seed: int
+) -> EpochPlans:
     """Return the batches of each epoch; `batch_tokens` is the budget of one optimizer step."""
     return EpochPlans(_bucketing(store, batch_tokens, seed))
 
 
 def training_micro_batches(
-    store: TokenStore,
+    store: TokenStore | BidirectionalStore,
     plans: EpochPlans,
     *,
     accumulate: int,
@@ -255,7 +261,7 @@ def batches_in_order(
         yield collate(store.examples(indices), start_id)
 
 
-def _bucketing(store: TokenStore, batch_tokens: int, seed: int) -> Bucketing:
+def _bucketing(store: TokenStore | BidirectionalStore, batch_tokens: int, seed: int) -> Bucketing:
     return Bucketing(
         source_lengths=_with_special(store.source_lengths),  # EOS
         target_lengths=_with_special(store.target_lengths),  # BOS of the input, EOS of the labels

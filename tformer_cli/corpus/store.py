@@ -61,6 +61,11 @@ class PairWeights:
     def __len__(self) -> int:
         return int(self.stops[-1]) if len(self.stops) else 0
 
+    def twice(self) -> Self:
+        """Return the weights of all pairs, and then of all again."""
+        stops = np.concatenate((self.stops, len(self) + self.stops))
+        return replace(self, stops=stops, values=np.tile(self.values, 2))
+
     def __getitem__(self, pairs: slice) -> np.ndarray:
         indices = np.arange(*pairs.indices(len(self)))
         return self.values[np.searchsorted(self.stops, indices, side="right")]
@@ -156,6 +161,53 @@ class TokenStore:
                 tags = self.tags[np.arange(span.start, span.stop)]
                 digest.update(tags.astype("<u2").tobytes())
         return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class BidirectionalStore:
+    """Both directions of the n pairs of a store: example n + i is pair i swapped.
+
+    The tags of a pair come before its source in each direction, so they are never predicted.
+    """
+
+    pairs: TokenStore
+
+    def examples(self, indices: np.ndarray) -> list[Example]:
+        """Return the examples at `indices`, in that order."""
+        num_pairs = len(self.pairs)
+        is_swapped = indices >= num_pairs
+        plain = iter(self.pairs.examples(indices[~is_swapped]))
+        swapped = iter(self._swapped.examples(indices[is_swapped] - num_pairs))
+        return [
+            replace(next(swapped), index=index) if index >= num_pairs else next(plain)
+            for index in indices.tolist()
+        ]
+
+    @property
+    def source_lengths(self) -> np.ndarray:
+        """(2n,) tokens of each source, with its tags."""
+        return np.concatenate((self.pairs.source_lengths, self._swapped.source_lengths))
+
+    @property
+    def target_lengths(self) -> np.ndarray:
+        """(2n,) tokens of each target."""
+        return np.concatenate((self.pairs.target_lengths, self._swapped.target_lengths))
+
+    @property
+    def weights(self) -> PairWeights:
+        """Weights of the 2n examples; a pair has the same in each direction."""
+        return self.pairs.weights.twice()
+
+    @property
+    def _swapped(self) -> TokenStore:
+        return replace(
+            self.pairs,
+            source_ids=self.pairs.target_ids,
+            source_offsets=self.pairs.target_offsets,
+            target_ids=self.pairs.source_ids,
+            target_offsets=self.pairs.source_offsets,
+            known_fingerprint=None,
+        )
 
 
 def build_store(pairs: Iterable[tuple[list[int], list[int], float]]) -> TokenStore:

@@ -32,7 +32,7 @@ from tformer_cli.text.vocabulary import NUM_SPECIAL
 from tformer_cli.training.logging import TrainingLogger
 from tformer_cli.training.recovery import memory_shortage_reported
 from tformer_cli.training.resume import check_run_folder
-from tformer_cli.training.setup import TrainingData, run_tokenizers
+from tformer_cli.training.setup import Phase, TrainingData, run_tokenizers
 from tformer_cli.training.shutdown import sigterm_raised
 from tformer_cli.training.step import NonFiniteStep, StepReport, TrainState, train_steps
 from tformer_cli.training.trainer import Trainer
@@ -73,6 +73,7 @@ class DryRun:
     seconds_per_step: float
     num_steps: int
     num_epochs: float
+    num_bidirectional_epochs: float  # of these, each of twice as many pairs
     seconds: float  # of all steps, without validations
     num_checkpoints: int  # at a time, at most
     checkpoint_bytes: int
@@ -85,6 +86,9 @@ class DryRun:
         text = self.sample.describe(self.unit)
         if self.sample.seen < self.num_pairs:
             text = f"{self.num_pairs:,} {self.unit}s; in a sample of {text}"
+        epochs = f"{self.num_epochs:.1f} epochs"
+        if self.num_bidirectional_epochs > 0:
+            epochs += f", the first {self.num_bidirectional_epochs:.1f} in both directions"
         worst = self.worst_batch
         free = f"{_size(self.free_disk_bytes)} are free"
         if self.free_disk_bytes < self.disk_bytes:
@@ -100,7 +104,7 @@ class DryRun:
                 f"speed: {self.tokens_per_second:,.0f} target tokens/s, "
                 f"{self.seconds_per_step:.2f} seconds a step",
                 f"time: {timedelta(seconds=round(self.seconds))} for {self.num_steps:,} steps "
-                f"({self.num_epochs:.1f} epochs), validations not counted",
+                f"({epochs}), validations not counted",
                 f"disk: {_size(self.disk_bytes)} at most: {self.num_checkpoints} checkpoints "
                 f"of {_size(self.checkpoint_bytes)}, encoded text of "
                 f"{_size(self.store_bytes)}; {free}",
@@ -140,8 +144,11 @@ def _measure(trainer: Trainer, num_pairs: int, run: RunDirectory) -> DryRun:
     elapsed = time.perf_counter() - started
     seconds_per_step = elapsed / len(typical)
     share = data.report.seen / num_pairs
-    # With a weight below one an epoch may have no batch.
-    num_epochs = training.max_steps * (share / max(1, len(data.plans[0])))
+    num_bidirectional_epochs = 0.0
+    num_bidirectional = training.bidirectional_steps or 0
+    if num_bidirectional > 0:
+        num_bidirectional_epochs = _num_epochs(data.bidirectional, num_bidirectional, share)
+    num_unidirectional = training.max_steps - num_bidirectional
     num_checkpoints = max_checkpoints(training)
     checkpoint_bytes = checkpoint_size(state)
     store = data.store
@@ -162,7 +169,9 @@ def _measure(trainer: Trainer, num_pairs: int, run: RunDirectory) -> DryRun:
         tokens_per_second=sum(report.num_tokens for report in typical) / elapsed,
         seconds_per_step=seconds_per_step,
         num_steps=training.max_steps,
-        num_epochs=num_epochs,
+        num_epochs=num_bidirectional_epochs
+        + _num_epochs(data.unidirectional, num_unidirectional, share),
+        num_bidirectional_epochs=num_bidirectional_epochs,
         seconds=training.max_steps * seconds_per_step,
         num_checkpoints=num_checkpoints,
         checkpoint_bytes=checkpoint_bytes,
@@ -171,6 +180,12 @@ def _measure(trainer: Trainer, num_pairs: int, run: RunDirectory) -> DryRun:
         disk_bytes=num_checkpoints * checkpoint_bytes + 2 * store_bytes,
         free_disk_bytes=shutil.disk_usage(_nearest_folder(run)).free,
     )
+
+
+def _num_epochs(phase: Phase, num_steps: int, share: float) -> float:
+    """Return the epochs that steps take, by the plan of a share of the text."""
+    # With a weight below one an epoch may have no batch.
+    return num_steps * (share / max(1, len(phase.plans[0])))
 
 
 @contextlib.contextmanager

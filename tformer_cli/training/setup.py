@@ -2,11 +2,12 @@
 
 import base64
 import functools
+import itertools
 import tempfile
 from collections.abc import Collection, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -24,7 +25,7 @@ from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.corpus.prefetch import prefetch
 from tformer_cli.corpus.reader import read_texts, text_checksums
 from tformer_cli.corpus.statistics import report_lengths
-from tformer_cli.corpus.store import TokenStore
+from tformer_cli.corpus.store import BidirectionalStore, TokenStore
 from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.device import can_compile
 from tformer_cli.distributed import SINGLE_PROCESS, World
@@ -39,6 +40,7 @@ from tformer_cli.storage.atomic import (
     write_text,
 )
 from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import DECODER_START_IDS
 from tformer_cli.training.pretrained import pretrained_run, pretrained_tokenizers
@@ -50,9 +52,26 @@ PREFETCHED_BATCHES = 2
 LOADED_BYTES = 16
 
 
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What consecutive steps of a training take batches of."""
+
+    store: TokenStore | BidirectionalStore
+    plans: EpochPlans  # which examples share a batch, epoch by epoch
+
+    @classmethod
+    def of(cls, store: TokenStore | BidirectionalStore, config: Config) -> Self:
+        batch_tokens = config.training.batch_tokens
+        return cls(store, epoch_plans(store, batch_tokens=batch_tokens, seed=config.seed))
+
+
 @dataclass(frozen=True)
 class TrainingData:
-    """The encoded training text, and its batches."""
+    """The encoded training text, and its batches.
+
+    A training has one phase, or two with `training.bidirectional_steps`. Epochs count on from one
+    phase to the next, and each belongs to one phase: the second one begins a new epoch.
+    """
 
     config: Config
     store: TokenStore
@@ -60,28 +79,52 @@ class TrainingData:
     masking: Masking | None  # of a masked encoder; None for models that translate
 
     @functools.cached_property
-    def plans(self) -> EpochPlans:
-        """Which examples share a batch, epoch by epoch."""
-        batch_tokens = self.config.training.batch_tokens
-        return epoch_plans(self.store, batch_tokens=batch_tokens, seed=self.config.seed)
+    def bidirectional(self) -> Phase:
+        """The phase in both directions."""
+        return Phase.of(BidirectionalStore(self.store), self.config)
+
+    @functools.cached_property
+    def unidirectional(self) -> Phase:
+        """The phase in the wanted direction alone."""
+        return Phase.of(self.store, self.config)
+
+    def phase_after(self, step: int) -> Phase:
+        """Return the phase of the step that comes after so many steps."""
+        is_bidirectional = self.config.training.is_bidirectional(step + 1)
+        return self.bidirectional if is_bidirectional else self.unidirectional
 
     def batches(self, state: TrainState) -> Generator[StepBatch]:
-        """Yield batches forever from the data position of a state, without the skipped ones.
+        """Yield batches forever from the progress of a state, without the skipped ones.
 
-        A thread pads the next batches while the model computes. A batch is a function of its
-        position alone.
+        A thread pads the next batches while the model computes. A batch is a function of its phase
+        and position alone.
         """
-        return prefetch(
-            self._batches(state, state.data_position, state.progress.skipped_batches),
-            PREFETCHED_BATCHES,
-        )
+        return prefetch(self._batches(state, state.progress), PREFETCHED_BATCHES)
 
-    def _batches(
-        self, state: TrainState, position: DataPosition, skipped: Collection[tuple[int, int]]
+    def _batches(self, state: TrainState, progress: TrainingProgress) -> Iterator[StepBatch]:
+        """Yield the batches of steps that succeed; after one that fails, a new call goes on."""
+        position, skipped = DataPosition(*progress.data_position), progress.skipped_batches
+        num_bidirectional = (self.config.training.bidirectional_steps or 0) - progress.step
+        if num_bidirectional > 0:
+            batches = self._batches_of(self.bidirectional, state, position, skipped)
+            yield from itertools.islice(batches, num_bidirectional - 1)
+            last = next(batches)
+            # Where this step fails, another epoch in both directions begins for the one to come.
+            position = last.next_position.next_epoch()
+            yield replace(last, next_position=position)
+        yield from self._batches_of(self.unidirectional, state, position, skipped)
+
+    def _batches_of(
+        self,
+        phase: Phase,
+        state: TrainState,
+        position: DataPosition,
+        skipped: Collection[tuple[int, int]],
     ) -> Iterator[StepBatch]:
+        """Yield batches of a phase forever, without the skipped ones."""
         for micro_batches, next_position in training_micro_batches(
-            self.store,
-            self.plans,
+            phase.store,
+            phase.plans,
             accumulate=self.config.training.gradient_accumulation_steps,
             data_position=position,
             start_id=DECODER_START_IDS[self.config.model.kind],
@@ -124,7 +167,13 @@ def init_model(config: Config, tokenizers: Tokenizers) -> Network:
 
 
 def describe(config: Config, tokenizers: Tokenizers, data: TrainingData, state: TrainState) -> str:
-    """Return a line about the size of a training; epochs differ by a few steps."""
+    """Return a line about the size of a training; epochs differ by a few steps.
+
+    An epoch is one of the phase that the training is in.
+    """
+    plans = data.phase_after(state.step).plans
+    both = config.training.bidirectional_steps
+    phases = "" if both is None else f" (the first {both:,} in both directions)"
     languages = config.data.source_language
     if data.masking is None:
         languages += f" -> {config.data.target_language}"
@@ -136,8 +185,8 @@ def describe(config: Config, tokenizers: Tokenizers, data: TrainingData, state: 
         f"{languages}: "
         f"{state.model.num_parameters():,} parameters, "
         f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}, "
-        f"{len(data.plans[state.data_position.epoch]):,} steps an epoch, "
-        f"{config.training.max_steps:,} steps in all, "
+        f"{len(plans[state.data_position.epoch]):,} steps an epoch, "
+        f"{config.training.max_steps:,} steps in all{phases}, "
         f"on {state.device} in {precision}{kernels}{processes}"
     )
 

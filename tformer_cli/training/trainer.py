@@ -249,7 +249,7 @@ class Trainer:
                 remedy=f"restore it, {TRAIN_ELSEWHERE}",
             )
         epoch, batch = saved.data_position
-        num_batches = len(self.data.plans[epoch])
+        num_batches = len(self.data.phase_after(saved.step).plans[epoch])
         # With small weights an epoch may have none.
         if batch >= max(1, num_batches):
             raise CheckpointError(
@@ -333,7 +333,8 @@ class Trainer:
             progress = replace(
                 progress, best_step=state.step, best_score=score, num_bad_validations=0
             )
-        else:
+        elif not self.config.training.is_bidirectional(state.step):
+            # Early stopping would leave the wanted direction alone without a step.
             progress = replace(progress, num_bad_validations=progress.num_bad_validations + 1)
         state.progress = progress
         samples = sample_translations(validation, self.config)

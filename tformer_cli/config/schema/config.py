@@ -93,6 +93,7 @@ class Config:
             )
         yield from self._conflicts_of_positions()
         yield from self._conflicts_of_consistency()
+        yield from self._conflicts_of_both_directions()
         if self.training.batch_tokens <= self.data.max_length:
             yield Problem(
                 "training.batch_tokens",
@@ -181,6 +182,21 @@ class Config:
                 "cuts a source and a target, and a masked_encoder has none",
                 "simcut",
                 "write {kind: r_drop}, or null",
+            )
+
+    def _conflicts_of_both_directions(self) -> Iterator[Problem]:
+        if self.training.bidirectional_steps is None:
+            return
+        if not self.tokenizer.shared:
+            yield Problem(
+                "training.bidirectional_steps",
+                "needs tokenizer.shared: true, since each language is source and target",
+                remedy="share the vocabulary, or write null",
+            )
+        if self.model.kind == "masked_encoder":
+            yield Problem(
+                "training.bidirectional_steps",
+                "must be null with model.kind masked_encoder, which has no direction",
             )
 
     def _conflicts_of_positions(self) -> Iterator[Problem]:

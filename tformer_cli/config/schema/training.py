@@ -169,6 +169,10 @@ class TrainingConfig:
     consistency: ConsistencyConfig | None = None
     """Consistency of two passes over each batch, for small data: it takes twice the time and memory
     of a step. Null for a single pass."""
+    bidirectional_steps: Count | None = None
+    """BiT (Ding et al. 2021): number of first steps that train on both directions, each pair also
+    with source and target swapped; later steps train on the wanted direction alone. The paper takes
+    a third of all steps. Null for none."""
     clip_norm: PositiveFloat | None = 1.0
     """Maximum gradient norm; larger gradients are scaled down. Null for no clipping."""
     batch_tokens: Count = 4096
@@ -219,7 +223,17 @@ class TrainingConfig:
         """Whether a checkpoint is scheduled after a step."""
         return self.validates_at(step) or step % self.save_every == 0
 
+    def is_bidirectional(self, step: int) -> bool:
+        """Whether a step, counted from 1, trains on both directions."""
+        return self.bidirectional_steps is not None and step <= self.bidirectional_steps
+
     def conflicts(self) -> Iterator[Problem]:
+        if self.is_bidirectional(self.max_steps):
+            what = (
+                f"must be below training.max_steps {self.max_steps}, "
+                "or no step trains on the wanted direction alone"
+            )
+            yield Problem("bidirectional_steps", what)
         if self.schedule.warmup_steps > self.max_steps:
             what = f"must be at most training.max_steps {self.max_steps}"
             yield Problem("schedule.warmup_steps", what)
