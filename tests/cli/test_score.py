@@ -9,6 +9,7 @@ import torch
 
 from tformer_cli import Translator
 from tformer_cli.cli.eval import _tabbed_line
+from tformer_cli.errors import Problem
 from tformer_cli.search import scoring as scoring_room
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
@@ -257,3 +258,14 @@ def test_python_and_command_line_score_alike(toy_run, tformer, files):
     assert [pair.log_prob for pair in found] == pytest.approx([*map(float, printed)], abs=1e-4)
     with pytest.raises(ValueError, match="shorter"):
         list(translator.score(["a", "b"], ["A"]))
+
+
+def test_python_is_warned_of_a_pair_that_is_too_long(toy_run, monkeypatch):
+    monkeypatch.setattr(score_module, "MAX_TOKENS", 8)
+    warnings: list[Problem] = []
+    translator = Translator.load(toy_run)
+    sources = ["a", "abcdefg" * 4]
+    short, long = translator.score(sources, ["A", "A"], on_warning=warnings.append)
+    assert math.isfinite(short.log_prob)
+    assert math.isnan(long.log_prob)
+    assert [warning.where for warning in warnings] == ["source:2"]

@@ -360,13 +360,16 @@ class Translator:
         targets: Iterable[str],
         *,
         on_done: Callable[[int], object] = lambda count: None,
+        on_warning: Callable[[Problem], object] = lambda problem: None,
     ) -> "Iterator[ScoredPair]":
         """Yield the log probabilities of given translations; see `score_pairs`."""
         from tformer_cli.translate.score import score_pairs
 
         reject_str(sources=sources, targets=targets)
         pairs = zip(sources, targets, strict=True)
-        return score_pairs(self.engine.scorer, self.tokenizers, pairs, on_done=on_done)
+        return score_pairs(
+            self.engine.scorer, self.tokenizers, pairs, on_done=on_done, on_warning=on_warning
+        )
 
 
 def _in_proportion(
