@@ -19,7 +19,7 @@ from tformer_cli.evaluation.compare import (
     common_text,
     compare_translations,
     distinct_systems,
-    read_beside,
+    read_translations,
 )
 from tformer_cli.evaluation.evaluate import (
     Evaluation,
@@ -218,7 +218,7 @@ def compare(
     built = common_metrics(metrics, list(runs.values()), tokenize=tokenize, lowercase=lowercase)
     name, texts = common_text(list(runs.values()), test, list(map(Path, references)))
     # Files first: one may have too few lines, and to translate takes minutes.
-    files = {path: read_beside(path, texts) for path in paths if path not in runs}
+    files = {path: read_translations(path, texts) for path in paths if path not in runs}
     precision = resolve_precision(None, resolve_device(device))
 
     def translations(run: ModelFiles) -> Sequence[str]:

@@ -27,8 +27,7 @@ from tformer_cli.errors import UsageError
 if TYPE_CHECKING:
     from tformer_cli.model.inspection.summary import ModuleSummary
 
-# Bytes per number.
-FORMATS = {"float32": 4, "bfloat16": 2, "float16": 2}
+NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 NORMS = {"layer": "LayerNorm", "rms": "RMSNorm"}
 NORM_POSITIONS = {
     "pre": "pre-norm",
@@ -230,11 +229,11 @@ def _flops_rows(flops: dict[str, dict[str, float]], labels: dict[str, str]) -> I
 
 def _bytes(count: int) -> dict[str, int]:
     """Return the memory of some numbers in each format."""
-    return {name: size * count for name, size in FORMATS.items()}
+    return {name: size * count for name, size in NUMBER_BYTES.items()}
 
 
 def _memory_rows(numbers: dict[str, int]) -> Iterator[Row]:
-    yield "memory", *FORMATS
+    yield "memory", *NUMBER_BYTES
     for name, count in numbers.items():
         kind, _, token = name.partition("_")
         label = f"cache of a {kind} {token}" if token else name

@@ -241,7 +241,7 @@ def common_text(
         first, *others = references
         name = str(first)
         lines = {first: list(read_lines(first))}
-        lines |= {file: read_beside(file, lines) for file in others}
+        lines |= {file: read_translations(file, lines) for file in others}
     for file, text in lines.items():
         if not text:
             raise DataError(str(file), "no lines", remedy="name a file with text")
@@ -273,7 +273,7 @@ def _common_references(runs: Sequence[ModelFiles], name: str) -> dict[Path, list
     return {texts[0].target: first}
 
 
-def read_beside(file: Path, references: Mapping[Path, Sequence[str]]) -> list[str]:
+def read_translations(file: Path, references: Mapping[Path, Sequence[str]]) -> list[str]:
     """Return the lines of a file, which must be as many as those of the references."""
     lines = list(read_lines(file))
     reference, expected = next(iter(references.items()))
