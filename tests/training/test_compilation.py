@@ -140,6 +140,7 @@ def test_recomputed_layers_draw_the_dropout_again_that_they_drew():
     kept, recomputed = network(config), network(config)
     recomputed.enable_gradient_checkpointing()
     for model in (kept, recomputed):
+        model.set_layer_drop(0.3)
         model.compile_layers("aot_eager")
     for batch in batches():
         found, expected = gradients(recomputed, batch), gradients(kept, batch)

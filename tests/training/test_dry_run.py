@@ -391,6 +391,17 @@ def test_worst_steps_are_taken_at_the_worst_batches(toy):
     assert [report.num_tokens for report in shapes.values()] == [60]
 
 
+def test_worst_steps_drop_no_layer(toy):
+    with sampled(toy, "training.layer_drop=0.9") as trainer:
+        model, passes = trainer.state.model, []
+        for stack in model.stacks():
+            stack.layers[0].register_forward_hook(lambda *_: passes.append(1))
+        worst_case_steps(trainer, 60, 20)
+        assert len(passes) == 20 * len(model.stacks())
+        first_steps(trainer, trainer.data, 20)
+        assert len(passes) < 30 * len(model.stacks())
+
+
 def limited(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, num_tokens: int) -> None:
     """Let memory run out where a batch has more source tokens."""
     hidden_states = trainer.state.model.hidden_states

@@ -16,6 +16,7 @@ from tformer_cli.training.trainer import train
 REGULARIZERS = {
     "simcut": "training.consistency={kind: simcut}",
     "r_drop": "training.consistency={kind: r_drop}",
+    "layer_drop": "training.layer_drop=0.4",
 }
 
 

@@ -27,6 +27,7 @@ DECIDING = {
     "label_smoothing",
     "consistency",
     "bidirectional_steps",
+    "layer_drop",
     "clip_norm",
     "batch_tokens",
     "max_steps",

@@ -58,7 +58,7 @@ class LMStack(Stack):
         sequence_mask = self.sequence_mask(source.shape[1], target.shape[1], source.device)
         attention_mask = AttentionMask(mask=padding_mask(real) & sequence_mask, bias=bias)
         states = self.embeddings(ids, positions, kept)
-        for layer in self.layers:
+        for layer in self.kept_layers():
             states = self.apply_layer(layer, states, attention_mask, rotary)
         normed: Tensor = self.norm(states[:, source.shape[1] :])
         return normed

@@ -39,7 +39,7 @@ class Encoder(Stack):
         rotary, bias = self.encode_positions(positions, positions)
         attention_mask = AttentionMask(mask=padding_mask(source_mask), bias=bias)
         states = self.embeddings(source, positions, kept)
-        for layer in self.layers:
+        for layer in self.kept_layers():
             states = self.apply_layer(layer, states, attention_mask, rotary)
         return Memory(self.norm(states), source_mask)
 

@@ -1,5 +1,7 @@
 """The decoder, and the encoder-decoder Transformer (Vaswani et al. 2017)."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -32,7 +34,8 @@ class Decoder(Stack):
         mask = AttentionMask(bias=bias, is_causal=True)
         source_mask = AttentionMask(mask=padding_mask(memory.mask))
         states = self.embeddings(target, positions, kept)
-        for layer, source in zip(self.layers, self.project_source(memory), strict=True):
+        layers = self.kept_layers()
+        for layer, source in zip(layers, _project_source(layers, memory), strict=True):
             states = self.apply_layer(layer, states, mask, source, source_mask, rotary)
         normed: Tensor = self.norm(states)
         return normed
@@ -55,11 +58,15 @@ class Decoder(Stack):
 
     def project_source(self, memory: Memory) -> list[KeyValue]:
         """Return the key-values of each layer's cross-attention."""
-        key_values: list[KeyValue] = []
-        for layer in self.layers:
-            assert isinstance(layer, DecoderLayer)
-            key_values.append(layer.cross_attention.project_kv(memory.states))
-        return key_values
+        return _project_source(self.layers, memory)
+
+
+def _project_source(layers: Iterable[nn.Module], memory: Memory) -> list[KeyValue]:
+    key_values: list[KeyValue] = []
+    for layer in layers:
+        assert isinstance(layer, DecoderLayer)
+        key_values.append(layer.cross_attention.project_kv(memory.states))
+    return key_values
 
 
 class EncoderDecoder(Seq2Seq):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -195,6 +196,7 @@ class Stack(nn.Module):
         gradient_checkpointing: in training, activations inside a layer are computed again in the
             backward pass (Chen et al. 2016, section 4.1), with the same random numbers.
         run_layer: applies a layer in training; may be compiled.
+        layer_drop: probability with which a pass in training skips a layer.
     """
 
     def __init__(
@@ -218,6 +220,7 @@ class Stack(nn.Module):
         self.is_causal = is_causal
         self.gradient_checkpointing = False
         self.run_layer: RunLayer = run_layer
+        self.layer_drop = 0.0
 
     def encode_positions(
         self, queries: Tensor, keys: Tensor
@@ -230,6 +233,22 @@ class Stack(nn.Module):
         """
         rotary = None if self.rotary is None else self.rotary(queries)
         return rotary, None if self.bias is None else self.bias(queries, keys)
+
+    def kept_layers(self) -> list[nn.Module]:
+        """Return the layers of a pass over whole sequences; in training, without the dropped ones.
+
+        LayerDrop (Fan et al. 2020, section 3): each layer is skipped as a whole, independently of
+        the others, and the kept ones are not scaled.
+        """
+        if not self.training or self.layer_drop == 0:
+            return list(self.layers)
+        # A GPU would have to be waited for; training seeds the generator of the CPU with its own.
+        numbers = torch.rand(len(self.layers), device="cpu").tolist()
+        return [
+            layer
+            for layer, number in zip(self.layers, numbers, strict=True)
+            if number >= self.layer_drop
+        ]
 
     def apply_layer(self, layer: nn.Module, *inputs: object) -> Tensor:
         """Apply a layer to whole sequences."""

@@ -70,6 +70,11 @@ class Network(nn.Module, ABC):
         for stack in self.stacks():
             stack.gradient_checkpointing = True
 
+    def set_layer_drop(self, probability: float) -> None:
+        """Skip each layer in training with a probability (LayerDrop)."""
+        for stack in self.stacks():
+            stack.layer_drop = probability
+
     def compile_layers(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compile the layers for training, with kernels that all layers and batch shapes share."""
         compiled = torch.compile(run_layer, dynamic=True, backend=backend)

@@ -260,11 +260,14 @@ def worst_case_steps(trainer: Trainer, batch_tokens: int, count: int) -> dict[Sh
     """Take steps of random tokens at each batch that may need most memory; return the last."""
     config = trainer.config
     config = replace(config, training=replace(config.training, batch_tokens=batch_tokens))
-    last = {}
+    model, last = trainer.state.model, {}
+    # A pass with all layers needs most memory.
+    model.set_layer_drop(0.0)
     for shape in worst_case_shapes(config.training, config.data.max_length):
         store = worst_case_store(shape, trainer.tokenizers, config.seed)
         data = replace(trainer.data, config=config, store=store)
         last[shape] = first_steps(trainer, data, count)[-1]
+    model.set_layer_drop(config.training.layer_drop)
     return last
 
 

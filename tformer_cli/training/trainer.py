@@ -170,6 +170,7 @@ class Trainer:
         model = init_model(config, tokenizers).to(device)
         if config.training.gradient_checkpointing:
             model.enable_gradient_checkpointing()
+        model.set_layer_drop(config.training.layer_drop)
         if can_compile(device):
             model.compile_layers()
         state = TrainState.of(

@@ -173,6 +173,9 @@ class TrainingConfig:
     """BiT (Ding et al. 2021): number of first steps that train on both directions, each pair also
     with source and target swapped; later steps train on the wanted direction alone. The paper takes
     a third of all steps. Null for none."""
+    layer_drop: Probability = 0.0
+    """LayerDrop: probability that a pass in training skips a layer (Fan et al. 2020); translation
+    uses all layers."""
     clip_norm: PositiveFloat | None = 1.0
     """Maximum gradient norm; larger gradients are scaled down. Null for no clipping."""
     batch_tokens: Count = 4096
