@@ -33,7 +33,7 @@ from tformer_cli.distributed import (
     process_group,
 )
 from tformer_cli.errors import DeviceError
-from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RAW_MODEL_FILE, RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
 from tformer_cli.training import setup
 from tformer_cli.training import trainer as run_module
@@ -351,7 +351,7 @@ from pathlib import Path
 import torch
 from tformer_cli.config.load import load_config
 from tformer_cli.model.network import Seq2Seq
-from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RAW_MODEL_FILE, RunDirectory
 from tformer_cli.training.trainer import train
 
 hidden_states = Seq2Seq.hidden_states
@@ -404,17 +404,17 @@ from pathlib import Path
 import torch
 from tformer_cli.config.load import load_config
 from tformer_cli.errors import Interrupted
-from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.run_directory import RAW_MODEL_FILE, RunDirectory
 from tformer_cli.training import trainer as run_module
 from tformer_cli.training.step import train_steps
 from tformer_cli.training.trainer import train
 
 save = run_module.take_checkpoint
 
-def slow_save(run, state):
+def slow_save(run, state, average):
     if state.world.is_main_process:
         time.sleep(1)
-    save(run, state)
+    save(run, state, average)
 
 def signalled(*arguments, **options):
     for taken in train_steps(*arguments, **options):
@@ -515,6 +515,27 @@ def test_two_machines_go_on_from_what_one_process_saved(alone, toy, tmp_path):
     ended = on_two_machines(toy, tmp_path, *EXACT)
     assert [process.code for process in ended] == [0, 0], ended
     assert_equal_but_for_rounding(first, alone)
+
+
+def test_two_machines_average_the_checkpoints_of_the_first(alone, toy, tmp_path):
+    settings = (*EXACT, "training.average_checkpoints=3")
+    run = RunDirectory(tmp_path / "machine-0" / "run")
+    ended = on_two_machines(toy, tmp_path, *settings)
+    assert [process.code for process in ended] == [0, 0], ended
+    average = load_file(run.checkpoint(24) / "model.safetensors")
+    members = [load_file(run.checkpoint(step) / RAW_MODEL_FILE) for step in (24, 18, 12)]
+    single = [load_file(alone.checkpoint(step) / "model.safetensors") for step in (24, 18, 12)]
+    for key, weight in average.items():
+        for trained in (members, single):
+            mean = torch.stack([member[key].double() for member in trained]).mean(dim=0)
+            torch.testing.assert_close(weight.double(), mean, rtol=1e-4, atol=1e-6)
+    shutil.copytree(run.path, tmp_path / "unbroken")
+    run.point("last", run.checkpoint(18))
+    ended = on_two_machines(toy, tmp_path, *settings)
+    assert [process.code for process in ended] == [0, 0], ended
+    unbroken = RunDirectory(tmp_path / "unbroken")
+    assert_equal_to_the_bit(run.checkpoint(24), unbroken.checkpoint(24))
+    assert reported(run, "valid") == reported(unbroken, "valid")
 
 
 def test_two_machines_go_back_to_the_checkpoint_of_the_first(toy, tmp_path, monkeypatch):

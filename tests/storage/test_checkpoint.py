@@ -265,7 +265,7 @@ def test_checksums_are_those_of_sha256sum(saved):
 def test_a_bit_that_flips_is_found(tmp_path, name, share):
     network = model(1)
     folder = tmp_path / "step-000007"
-    save_checkpoint(folder, network, stepped_optimizer(network), STATE, ema=model(2))
+    save_checkpoint(folder, network, stepped_optimizer(network), STATE, average=model(2))
     assert verify_checksums(folder) is None
     content = bytearray((folder / name).read_bytes())
     content[int(share * (len(content) - 1))] ^= 4

@@ -52,6 +52,7 @@ from tformer_cli.training.dry_run import (
     worst_case_steps,
     worst_case_store,
 )
+from tformer_cli.training.saving import averaged_model
 from tformer_cli.training.setup import origin_of, save_tokenizers
 from tformer_cli.training.trainer import Trainer, train
 
@@ -114,14 +115,16 @@ def test_figures_of_a_sample_stand_for_the_whole_text(toy, tmp_path, monkeypatch
     assert sampled.num_epochs == pytest.approx(whole.num_epochs, rel=0.2)
 
 
-@pytest.mark.parametrize("overrides", [(), ("training.ema_decay=0.9",)])
+@pytest.mark.parametrize(
+    "overrides", [(), ("training.ema_decay=0.9",), ("training.average_checkpoints=2",)]
+)
 def test_a_checkpoint_is_as_large_as_it_was_said_to_be(toy, tmp_path, overrides):
     config = load_config(toy, overrides)
     with sampled_trainer(config, RunDirectory(tmp_path / "run"), device=CPU) as (trainer, _):
         first_steps(trainer, trainer.data, 1)
         state, folder = trainer.state, tmp_path / "checkpoint"
-        ema = None if state.ema is None else state.ema.model
-        save_checkpoint(folder, state.model, state.optimizer, state.progress, ema=ema)
+        average = averaged_model(trainer.run_directory, state, trainer.logger.log)
+        save_checkpoint(folder, state.model, state.optimizer, state.progress, average=average)
         expected = 0
         for file in folder.glob("*.safetensors"):
             header = int.from_bytes(file.read_bytes()[:8], "little")

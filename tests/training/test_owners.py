@@ -161,7 +161,7 @@ def test_where_the_first_process_cannot_write_the_others_end_too(tmp_path, monke
         with process_group("cpu") as world:
             state = state_of(AdamConfig(), world)
             next(train_steps(state, step_batches(*batches_of(rank, 2))))
-            take_checkpoint(RunDirectory(tmp_path / "run"), state)
+            take_checkpoint(RunDirectory(tmp_path / "run"), state, state.ema.model)
 
     monkeypatch.setattr("tformer_cli.storage.checkpoint.stream_tensors", full_disk)
     first, second = together(2, save, tmp_path)
@@ -198,7 +198,7 @@ def test_any_number_of_processes_goes_on_from_a_checkpoint(tmp_path, config):
         assert world.all_reduce_sum(num_moments(state)) == [num_moments(unbroken)]
         steps = train_steps(state, step_batches(*([batch] if world.is_main_process else [])))
         next(steps)
-        take_checkpoint(run, state)
+        take_checkpoint(run, state, state.ema.model)
 
     steps = train_steps(unbroken, step_batches(batch))
     for size in (1, 2, 4, 1):

@@ -17,6 +17,7 @@ REGULARIZERS = {
     "simcut": "training.consistency={kind: simcut}",
     "r_drop": "training.consistency={kind: r_drop}",
     "layer_drop": "training.layer_drop=0.4",
+    "average": "training.average_checkpoints=3",
 }
 
 

@@ -53,7 +53,7 @@ def moved_state(**changes: int) -> TrainState:
 
 def save(run: RunDirectory, subject: TrainState, progress: TrainingProgress) -> None:
     subject.progress = progress
-    take_checkpoint(run, subject)
+    take_checkpoint(run, subject, subject.ema.model)
 
 
 def states(*scores: float | None) -> list[TrainingProgress]:

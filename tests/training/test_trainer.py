@@ -606,22 +606,35 @@ def test_a_rollback_brings_back_no_score_of_another_validation(toy, tmp_path, mo
     assert run.pointed("best") == run.checkpoint(24)
 
 
-ROLLING_BACK = ("training.ema_decay=0.9", "training.keep_checkpoints=1")
+ROLLING_BACK = {
+    "ema": ("training.ema_decay=0.9", "training.keep_checkpoints=1"),
+    "average": ("training.average_checkpoints=3", "training.keep_checkpoints=3"),
+}
+
+
+@pytest.fixture(scope="module", params=ROLLING_BACK.values(), ids=ROLLING_BACK)
+def rolling_back(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    settings: tuple[str, ...] = request.param
+    return settings
 
 
 @pytest.fixture(scope="module")
-def rolled_back(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+def rolled_back(
+    rolling_back: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> RunDirectory:
     """A run that went back once, and ended."""
     folder = tmp_path_factory.mktemp("rolled_back")
     with pytest.MonkeyPatch.context() as patch:
         poison(patch, in_second_epoch(0, 2, 3, 4))
-        run = trained(write_toy(folder / "data"), folder / "run", *ROLLING_BACK)
+        run = trained(write_toy(folder / "data"), folder / "run", *rolling_back)
     assert len(kinds(run, "rollback")) == 1
     return run
 
 
 @pytest.mark.parametrize("killed_at", [10, 13, 23])
-def test_a_rollback_survives_a_kill_to_the_bit(rolled_back, toy, tmp_path, monkeypatch, killed_at):
+def test_a_rollback_survives_a_kill_to_the_bit(
+    rolling_back, rolled_back, toy, tmp_path, monkeypatch, killed_at
+):
     poison(monkeypatch, in_second_epoch(0, 2, 3, 4))
 
     def kill() -> None:
@@ -630,23 +643,25 @@ def test_a_rollback_survives_a_kill_to_the_bit(rolled_back, toy, tmp_path, monke
     with monkeypatch.context() as patch:
         on_step(patch, killed_at, kill)
         with pytest.raises(ZeroDivisionError):
-            trained(toy, tmp_path / "run", *ROLLING_BACK)
-    run = trained(toy, tmp_path / "run", *ROLLING_BACK)
+            trained(toy, tmp_path / "run", *rolling_back)
+    run = trained(toy, tmp_path / "run", *rolling_back)
     assert_same_end(rolled_back, run)
     states = [replace(load_progress(x.pointed("last")), seconds=0.0) for x in (rolled_back, run)]
     assert states[0] == states[1]
 
 
-def test_a_rollback_does_not_depend_on_interruptions(rolled_back, toy, tmp_path, monkeypatch):
+def test_a_rollback_does_not_depend_on_interruptions(
+    rolling_back, rolled_back, toy, tmp_path, monkeypatch
+):
     poison(monkeypatch, in_second_epoch(0, 2, 3, 4))
     (rollback,) = kinds(rolled_back, "rollback")
     with monkeypatch.context() as patch:
         on_step(patch, rollback["from_step"] - 1, lambda: signal.raise_signal(signal.SIGTERM))
         with pytest.raises(Interrupted) as caught:
-            trained(toy, tmp_path / "run", *ROLLING_BACK)
+            trained(toy, tmp_path / "run", *rolling_back)
     assert f"saved at step {rollback['from_step'] - 1};" in str(caught.value)
     assert rollback["from_step"] - 1 > rollback["step"]
-    assert_same_end(rolled_back, trained(toy, tmp_path / "run", *ROLLING_BACK))
+    assert_same_end(rolled_back, trained(toy, tmp_path / "run", *rolling_back))
 
 
 def test_before_the_first_checkpoint_the_training_goes_back_to_its_beginning(

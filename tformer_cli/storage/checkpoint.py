@@ -94,10 +94,10 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer | None,
     progress: TrainingProgress,
     *,
-    ema: nn.Module | None = None,
+    average: nn.Module | None = None,
     world: World = SINGLE_PROCESS,
 ) -> None:
-    """Write a checkpoint folder atomically; `ema` is the moving average of the weights.
+    """Write a checkpoint folder atomically; `average` is one of the weights, to translate with.
 
     Without `optimizer` it is for inference alone. Of several processes the first writes, and the
     others send it the optimizer state that they own, a tensor at a time.
@@ -112,8 +112,8 @@ def save_checkpoint(
             pass
         return
     with atomic_directory(directory) as folder:
-        save_tensors(_weights(ema or model), folder / MODEL_FILE)
-        if ema is not None:
+        save_tensors(_weights(average or model), folder / MODEL_FILE)
+        if average is not None:
             save_tensors(_weights(model), folder / RAW_MODEL_FILE)
         if optimizer is not None:
             shapes = {moment.name: moment.shape for moment in moments}
@@ -146,15 +146,23 @@ def load_weights(directory: Path, model: nn.Module, file_name: str = MODEL_FILE)
 
 def load_average(directories: Sequence[Path], model: nn.Module) -> None:
     """Set each weight of a model to its mean over several checkpoints."""
-    sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in model.parameters()]
-    with torch.no_grad():
-        for directory in directories:
-            check_intact(directory, "train on for another one, or average fewer")
-            load_weights(directory, model)
-            for total, weight in zip(sums, model.parameters(), strict=True):
-                total += weight
+    for directory in directories:
+        check_intact(directory, "train on for another one, or average fewer")
+    first, *others = directories
+    load_weights(first, model)
+    average_with([other / MODEL_FILE for other in others], model)
+
+
+@torch.no_grad()
+def average_with(files: Sequence[Path], model: nn.Module) -> None:
+    """Set each weight of a model on the CPU to the mean of itself and of those in some files."""
+    sums = [weight.to(torch.float64, copy=True) for weight in model.parameters()]
+    for file in files:
+        load_weights(file.parent, model, file.name)
         for total, weight in zip(sums, model.parameters(), strict=True):
-            weight.copy_(total / len(directories))
+            total += weight
+    for total, weight in zip(sums, model.parameters(), strict=True):
+        weight.copy_(total / (1 + len(files)))
 
 
 def load_optimizer(directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

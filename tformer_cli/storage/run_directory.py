@@ -2,8 +2,8 @@
 
 A checkpoint is a folder of safetensors and JSON files; nothing in it is ever unpickled:
 
-    model.safetensors       weights for inference; the moving average (EMA), if the training has one
-    trained.safetensors     with an EMA: the weights that the optimizer updates
+    model.safetensors       weights for inference; an average, if the training keeps one
+    trained.safetensors     beside an average: the weights that the optimizer updates
     optimizer.safetensors   optimizer state; absent from an average of checkpoints, which translates
                             but cannot resume
     state.json              progress of the training

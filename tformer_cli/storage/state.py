@@ -14,7 +14,13 @@ from safetensors import SafetensorError, safe_open
 from tformer_cli.config.renamed import current_settings
 from tformer_cli.errors import CheckpointError, NewerFormatError, Problem
 from tformer_cli.storage.atomic import check_regular, file_checksum, parse_json, read_json
-from tformer_cli.storage.run_directory import CHECKSUMS_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE
+from tformer_cli.storage.run_directory import (
+    CHECKSUMS_FILE,
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    RAW_MODEL_FILE,
+    STATE_FILE,
+)
 
 FORMAT_VERSION = 4
 # The files that a training resumes from, and those that inference needs.
@@ -223,6 +229,15 @@ def _checksums(directory: Path) -> dict[str, str]:
 def recorded_checksum(directory: Path, name: str) -> str:
     """Return the checksum of a file of an intact checkpoint, as it was saved."""
     return _checksums(directory)[name]
+
+
+def trained_weights(directory: Path) -> Path:
+    """Return the file of the weights that training resumes with, of an intact checkpoint.
+
+    If there is an average of them beside it, `model.safetensors` is that.
+    """
+    has_average = RAW_MODEL_FILE in _checksums(directory)
+    return directory / (RAW_MODEL_FILE if has_average else MODEL_FILE)
 
 
 def metadata_of(notes: Mapping[str, str]) -> dict[str, str]:

@@ -354,7 +354,8 @@ def checkpoint_size(state: TrainState) -> int:
     """Return the bytes of the tensors in a checkpoint, after at least one step."""
     weights = sum(weight.nbytes for weight in state.model.parameters())
     moments = sum(x.nbytes for slots in state.optimizer.state.values() for x in slots.values())
-    return weights * (1 if state.ema is None else 2) + int(moments)
+    has_average = state.ema is not None or state.config.average_checkpoints is not None
+    return weights * (2 if has_average else 1) + int(moments)
 
 
 def _nearest_folder(run: RunDirectory) -> Path:

@@ -20,8 +20,8 @@ from tformer_cli.model.encoder import MaskedEncoder
 from tformer_cli.model.encoder_decoder import EncoderDecoder
 from tformer_cli.model.network import Network
 from tformer_cli.storage.checkpoint import load_weights
-from tformer_cli.storage.run_directory import MODEL_FILE, RAW_MODEL_FILE, RunDirectory
-from tformer_cli.storage.state import load_progress
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.state import load_progress, trained_weights
 from tformer_cli.storage.trained_model import check_tokenizers
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.resume import Log, last_checkpoint
@@ -93,9 +93,7 @@ def load_pretrained(pretrained: RunDirectory, model: Network, config: Config, lo
         )
     fingerprint = load_progress(checkpoint).tokenizer_fingerprint
     check_tokenizers(fingerprint, load_tokenizers(pretrained.tokenizer), pretrained.tokenizer)
-    # Of a run with an EMA, the weights that its training would resume with.
-    has_ema = (checkpoint / RAW_MODEL_FILE).exists()
-    file_name = RAW_MODEL_FILE if has_ema else MODEL_FILE
+    file_name = trained_weights(checkpoint).name
     saved_config = load_config(pretrained.config_file)
     saved = saved_config.model
     mismatches = list(_mismatches(saved, config.model, pretrained))

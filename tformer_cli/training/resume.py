@@ -40,6 +40,7 @@ FREE_KEYS = (
     "training.keep_best",
     "training.selection_metric",
     "training.patience",
+    "training.average_checkpoints",
     "training.report_every",
     "training.log_parameter_norms",
     "training.tensorboard",

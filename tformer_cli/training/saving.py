@@ -4,6 +4,7 @@ Rank 0 alone reads and writes them; it broadcasts its state, and all check that 
 optimizer state of a weight is kept by the process that owns it.
 """
 
+import copy
 import json
 import zlib
 from collections.abc import Mapping
@@ -22,21 +23,23 @@ from tformer_cli.errors import CheckpointError, TrainingError
 from tformer_cli.model.network import Network
 from tformer_cli.storage.atomic import recover_interrupted_writes, remove_directory
 from tformer_cli.storage.checkpoint import (
+    average_with,
     load_average,
     load_optimizer,
     load_weights,
     optimizer_moments,
     save_checkpoint,
 )
-from tformer_cli.storage.run_directory import RAW_MODEL_FILE, STATE_FILE, RunDirectory, step_of
+from tformer_cli.storage.run_directory import STATE_FILE, RunDirectory, step_of
 from tformer_cli.storage.state import (
     TrainingProgress,
     best_checkpoints,
     load_progress,
+    trained_weights,
     verify_checksums,
 )
 from tformer_cli.storage.trained_model import load_trained_network
-from tformer_cli.training.resume import scheduled_checkpoints
+from tformer_cli.training.resume import Log, scheduled_checkpoints
 from tformer_cli.training.step import TrainState
 from tformer_cli.training.validation import (
     Validation,
@@ -50,15 +53,55 @@ from tformer_cli.training.validation import (
 HASH_DIGITS = 16
 
 
-def take_checkpoint(run: RunDirectory, state: TrainState) -> None:
+def averaged_model(run: RunDirectory, state: TrainState, log: Log) -> Network | None:
+    """Return the average to validate and to translate with, in all processes; None without one.
+
+    It is the moving average, or the mean of the weights over checkpoints (Vaswani et al. 2017,
+    section 6.1). The earlier ones are read from the run folder, so a training has them nowhere
+    else, and an interruption changes nothing.
+    """
+    if state.ema is not None:
+        return state.ema.model
+    if state.config.average_checkpoints is None:
+        return None
+    average = copy.deepcopy(state.model)
+    if state.world.is_main_process:
+        # On the CPU: the sums are in float64, which Apple's GPU lacks.
+        average_with(_earlier_weights(run, state, log), average.cpu())
+        average.to(state.device)
+    # It waits longer than NCCL for rank 0, which may read large checkpoints.
+    state.world.barrier()
+    state.world.broadcast(weight.detach() for weight in average.parameters())
+    return average
+
+
+def _earlier_weights(run: RunDirectory, state: TrainState, log: Log) -> list[Path]:
+    """Return the files of the weights to average with those of a state, the newest first."""
+    assert state.config.average_checkpoints is not None
+    # The checkpoint of this step may be there, saved by an interruption before its validation.
+    earlier = [x for x in scheduled_checkpoints(run, state.config) if step_of(x) < state.step]
+    files = []
+    for checkpoint in earlier[: -state.config.average_checkpoints : -1]:
+        problem = verify_checksums(checkpoint, [STATE_FILE]) or verify_checksums(
+            checkpoint, [trained_weights(checkpoint).name]
+        )
+        if problem is None:
+            files.append(trained_weights(checkpoint))
+        else:
+            log(str(replace(problem, remedy="the average is without it")))
+    return files
+
+
+def take_checkpoint(run: RunDirectory, state: TrainState, average: Network | None = None) -> None:
     """Save a checkpoint, point `last` and perhaps `best` to it, and drop old ones.
 
-    The first process alone writes.
+    The first process alone writes. `average` is one of the weights, to translate with.
     """
     progress = replace(state.progress, is_scheduled=state.config.saves_at(state.step))
     checkpoint = run.checkpoint(state.step)
-    ema = None if state.ema is None else state.ema.model
-    save_checkpoint(checkpoint, state.model, state.optimizer, progress, ema=ema, world=state.world)
+    save_checkpoint(
+        checkpoint, state.model, state.optimizer, progress, average=average, world=state.world
+    )
     if not state.world.is_main_process:
         return
     if progress.best_step == progress.step and not _is_below_average(run, progress):
@@ -73,11 +116,9 @@ def restore_checkpoint(run: RunDirectory, state: TrainState, checkpoint: Path) -
     The progress of `state` stays; that of the checkpoint is returned.
     """
     progress = load_progress(checkpoint)
-    if state.ema is None:
-        load_weights(checkpoint, state.model)
-    else:
+    load_weights(checkpoint, state.model, trained_weights(checkpoint).name)
+    if state.ema is not None:
         load_weights(checkpoint, state.ema.model)
-        load_weights(checkpoint, state.model, RAW_MODEL_FILE)
     load_optimizer(checkpoint, state.model, state.optimizer)
     steps = run.step_checkpoints()
     for later in steps[steps.index(checkpoint) + 1 :]:

@@ -88,11 +88,6 @@ class TrainState:
             return LossScale.initial(self.precision)
         return LossScale(factor, self.progress.num_loss_scale_steps)
 
-    @property
-    def inference_model(self) -> Network:
-        """The model to validate and to translate with."""
-        return self.model if self.ema is None else self.ema.model
-
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:

@@ -21,12 +21,9 @@ from tformer_cli.corpus.statistics import source_sentences
 from tformer_cli.device import can_compile, resolve_precision
 from tformer_cli.distributed import SINGLE_PROCESS, World, local_device, process_group
 from tformer_cli.errors import CheckpointError, Interrupted, TrainingError
+from tformer_cli.model.network import Network
 from tformer_cli.process import tune_allocator
-from tformer_cli.storage.atomic import (
-    empty_directory,
-    storage_errors,
-    write_text,
-)
+from tformer_cli.storage.atomic import empty_directory, storage_errors, write_text
 from tformer_cli.storage.run_directory import STATE_FILE, RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_progress
 from tformer_cli.text.tokenizer import Tokenizers
@@ -51,6 +48,7 @@ from tformer_cli.training.resume import (
     trajectory_settings,
 )
 from tformer_cli.training.saving import (
+    averaged_model,
     broadcast_state,
     check_inputs_agree,
     check_replicas,
@@ -283,9 +281,7 @@ class Trainer:
             return
         self.logger.start(progress.step)
         if is_validation_missing:
-            self._validate(shutdown)
-            shutdown.poll()
-            self._save(shutdown)
+            self._validate_and_save(shutdown)
         while not is_finished(self.state.progress, training):
             with contextlib.closing(self.data.batches(self.state)) as batches:
                 for step in train_steps(self.state, batches):
@@ -299,24 +295,27 @@ class Trainer:
 
     def _after_step(self, report: StepReport, shutdown: GracefulShutdown) -> None:
         self.logger.log_step(report)
-        is_validation = self.config.training.validates_at(report.step)
-        is_save = self.config.training.saves_at(report.step)
         shutdown.poll()
-        if shutdown.signal is not None or is_validation or is_save:
+        # A checkpoint is due at each validation.
+        if shutdown.signal is not None or self.config.training.saves_at(report.step):
             check_replicas(self.state)
-        if shutdown.signal is None and is_validation:
-            self.logger.flush()
-            self._validate(shutdown)
-            shutdown.poll()
-        if shutdown.signal is not None or is_save:
-            self._save(shutdown)
+            self._validate_and_save(shutdown)
 
-    def _validate(self, shutdown: GracefulShutdown) -> None:
+    def _validate_and_save(self, shutdown: GracefulShutdown) -> None:
+        """Validate if that is due and no signal came, save, and end the training if one came."""
+        average = averaged_model(self.run_directory, self.state, self.logger.log)
+        if shutdown.signal is None and self.config.training.validates_at(self.state.step):
+            self.logger.flush()
+            self._validate(average or self.state.model, shutdown)
+            shutdown.poll()
+        self._save(average, shutdown)
+
+    def _validate(self, model: Network, shutdown: GracefulShutdown) -> None:
         """Validate, and track the best score; a signal leaves the validation to the resumed run."""
         state = self.state
         try:
             validation = validate(
-                state.inference_model,
+                model,
                 self.tokenizers,
                 self.config,
                 state.device,
@@ -341,10 +340,10 @@ class Trainer:
         samples = sample_translations(validation, self.config)
         self.logger.log_validation(state.step, validation, samples, best=is_best)
 
-    def _save(self, shutdown: GracefulShutdown) -> None:
+    def _save(self, average: Network | None, shutdown: GracefulShutdown) -> None:
         """Save a checkpoint, and end the training if a signal came."""
         self.logger.flush()
-        take_checkpoint(self.run_directory, self.state)
+        take_checkpoint(self.run_directory, self.state, average)
         if shutdown.signal is not None:
             # When one process ends, torchrun soon ends the others, even while they write.
             self.state.world.barrier()

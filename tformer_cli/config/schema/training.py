@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from tformer_cli.config.schema.decoding import DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.fields import (
+    MAX_COUNT,
     Bounds,
     Count,
     CountOrZero,
@@ -205,6 +206,9 @@ class TrainingConfig:
     """Early stopping: stop after this many validations without improvement; null for never."""
     ema_decay: Annotated[float, Bounds(gt=0, lt=1)] | None = None
     """Validate and keep an exponential moving average of the weights with this decay per step."""
+    average_checkpoints: Annotated[int, Bounds(ge=2, le=MAX_COUNT)] | None = None
+    """Validate and keep the mean of the weights over this many checkpoints, the newest and those
+    before it (Vaswani et al. 2017, section 6.1); null for the newest alone."""
     report_every: Count = 50
     """Steps between progress reports in metrics.jsonl, and on a terminal without progress bars."""
     init_from: Annotated[Path | None, Former("initialize_from")] = None
@@ -243,3 +247,10 @@ class TrainingConfig:
         if self.validate_every > self.max_steps:
             what = f"must be at most training.max_steps {self.max_steps}, or nothing is validated"
             yield Problem("validate_every", what)
+        count = self.average_checkpoints
+        if count is not None and self.keep_checkpoints < count:
+            what = f"must be at least training.average_checkpoints {count}"
+            yield Problem("keep_checkpoints", what)
+        if count is not None and self.ema_decay is not None:
+            what = "must be null with training.average_checkpoints, which is another average"
+            yield Problem("ema_decay", what)
