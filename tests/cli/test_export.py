@@ -34,8 +34,11 @@ def test_export_says_that_all_is_alike_and_writes_the_folder(toy_run, tmp_path, 
     assert sorted(file.name for file in folder.iterdir()) == [
         "README.md",
         "config.json",
+        "config.yaml",
         "model.bin",
         "shared_vocabulary.json",
+        "tformer.json",
+        "tokenizer",
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["toy-ct2"]
 

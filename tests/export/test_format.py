@@ -63,8 +63,11 @@ def test_export_that_passes_appears_as_a_whole(model, text, tmp_path):
     assert sorted(file.name for file in folder.iterdir()) == [
         "README.md",
         "config.json",
+        "config.yaml",
         "model.bin",
         "shared_vocabulary.json",
+        "tformer.json",
+        "tokenizer",
     ]
     assert [comparison.num_equal for comparison in comparisons] == [7, 7]
     assert sum(done) == 4 * 7

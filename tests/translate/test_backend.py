@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 from tformer_cli.config.schema.decoding import GreedyConfig
+from tformer_cli.errors import TformerError
 from tformer_cli.export.ctranslate2_engine import MAX_SINGLE_THREADS, TRIALS
+from tformer_cli.export.run import export_run
 from tformer_cli.search.engine import Request
 from tformer_cli.storage.lock import exclusive_lock
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.trained_model import ModelFiles, find_model
+from tformer_cli.storage.trained_model import ModelFiles, find_model, load_trained_network
 from tformer_cli.text.vocabulary import with_eos
 from tformer_cli.translate import backend as room
 from tformer_cli.translate.backend import engine_of_run
+from tformer_cli.translate.translator import Translator
 
 pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed")
 
@@ -26,6 +29,102 @@ def files(toy_run, tmp_path) -> ModelFiles:
     ignored = shutil.ignore_patterns("exports")
     run = RunDirectory(shutil.copytree(toy_run, tmp_path / "run", ignore=ignored))
     return find_model(run)
+
+
+LINES = ["abc de", "", "g", "bad cafe. abc de fgg. g", "gfe dcb abc"]
+
+
+@pytest.fixture
+def export(files, tmp_path) -> Path:
+    """A folder that `tformer export` has written."""
+    export_run(files.run, tmp_path / "export", "ctranslate2", check_lines=3)
+    return tmp_path / "export"
+
+
+@pytest.mark.parametrize("max_source_sentences", [None, 1])
+def test_an_exported_folder_translates_as_its_run_does(files, export, max_source_sentences):
+    limits = {"max_source_sentences": max_source_sentences}
+    run = Translator.load(files.run.path, backend="native", **limits)
+    ours = run.nbest(LINES, 2)
+    theirs = Translator.load(export, device="cpu", **limits).nbest(LINES, 2)
+    for own, other in zip(ours, theirs, strict=True):
+        assert [one.text for one in own] == [one.text for one in other]
+        assert [one.log_prob for one in own] == pytest.approx([x.log_prob for x in other], abs=1e-3)
+
+
+def test_an_exported_folder_keeps_what_determines_its_translations(files, export):
+    found = find_model(RunDirectory(export))
+    assert found.quantization == "float32"
+    assert found.max_source_sentences == files.max_source_sentences
+    assert found.config.model == files.config.model
+    assert found.config.decoding == files.config.decoding
+    assert found.tokenizers.fingerprint == files.tokenizers.fingerprint
+    before = found.fingerprint
+    weights = export / "model.bin"
+    weights.write_bytes(weights.read_bytes() + b"x")
+    assert find_model(RunDirectory(export)).fingerprint != before
+
+
+def test_a_rounded_export_computes_with_its_own_numbers(files, tmp_path):
+    folder = tmp_path / "int8"
+    export_run(files.run, folder, "ctranslate2", quantization="int8", check_lines=3)
+    engine = Translator.load(folder).engine
+    assert engine.translator.compute_type.startswith("int8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"backend": "native"}, "`backend`: has no effect on an export for CTranslate2 (native)"),
+        (
+            {"quantization": "int8"},
+            "`quantization`: has no effect on an export for CTranslate2 (int8)",
+        ),
+        ({"device": "cuda"}, '`device`: must be cpu with `backend="ctranslate2"` (cuda)'),
+        ({"checkpoint": "7"}, "{}: has no such checkpoint (7)"),
+    ],
+)
+def test_an_export_is_as_it_is(export, arguments, message):
+    with pytest.raises(TformerError) as raised:
+        Translator.load(export, **arguments)
+    assert str(raised.value).startswith(message.format(export))
+
+
+def test_an_export_has_no_alignments(export):
+    with pytest.raises(TformerError, match=r"`aligned`: needs a translator that has an aligner"):
+        Translator.load(export).translate(["ab"], aligned=True)
+
+
+def test_an_export_gives_no_weights_to_other_programs(export):
+    with pytest.raises(TformerError) as raised:
+        load_trained_network(RunDirectory(export))
+    assert str(raised.value) == (
+        f"{export}: is an export, and only CTranslate2 reads its weights; "
+        "name the run that was exported"
+    )
+
+
+@pytest.mark.parametrize(
+    ("notes", "what"),
+    [
+        ("{", "is not what tformer export has written"),
+        ("[]", "is not what tformer export has written"),
+        ("{}", "has an unknown quantization"),
+        ('{"quantization": "int9"}', "has an unknown quantization (int9)"),
+    ],
+)
+def test_notes_that_no_export_writes_are_refused(export, notes, what):
+    (export / "tformer.json").write_text(notes)
+    with pytest.raises(TformerError) as raised:
+        Translator.load(export)
+    assert str(raised.value).startswith(f"{export / 'tformer.json'}: {what}")
+
+
+def test_an_export_beside_a_changed_config_is_refused(export):
+    config = export / "config.yaml"
+    config.write_text(config.read_text().replace("num_heads: 2", "num_heads: 4"))
+    with pytest.raises(TformerError, match=r"model.num_heads is not 2, as in training \(4\)"):
+        Translator.load(export)
 
 
 def test_an_export_that_another_process_has_just_written_is_taken(files, monkeypatch):

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tformer_cli.config.load import dump_config
 from tformer_cli.config.schema.model import (
     EncoderDecoderConfig,
     LinearScaling,
@@ -37,12 +38,20 @@ from tformer_cli.export.format import (
     token_code,
     write_sentencepiece_models,
 )
+from tformer_cli.export.plain import portable_config
 from tformer_cli.model.blocks.attention import Attention
 from tformer_cli.model.blocks.feedforward import FeedForward, GatedFeedForward
 from tformer_cli.model.blocks.rotary import scaled_frequencies
 from tformer_cli.model.encoder_decoder import Decoder, EncoderDecoder
 from tformer_cli.model.layers import DecoderLayer, EncoderLayer, Stack
-from tformer_cli.storage.trained_model import TrainedModel
+from tformer_cli.storage.atomic import write_json, write_text
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import (
+    EXPORT_NOTES_FILE,
+    QUANTIZATION_NOTE,
+    TrainedModel,
+    notes_of,
+)
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SPECIAL_TOKENS, UNK_ID
 
 # Logit bias of suppressed tokens: probability 0, and finite in half precision.
@@ -54,7 +63,10 @@ ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH
 
 
 class CTranslate2Format(Format):
-    """A folder that CTranslate2 loads, with the sentencepiece models of its tokens."""
+    """A folder that CTranslate2 loads, with the sentencepiece models of its tokens.
+
+    config.yaml, tokenizer/ and tformer.json are for `Translator.load`.
+    """
 
     program: ClassVar = "CTranslate2"
     quantizations: ClassVar = get_args(Quantization)
@@ -87,6 +99,11 @@ class CTranslate2Format(Format):
         spec.optimize(None if is_int8 else self.quantization)
         spec.save(str(folder))
         write_sentencepiece_models(tokenizers, folder)
+        run = RunDirectory(folder)
+        write_text(run.config_file, dump_config(portable_config(trained.config)))
+        tokenizers.save(run.tokenizer)
+        notes = {QUANTIZATION_NOTE: self.quantization, **notes_of(trained)}
+        write_json(folder / EXPORT_NOTES_FILE, notes)
 
     def engine(self, trained: TrainedModel, folder: Path) -> CTranslate2Engine:
         config = trained.config.model

@@ -23,13 +23,7 @@ from tformer_cli.storage.atomic import atomic_write, write_text
 from tformer_cli.storage.checkpoint import save_tensors
 from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
 from tformer_cli.storage.state import metadata_of
-from tformer_cli.storage.trained_model import (
-    SENTENCES_NOTE,
-    TOKENIZERS_NOTE,
-    TrainedModel,
-    load_trained_model,
-    model_settings,
-)
+from tformer_cli.storage.trained_model import TrainedModel, load_trained_model, notes_of
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -56,14 +50,8 @@ class PlainFormat(Format):
         # named_parameters lists a shared weight once, under its first name.
         named = trained.model.named_parameters()
         weights = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in named}
-        notes = {
-            TOKENIZERS_NOTE: trained.tokenizers.fingerprint,
-            **model_settings(trained.config),
-        }
-        if trained.max_source_sentences is not None:
-            notes[SENTENCES_NOTE] = str(trained.max_source_sentences)
         with atomic_write(folder / MODEL_FILE) as temporary:
-            save_tensors(weights, temporary, metadata_of(notes))
+            save_tensors(weights, temporary, metadata_of(notes_of(trained)))
         write_text(run.config_file, dump_config(portable_config(trained.config)))
         trained.tokenizers.save(run.tokenizer)
 

@@ -14,7 +14,7 @@ from tformer_cli.config.renamed import current_settings
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.fields import leaves
 from tformer_cli.errors import CheckpointError
-from tformer_cli.storage.atomic import file_checksum
+from tformer_cli.storage.atomic import file_checksum, read_json
 from tformer_cli.storage.run_directory import MODEL_FILE, STATE_FILE, RunDirectory
 from tformer_cli.storage.state import (
     INFERENCE_FILES,
@@ -32,9 +32,13 @@ if TYPE_CHECKING:
 
 # Sections of a config that determine what the weights compute and what ids a text becomes.
 SECTIONS = ("model", "tokenizer")
-# Metadata of the weights of a plain folder, beside those settings.
+# Weights of an export for CTranslate2, and what it says of itself.
+EXPORT_FILE = "model.bin"
+EXPORT_NOTES_FILE = "tformer.json"
+# Notes of a plain folder or an export, beside those settings.
 TOKENIZERS_NOTE = "tokenizer_fingerprint"
 SENTENCES_NOTE = "max_source_sentences"
+QUANTIZATION_NOTE = "quantization"
 _SENTENCES = re.compile("[1-9][0-9]{0,8}")
 
 
@@ -49,10 +53,11 @@ class ModelFiles:
     step: int
     # 99th percentile of the sentences per source line of the training text, if known
     max_source_sentences: int | None
+    quantization: str | None = None  # of an export for CTranslate2
 
     @property
     def is_plain(self) -> bool:
-        """Whether the run is a plain folder, without checkpoints."""
+        """Whether the run is a folder without checkpoints: a plain one, or an export."""
         return self.directory == self.run.path
 
     @property
@@ -67,10 +72,11 @@ class ModelFiles:
         languages = (data.source_language, data.target_language)
         limits = (data.filters.max_length, self.max_source_sentences)
         shape = (self.config.model, *limits, *languages)
+        file = MODEL_FILE if self.quantization is None else EXPORT_FILE
         weights = (
-            file_checksum(self.directory / MODEL_FILE)
+            file_checksum(self.directory / file)
             if self.is_plain
-            else recorded_checksum(self.directory, MODEL_FILE)
+            else recorded_checksum(self.directory, file)
         )
         content = f"{self.tokenizers.fingerprint} {weights} {shape}"
         return hashlib.sha256(content.encode()).hexdigest()
@@ -96,7 +102,7 @@ class TrainedModel(TrainedNetwork):
 
 
 def find_model(run: RunDirectory, name: str = "best") -> ModelFiles:
-    """Find the model of a run, or of a plain folder, and check its config and tokenizers.
+    """Find the model of a run, a plain folder or an export; check its config and tokenizers.
 
     `name` is `best` (before the first validation, the last), `last`, a step such as `400`, or the
     name of a checkpoint such as `step-000400`.
@@ -106,14 +112,14 @@ def find_model(run: RunDirectory, name: str = "best") -> ModelFiles:
         if " " in str(run.path).strip():
             remedy = f"to translate a sentence: tformer translate {shlex.quote(str(run.path))}"
         raise CheckpointError(str(run.path), "no such run folder", remedy=remedy)
-    weights = run.path / MODEL_FILE
-    is_plain = name in ("best", "last") and weights.is_file() and run.config_file.is_file()
-    directory = run.path if is_plain else _find_checkpoint(run, name)
+    notes = _notes(run) if name in ("best", "last") else None
+    directory = run.path if notes is not None else _find_checkpoint(run, name)
     config = load_config(run.config_file)
     tokenizers = load_tokenizers(run.tokenizer)
-    if is_plain:
-        # Its weights have notes instead of a state.json.
-        settings = read_notes(weights)
+    quantization = None
+    if notes is not None:
+        quantization = notes.pop(QUANTIZATION_NOTE, None)
+        settings = notes
         step = 0
         fingerprint = settings.get(TOKENIZERS_NOTE, "")
         sentences = noted_sentences(settings)
@@ -125,7 +131,25 @@ def find_model(run: RunDirectory, name: str = "best") -> ModelFiles:
         sentences = state.max_source_sentences
     check_settings(settings, config, run.config_file)
     check_tokenizers(fingerprint, tokenizers, run.tokenizer)
-    return ModelFiles(run, directory, config, tokenizers, step, sentences)
+    return ModelFiles(run, directory, config, tokenizers, step, sentences, quantization)
+
+
+def _notes(run: RunDirectory) -> dict[str, str] | None:
+    """Return what a plain folder or an export has instead of a state.json; None of a run."""
+    if not run.config_file.is_file():
+        return None
+    weights, notes_file = run.path / MODEL_FILE, run.path / EXPORT_NOTES_FILE
+    if weights.is_file():
+        return dict(read_notes(weights))
+    if not notes_file.is_file():
+        return None
+    try:
+        notes = read_json(notes_file)
+        return {QUANTIZATION_NOTE: "", **{str(key): str(value) for key, value in notes.items()}}
+    except (OSError, ValueError, AttributeError) as error:
+        what = "is not what tformer export has written"
+        remedy = "export the model again"
+        raise CheckpointError(str(notes_file), what, got=str(error), remedy=remedy) from None
 
 
 def load_trained_model(run: RunDirectory, name: str = "best") -> TrainedModel:
@@ -152,6 +176,9 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
     from tformer_cli.storage.checkpoint import load_weights
 
     files = find_model(run, name)
+    if files.quantization is not None:
+        what = "is an export, and only CTranslate2 reads its weights"
+        raise CheckpointError(str(run.path), what, remedy="name the run that was exported")
     if not files.is_plain:
         _check_intact(run, files.directory, (MODEL_FILE,))
     with SkipRandomInit():
@@ -253,6 +280,14 @@ def check_tokenizers(saved: str, tokenizers: Tokenizers, folder: Path) -> None:
     if saved not in ("", tokenizers.fingerprint):
         what = "does not hold the tokenizers that the model was trained with"
         raise CheckpointError(str(folder), what, remedy="restore the folder, or train again")
+
+
+def notes_of(trained: TrainedModel) -> dict[str, str]:
+    """Return the notes that tie weights to the config and the tokenizers beside them."""
+    notes = {TOKENIZERS_NOTE: trained.tokenizers.fingerprint, **model_settings(trained.config)}
+    if trained.max_source_sentences is not None:
+        notes[SENTENCES_NOTE] = str(trained.max_source_sentences)
+    return notes
 
 
 def noted_sentences(notes: Mapping[str, str]) -> int | None:

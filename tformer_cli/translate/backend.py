@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
-from tformer_cli.errors import ExportError, TformerError, UsageError, check_choice
+from tformer_cli.errors import (
+    CheckpointError,
+    ExportError,
+    TformerError,
+    UsageError,
+    check_choice,
+)
 from tformer_cli.export.ctranslate2_engine import CTranslate2Engine, unsupported
 from tformer_cli.export.format import Quantization, package
 from tformer_cli.process import may_have_gpu, num_processes
@@ -26,7 +32,7 @@ from tformer_cli.search.engine import (
 from tformer_cli.storage.atomic import make_directory, storage_errors, write_text
 from tformer_cli.storage.lock import exclusive_lock
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.trained_model import ModelFiles
+from tformer_cli.storage.trained_model import EXPORT_NOTES_FILE, ModelFiles
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.translate.options import LEAVE_ONE_OUT
 
@@ -113,6 +119,24 @@ def shared(engine: "NativeEngine", workers: int | None) -> Engine:
     from tformer_cli.search.workers import with_workers
 
     return with_workers(engine, workers)
+
+
+def engine_of_export(files: ModelFiles) -> CTranslate2Engine:
+    """Return CTranslate2 with a folder that `tformer export` has written.
+
+    Raises:
+        TformerError: CTranslate2 is not installed, or the folder is not as it was written.
+    """
+    package("ctranslate2", "ctranslate2")
+    quantizations: dict[str | None, Quantization] = {name: name for name in get_args(Quantization)}
+    if files.quantization not in quantizations:
+        where = str(files.directory / EXPORT_NOTES_FILE)
+        what = "has an unknown quantization"
+        raise CheckpointError(where, what, got=files.quantization, remedy="export the model again")
+    quantization = quantizations[files.quantization]
+    return CTranslate2Engine.load(
+        files.directory, files.config.model, files.tokenizers, quantization
+    )
 
 
 def engine_of_run(files: ModelFiles, quantization: Quantization) -> CTranslate2Engine:
@@ -217,16 +241,24 @@ def resolve_backend(
     device: str,
     precision: str | None,
     workers: int | None,
+    *,
+    is_export: bool = False,
 ) -> Backend:
     """Return the backend that the arguments of `Translator.load` leave: `auto` may become another.
 
     A quantization is CTranslate2's. An ensemble, other precisions, several workers, torchrun and
-    GPUs are our own engine's.
+    GPUs are our own engine's. An export for CTranslate2 is CTranslate2's, as it is.
 
     Raises:
         UsageError: an argument has no effect on the backend, or the backend cannot run here.
     """
     check_choice("`backend`", backend, get_args(Backend))
+    if is_export:
+        for argument, value in (("backend", backend), ("quantization", quantization)):
+            if value not in (None, "auto", "ctranslate2"):
+                what = "has no effect on an export for CTranslate2"
+                raise UsageError(f"`{argument}`", what, got=value, remedy="leave it out")
+        backend = "ctranslate2"
     if backend == "native":
         if quantization is not None:
             what = 'has no effect on `backend="native"`'

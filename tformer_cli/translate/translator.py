@@ -21,6 +21,7 @@ from tformer_cli.translate.backend import (
     Backend,
     FallbackEngine,
     checked_engine_of_run,
+    engine_of_export,
     engine_of_run,
     load_native_engine,
     native_engine,
@@ -140,7 +141,8 @@ class Translator:
         """Load the model of a run, or those of several runs as an ensemble.
 
         Args:
-            run: the run folder.
+            run: the run folder, or one that `tformer export` wrote as safetensors or for
+                CTranslate2.
             ensemble: further runs with the same tokenizers; the probabilities are averaged.
             checkpoint: `best`, `last` or a name such as `step-000400`.
             device: auto, cpu, cuda, cuda:N or mps.
@@ -162,9 +164,11 @@ class Translator:
         """
         reject_str(ensemble=ensemble)
         tune_allocator()
-        backend = resolve_backend(backend, quantization, ensemble, device, precision, workers)
         runs = [RunDirectory(Path(path)) for path in (run, *ensemble)]
         files = find_model(runs[0], checkpoint)
+        is_export = files.quantization is not None
+        arguments = (quantization, ensemble, device, precision, workers)
+        backend = resolve_backend(backend, *arguments, is_export=is_export)
         if limits.get("max_source_sentences") is None:
             limits["max_source_sentences"] = files.max_source_sentences
 
@@ -173,7 +177,9 @@ class Translator:
             return load_native_engine(runs, checkpoint, device, precision)
 
         engine: Engine | None = None
-        if backend == "ctranslate2":
+        if is_export:
+            engine = engine_of_export(files)
+        elif backend == "ctranslate2":
             engine = engine_of_run(files, quantization or "float32")
         elif backend == "auto":
             rounded: Quantization = "int8" if precision == "int8" else "float32"
@@ -184,7 +190,7 @@ class Translator:
             engine or shared(native(), workers),
             files.tokenizers,
             files.config,
-            load_aligner=lambda: native().aligner,
+            load_aligner=None if is_export else lambda: native().aligner,
             device="cpu" if engine else str(native().device),
             **limits,
         )
