@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from tformer_cli.translate.options import SearchOptions as SearchOptions
     from tformer_cli.translate.postprocess import Translation as Translation
     from tformer_cli.translate.score import ScoredPair as ScoredPair
+    from tformer_cli.translate.synthesis import Synthesis as Synthesis
+    from tformer_cli.translate.synthesis import synthesize as synthesize
     from tformer_cli.translate.translator import Translator as Translator
 
 __version__ = "0.1.0"
@@ -49,6 +51,7 @@ _HOMES = {
     "Score": "tformer_cli.evaluation.metrics",
     "ScoredPair": "tformer_cli.translate.score",
     "SearchOptions": "tformer_cli.translate.options",
+    "Synthesis": "tformer_cli.translate.synthesis",
     "Terminology": "tformer_cli.text.segments",
     "TformerError": "tformer_cli.errors",
     "Translation": "tformer_cli.translate.postprocess",
@@ -57,6 +60,7 @@ _HOMES = {
     "compare": "tformer_cli.api",
     "evaluate": "tformer_cli.api",
     "load_config": "tformer_cli.config.load",
+    "synthesize": "tformer_cli.translate.synthesis",
     "train": "tformer_cli.api",
     "tune": "tformer_cli.api",
 }

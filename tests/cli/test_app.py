@@ -14,6 +14,8 @@ COMMANDS = [
     "init",
     "train",
     "translate",
+    "distill",
+    "back-translate",
     "eval",
     "tune",
     "score",

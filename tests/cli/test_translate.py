@@ -19,6 +19,7 @@ from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import write_checksums
 from tformer_cli.translate import translator as translator_module
 from tformer_cli.translate.postprocess import Translation
+from tformer_cli.translate.translator import TranslatedLine
 
 LINES = ["ab cd", "", "feg", "   ", "a", "bcd ef ag", "ab cd"]
 
@@ -141,10 +142,10 @@ def test_numbers_that_differ_by_rounding_are_written_alike():
     found = Translation("A B", ("A", " ", "B"), -0.906526, -3.626104, finished=True)
     other = replace(found, score=-0.906525, log_prob=-3.626101)
     for translation in (found, other):
-        line = json.loads(_json_line(1, "b a", [translation]))
+        line = json.loads(_json_line(TranslatedLine(1, "b a", [translation])))
         (best,) = line["translations"]
         assert (best["score"], best["log_prob"]) == (-0.9065, -3.6261)
-        assert _numbered_lines(1, "b a", [translation]) == "1 ||| A B ||| -0.9065\n"
+        assert _numbered_lines(TranslatedLine(1, "b a", [translation])) == "1 ||| A B ||| -0.9065\n"
 
 
 def test_without_a_run_the_newest_is_taken(toy_run, tformer, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tformer_cli import __version__
-from tformer_cli.cli import compare, config, eval, export, model, plot, train, translate
+from tformer_cli.cli import compare, config, eval, export, model, plot, synthesize, train, translate
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.errors import StorageError
 from tformer_cli.process import tune_environment
@@ -17,6 +17,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "init": config.init,
     "train": train.train,
     "translate": translate.translate,
+    "distill": synthesize.distill,
+    "back-translate": synthesize.back_translate,
     "eval": eval.evaluate,
     "tune": eval.tune,
     "score": eval.score,

@@ -119,6 +119,7 @@ OF_ARGUMENTS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES} | {
     "settings": "--set",
     "systems": "SYSTEM",
     "tags": "--tag",
+    "teachers": "TEACHER",
     "text": "--source and --reference",
     "utility": "--mbr",
     "valid": "--valid-source and --valid-target",

@@ -5,7 +5,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -33,7 +33,6 @@ from tformer_cli.cli.options import (
 from tformer_cli.cli.streams import (
     STDIN,
     STDOUT,
-    LineWriter,
     Recorded,
     check_outputs,
     has_pipe,
@@ -48,8 +47,9 @@ from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from tformer_cli.storage.partial_file import PartialFile
-    from tformer_cli.translate.postprocess import Translation
+    from tformer_cli.distributed import World
+    from tformer_cli.translate.translator import TranslatedLine
+    from tformer_cli.translate.windows import Output
 
 # More decimals are mostly rounding errors, which depend on the batch.
 SCORE_DECIMALS = 4
@@ -170,19 +170,20 @@ def translate(
 
     from tformer_cli.corpus.reader import read_lines
     from tformer_cli.distributed import process_group
-    from tformer_cli.text.segments import Terminology, pharaoh
+    from tformer_cli.text.segments import Terminology
     from tformer_cli.translate.options import SearchOptions
     from tformer_cli.translate.preprocess import read_input_lines
     from tformer_cli.translate.translator import Translator
+    from tformer_cli.translate.windows import write_windows
 
-    outputs = {"--output": output_file, "--alignments": alignments_file}
+    files = {"--output": output_file, "--alignments": alignments_file}
     inputs = {
         "--input": input_file,
         "--prefixes": prefix_file,
         "--constraints": constraints_file,
         "--terminology": terminology_file,
     }
-    _check_usage(sentence, inputs, outputs, resume, workers, backend)
+    _check_usage(sentence, inputs, files, resume, workers, backend)
     beside = (prefix_file, constraints_file)
     total = None
     # Invalid text and files of unequal length are found before the first line is translated. But a
@@ -219,8 +220,8 @@ def translate(
         typer.echo(f"{translator.description}; type a sentence, Ctrl-D ends", err=True)
     with (
         process_group(translator.device) as world,
-        _writer(output_file, fingerprint, world.is_main_process) as output,
-        _writer(alignments_file or NOWHERE, None, world.is_main_process) as pairs,
+        _output(output_file, fingerprint, world) as output,
+        _output(alignments_file or NOWHERE, None, world) as links,
         tqdm(
             total=total,
             initial=output.num_lines,
@@ -251,15 +252,18 @@ def translate(
             on_done=lambda count: bar.update(count * world.size),
             on_warning=warn,
         )
-        shown = _json_line if as_json else _numbered_lines if nbest > 1 else _text_line
-        for window in translated:
-            texts = world.gather_shards([shown(*line) for line in window])
-            output.add("".join(texts), len(texts))
-            if alignments_file is not None:
-                rows = [f"{pharaoh(line.translations[0].alignments or ())}\n" for line in window]
-                pairs.add("".join(world.gather_shards(rows)), len(texts))
-            num_done += len(texts)
+        outputs = [
+            (output, _json_line if as_json else _numbered_lines if nbest > 1 else _text_line)
+        ]
+        if alignments_file is not None:
+            outputs.append((links, _alignments_line))
+
+        def on_written(count: int) -> None:
+            nonlocal num_done
+            num_done += count
             bar.update(num_done - bar.n)
+
+        write_windows(translated, outputs, world, on_written)
 
 
 def _check_usage(
@@ -302,32 +306,39 @@ def _check_usage(
         reject_pipes(inputs)
 
 
-def _writer(
-    file: Path | None, fingerprint: Mapping[str, object] | None, is_main_process: bool
-) -> "contextlib.AbstractContextManager[PartialFile | LineWriter]":
+def _output(
+    file: Path | None, fingerprint: Mapping[str, object] | None, world: "World"
+) -> "contextlib.AbstractContextManager[Output]":
     """Open an output of the main process: a resumable file if it has a fingerprint."""
-    from tformer_cli.storage.partial_file import partial_file
+    from tformer_cli.translate.windows import resumable_output
 
-    if is_main_process and fingerprint is not None and file is not None:
-        return partial_file(file, fingerprint)
-    return line_writer(file if is_main_process else NOWHERE)
-
-
-def _text_line(number: int, source: str, translations: "Sequence[Translation]") -> str:
-    return f"{translations[0].text}\n"
+    if fingerprint is not None and file is not None:
+        return resumable_output(file, fingerprint, world)
+    return line_writer(file if world.is_main_process else NOWHERE)
 
 
-def _numbered_lines(number: int, source: str, translations: "Sequence[Translation]") -> str:
+def _text_line(line: "TranslatedLine") -> str:
+    return f"{line.translations[0].text}\n"
+
+
+def _alignments_line(line: "TranslatedLine") -> str:
+    from tformer_cli.text.segments import pharaoh
+
+    return f"{pharaoh(line.translations[0].alignments or ())}\n"
+
+
+def _numbered_lines(line: "TranslatedLine") -> str:
     return "".join(
-        f"{number} ||| {translation.text} ||| {translation.score:.{SCORE_DECIMALS}f}\n"
-        for translation in translations
+        f"{line.number} ||| {translation.text} ||| {translation.score:.{SCORE_DECIMALS}f}\n"
+        for translation in line.translations
     )
 
 
-def _json_line(number: int, source: str, translations: "Sequence[Translation]") -> str:
+def _json_line(line: "TranslatedLine") -> str:
+    translations = line.translations
     content = {
-        "line": number,
-        "source": source,
+        "line": line.number,
+        "source": line.source,
         "source_tokens": translations[0].source_tokens,
         "translations": [
             {

@@ -29,21 +29,25 @@ def rerank(
     The mean utility, 0 to 100, becomes their `score`; their order breaks ties. Without
     whitespace between words, BLEU is over characters.
     """
-    # Each distinct text is compared once, and weighted by its number of candidates.
-    firsts: dict[str, Hypothesis] = {}
-    for candidate, text in zip(candidates, texts, strict=True):
-        firsts.setdefault(text, candidate)
+    ranked = rank_texts(utility, texts, uses_whitespace=uses_whitespace)
+    return [replace(candidates[index], score=mean) for index, mean in ranked]
+
+
+def rank_texts(
+    utility: Utility, texts: Sequence[str], *, uses_whitespace: bool
+) -> list[tuple[int, float]]:
+    """Return the index of each distinct text, where it is first, and its mean utility; as `rerank`.
+
+    Each distinct text is compared once, and weighted by its number of candidates.
+    """
     counts = Counter(texts)
-    weights = np.array([counts[text] / len(texts) for text in firsts])
-    distinct = list(firsts)
+    distinct = list(counts)
+    weights = np.array([count / len(texts) for count in counts.values()])
     is_chrf = utility == "chrf"
     utilities = chrf(distinct) if is_chrf else bleu(distinct, bleu_tokenizer(uses_whitespace))
-    means = utilities @ weights
-    scored = [
-        replace(candidate, score=mean)
-        for candidate, mean in zip(firsts.values(), means.tolist(), strict=True)
-    ]
-    return sorted(scored, key=lambda candidate: -round(candidate.score, DECIMALS))
+    means = (utilities @ weights).tolist()
+    ranked = zip(map(texts.index, distinct), means, strict=True)
+    return sorted(ranked, key=lambda pair: -round(pair[1], DECIMALS))
 
 
 def chrf(texts: Sequence[str]) -> Matrix:

@@ -1,0 +1,161 @@
+"""`tformer distill` and `tformer back-translate`."""
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tformer_cli.cli.entry import extend, progress_bar, tell, tell_stderr, warn
+from tformer_cli.cli.options import (
+    BackendOption,
+    BeamOption,
+    CandidatesOption,
+    CheckpointOption,
+    DeviceOption,
+    JsonOption,
+    LengthPenaltyOption,
+    MbrOption,
+    PrecisionOption,
+    SearchSetOption,
+    WorkersOption,
+    chosen_mbr,
+    chosen_run,
+)
+
+if TYPE_CHECKING:
+    from tformer_cli.translate.synthesis import RealSide, Synthesis
+
+# Line numbers that are printed; --json has all.
+MAX_SHOWN = 10
+
+
+def _command(real: "RealSide", description: str) -> Callable[..., None]:
+    """Return the command whose pairs have a real side."""
+
+    def command(
+        teachers: Annotated[
+            list[Path],
+            typer.Argument(
+                metavar="TEACHER",
+                help="Run folders, or exports for CTranslate2; all of one direction.",
+                show_default=False,
+            ),
+        ],
+        input_file: Annotated[
+            Path,
+            typer.Option("--input", "-i", help=f"The real {real} text, plain or .gz."),
+        ],
+        output: Annotated[
+            Path,
+            typer.Option(
+                "--output",
+                "-o",
+                metavar="PREFIX",
+                help="Write PREFIX.source, PREFIX.target and PREFIX.jsonl.",
+            ),
+        ],
+        nbest: Annotated[
+            int, typer.Option(min=1, help="Pairs of a line and teacher; with --mbr, of a line.")
+        ] = 1,
+        mbr: MbrOption = None,
+        candidates: CandidatesOption = None,
+        beam: BeamOption = None,
+        length_penalty: LengthPenaltyOption = None,
+        settings: SearchSetOption = None,
+        drop_duplicates: Annotated[
+            bool, typer.Option("--drop-duplicates", help="Drop a pair if an earlier one is equal.")
+        ] = False,
+        checkpoint: CheckpointOption = "best",
+        device: DeviceOption = "auto",
+        precision: PrecisionOption = None,
+        workers: WorkersOption = None,
+        backend: BackendOption = "auto",
+        as_json: JsonOption = False,
+    ) -> None:
+        for teacher in teachers:
+            chosen_run(teacher, checkpoint)
+
+        from tformer_cli.translate.options import SearchOptions
+        from tformer_cli.translate.synthesis import synthesize
+
+        with progress_bar("line") as bar:
+            result = synthesize(
+                teachers,
+                input_file,
+                output,
+                real=real,
+                count=nbest,
+                mbr=chosen_mbr(mbr, candidates),
+                decoding=SearchOptions(beam, length_penalty, settings or ()),
+                drop_duplicates=drop_duplicates,
+                checkpoint=checkpoint,
+                device=device,
+                precision=precision,
+                backend=backend,
+                workers=workers,
+                log=tell_stderr,
+                on_start=partial(extend, bar),
+                on_done=bar.update,
+                on_warning=warn,
+            )
+        # torchrun starts the others.
+        if os.environ.get("RANK", "0") == "0":
+            _print(result, input_file, as_json)
+
+    command.__doc__ = description
+    return command
+
+
+def _print(result: "Synthesis", input_file: Path, as_json: bool) -> None:
+    if as_json:
+        content = {
+            "lines": result.num_lines,
+            "pairs": result.num_pairs,
+            "omitted": result.omitted,
+            "record": str(result.record),
+            "train": result.as_config(),
+        }
+        typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
+        return
+    for teacher, num_pairs in result.num_pairs.items():
+        tell(f"{teacher}: {num_pairs:,} pairs of {result.num_lines:,} lines")
+    if result.omitted:
+        numbers = ", ".join(map(str, result.omitted[:MAX_SHOWN]))
+        more = ", ..." if len(result.omitted) > MAX_SHOWN else ""
+        count = len(result.omitted)
+        lines = "1 line has no pair" if count == 1 else f"{count:,} lines have no pair"
+        tell(f"{input_file}: {lines} ({numbers}{more})")
+    tell(f"{result.record}: line, teacher, rank and score of each pair")
+    tell("below data.train of a config:")
+    tell(result.as_yaml().rstrip("\n"))
+
+
+distill = _command(
+    "source",
+    """Translate a text into training pairs with real sources.
+
+    This is sequence-level knowledge distillation (Kim and Rush 2016). Each teacher gives the best
+    translation of each line, or --nbest of them; --mbr chooses among those of all teachers.
+    Re-running an interrupted command resumes it. A line without a translation, such as an empty
+    one, has no pair and is named.
+
+    Example: tformer distill runs/a runs/b --input news.en --output distilled --mbr chrf
+    """,
+)
+back_translate = _command(
+    "target",
+    """Translate a text into training pairs with real targets.
+
+    This is back-translation (Sennrich et al. 2016): the teachers translate from the target language
+    into the source language. All else is as in `tformer distill`. The lines for data.train have a
+    tag that each source will begin with (Caswell et al. 2019).
+
+    Example: tformer back-translate runs/de-en --input news.de --output back
+
+    Example: tformer back-translate runs/de-en -i news.de -o back --set decoding.kind=sample
+    """,
+)

@@ -1,0 +1,148 @@
+"""Teachers: several models that translate one text, and the choice among their translations."""
+
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.errors import Problem, UsageError, reject_str
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.trained_model import find_model
+from tformer_cli.translate.mbr import rank_texts
+from tformer_cli.translate.options import (
+    MBR,
+    SearchOptions,
+    resolve_num_hypotheses,
+    resolve_search,
+)
+from tformer_cli.translate.postprocess import Translation
+from tformer_cli.translate.preprocess import InputLine
+from tformer_cli.translate.translator import TranslatedLine, Translator
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A translation that becomes a pair: of which teacher, and its utility by MBR."""
+
+    teacher: str
+    translation: Translation
+    rank: int
+    utility: float | None
+
+
+class Teachers:
+    """Models that translate the same lines, and the choice among their translations."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        translators: Sequence[Translator],
+        decoding: DecodingConfig | SearchOptions | None,
+        count: int,
+        mbr: MBR | None,
+    ) -> None:
+        """Name teachers; `decoding`, `count` and `mbr` are as for `synthesize`."""
+        self.names = names
+        self.translators = translators
+        self.count = count
+        self.mbr = mbr
+        configs = [each.config for each in translators]
+        self.searches = [resolve_search(decoding, x, x.model.max_length) for x in configs]
+        self.num_hypotheses = [resolve_num_hypotheses(x, count, mbr) for x in self.searches]
+
+    @classmethod
+    def load(
+        cls,
+        paths: Sequence[str | os.PathLike[str]],
+        decoding: DecodingConfig | SearchOptions | None,
+        count: int,
+        mbr: MBR | None,
+        on_warning: Callable[[Problem], object],
+        **options: Any,
+    ) -> "Teachers":
+        """Load the teachers of some paths; `options` are those of `Translator.load`."""
+        reject_str(teachers=paths)
+        names = [str(Path(path)) for path in paths]
+        if not names:
+            raise UsageError("`teachers`", "needs at least one model", remedy="name a run folder")
+        if twice := [name for name, times in Counter(names).items() if times > 1]:
+            raise UsageError("`teachers`", "names a model twice", got=twice[0])
+        translators = [Translator.load(name, **options) for name in names]
+        first, *others = [_languages(each) for each in translators]
+        for name, languages in zip(names[1:], others, strict=True):
+            if languages != first:
+                what = f"has other languages than {names[0]}, {first}"
+                on_warning(Problem(name, what, languages, "check that both read the same language"))
+        return cls(names, translators, decoding, count, mbr)
+
+    def fingerprint(self, checkpoint: str) -> dict[str, object]:
+        """Return by name what determines the pairs of a text, as JSON holds it."""
+        runs = [RunDirectory(Path(name)) for name in self.names]
+        content = {
+            "teachers": self.names,
+            "model": [find_model(run, checkpoint).fingerprint for run in runs],
+            "search": [asdict(search) for search in self.searches],
+            "count": self.count,
+            "mbr": None if self.mbr is None else asdict(self.mbr),
+        }
+        plain: dict[str, object] = json.loads(json.dumps(content))
+        return plain
+
+    def translate(
+        self,
+        windows: Iterable[Sequence[InputLine]],
+        *,
+        on_done: Callable[[int], object],
+        on_warning: Callable[[Problem], object],
+        **numbering: Any,
+    ) -> Iterator[list[tuple[TranslatedLine, ...]]]:
+        """Yield each line of each window by all teachers, before the next window is read."""
+        copies = itertools.tee(windows, len(self.names))
+        translated = [
+            each.translate_windows(
+                copy,
+                num_hypotheses,
+                has_phrases=False,
+                decoding=search,
+                on_done=on_done,
+                on_warning=on_warning,
+                **numbering,
+            )
+            for each, copy, search, num_hypotheses in zip(
+                self.translators, copies, self.searches, self.num_hypotheses, strict=True
+            )
+        ]
+        for by_teacher in zip(*translated, strict=True):
+            yield list(zip(*by_teacher, strict=True))
+
+    def choose(self, lines: Sequence[TranslatedLine]) -> list[Chosen]:
+        """Return the pairs of a line that all teachers have translated; empty ones are none."""
+        named = list(zip(self.names, lines, strict=True))
+        if self.mbr is None:
+            return [
+                Chosen(name, translation, rank, None)
+                for name, line in named
+                for rank, translation in enumerate(line.translations[: self.count], start=1)
+                if translation.text.strip()
+            ]
+        candidates = [(name, each) for name, line in named for each in line.translations]
+        candidates = [(name, each) for name, each in candidates if each.text.strip()]
+        ranked = rank_texts(
+            self.mbr.utility,
+            [each.text for _, each in candidates],
+            uses_whitespace=self.translators[0].postprocessor.separator != "",
+        )
+        return [
+            Chosen(*candidates[index], rank, utility)
+            for rank, (index, utility) in enumerate(ranked[: self.count], start=1)
+        ]
+
+
+def _languages(translator: Translator) -> str:
+    data = translator.config.data
+    return f"{data.source_language} -> {data.target_language}"
