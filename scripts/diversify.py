@@ -1,0 +1,173 @@
+#!/usr/bin/env python
+"""Diversify a corpus and train on it: data diversification (Nguyen et al. 2020), in one round.
+
+Teachers of both directions, which differ by their seed, are trained on the corpus of a config. The
+forward ones translate its sources, the backward ones its targets, and the model of the config is
+trained on the original and all synthetic pairs together. No other text is needed. Re-running an
+interrupted command resumes it.
+
+Example: python scripts/diversify.py configs/multi30k.yaml --teachers 3
+"""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tformer_cli import synthesize, train
+from tformer_cli.cli.entry import (
+    extend,
+    new_app,
+    progress_bar,
+    run,
+    suggest,
+    tell,
+    tell_stderr,
+    warn,
+)
+from tformer_cli.cli.options import ConfigArgument, DeviceOption, SetOption
+from tformer_cli.config.load import load_config
+from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import ParallelText, TrainingText
+from tformer_cli.errors import UsageError
+from tformer_cli.storage.run_directory import RUNS
+from tformer_cli.translate.synthesis import RealSide
+
+OTHER_SIDE = {"source": "target", "target": "source"}
+# The real side of what the teachers of each direction write.
+DIRECTIONS: dict[str, RealSide] = {"forward": "source", "backward": "target"}
+
+
+def diversify(config: Config, folder: Path, num_teachers: int, device: str = "auto") -> Path:
+    """Train teachers, let them translate, and train the model of a config on all pairs.
+
+    Args:
+        config: of a model that translates.
+        folder: for all runs and texts.
+        num_teachers: of each direction; their seeds follow that of the config.
+        device: as for `train`.
+
+    Returns:
+        The run folder of the last model.
+
+    Raises:
+        TformerError: as for `train` and `synthesize`.
+    """
+    originals = [text for text in config.data.train if isinstance(text, TrainingText)]
+    texts = list(originals)
+    for direction, real in DIRECTIONS.items():
+        own = config if direction == "forward" else reversed_config(config)
+        teachers = []
+        for number in range(1, num_teachers + 1):
+            teacher = folder / f"{direction}-{number}"
+            tell(f"{teacher}: training")
+            teachers.append(train(replace(own, seed=own.seed + number), teacher, device=device))
+        for index, text in enumerate(originals):
+            # What fewer teachers have written is another text.
+            prefix = folder / f"{direction}-text-{index}-by-{num_teachers}"
+            synthetic = translated(text, teachers, prefix, real, device)
+            texts.append(replace(text, source=synthetic.source, target=synthetic.target))
+    final = folder / "final"
+    tell(f"{final}: training on {len(texts)} texts")
+    data = replace(config.data, train=tuple(texts))
+    return train(replace(config, data=data), final, device=device)
+
+
+def reversed_config(config: Config) -> Config:
+    """Return the config of a model that translates the other way.
+
+    It begins with no other run: that one translates the config's way. Its BLEU is that of its own
+    target language.
+    """
+    data, tokenizer, bleu = config.data, config.tokenizer, config.evaluation.bleu
+    sides = {
+        name: OTHER_SIDE.get(getattr(tokenizer, name), getattr(tokenizer, name))
+        for name in ("lowercase", "nfkc")
+        if hasattr(tokenizer, name)
+    }
+    ignores_case = bleu.lowercase or sides.get("lowercase") in ("target", "both")
+    bleu = replace(bleu, tokenize="auto", lowercase=ignores_case)
+    return replace(
+        config,
+        evaluation=replace(config.evaluation, bleu=bleu),
+        data=replace(
+            data,
+            source_language=data.target_language,
+            target_language=data.source_language,
+            train=tuple(map(reversed_text, data.train)),
+            valid=reversed_text(data.valid),
+            test={name: reversed_text(text) for name, text in data.test.items()},
+        ),
+        tokenizer=replace(tokenizer, **sides),
+        training=replace(config.training, init_from=None),
+    )
+
+
+def reversed_text(text: ParallelText) -> ParallelText:
+    """Return a text with its sides exchanged."""
+    return replace(text, source=text.target, target=text.source)
+
+
+def translated(
+    text: TrainingText, teachers: list[Path], prefix: Path, real: RealSide, device: str
+) -> ParallelText:
+    """Return the pairs that teachers make of one side of a text, unless they are there already."""
+    record = prefix.with_name(f"{prefix.name}.jsonl")
+    if record.is_file():
+        names = (prefix.with_name(f"{prefix.name}.{side}") for side in ("source", "target"))
+        return ParallelText(**dict(zip(("source", "target"), names, strict=True)))
+    with progress_bar("line") as bar:
+        synthesis = synthesize(
+            teachers,
+            text.files[real],
+            prefix,
+            real=real,
+            device=device,
+            log=tell_stderr,
+            on_start=partial(extend, bar),
+            on_done=bar.update,
+            on_warning=warn,
+        )
+    tell(f"{prefix}: {sum(synthesis.num_pairs.values()):,} pairs")
+    return synthesis.text
+
+
+app = new_app(add_completion=False)
+
+
+@app.command()
+def main(
+    file: ConfigArgument,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of all runs and texts. Default: runs/NAME-diversified for NAME.yaml.",
+            show_default=False,
+        ),
+    ] = None,
+    num_teachers: Annotated[
+        int, typer.Option("--teachers", min=1, help="Teachers of each direction.")
+    ] = 3,
+    settings: SetOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Train on a corpus, on its translations by other models, and on its translations back.
+
+    This is data diversification (Nguyen et al. 2020), in one round. Re-running an interrupted
+    command resumes it.
+
+    Example: python scripts/diversify.py configs/multi30k.yaml --teachers 3
+    """
+    config = load_config(file, settings or ())
+    if config.model.kind == "masked_encoder":
+        what = "must be a model that translates"
+        raise UsageError("model.kind", what, got=config.model.kind)
+    folder = folder or RUNS / f"{file.stem}-diversified"
+    final = diversify(config, folder, num_teachers, device)
+    suggest("compare", folder / "forward-1", final)
+
+
+if __name__ == "__main__":
+    run(app)

@@ -1,0 +1,98 @@
+"""Data diversification: which models are trained on which text, and what a second call does."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import diversify
+import pytest
+from toy import CONFIG, write_toy
+
+from tformer_cli import Translator
+from tformer_cli.config.load import load_config
+from tformer_cli.storage.run_directory import RunDirectory
+
+ROOT = Path(__file__).parents[2]
+LANGUAGES = "data:\n  source_language: en\n  target_language: de\n"
+
+
+def toy_config(folder: Path) -> Path:
+    config = CONFIG.replace("data:\n", LANGUAGES).replace("max_steps: 24", "max_steps: 6")
+    config = config.replace("validate_every: 12", "validate_every: 6")
+    config = config.replace("tokenizer: {kind: char}", "tokenizer: {kind: char, lowercase: source}")
+    return write_toy(folder, pairs=40, config=config)
+
+
+def test_a_model_of_the_other_direction_has_all_sides_exchanged(tmp_path):
+    config = load_config(toy_config(tmp_path))
+    reverse = diversify.reversed_config(config)
+    assert (reverse.data.source_language, reverse.data.target_language) == ("de", "en")
+    assert reverse.tokenizer.lowercase == "target"
+    for text, other in zip(
+        config.data.texts().values(), reverse.data.texts().values(), strict=True
+    ):
+        assert (text.source, text.target) == (other.target, other.source)
+    again = diversify.reversed_config(reverse)
+    assert (again.data, again.tokenizer) == (config.data, config.tokenizer)
+    # A tokenizer that lowercases the target asks for it.
+    assert (config.evaluation.bleu.lowercase, reverse.evaluation.bleu.lowercase) == (False, True)
+
+
+@pytest.mark.slow
+def test_the_last_model_is_trained_on_the_corpus_and_on_what_both_directions_write(tmp_path):
+    config = load_config(toy_config(tmp_path / "data"))
+    folder = tmp_path / "new"
+    final = diversify.diversify(config, folder, 2, "cpu")
+    (original,) = config.data.train
+    trained_on = load_config(RunDirectory(final).config_file)
+    assert trained_on.seed == config.seed
+    assert trained_on.data.train[0] == original
+    (forward, backward) = trained_on.data.train[1:]
+    sides = [original.source.read_text().splitlines(), original.target.read_text().splitlines()]
+    for direction, text, real, side in (
+        ("forward", forward, forward.source, 0),
+        ("backward", backward, backward.target, 1),
+    ):
+        machine = text.target if side == 0 else text.source
+        teachers = [folder / f"{direction}-{number}" for number in (1, 2)]
+        translations = [Translator.load(teacher).translate(sides[side]) for teacher in teachers]
+        expected = [
+            (line, each[index])
+            for index, line in enumerate(sides[side])
+            for each in translations
+            if each[index].strip()
+        ]
+        pairs = zip(real.read_text().splitlines(), machine.read_text().splitlines(), strict=True)
+        assert list(pairs) == expected
+        seeds = [load_config(RunDirectory(teacher).config_file).seed for teacher in teachers]
+        assert seeds == [config.seed + 1, config.seed + 2]
+
+    # The same call changes nothing.
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("*-text-*")}
+    steps = (final / "last").read_text()
+    assert diversify.diversify(config, folder, 2, "cpu") == final
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*-text-*")} == before
+    assert (final / "last").read_text() == steps
+
+
+@pytest.mark.slow
+def test_the_demo_is_diversified_in_some_steps_by_one_command(tmp_path):
+    small = ["training.max_steps=4", "training.validate_every=4", "training.save_every=4"]
+    small += ["training.schedule.warmup_steps=1", "model.dim=32", "model.feedforward_dim=64"]
+    small += ["decoding.max_length=4", "training.validation_decoding.max_length=4"]
+    for side in ("en", "de"):
+        lines = (ROOT / "data" / "demo" / f"train.{side}").read_text("utf-8").splitlines(True)
+        for split in ("train", "valid", "test"):
+            (tmp_path / f"{split}.{side}").write_text("".join(lines[:300]), encoding="utf-8")
+    words = [f"--set={setting}" for setting in [f"data.root={tmp_path}", *small]]
+    command = [sys.executable, ROOT / "scripts" / "diversify.py", ROOT / "configs" / "demo.yaml"]
+    done = subprocess.run(
+        [*command, "--folder", tmp_path / "all", "--teachers", "1", "--device", "cpu", *words],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"next: tformer compare {tmp_path}/all/forward-1 {tmp_path}/all/final" in done.stderr
+    rows = (tmp_path / "all" / "backward-text-0-by-1.jsonl").read_text("utf-8").splitlines()
+    assert json.loads(rows[0])["teacher"] == str(tmp_path / "all" / "backward-1")
