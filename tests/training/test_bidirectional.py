@@ -284,14 +284,14 @@ def test_the_size_of_a_training_names_its_phases(toy, tmp_path, monkeypatch, dat
     interrupted(monkeypatch, BOTH, toy, tmp_path / "run")
     phases = "24 steps in all (the first 10 in both directions)"
     num_batches = len(data.bidirectional.plans[0])
-    assert f"{num_batches} steps an epoch, {phases}, on" in capsys.readouterr().err
+    assert f"{num_batches} steps in epoch 0, {phases}, on" in capsys.readouterr().err
     # The epochs of a resumed run are those of its phase.
     run = trained(toy, tmp_path / "run")
     epoch, _ = load_progress(run.checkpoint(12)).data_position
-    sizes = {len(data.unidirectional.plans[x]) for x in (epoch - 1, epoch)}
-    assert max(sizes) < num_batches
+    sizes = {x: len(data.unidirectional.plans[x]) for x in (epoch - 1, epoch)}
+    assert max(sizes.values()) < num_batches
     said = capsys.readouterr().err
-    assert any(f"{size} steps an epoch, {phases}, on" in said for size in sizes)
+    assert any(f"{sizes[x]} steps in epoch {x}, {phases}, on" in said for x in sizes)
 
 
 def test_a_dry_run_counts_the_epochs_of_each_phase(toy, tmp_path, data):

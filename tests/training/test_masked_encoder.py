@@ -70,7 +70,7 @@ def test_a_run_says_what_it_learns_from(masked):
         "training text: 300 lines: 300 kept",
         "source: 5.2 tokens a sentence (median 5, 99% up to 11, longest 11)",
     ]
-    assert lines[3].startswith("source: 9,376 parameters, vocabulary 24, 8 steps an epoch, ")
+    assert lines[3].startswith("source: 9,376 parameters, vocabulary 24, 8 steps in epoch 0, ")
 
 
 def test_the_loss_falls(masked):

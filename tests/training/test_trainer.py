@@ -154,6 +154,24 @@ def test_a_finished_run_says_so_and_takes_no_step(toy, tmp_path, capsys):
     assert run.metrics_file.read_text() == before
 
 
+def test_the_size_of_an_epoch_is_named_with_its_number(toy, tmp_path, capsys):
+    """Epochs differ, so a run that is opened again may be in a longer one than at its start."""
+    settings = (
+        "data.train.0.weight=0.5",
+        "data.filters.max_length=20",
+        "training.batch_tokens=100",
+        "training.report_every=1",
+    )
+    run = trained(toy, tmp_path / "run", *settings)
+    run.point("last", run.checkpoint(12))
+    trained(toy, run.path, *settings)
+    named = re.findall(r"([0-9]+) steps in epoch ([0-9]+),", capsys.readouterr().err)
+    # A step is reported with the epoch of the step after it.
+    epochs = [0, *(line["epoch"] for line in reported(run) if line["kind"] == "train")]
+    assert named == [(f"{epochs.count(epoch)}", f"{epoch}") for epoch in (0, epochs[12])]
+    assert len({count for count, _ in named}) == 2
+
+
 def test_fresh_forgets_the_run_and_leaves_foreign_files(toy, tmp_path):
     run = trained(toy, tmp_path / "run")
     (run.path / "notes.txt").write_text("mine")

@@ -167,11 +167,13 @@ def init_model(config: Config, tokenizers: Tokenizers) -> Network:
 
 
 def describe(config: Config, tokenizers: Tokenizers, data: TrainingData, state: TrainState) -> str:
-    """Return a line about the size of a training; epochs differ by a few steps.
+    """Return a line about the size of a training.
 
-    An epoch is one of the phase that the training is in.
+    Epochs differ by a few steps, so the line names the one that is counted: that of the next step,
+    by its number in metrics.jsonl.
     """
-    plans = data.phase_after(state.step).plans
+    epoch = state.data_position.epoch
+    num_steps = len(data.phase_after(state.step).plans[epoch])
     both = config.training.bidirectional_steps
     phases = "" if both is None else f" (the first {both:,} in both directions)"
     languages = config.data.source_language
@@ -185,7 +187,7 @@ def describe(config: Config, tokenizers: Tokenizers, data: TrainingData, state: 
         f"{languages}: "
         f"{state.model.num_parameters():,} parameters, "
         f"vocabulary {' and '.join(f'{size:,}' for size in sorted(sizes))}, "
-        f"{len(plans[state.data_position.epoch]):,} steps an epoch, "
+        f"{num_steps:,} steps in epoch {epoch}, "
         f"{config.training.max_steps:,} steps in all{phases}, "
         f"on {state.device} in {precision}{kernels}{processes}"
     )
