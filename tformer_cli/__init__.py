@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tformer_cli.api import compare as compare
     from tformer_cli.api import evaluate as evaluate
+    from tformer_cli.api import score as score
     from tformer_cli.api import train as train
     from tformer_cli.api import tune as tune
     from tformer_cli.config.load import load_config as load_config
@@ -61,6 +62,7 @@ _HOMES = {
     "evaluate": "tformer_cli.api",
     "load_config": "tformer_cli.config.load",
     "synthesize": "tformer_cli.translate.synthesis",
+    "score": "tformer_cli.api",
     "train": "tformer_cli.api",
     "tune": "tformer_cli.api",
 }

@@ -1,7 +1,7 @@
-"""Python interface: train, evaluate, compare and tune as the commands of these names do."""
+"""Python interface: train, evaluate, compare, tune and score as the commands of these names do."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -9,6 +9,7 @@ from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import BleuTokenizer, Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.corpus.reader import has_pipe, read_pairs
 from tformer_cli.device import resolve_device, resolve_precision
 from tformer_cli.errors import Problem, UsageError, check_choice, check_positive, reject_str
 from tformer_cli.evaluation.compare import (
@@ -36,6 +37,7 @@ from tformer_cli.storage.trained_model import ModelFiles, find_model
 from tformer_cli.training import trainer as training
 from tformer_cli.translate.backend import Backend
 from tformer_cli.translate.options import MBR, SearchOptions
+from tformer_cli.translate.score import ScoredPair, score_pairs
 from tformer_cli.translate.translator import Translator
 
 
@@ -311,4 +313,63 @@ def tune(
     warn_of_overlap(config.data, {"data.valid": text}, on_warning)
     return tune_search(
         translator, text, built, beam_sizes=beam_sizes, on_done=on_done, on_warning=on_warning
+    )
+
+
+def score(
+    run: str | os.PathLike[str],
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    ensemble: Sequence[str | os.PathLike[str]] = (),
+    checkpoint: str = "best",
+    device: str = "auto",
+    precision: str | None = None,
+    on_start: Callable[[int], object] = lambda count: None,
+    on_done: Callable[[int], object] = lambda count: None,
+    on_warning: Callable[[Problem], object] = lambda problem: None,
+) -> Iterator[ScoredPair]:
+    """Return the log probabilities of the translations in a file, line by line.
+
+    The files are read once before the first pair is scored, to check them, and again while their
+    pairs are scored. A pipe is only read while its pairs are scored.
+
+    Examples:
+        >>> pairs = score("runs/demo", "test.en", "test.de")  # doctest: +SKIP
+        >>> sum(pair.log_prob for pair in pairs)  # doctest: +SKIP
+
+    Args:
+        run: the run folder.
+        source: source text, plain or .gz.
+        target: its translation, line by line.
+        ensemble: further runs with the same tokenizers.
+        checkpoint: best, last, or a name such as step-000400.
+        device: auto, cpu, cuda, cuda:N or mps.
+        precision: as for `Translator.load`.
+        on_start: called with the number of pairs, unless a file is a pipe.
+        on_done: called with the number of pairs whenever some are scored.
+        on_warning: called for each pair that is too long, which has no score.
+
+    Raises:
+        TformerError: the run or a file is unusable, the files have different numbers of lines, or
+            there is no such device.
+    """
+    files = Path(source), Path(target)
+    if not has_pipe(*files):
+        on_start(sum(1 for _ in read_pairs(*files)))
+    translator = Translator.load(
+        run,
+        ensemble=ensemble,
+        checkpoint=checkpoint,
+        device=device,
+        precision=precision,
+        backend="native",
+    )
+    return score_pairs(
+        translator.engine.scorer,
+        translator.tokenizers,
+        read_pairs(*files),
+        names=(str(files[0]), str(files[1])),
+        on_done=on_done,
+        on_warning=on_warning,
     )

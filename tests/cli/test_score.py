@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tformer_cli import Translator
+from tformer_cli import Translator, api
 from tformer_cli.cli.eval import _tabbed_line
-from tformer_cli.errors import Problem
+from tformer_cli.errors import DataError, Problem
 from tformer_cli.search import scoring as scoring_room
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import load_trained_model
@@ -258,6 +258,24 @@ def test_python_and_command_line_score_alike(toy_run, tformer, files):
     assert [pair.log_prob for pair in found] == pytest.approx([*map(float, printed)], abs=1e-4)
     with pytest.raises(ValueError, match="shorter"):
         list(translator.score(["a", "b"], ["A"]))
+
+
+def test_python_scores_files_as_it_scores_lines(toy_run, files):
+    counts: dict[str, list[int]] = {"start": [], "done": []}
+    source, target = files[1::2]
+    found = api.score(
+        toy_run, source, target, on_start=counts["start"].append, on_done=counts["done"].append
+    )
+    assert counts == {"start": [len(PAIRS)], "done": []}
+    assert list(found) == list(Translator.load(toy_run).score(*zip(*PAIRS, strict=True)))
+    assert sum(counts["done"]) == len(PAIRS)
+
+
+def test_python_refuses_unequal_files_before_it_loads_the_model(toy_run, tmp_path):
+    source, target = written(tmp_path, PAIRS)[1::2]
+    Path(target).write_text("A\n")
+    with pytest.raises(DataError, match="has no counterpart"):
+        api.score(tmp_path / "no-run", source, target)
 
 
 def test_python_is_warned_of_a_pair_that_is_too_long(toy_run, monkeypatch):

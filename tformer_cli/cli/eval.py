@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -38,7 +37,7 @@ from tformer_cli.cli.options import (
     chosen_metrics,
     chosen_run,
 )
-from tformer_cli.cli.streams import check_outputs, has_pipe, open_output, reject_pipes
+from tformer_cli.cli.streams import check_outputs, open_output, reject_pipes
 from tformer_cli.config.load import save_decoding
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import BeamConfig
@@ -294,37 +293,25 @@ def score(
     check_outputs({"--output": output_file}, {"--source": source, "--target": target})
     run_directory = chosen_run(run, checkpoint)
 
-    from tqdm import tqdm
-
-    from tformer_cli.corpus.reader import read_pairs
-    from tformer_cli.translate.score import score_pairs
-    from tformer_cli.translate.translator import Translator
+    from tformer_cli import api
 
     refuse_torchrun("score")
-    # Invalid text and files of unequal length are found before the first pair is scored. But a pipe
-    # can be read only once.
-    total = None if has_pipe(source, target) else sum(1 for _ in read_pairs(source, target))
-    translator = Translator.load(
-        run_directory.path,
-        ensemble=ensemble or (),
-        checkpoint=checkpoint,
-        device=device,
-        precision=precision,
-        backend="native",
-    )
-    with (
-        open_output(output_file) as output,
-        tqdm(total=total, unit="line", disable=total is None or not sys.stderr.isatty()) as bar,
-    ):
-        for pair in score_pairs(
-            translator.engine.scorer,
-            translator.tokenizers,
-            read_pairs(source, target),
-            names=(str(source), str(target)),
+    with progress_bar("line") as bar:
+        pairs = api.score(
+            run_directory.path,
+            source,
+            target,
+            ensemble=ensemble or (),
+            checkpoint=checkpoint,
+            device=device,
+            precision=precision,
+            on_start=partial(extend, bar),
             on_done=bar.update,
             on_warning=warn,
-        ):
-            output.write(_json_line(pair) if as_json else _tabbed_line(pair, per_token))
+        )
+        with open_output(output_file) as output:
+            for pair in pairs:
+                output.write(_json_line(pair) if as_json else _tabbed_line(pair, per_token))
 
 
 def _tabbed_line(pair: "ScoredPair", per_token: bool) -> str:

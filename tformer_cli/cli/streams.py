@@ -16,6 +16,7 @@ import typer
 from tformer_cli import __version__
 from tformer_cli.cli.entry import ReaderGone
 from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.corpus.reader import has_pipe
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.atomic import atomic_write, file_checksum
 from tformer_cli.storage.run_directory import RunDirectory
@@ -49,11 +50,6 @@ def input_windows(
         return chunks(lines, WINDOW_LINES * num_processes)
     windows = available_lines(stdin_lines(), WINDOW_LINES)
     return (list(map(InputLine, window)) for window in windows)
-
-
-def has_pipe(*files: Path | None) -> bool:
-    """Return whether a file can be read only once."""
-    return any(file is not None and file.is_fifo() for file in files)
 
 
 def reject_pipes(files: Mapping[str, Path | None]) -> None:

@@ -35,7 +35,6 @@ from tformer_cli.cli.streams import (
     STDOUT,
     Recorded,
     check_outputs,
-    has_pipe,
     input_windows,
     is_terminal,
     line_writer,
@@ -43,6 +42,7 @@ from tformer_cli.cli.streams import (
     reject_pipes,
     run_and_sentence,
 )
+from tformer_cli.corpus.reader import has_pipe
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory
 

@@ -117,6 +117,11 @@ def read_texts(texts: Iterable[Text]) -> Iterator[tuple[str, str]]:
             yield row if len(row) == 2 else (row[0], "")
 
 
+def has_pipe(*files: Path | None) -> bool:
+    """Return whether a file can be read only once."""
+    return any(file is not None and file.is_fifo() for file in files)
+
+
 def text_checksums(texts: Sequence[Path], stores: Path) -> list[str]:
     """Return the SHA-256 of each file, cached in `stores` by path, size and modification time."""
     cache_file = stores / TEXTS_FILE
