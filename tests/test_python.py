@@ -1,10 +1,12 @@
 """The Python interface: a program that uses public names alone, and what a type checker sees."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -20,8 +22,10 @@ from tformer_cli import (
     SearchOptions,
     TformerError,
     Translator,
+    build_vocabulary,
     evaluate,
     load_config,
+    report_vocabulary,
     train,
 )
 
@@ -120,6 +124,21 @@ def test_evaluate_warns_of_a_text_seen_in_training_as_the_command_does(toy_run, 
     assert [str(one) in printed for one in warnings] == [True]
 
 
+def test_a_vocabulary_is_reported_as_the_command_prints_it(tmp_path, tformer):
+    file = write_toy(tmp_path / "data")
+    settings = ["tokenizer.shared=false", "model.tie_embeddings=output"]
+    built = build_vocabulary(file, tmp_path / "run", settings=settings)
+    again = build_vocabulary(load_config(file, settings), tmp_path / "run", overwrite=True)
+    assert again == report_vocabulary(tmp_path / "run") == built
+    printed = json.loads(tformer("vocab", tmp_path / "run", "--json").stdout)
+    assert printed.pop("tokenizer") == str(tmp_path / "run" / "tokenizer")
+    assert printed == {
+        text: {side: asdict(report) for side, report in sides.items()}
+        for text, sides in built.items()
+    }
+    assert built["valid"]["source"].num_sentences == 12
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -137,6 +156,11 @@ def test_evaluate_warns_of_a_text_seen_in_training_as_the_command_does(toy_run, 
             lambda run: train(run / "config.yaml", settings="seed=2"),
             "`settings`: must be a list of texts (a text); put brackets around it",
         ),
+        (
+            lambda run: build_vocabulary(run / "config.yaml", run),
+            "{run}/tokenizer: belongs to the model that this run has trained; ",
+        ),
+        (lambda run: report_vocabulary("no/run"), "no/run/config.yaml: no such file; "),
         (lambda run: evaluate("no/run"), "no/run: no such run folder; "),
         (lambda run: evaluate(run, split="tset"), "`split`: the config has no such split (tset); "),
         (
@@ -161,7 +185,7 @@ def test_evaluate_warns_of_a_text_seen_in_training_as_the_command_does(toy_run, 
 def test_a_mistake_is_an_error_of_the_package(toy_run, call, message):
     with pytest.raises(TformerError) as caught:
         call(toy_run)
-    assert str(caught.value).startswith(message)
+    assert str(caught.value).startswith(message.replace("{run}", str(toy_run)))
 
 
 def environment_after(statements: str) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tformer_cli.config.schema.decoding import BeamConfig as BeamConfig
     from tformer_cli.config.schema.decoding import GreedyConfig as GreedyConfig
     from tformer_cli.config.schema.decoding import SampleConfig as SampleConfig
+    from tformer_cli.corpus.statistics import VocabularyReport as VocabularyReport
     from tformer_cli.errors import Problem as Problem
     from tformer_cli.errors import TformerError as TformerError
     from tformer_cli.evaluation.compare import Comparison as Comparison
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from tformer_cli.evaluation.metrics import Score as Score
     from tformer_cli.evaluation.tuning import Tuning as Tuning
     from tformer_cli.text.segments import Terminology as Terminology
+    from tformer_cli.training.vocabulary import build_vocabulary as build_vocabulary
+    from tformer_cli.training.vocabulary import report_vocabulary as report_vocabulary
     from tformer_cli.translate.options import MBR as MBR
     from tformer_cli.translate.options import SearchOptions as SearchOptions
     from tformer_cli.translate.postprocess import Translation as Translation
@@ -58,10 +61,13 @@ _HOMES = {
     "Translation": "tformer_cli.translate.postprocess",
     "Translator": "tformer_cli.translate.translator",
     "Tuning": "tformer_cli.evaluation.tuning",
+    "VocabularyReport": "tformer_cli.corpus.statistics",
+    "build_vocabulary": "tformer_cli.training.vocabulary",
     "compare": "tformer_cli.api",
     "evaluate": "tformer_cli.api",
     "load_config": "tformer_cli.config.load",
     "synthesize": "tformer_cli.translate.synthesis",
+    "report_vocabulary": "tformer_cli.training.vocabulary",
     "score": "tformer_cli.api",
     "train": "tformer_cli.api",
     "tune": "tformer_cli.api",

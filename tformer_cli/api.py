@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import BleuTokenizer, Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.reader import has_pipe, read_pairs
 from tformer_cli.device import resolve_device, resolve_precision
-from tformer_cli.errors import Problem, UsageError, check_choice, check_positive, reject_str
+from tformer_cli.errors import Problem, check_choice, check_positive, reject_str
 from tformer_cli.evaluation.compare import (
     RESAMPLES,
     SEED,
@@ -32,9 +31,10 @@ from tformer_cli.evaluation.evaluate import (
 )
 from tformer_cli.evaluation.metrics import MetricName, build_metric
 from tformer_cli.evaluation.tuning import Tuning, tune_search
-from tformer_cli.storage.run_directory import RunDirectory, run_of_config
+from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import ModelFiles, find_model
 from tformer_cli.training import trainer as training
+from tformer_cli.training.setup import config_and_run
 from tformer_cli.translate.backend import Backend
 from tformer_cli.translate.options import MBR, SearchOptions
 from tformer_cli.translate.score import ScoredPair, score_pairs
@@ -70,20 +70,7 @@ def train(
             another process trains the run, the training diverged, or memory ran out.
         Interrupted: SIGINT or SIGTERM; the run is saved, and the same call resumes it.
     """
-    reject_str(settings=settings)
-    if isinstance(config, Config):
-        if run is None:
-            what = "is required for a config without a file"
-            raise UsageError("`run`", what, remedy="name a folder")
-        if settings:
-            what = "have no effect on a config without a file"
-            raise UsageError("`settings`", what, remedy="pass them to load_config")
-        parsed = config
-        directory = RunDirectory(Path(run))
-    else:
-        file = Path(config)
-        parsed = load_config(file, settings)
-        directory = run_of_config(file, None if run is None else Path(run))
+    parsed, directory = config_and_run(config, run, settings)
     training.train(parsed, directory, device=resolve_device(device), fresh=fresh)
     return directory.path
 

@@ -80,6 +80,35 @@ def test_vocab_prints_a_table() -> None:
     assert output() == TABLE
 
 
+def test_vocab_of_a_run_only_shows_it_even_of_a_trained_model(folder: Path) -> None:
+    output("--set", "tokenizer.min_frequency=2")
+    run = RunDirectory(Path("runs/tiny"))
+    run.point("last", run.checkpoint(7))
+    before = {file: file.read_bytes() for file in run.path.rglob("*") if file.is_file()}
+    built = output("--run", "another", "--set", "tokenizer.min_frequency=2")
+    result = CliRunner().invoke(app, ["vocab", "runs/tiny"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == built.replace("another/", "runs/tiny/")
+    assert {file: file.read_bytes() for file in run.path.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("option", [["--run", "x"], ["--set", "seed=2"], ["--force"]])
+def test_vocab_of_a_run_refuses_what_would_build(option: list[str]) -> None:
+    output()
+    with pytest.raises(UsageError) as caught:
+        CliRunner().invoke(app, ["vocab", "runs/tiny", *option], catch_exceptions=False)
+    assert str(caught.value) == (
+        f"{option[0]}: has no effect with a run folder; leave it out, or name a YAML file"
+    )
+
+
+def test_vocab_of_a_folder_that_is_no_run_is_refused(folder: Path) -> None:
+    (folder / "texts").mkdir()
+    with pytest.raises(UsageError) as caught:
+        CliRunner().invoke(app, ["vocab", "texts"], catch_exceptions=False)
+    assert str(caught.value).startswith("texts: is not a run folder: it has no config.yaml")
+
+
 def test_vocab_says_how_to_train_with_it() -> None:
     words = ["vocab", "tiny.yaml", "--run", "a b", "--set", "seed=2"]
     result = CliRunner().invoke(app, words)

@@ -16,8 +16,8 @@ from tformer_cli.corpus.statistics import (
     VocabularyReport,
     p99_sentences,
     report_lengths,
+    report_side,
     report_sides,
-    report_vocabulary,
 )
 from tformer_cli.text.segments import sentence_ends
 from tformer_cli.text.tokenizer import build_tokenizers
@@ -71,7 +71,7 @@ PAIRS = [("ab ba", "xyz"), ("aab", "zyx x")]
 
 def test_report_on_characters_is_counted_by_hand() -> None:
     tokenizer = build_tokenizers(CharConfig(shared=False), lambda: PAIRS, 1).source
-    report = report_vocabulary(tokenizer, ["ab ba", "", "a?", "cab a b"], num_sentences=9)
+    report = report_side(tokenizer, ["ab ba", "", "a?", "cab a b"], num_sentences=9)
     assert report == VocabularyReport(
         vocabulary_size=16 + 3,
         num_sentences=9,
@@ -87,7 +87,7 @@ def test_report_on_characters_is_counted_by_hand() -> None:
 
 def test_report_on_words_counts_their_characters() -> None:
     tokenizer = build_tokenizers(WordConfig(min_frequency=1), lambda: PAIRS, 1).source
-    report = report_vocabulary(tokenizer, ["ab ba", "AB xx", 'ab "aab"'], 3)
+    report = report_side(tokenizer, ["ab ba", "AB xx", 'ab "aab"'], 3)
     assert report.unknown_rate == 1 / 6
     # Of 15 visible characters, xx is unknown and two quotation marks are dropped.
     assert report.coverage == 11 / 15
@@ -97,7 +97,7 @@ def test_report_on_words_counts_their_characters() -> None:
 def test_report_on_subwords_tells_bytes_from_pieces() -> None:
     config = SubwordConfig(vocab_size=279)
     tokenizer = build_tokenizers(config, lambda: PAIRS, 1).source
-    report = report_vocabulary(tokenizer, ["ab é漢"], 1)
+    report = report_side(tokenizer, ["ab é漢"], 1)
     assert report.coverage == 2 / 4
     assert report.unknown_rate == 0
     assert report.byte_rate * report.num_tokens == pytest.approx(2 + 3)
@@ -108,7 +108,7 @@ def test_report_on_subwords_without_bytes_counts_the_unknown() -> None:
     config = SubwordConfig(vocab_size=32, byte_fallback=False)
     pairs = [("the cat sat on the mat", "a dog ran") for _ in range(3)]
     tokenizer = build_tokenizers(config, lambda: pairs, 1).source
-    report = report_vocabulary(tokenizer, ["the é cat"], 1)
+    report = report_side(tokenizer, ["the é cat"], 1)
     assert report.coverage == 6 / 7
     assert report.unknown_rate * report.num_tokens == pytest.approx(1)
     assert report.byte_rate == 0
@@ -117,7 +117,7 @@ def test_report_on_subwords_without_bytes_counts_the_unknown() -> None:
 def test_report_on_no_text_divides_by_nothing() -> None:
     tokenizer = build_tokenizers(CharConfig(), lambda: PAIRS, 1).source
     for lines in ([], ["", " "]):
-        assert report_vocabulary(tokenizer, lines, len(lines)) == VocabularyReport(
+        assert report_side(tokenizer, lines, len(lines)) == VocabularyReport(
             vocabulary_size=16 + 6,
             num_sentences=len(lines),
             num_sampled=len(lines),
@@ -136,12 +136,12 @@ def test_report_has_the_sides_that_texts_have(tmp_path: Path) -> None:
     tokenizers = build_tokenizers(CharConfig(shared=False), lambda: PAIRS, 1)
     plain = [PlainText(text=tmp_path / "a")] * 2
     assert report_sides(tokenizers, plain, seed=1) == {
-        "source": report_vocabulary(tokenizers.source, ["ab ba", "aab"] * 2, 4)
+        "source": report_side(tokenizers.source, ["ab ba", "aab"] * 2, 4)
     }
     pairs = [ParallelText(source=tmp_path / "a", target=tmp_path / "b")]
     assert report_sides(tokenizers, pairs, seed=1) == {
-        "source": report_vocabulary(tokenizers.source, ["ab ba", "aab"], 2),
-        "target": report_vocabulary(tokenizers.target, ["xyz", "zyx x"], 2),
+        "source": report_side(tokenizers.source, ["ab ba", "aab"], 2),
+        "target": report_side(tokenizers.target, ["xyz", "zyx x"], 2),
     }
 
 

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tformer_cli.cli.entry import table
-from tformer_cli.cli.options import ConfigArgument, JsonOption, SetOption
+from tformer_cli.cli.options import JsonOption, SetOption
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.model import (
@@ -43,7 +44,10 @@ Row = Sequence[str]
 
 
 def model(
-    config_file: ConfigArgument,
+    config_file: Annotated[
+        Path,
+        typer.Argument(metavar="config", help="A YAML file, such as configs/demo.yaml."),
+    ],
     settings: SetOption = None,
     vocab_size: Annotated[
         int | None,

@@ -19,9 +19,7 @@ RunArgument = Annotated[Path | None, typer.Argument(help=_RUN, show_default=Fals
 LeadingRunArgument = Annotated[
     list[Path] | None, typer.Argument(metavar="RUN", help=_RUN, show_default=False)
 ]
-_CONFIG = "A YAML file, such as configs/demo.yaml."
-FileArgument = Annotated[Path, typer.Argument(help=_CONFIG)]
-ConfigArgument = Annotated[Path, typer.Argument(metavar="config", help=_CONFIG)]
+FileArgument = Annotated[Path, typer.Argument(help="A YAML file, such as configs/demo.yaml.")]
 RunOption = Annotated[
     Path | None,
     typer.Option(

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,7 +13,6 @@ import typer
 from tformer_cli.cli.entry import refuse_torchrun, suggest, table, tell
 from tformer_cli.cli.options import (
     DROP_ONE,
-    ConfigArgument,
     DeviceOption,
     JsonOption,
     RunArgument,
@@ -235,7 +235,13 @@ def average(
 
 
 def vocab(
-    config_file: ConfigArgument,
+    config_file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="config",
+            help="A YAML file, such as configs/demo.yaml, or a run folder to report on.",
+        ),
+    ],
     run: RunOption = None,
     settings: SetOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing vocabulary.")] = False,
@@ -243,26 +249,30 @@ def vocab(
 ) -> None:
     """Build the vocabulary of a run and show how well it fits the training and validation text.
 
-    Of a long text, tokens are counted in a sample of 100,000 lines.
+    Of a long text, tokens are counted in a sample of 100,000 lines. Of a run folder, the existing
+    vocabulary is shown, and nothing is built.
 
-    `tformer train` reuses it if text, tokenizer and seed match (give it the same --set), and builds
-    its own otherwise.
+    `tformer train` reuses the vocabulary if text, tokenizer and seed match (give it the same
+    --set), and builds its own otherwise.
 
     Example: tformer vocab configs/demo.yaml --set tokenizer.vocab_size=4000 --force
+
+    Example: tformer vocab runs/demo
     """
+    is_built = config_file.is_dir()
+    if is_built:
+        _check_only_shown({"--run": run, "--set": settings, "--force": force})
+        config_file = chosen_run(config_file).config_file
     config = load_with_texts(config_file, settings or [])
     run_directory = run_of_config(config_file, run)
 
     # torch takes a second to import.
-    from tformer_cli.corpus.statistics import report_sides
-    from tformer_cli.training.setup import build_vocabulary
+    from tformer_cli.training.vocabulary import build_vocabulary, report_vocabulary
 
-    data = config.data
-    tokenizers = build_vocabulary(config, run_directory, overwrite=force)
-    reports = {
-        "train": report_sides(tokenizers, data.train, config.seed),
-        "valid": report_sides(tokenizers, [data.valid], config.seed),
-    }
+    if is_built:
+        reports = report_vocabulary(run_directory.path)
+    else:
+        reports = build_vocabulary(config, run_directory.path, overwrite=force)
     if as_json:
         content = {
             text: {side: asdict(report) for side, report in sides.items()}
@@ -270,7 +280,7 @@ def vocab(
         }
         typer.echo(json.dumps({"tokenizer": str(run_directory.tokenizer), **content}, indent=2))
         return
-    languages = {"source": data.source_language, "target": data.target_language}
+    languages = {"source": config.data.source_language, "target": config.data.target_language}
     columns = [
         (f"{text} {languages[side]}", *(shown.format(report) for shown in ROWS.values()))
         for text, sides in reports.items()
@@ -278,5 +288,14 @@ def vocab(
     ]
     typer.echo(table(zip(("", *ROWS), *columns, strict=True), align="<" + ">" * len(columns)))
     typer.echo(f"vocabulary: {run_directory.tokenizer}")
-    changes = [word for setting in settings or [] for word in ("--set", setting)]
-    suggest("train", config_file, *(() if run is None else ("--run", run)), *changes)
+    if not is_built:
+        changes = [word for setting in settings or [] for word in ("--set", setting)]
+        suggest("train", config_file, *(() if run is None else ("--run", run)), *changes)
+
+
+def _check_only_shown(options: Mapping[str, object]) -> None:
+    """Refuse options of a vocabulary to build."""
+    for option, value in options.items():
+        if value:
+            remedy = "leave it out, or name a YAML file"
+            raise UsageError(option, "has no effect with a run folder", remedy=remedy)

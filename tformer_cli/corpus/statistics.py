@@ -87,9 +87,7 @@ def source_sentences(data: DataConfig) -> int | None:
     return p99_sentences(chain.from_iterable(map(read_lines, sources))) if sources else None
 
 
-def report_vocabulary(
-    tokenizer: Tokenizer, lines: Sequence[str], num_sentences: int
-) -> VocabularyReport:
+def report_side(tokenizer: Tokenizer, lines: Sequence[str], num_sentences: int) -> VocabularyReport:
     """Encode a sample of `num_sentences` lines, and count tokens.
 
     No text has coverage 1 and other rates 0.
@@ -137,7 +135,7 @@ def report_sides(
     )
     sides = {"source": tokenizers.source, "target": tokenizers.target}
     return {
-        name: report_vocabulary(tokenizer, [pair[side] for pair in sample], num_sentences)
+        name: report_side(tokenizer, [pair[side] for pair in sample], num_sentences)
         for side, (name, tokenizer) in enumerate(sides.items())
         if side < len(texts[0].files)
     }

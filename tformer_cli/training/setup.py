@@ -3,6 +3,7 @@
 import base64
 import functools
 import itertools
+import os
 import tempfile
 from collections.abc import Collection, Generator, Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Any, Self
 
 import torch
 
-from tformer_cli.config.load import as_plain, dump_config
+from tformer_cli.config.load import as_plain, load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.model import MaskedEncoderConfig, ModelConfig
 from tformer_cli.corpus.batch import (
@@ -29,22 +30,16 @@ from tformer_cli.corpus.store import BidirectionalStore, TokenStore
 from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.device import can_compile
 from tformer_cli.distributed import SINGLE_PROCESS, World
-from tformer_cli.errors import Problem, UsageError
+from tformer_cli.errors import Problem, UsageError, reject_str
 from tformer_cli.model.build import build_network
 from tformer_cli.model.network import Network
-from tformer_cli.storage.atomic import (
-    make_directory,
-    read_json,
-    storage_errors,
-    write_json,
-    write_text,
-)
-from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.storage.atomic import read_json, write_json
+from tformer_cli.storage.run_directory import RunDirectory, run_of_config
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import DECODER_START_IDS
 from tformer_cli.training.pretrained import pretrained_run, pretrained_tokenizers
-from tformer_cli.training.resume import Log, check_run_folder, locked
+from tformer_cli.training.resume import Log
 from tformer_cli.training.step import StepBatch, TrainState
 
 PREFETCHED_BATCHES = 2
@@ -138,6 +133,29 @@ class TrainingData:
                     micro_batches = [batch.pin_memory() for batch in micro_batches]
                 yield StepBatch(micro_batches, position, next_position)
             position = next_position
+
+
+def config_and_run(
+    config: str | os.PathLike[str] | Config,
+    run: str | os.PathLike[str] | None,
+    settings: Sequence[str],
+) -> tuple[Config, RunDirectory]:
+    """Return what a training is of: a config or that of a file, and the run folder.
+
+    Without `run` the folder is that of the file. `settings` override keys of the file.
+    """
+    reject_str(settings=settings)
+    if not isinstance(config, Config):
+        file = Path(config)
+        directory = run_of_config(file, None if run is None else Path(run))
+        return load_config(file, settings), directory
+    if run is None:
+        what = "is required for a config without a file"
+        raise UsageError("`run`", what, remedy="name a folder")
+    if settings:
+        what = "have no effect on a config without a file"
+        raise UsageError("`settings`", what, remedy="pass them to load_config")
+    return config, RunDirectory(Path(run))
 
 
 def load_data(
@@ -278,37 +296,3 @@ def save_tokenizers(tokenizers: Tokenizers, origin: dict[str, Any], run: RunDire
     """Save the tokenizers of a run, and what they were made from."""
     tokenizers.save(run.tokenizer)
     write_json(run.origin_file, origin)
-
-
-def build_vocabulary(config: Config, run: RunDirectory, *, overwrite: bool) -> Tokenizers:
-    """Build the tokenizers of a run before any training, and save them with its config.
-
-    A training with the same text, tokenizer and seed loads them.
-
-    Raises:
-        UsageError: the folder has a vocabulary already, or other files.
-        TformerError: the tokenizers cannot be built or saved.
-    """
-    _check_no_vocabulary(run, overwrite)
-    pretrained = pretrained_run(config, run)
-    with storage_errors(run.path):
-        make_directory(run.path)
-    with locked(run):
-        # A training may have ended since the first check.
-        _check_no_vocabulary(run, overwrite)
-        tokenizers = new_tokenizers(config, pretrained, log=lambda line: None)
-        save_tokenizers(tokenizers, origin_of(config, pretrained, run.stores), run)
-        write_text(run.config_file, dump_config(config))
-    return tokenizers
-
-
-def _check_no_vocabulary(run: RunDirectory, overwrite: bool) -> None:
-    check_run_folder(run)
-    # The config is written last: without it, the vocabulary is incomplete.
-    if run.tokenizer.exists() and run.config_file.exists():
-        if run.pointed("last") is not None:
-            what = "belongs to the model that this run has trained"
-            raise UsageError(str(run.tokenizer), what, remedy="name another folder with `run`")
-        if not overwrite:
-            remedy = "add `overwrite=True` to replace it, or name another folder with `run`"
-            raise UsageError(str(run.tokenizer), "already exists", remedy=remedy)
