@@ -66,9 +66,9 @@ _HOMES = {
     "compare": "tformer_cli.api",
     "evaluate": "tformer_cli.api",
     "load_config": "tformer_cli.config.load",
-    "synthesize": "tformer_cli.translate.synthesis",
     "report_vocabulary": "tformer_cli.training.vocabulary",
     "score": "tformer_cli.api",
+    "synthesize": "tformer_cli.translate.synthesis",
     "train": "tformer_cli.api",
     "tune": "tformer_cli.api",
 }

@@ -28,7 +28,13 @@ from tformer_cli.config.schema.model import (
     MaskedEncoderConfig,
 )
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
-from tformer_cli.config.schema.training import AdamWConfig, TrainingConfig
+from tformer_cli.config.schema.training import (
+    AdamWConfig,
+    BpeDropoutConfig,
+    SourceNoiseConfig,
+    TrainingConfig,
+    UnigramSamplingConfig,
+)
 from tformer_cli.errors import Problem
 
 TEXT = ParallelText(source=Path("a"), target=Path("b"))
@@ -263,6 +269,41 @@ def test_check_asks_no_rule_of_numbers_that_are_out_of_their_limits() -> None:
                 "training.bidirectional_steps",
                 "must be null with model.kind masked_encoder, which has no direction",
                 "1",
+            ),
+        ),
+        (
+            dataclasses.replace(
+                CONFIG, training=TrainingConfig(subword_sampling=UnigramSamplingConfig())
+            ),
+            Problem(
+                "training.subword_sampling",
+                "needs tokenizer.kind subword with algorithm unigram",
+                "bpe",
+                "change one of them, or write null",
+            ),
+        ),
+        (
+            dataclasses.replace(
+                CONFIG,
+                tokenizer=CharConfig(),
+                training=TrainingConfig(subword_sampling=BpeDropoutConfig()),
+            ),
+            Problem(
+                "training.subword_sampling",
+                "needs tokenizer.kind subword with algorithm bpe",
+                "kind char",
+                "change one of them, or write null",
+            ),
+        ),
+        (
+            dataclasses.replace(
+                MASKED,
+                training=dataclasses.replace(MASKED.training, source_noise=SourceNoiseConfig()),
+            ),
+            Problem(
+                "training.source_noise",
+                "changes sentence pairs, and a masked_encoder has none",
+                remedy="write null",
             ),
         ),
         (

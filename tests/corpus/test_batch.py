@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tformer_cli.corpus.batch import Batch, Masking, collate
+from tformer_cli.corpus.batch import Batch, collate
+from tformer_cli.corpus.noise import Masking
 from tformer_cli.corpus.store import Example
 from tformer_cli.text.vocabulary import MASK_ID, NUM_SPECIAL, PAD_ID, UNK_ID, with_eos
 

@@ -15,7 +15,8 @@ from toy import MASKED, write_toy
 
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.corpus.batch import Masking, collate
+from tformer_cli.corpus.batch import collate
+from tformer_cli.corpus.noise import Masking
 from tformer_cli.corpus.store import Example
 from tformer_cli.errors import CheckpointError, DataError, Interrupted
 from tformer_cli.plotting.curves import read_history

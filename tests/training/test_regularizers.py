@@ -18,12 +18,17 @@ REGULARIZERS = {
     "r_drop": "training.consistency={kind: r_drop}",
     "layer_drop": "training.layer_drop=0.4",
     "average": "training.average_checkpoints=3",
+    "source_noise": "training.source_noise={drop: 0.2, replace: 0.1}",
+    "subwords": "tokenizer={kind: subword, vocab_size: 300}; "
+    "training.subword_sampling={kind: bpe_dropout, dropout: 0.3}",
 }
 
 
 def trained(config_file: Path, folder: Path, *settings: str) -> RunDirectory:
+    """Train with settings, of which a string may hold several with semicolons between."""
     run = RunDirectory(folder)
-    train(load_config(config_file, settings), run, device=torch.device("cpu"))
+    changes = [change for setting in settings for change in setting.split("; ")]
+    train(load_config(config_file, changes), run, device=torch.device("cpu"))
     return run
 
 

@@ -28,6 +28,8 @@ DECIDING = {
     "consistency",
     "bidirectional_steps",
     "layer_drop",
+    "subword_sampling",
+    "source_noise",
     "clip_norm",
     "batch_tokens",
     "max_steps",

@@ -1,24 +1,21 @@
-"""Batches: bucketed by length, padded, and masked for masked language modeling.
+"""Batches: bucketed by length and padded.
 
 The plan of an epoch is a function of (seed, epoch) and the corpus, so a position in the data is
 two integers (`DataPosition`), and resuming there repeats and skips nothing.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.corpus.store import BidirectionalStore, Example, PairWeights, TokenStore, slices
-from tformer_cli.device import derive_seed
 from tformer_cli.padding import PAD_ID, flat_positions, pad_rows
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, MASK_ID, NUM_SPECIAL
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID
 
 # Batches sorted by length together: enough for little padding, few enough for batches to differ
 # between epochs.
@@ -27,16 +24,14 @@ POOL_BATCHES = 64
 # Fraction of an epoch after which the next epoch is planned.
 PREFETCH_FROM = 0.9
 
+# Gives examples the form in which an epoch sees them.
+ExampleChange = Callable[[Sequence[Example], int], Sequence[Example]]
+
 # The batches of an epoch in the order of training, each an array of example indices.
 EpochPlan = list[np.ndarray]
 
 # The tensors of a batch that the model uses.
 TENSORS = ("source", "source_mask", "target_in", "target_out", "target_positions")
-
-# Of the predicted tokens, 80% are masked, 10% replaced by a random token, 10% unchanged.
-MASKED, REPLACED = 0.8, 0.9
-# Random numbers a token: rank, fate, replacement; and rounding, used of the first token only.
-NUM_DRAWS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,16 +236,21 @@ def training_micro_batches(
     start_id: int = BOS_ID,
     rank: int = 0,
     num_ranks: int = 1,
+    change: Callable[[Sequence[Example], int], Sequence[Example]] = lambda examples, epoch: (
+        examples
+    ),
 ) -> Iterator[tuple[list[Batch], DataPosition]]:
     """Yield forever the micro-batches of each optimizer step, and the data position after it.
 
     Each batch is split by rows into `accumulate` micro-batches for each rank. A rank beyond the
-    rows of a batch gets an empty list.
+    rows of a batch gets an empty list. `change` is applied to the examples of each.
     """
+    position = data_position
     for indices, next_position in plans.batches_from(data_position):
         parts = np.array_split(indices, min(accumulate * num_ranks, len(indices)))
-        own = parts[rank::num_ranks]
-        yield [collate(store.examples(part), start_id) for part in own], next_position
+        changed = (change(store.examples(part), position.epoch) for part in parts[rank::num_ranks])
+        yield [collate(examples, start_id) for examples in changed], next_position
+        position = next_position
 
 
 def batches_in_order(
@@ -275,69 +275,3 @@ def _with_special(lengths: np.ndarray) -> np.ndarray:
     """Add one special token to each length, in 16 bits if sums of two fit: they sort faster."""
     fits = int(lengths.max(initial=0)) + 1 < 1 << 15
     return lengths.astype(np.uint16 if fits else np.int32) + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Masking:
-    """Masked language modeling (Devlin et al. 2019, section 3.1).
-
-    The masks of a sentence are a function of (seed, epoch, index in the corpus), so they do not
-    depend on its batch. `mask_prob` is the fraction of the ordinary tokens of a sentence that are
-    predicted, at least one.
-    """
-
-    mask_prob: float
-    vocabulary_size: int
-    seed: int
-
-    @classmethod
-    def from_config(cls, config: MaskedEncoderConfig, vocabulary_size: int, seed: int) -> Self:
-        return cls(config.mask_prob, vocabulary_size, seed)
-
-    def apply(self, batch: Batch, epoch: int) -> Batch:
-        """Mask a batch whose targets are its sources; only masked tokens are labels."""
-        source = batch.source.numpy()
-        rank, fate, replacement, rounding = self._random_numbers(
-            batch.indices.numpy(), epoch, source.shape[1]
-        )
-        is_predicted = self._select(source, rank, rounding[:, 0])
-        num_ordinary = self.vocabulary_size - NUM_SPECIAL
-        replacements = NUM_SPECIAL + (replacement * num_ordinary).astype(np.int64)
-        visible = np.where(fate < MASKED, MASK_ID, np.where(fate < REPLACED, replacements, source))
-        target_mask = torch.from_numpy(is_predicted)
-        return dataclasses.replace(
-            batch,
-            source=torch.from_numpy(np.where(is_predicted, visible, source)),
-            target_out=batch.source,
-            target_mask=target_mask,
-            target_positions=flat_positions(target_mask),
-            num_target_tokens=int(is_predicted.sum()),
-        )
-
-    def _select(self, source: np.ndarray, rank: np.ndarray, rounding: np.ndarray) -> np.ndarray:
-        """Return (B, S) whether each token is predicted: the ordinary tokens of lowest rank.
-
-        Their number is rounded up or down at random, so that its mean is exact.
-        """
-        is_ordinary = source >= NUM_SPECIAL
-        counts = np.maximum(np.floor(self.mask_prob * is_ordinary.sum(axis=1) + rounding), 1)
-        order = np.where(is_ordinary, rank, np.inf).argsort(axis=1).argsort(axis=1)
-        selected: np.ndarray = is_ordinary & (order < counts[:, None])
-        return selected
-
-    def _random_numbers(self, indices: np.ndarray, epoch: int, width: int) -> np.ndarray:
-        """Return (4, B, S) numbers in [0, 1), each a function of sentence and position."""
-        key = np.uint64(derive_seed(self.seed, "masks", epoch))
-        streams = _splitmix64(key + indices.astype(np.uint64))[:, None]
-        positions = np.arange(NUM_DRAWS * width, dtype=np.uint64).reshape(width, NUM_DRAWS)
-        bits = _splitmix64(streams + positions.T[:, None])
-        numbers: np.ndarray = (bits >> np.uint64(11)) * 2.0**-53
-        return numbers
-
-
-def _splitmix64(numbers: np.ndarray) -> np.ndarray:
-    """Hash 64-bit numbers by SplitMix64 (Steele, Lea and Flood 2014)."""
-    bits = numbers * np.uint64(0x9E3779B97F4A7C15)
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))

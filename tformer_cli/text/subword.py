@@ -71,6 +71,12 @@ class SubwordTokenizer:
         self.byte_ids = range(NUM_SPECIAL, NUM_SPECIAL + 256) if has_bytes else range(0)
         line_breaks = [self.byte_ids[ord(c)] for c in "\n\r"] if has_bytes else []
         self.suppressed_ids: tuple[int, ...] = (*SUPPRESSED_IDS, *line_breaks)
+        # Neither special tokens nor bytes.
+        self.ordinary_ids = range(NUM_SPECIAL + len(self.byte_ids), self.size)
+
+    def scores(self) -> list[float]:
+        """Return the score of each piece: its order among the merges, or a log-probability."""
+        return [self._processor.get_score(i) for i in range(self.size)]
 
     def encode(self, line: str) -> list[int]:
         ids: list[int] = self._processor.encode(self._text(line))

@@ -5,7 +5,7 @@ import functools
 import itertools
 import os
 import tempfile
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -18,15 +18,15 @@ from tformer_cli.config.schema.model import MaskedEncoderConfig, ModelConfig
 from tformer_cli.corpus.batch import (
     DataPosition,
     EpochPlans,
-    Masking,
     epoch_plans,
     training_micro_batches,
 )
 from tformer_cli.corpus.filters import FilterReport
+from tformer_cli.corpus.noise import ExampleNoise, Masking
 from tformer_cli.corpus.prefetch import prefetch
 from tformer_cli.corpus.reader import read_texts, text_checksums
 from tformer_cli.corpus.statistics import report_lengths
-from tformer_cli.corpus.store import BidirectionalStore, TokenStore
+from tformer_cli.corpus.store import BidirectionalStore, Example, TokenStore
 from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.device import can_compile
 from tformer_cli.distributed import SINGLE_PROCESS, World
@@ -72,6 +72,7 @@ class TrainingData:
     store: TokenStore
     report: FilterReport
     masking: Masking | None  # of a masked encoder; None for models that translate
+    noise: ExampleNoise | None = None  # if the config asks for it
 
     @functools.cached_property
     def bidirectional(self) -> Phase:
@@ -125,6 +126,7 @@ class TrainingData:
             start_id=DECODER_START_IDS[self.config.model.kind],
             rank=state.world.rank,
             num_ranks=state.world.size,
+            change=self._change,
         ):
             if (position.epoch, position.batch) not in skipped:
                 if self.masking is not None:
@@ -133,6 +135,9 @@ class TrainingData:
                     micro_batches = [batch.pin_memory() for batch in micro_batches]
                 yield StepBatch(micro_batches, position, next_position)
             position = next_position
+
+    def _change(self, examples: Sequence[Example], epoch: int) -> Sequence[Example]:
+        return examples if self.noise is None else self.noise.apply(examples, epoch)
 
 
 def config_and_run(
@@ -171,7 +176,8 @@ def load_data(
     log(f"source: {report_lengths(store.source_lengths)}")
     if masking is None:
         log(f"target: {report_lengths(store.target_lengths)}")
-    return TrainingData(config, store, report, masking)
+    noise = ExampleNoise.from_config(config, tokenizers)
+    return TrainingData(config, store, report, masking, noise)
 
 
 def init_model(config: Config, tokenizers: Tokenizers) -> Network:

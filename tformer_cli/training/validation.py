@@ -12,7 +12,8 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.config.schema.training import TrainingConfig
-from tformer_cli.corpus.batch import Batch, Masking
+from tformer_cli.corpus.batch import Batch
+from tformer_cli.corpus.noise import Masking
 from tformer_cli.corpus.reader import read_pairs, read_rows
 from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import evaluation_store

@@ -15,7 +15,12 @@ from tformer_cli.config.schema.model import (
     ModelConfig,
 )
 from tformer_cli.config.schema.tokenizer import SubwordConfig, TokenizerConfig
-from tformer_cli.config.schema.training import RDropConfig, SimCutConfig, TrainingConfig
+from tformer_cli.config.schema.training import (
+    BpeDropoutConfig,
+    RDropConfig,
+    SimCutConfig,
+    TrainingConfig,
+)
 from tformer_cli.errors import Problem
 
 # Keys without effect on a masked encoder.
@@ -94,6 +99,7 @@ class Config:
         yield from self._conflicts_of_positions()
         yield from self._conflicts_of_consistency()
         yield from self._conflicts_of_both_directions()
+        yield from self._conflicts_of_noise()
         if self.training.batch_tokens <= self.data.max_length:
             yield Problem(
                 "training.batch_tokens",
@@ -183,6 +189,24 @@ class Config:
                 "simcut",
                 "write {kind: r_drop}, or null",
             )
+
+    def _conflicts_of_noise(self) -> Iterator[Problem]:
+        sampling, tokenizer = self.training.subword_sampling, self.tokenizer
+        if sampling is not None:
+            algorithm = "bpe" if isinstance(sampling, BpeDropoutConfig) else "unigram"
+            own = tokenizer.algorithm if tokenizer.kind == "subword" else f"kind {tokenizer.kind}"
+            if own != algorithm:
+                yield Problem(
+                    "training.subword_sampling",
+                    f"needs tokenizer.kind subword with algorithm {algorithm}",
+                    own,
+                    "change one of them, or write null",
+                )
+        if self.model.kind == "masked_encoder":
+            for key in ("subword_sampling", "source_noise"):
+                if getattr(self.training, key) is not None:
+                    what = "changes sentence pairs, and a masked_encoder has none"
+                    yield Problem(f"training.{key}", what, remedy="write null")
 
     def _conflicts_of_both_directions(self) -> Iterator[Problem]:
         if self.training.bidirectional_steps is None:

@@ -158,6 +158,41 @@ ConsistencyConfig = SimCutConfig | RDropConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BpeDropoutConfig:
+    """BPE-dropout (Provilkov et al. 2020)."""
+
+    kind: Literal["bpe_dropout"] = "bpe_dropout"
+    """BPE-dropout: merges are dropped at random, for tokenizer.algorithm bpe."""
+    dropout: Annotated[float, Bounds(gt=0, lt=1)] = 0.1
+    """Probability that a merge is dropped."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnigramSamplingConfig:
+    """Segmentations by a unigram model (Kudo 2018)."""
+
+    kind: Literal["unigram"] = "unigram"
+    """Segmentations drawn by their probability, for tokenizer.algorithm unigram."""
+    alpha: PositiveFloat = 0.2
+    """Exponent of the probabilities: the smaller, the more segmentations are likely."""
+
+
+SubwordSamplingConfig = BpeDropoutConfig | UnigramSamplingConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceNoiseConfig:
+    """Random changes of the tokens of a source (Lample et al. 2018, section 2.3)."""
+
+    drop: Probability = 0.1
+    """Probability that a token is dropped; one at least is left."""
+    replace: Probability = 0.0
+    """Probability that a token is replaced by a random one."""
+    swap: CountOrZero = 3
+    """Maximum number of positions that a token moves."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingConfig:
     """The training loop."""
 
@@ -177,6 +212,11 @@ class TrainingConfig:
     layer_drop: Probability = 0.0
     """LayerDrop: probability that a pass in training skips a layer (Fan et al. 2020); translation
     uses all layers."""
+    subword_sampling: SubwordSamplingConfig | None = None
+    """Subword sampling: words of both sides segmented anew in each epoch, for small data. Null for
+    the segmentations of the tokenizer."""
+    source_noise: SourceNoiseConfig | None = None
+    """Noise on source tokens, drawn anew in each epoch, for small data. Null for none."""
     clip_norm: PositiveFloat | None = 1.0
     """Maximum gradient norm; larger gradients are scaled down. Null for no clipping."""
     batch_tokens: Count = 4096
