@@ -27,7 +27,7 @@ from tformer_cli.cli.entry import (
     tell_stderr,
     warn,
 )
-from tformer_cli.cli.options import ConfigArgument, DeviceOption, SetOption
+from tformer_cli.cli.options import DeviceOption, FileArgument, SetOption
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText, TrainingText
@@ -139,7 +139,7 @@ app = new_app(add_completion=False)
 
 @app.command()
 def main(
-    file: ConfigArgument,
+    file: FileArgument,
     folder: Annotated[
         Path | None,
         typer.Option(

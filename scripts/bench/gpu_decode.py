@@ -20,7 +20,11 @@ from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search.engine import Request, SpecialTokens
 from tformer_cli.search.native_engine import NativeEngine
-from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, NUM_SPECIAL, SPECIAL_TOKENS
+from tformer_cli.storage.trained_model import TrainedModel
+from tformer_cli.text.normalizer import Normalizer
+from tformer_cli.text.symbol import WordTokenizer
+from tformer_cli.text.tokenizer import Tokenizers
+from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, NUM_SPECIAL, Vocabulary
 
 SUPPRESSED_IDS = [x for x in range(NUM_SPECIAL) if x != EOS_ID]
 # How CTranslate2 says that libraries of CUDA are missing.
@@ -155,15 +159,10 @@ def decode_ctranslate2(
     if device == "cuda" and not ctranslate2.get_cuda_device_count():
         return {"left_out": f"CTranslate2 {ctranslate2.__version__} sees no GPU"}
     workload = Workload(network, **sizes)
-    names = [*SPECIAL_TOKENS, *(f"w{i}" for i in range(NUM_SPECIAL, workload.vocab_size))]
-    side = SimpleNamespace(
-        kind="char", size=len(names), tokens=lambda ids: names, suppressed_ids=SUPPRESSED_IDS
-    )
-    trained = SimpleNamespace(
-        model=workload.model(),
-        config=synthetic_config(network),
-        tokenizers=SimpleNamespace(source=side, target=side),
-    )
+    words = Vocabulary.of(f"w{i}" for i in range(NUM_SPECIAL, workload.vocab_size))
+    side = WordTokenizer(words.to_json(), Normalizer(), name="words")
+    tokenizers = Tokenizers(side, side, shared=True)
+    trained = TrainedModel(synthetic_config(network), tokenizers, workload.model(), step=0)
     with tempfile.TemporaryDirectory() as folder:
         CTranslate2Format(precision).write(trained, Path(folder))
         translator = ctranslate2.Translator(folder, device=device, compute_type=precision)
@@ -173,7 +172,7 @@ def decode_ctranslate2(
     ) -> Sequence[Sequence[str]]:
         results = translator.translate_batch(
             # It adds EOS itself.
-            [[names[i] for i in sentence[:-1]] for sentence in sentences],
+            [side.tokens(sentence[:-1]) for sentence in sentences],
             max_batch_size=batch,
             beam_size=search.beam_size if isinstance(search, BeamConfig) else 1,
             min_decoding_length=search.min_length,

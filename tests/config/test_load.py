@@ -41,8 +41,19 @@ from tformer_cli.config.schema.model import (
     EncoderDecoderConfig,
     MaskedEncoderConfig,
 )
-from tformer_cli.config.schema.tokenizer import CharConfig
-from tformer_cli.config.schema.training import AdamConfig, RDropConfig, TrainingConfig
+from tformer_cli.config.schema.tokenizer import (
+    CharConfig,
+    SubwordConfig,
+    TokenizerConfig,
+)
+from tformer_cli.config.schema.training import (
+    AdamConfig,
+    BpeDropoutConfig,
+    RDropConfig,
+    SubwordSamplingConfig,
+    TrainingConfig,
+    UnigramSamplingConfig,
+)
 from tformer_cli.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -456,6 +467,12 @@ def _coherent(decoding: DecodingConfig) -> DecodingConfig:
     return dataclasses.replace(decoding, max_length=600, min_length=shortest)
 
 
+def _sampling(tokenizer: TokenizerConfig) -> SubwordSamplingConfig | None:
+    if not isinstance(tokenizer, SubwordConfig):
+        return None
+    return BpeDropoutConfig() if tokenizer.algorithm == "bpe" else UnigramSamplingConfig()
+
+
 def _alone(text: Text) -> dict[str, Path]:
     return {"text": next(iter(text.files.values()))}
 
@@ -483,6 +500,8 @@ def _masking(config: Config) -> Config:
         sample_translations=TrainingConfig().sample_translations,
         consistency=RDropConfig(),
         bidirectional_steps=None,
+        subword_sampling=None,
+        source_noise=None,
     )
     return Config(
         seed=config.seed,
@@ -507,7 +526,9 @@ def _translating(config: Config) -> Config:
             filters=dataclasses.replace(data.filters, max_length=599),
         ),
         training=dataclasses.replace(
-            training, validation_decoding=_coherent(training.validation_decoding)
+            training,
+            validation_decoding=_coherent(training.validation_decoding),
+            subword_sampling=_sampling(config.tokenizer),
         ),
         decoding=_coherent(config.decoding),
         evaluation=dataclasses.replace(
