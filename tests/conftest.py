@@ -97,7 +97,7 @@ def seeded() -> None:
 
 @pytest.fixture(scope="session")
 def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has learnt a little: its translations differ from line to line."""
+    """A run that has learned a little: its translations differ from line to line."""
     folder = tmp_path_factory.mktemp("toy")
     config = CONFIG.replace("max_steps: 24", "max_steps: 150")
     config = config.replace("validate_every: 12", "validate_every: 75")
@@ -113,7 +113,7 @@ def toy_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def masked_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of an encoder that has learnt a little from text alone."""
+    """A run of an encoder that has learned a little from text alone."""
     folder = tmp_path_factory.mktemp("masked")
     config = MASKED.replace("max_steps: 24", "max_steps: 8").replace(
         "save_every: 6", "save_every: 2"

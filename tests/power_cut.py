@@ -54,11 +54,11 @@ class Disk:
     def eager(self, to: Path) -> None:
         """Write what is there after a power cut if all names are."""
         for folder, folders, files in os.walk(self.root):
-            place = to / Path(folder).relative_to(self.root)
-            place.mkdir(exist_ok=True)
+            copy = to / Path(folder).relative_to(self.root)
+            copy.mkdir(exist_ok=True)
             for name in files:
                 inode = os.stat(os.path.join(folder, name)).st_ino
-                (place / name).write_bytes(self._contents.get(inode, b""))
+                (copy / name).write_bytes(self._contents.get(inode, b""))
             assert not any(os.path.islink(os.path.join(folder, name)) for name in folders + files)
 
     def close(self) -> None:

@@ -137,7 +137,7 @@ def test_processes_own_about_as_much(sizes, num_processes):
 
 @pytest.mark.parametrize("num_items", [0, 1, 2, 3, 7])
 def test_what_is_dealt_out_and_collected_is_in_order(monkeypatch, num_items):
-    items = [f"{place}" for place in range(num_items)]
+    items = [f"{index}" for index in range(num_items)]
     worlds = [World(rank, 3) for rank in range(3)]
     shares = [list(world.shard(items)) for world in worlds]
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
@@ -539,17 +539,17 @@ def test_two_machines_average_the_checkpoints_of_the_first(alone, toy, tmp_path)
 
 
 def test_two_machines_go_back_to_the_checkpoint_of_the_first(toy, tmp_path, monkeypatch):
-    """Batches that cannot be learnt from end in a roll back, alone as in company."""
+    """Batches that cannot be learned from end in a roll back, alone as in company."""
 
     def poisoned(*arguments: Any, data_position: DataPosition, **options: Any):
-        place = data_position
+        position = data_position
         for batches, following in training_micro_batches(
             *arguments, data_position=data_position, **options
         ):
-            if place.epoch == 1 and place.batch in (1, 2, 3):
+            if position.epoch == 1 and position.batch in (1, 2, 3):
                 batches = [replace(batch, num_target_tokens=0) for batch in batches]
             yield batches, following
-            place = following
+            position = following
 
     monkeypatch.setattr(setup, "training_micro_batches", poisoned)
     run = RunDirectory(tmp_path / "alone" / "run")

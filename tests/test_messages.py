@@ -13,7 +13,7 @@ from tformer_cli.config.parse import _SCALARS
 PACKAGE = Path(tformer_cli.__file__).parent
 DOCUMENT = PACKAGE.parent / "docs" / "reference" / "messages.md"
 
-# What takes a rule as its second argument: a place or a key comes first.
+# What takes a rule as its second argument: a position or a key comes first.
 RAISING = {
     *(name for name, value in vars(errors).items() if isinstance(value, type)),
     *("_fail", "_error"),

@@ -137,6 +137,9 @@ UNWANTED = [
     r"\bgo(?:es)? on from\b",
 ]
 
+# And words that tests do without.
+UNWANTED_IN_TESTS = [r"\blearnt", r"\btwins?\b", r"\bplaces\b"]
+
 
 @pytest.mark.parametrize("term", TERMS)
 def test_terms_of_the_field_are_found(term):
@@ -161,3 +164,10 @@ def test_private_words_are_gone(word):
 def test_pages_speak_plain_english(word):
     assert "README.md" in {file.name for file in PAGES}
     assert uses(word, PAGES, re.IGNORECASE) == []
+
+
+@pytest.mark.parametrize("word", UNWANTED_IN_TESTS)
+def test_tests_have_the_words_of_the_field(word):
+    tests = {file: file.read_text(encoding="utf-8") for file in Path(__file__).parent.rglob("*.py")}
+    del tests[Path(__file__)]
+    assert uses(word, tests, re.IGNORECASE) == []

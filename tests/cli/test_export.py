@@ -1,4 +1,4 @@
-"""`tformer export`: a folder for another program, of a run that has learnt a little."""
+"""`tformer export`: a folder for another program, of a run that has learned a little."""
 
 import contextlib
 import io

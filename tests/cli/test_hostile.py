@@ -1,6 +1,6 @@
 """Hostile files: each gets its verdict, from `tformer translate` or as a pair from `tformer train`.
 
-`ok` is exit code 0 and every line in its place; `error` is one line that names file and line, and
+`ok` is exit code 0 and every line where it was; `error` is one line that names file and line, and
 nothing left behind; `ok-or-error` is either of the two.
 """
 

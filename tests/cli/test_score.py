@@ -59,9 +59,9 @@ def test_each_line_is_the_log_probability_of_its_pair(toy_run, tformer, files):
     found = [float(line) for line in result.stdout.split("\n")[:-1]]
     assert found[4] == 0.0
     # An empty source, an empty target, letters that training has not seen.
-    assert [place for place, log_prob in enumerate(found) if math.isinf(log_prob)] == [1, 3, 6]
-    for place in (0, 2, 5):
-        assert found[place] == pytest.approx(by_hand(toy_run, *PAIRS[place]), abs=1e-4)
+    assert [index for index, log_prob in enumerate(found) if math.isinf(log_prob)] == [1, 3, 6]
+    for index in (0, 2, 5):
+        assert found[index] == pytest.approx(by_hand(toy_run, *PAIRS[index]), abs=1e-4)
 
 
 @pytest.mark.parametrize("beam", [1, 2])
@@ -150,15 +150,15 @@ def test_output_file_equals_stdout(toy_run, tformer, files, tmp_path):
     assert file.read_text() == tformer("score", toy_run, *files).stdout
 
 
-@pytest.mark.parametrize("place", [1, 3])
-def test_scores_do_not_take_the_place_of_a_text(toy_run, tformer, files, place):
-    before = Path(files[place]).read_text()
-    result = tformer("score", toy_run, *files, "-o", files[place])
+@pytest.mark.parametrize("index", [1, 3])
+def test_scores_do_not_replace_a_text(toy_run, tformer, files, index):
+    before = Path(files[index]).read_text()
+    result = tformer("score", toy_run, *files, "-o", files[index])
     assert (result.exit_code, result.stderr) == (
         2,
-        f"--output: is also {files[place - 1]} ({files[place]}); name another file\n",
+        f"--output: is also {files[index - 1]} ({files[index]}); name another file\n",
     )
-    assert Path(files[place]).read_text() == before
+    assert Path(files[index]).read_text() == before
 
 
 def test_scores_that_are_named_gzip_are_refused(toy_run, tformer, files, tmp_path):

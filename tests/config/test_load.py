@@ -326,8 +326,8 @@ def test_missing_data_files_are_named_with_their_lines(file: Path) -> None:
     overrides = ["data.test.x={source: /s, target: /t}"]
     with pytest.raises(ConfigError) as raised:
         load_with_texts(file, overrides)
-    places = [str(problem).split(" (")[0] for problem in raised.value.problems]
-    assert places == [
+    located = [str(problem).split(" (")[0] for problem in raised.value.problems]
+    assert located == [
         f"{file}:2: data.train.0.source: no such file",
         f"{file}:2: data.train.0.target: no such file",
         f"{file}:3: data.valid.source: no such file",

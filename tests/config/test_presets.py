@@ -125,9 +125,9 @@ def test_ways_to_build_a_model_compare_with_multi30k(name):
     config, plain = preset(name), preset("multi30k")
     tokenizer = replace(config.tokenizer, algorithm="bpe")
     assert replace(config, model=plain.model, tokenizer=tokenizer) == plain
-    places = ("dropout", "attention_dropout", "feedforward_dropout", "dim")
-    for place in places:
-        assert getattr(config.model, place) == getattr(plain.model, place)
+    names = ("dropout", "attention_dropout", "feedforward_dropout", "dim")
+    for name in names:
+        assert getattr(config.model, name) == getattr(plain.model, name)
 
 
 @pytest.mark.parametrize("name", ["modern", "t5-like"])

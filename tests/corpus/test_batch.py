@@ -48,7 +48,7 @@ MASKING = Masking(mask_prob=0.15, vocabulary_size=VOCABULARY, seed=5)
 def examples(lengths: list[int], first: int = 0) -> list[Example]:
     random = np.random.default_rng(first)
     rows = [random.integers(NUM_SPECIAL, VOCABULARY, length) for length in lengths]
-    return [Example(first + place, row, row) for place, row in enumerate(rows)]
+    return [Example(first + index, row, row) for index, row in enumerate(rows)]
 
 
 def batch(lengths: list[int], first: int = 0) -> Batch:
@@ -82,15 +82,15 @@ def test_shares_are_those_of_the_paper():
 
 def test_every_ordinary_id_replaces_others():
     few = range(NUM_SPECIAL, NUM_SPECIAL + 7)
-    rows = [[few[place % 7] for place in range(40)] for _ in range(100)]
-    plain = collate([Example(place, row, row) for place, row in enumerate(rows)])
+    rows = [[few[index % 7] for index in range(40)] for _ in range(100)]
+    plain = collate([Example(index, row, row) for index, row in enumerate(rows)])
     masked = Masking(mask_prob=0.5, vocabulary_size=few.stop, seed=5).apply(plain, epoch=0)
     replaced = masked.source[(masked.source != plain.source) & (masked.source != MASK_ID)]
     # Of some 170 draws from 7 ids, one is missing once in ten billion times.
     assert sorted(set(replaced.tolist())) == list(few)
 
 
-def test_every_place_of_a_sentence_is_as_likely():
+def test_every_position_of_a_sentence_is_as_likely():
     chosen = MASKING.apply(batch([10] * 4000), epoch=0).target_mask.float().mean(dim=0)
     sigma = (0.15 * 0.85 / 4000) ** 0.5
     torch.testing.assert_close(chosen[:10], torch.full((10,), 0.15), rtol=0, atol=4 * sigma)
@@ -98,7 +98,7 @@ def test_every_place_of_a_sentence_is_as_likely():
 
 def test_special_tokens_and_padding_are_never_chosen():
     rows = [[UNK_ID, 20, UNK_ID], [UNK_ID] * 5, [30, 31, 32, 33, 34, 35, 36]]
-    plain = collate([Example(place, row, row) for place, row in enumerate(rows)])
+    plain = collate([Example(index, row, row) for index, row in enumerate(rows)])
     for epoch in range(50):
         masked = MASKING.apply(plain, epoch)
         assert bool((plain.source[masked.target_mask] >= NUM_SPECIAL).all())
@@ -124,7 +124,7 @@ def test_masks_are_a_function_of_seed_epoch_and_sentence():
     assert equal(masked, MASKING.apply(plain, epoch=3))
     assert not equal(masked, MASKING.apply(plain, epoch=4))
     assert not equal(masked, dataclasses.replace(MASKING, seed=6).apply(plain, epoch=3))
-    same = [Example(place, [50] * 20, [50] * 20) for place in range(8)]
+    same = [Example(index, [50] * 20, [50] * 20) for index in range(8)]
     chosen = MASKING.apply(collate(same), epoch=3).target_mask
     assert len({tuple(row) for row in chosen.tolist()}) > 1
 

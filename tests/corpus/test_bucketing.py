@@ -95,8 +95,8 @@ def test_a_weight_is_rounded_up_or_down_in_each_epoch(weights, seed):
     pairs = [(3, 3)] * len(weights)
     plan = bucketing(pairs, 12, seed, weights).plan(0) if sum(weights) >= len(weights) else []
     times = np.bincount(np.concatenate(plan), minlength=len(weights)) if plan else None
-    for place, weight in enumerate(weights if plan else []):
-        assert times[place] in (np.floor(weight), np.ceil(weight))
+    for index, weight in enumerate(weights if plan else []):
+        assert times[index] in (np.floor(weight), np.ceil(weight))
 
 
 def test_weights_hold_on_average_over_epochs():

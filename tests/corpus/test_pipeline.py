@@ -72,9 +72,9 @@ def test_evaluation_store_holds_every_line(data, tokenizers):
 
 def test_a_text_alone_is_its_own_target(data, tokenizers, tmp_path):
     store = evaluation_store(PlainText(text=tmp_path / "a.src"), tokenizers)
-    for place, line in enumerate(["ab", "", "abc" * 5]):
+    for at, line in enumerate(["ab", "", "abc" * 5]):
         ids = tokenizers.source.encode(line)
-        assert list(store[place].source) == list(store[place].target) == ids
+        assert list(store[at].source) == list(store[at].target) == ids
     plain = PlainTrainingText(text=tmp_path / "b.src")
     assert list(read_texts([plain])) == [("c", ""), ("ba", "")]
 

@@ -34,8 +34,8 @@ def test_store_gives_back_what_was_put_in(pairs):
 def near(draw: st.DrawFn) -> tuple[list[Triple], list[Triple]]:
     """Pairs, and the same with one thing changed, or with nothing that changes them."""
     pairs = draw(triples.filter(bool))
-    place = draw(st.integers(0, len(pairs) - 1))
-    source, target, weight = pairs[place]
+    position = draw(st.integers(0, len(pairs) - 1))
+    source, target, weight = pairs[position]
     some = st.integers(0, 2**32 - 1)
     replaced = draw(
         st.sampled_from(
@@ -54,7 +54,7 @@ def near(draw: st.DrawFn) -> tuple[list[Triple], list[Triple]]:
             ]
         )
     )
-    return pairs, [*pairs[:place], *replaced, *pairs[place + 1 :]]
+    return pairs, [*pairs[:position], *replaced, *pairs[position + 1 :]]
 
 
 @settings(max_examples=200)
@@ -68,8 +68,8 @@ def test_fingerprints_are_equal_for_equal_pairs_only(both):
 @given(triples.filter(bool), st.data())
 def test_a_fingerprint_sees_the_least_change(pairs, data):
     """Of pairs that are drawn twice hardly any are nearly equal."""
-    place = data.draw(st.integers(0, len(pairs) - 1))
-    source, target, weight = pairs[place]
+    position = data.draw(st.integers(0, len(pairs) - 1))
+    source, target, weight = pairs[position]
     changes = [
         (source, target, weight + 1),
         (target, source, weight),
@@ -79,9 +79,9 @@ def test_a_fingerprint_sees_the_least_change(pairs, data):
     changes += [([(source[0] + 1) % 2**32, *source[1:]], target, weight)] if source else []
     own = build_store(pairs).fingerprint()
     for change in changes:
-        others = [*pairs[:place], change, *pairs[place + 1 :]]
+        others = [*pairs[:position], change, *pairs[position + 1 :]]
         assert (build_store(others).fingerprint() == own) == (others == pairs)
-    shorter = pairs[:place] + pairs[place + 1 :]
+    shorter = pairs[:position] + pairs[position + 1 :]
     assert build_store(shorter).fingerprint() != own
 
 

@@ -339,8 +339,8 @@ def change_index(store: Path, change: Callable[[dict[str, Any]], object]) -> Non
 
 def swap_tokens(store: Path) -> None:
     ids = np.fromfile(store / "target.ids", dtype="<u2")
-    place = next(i for i in range(len(ids) - 1) if ids[i] != ids[i + 1])
-    ids[[place, place + 1]] = ids[[place + 1, place]]
+    position = next(i for i in range(len(ids) - 1) if ids[i] != ids[i + 1])
+    ids[[position, position + 1]] = ids[[position + 1, position]]
     ids.tofile(store / "target.ids")
 
 

@@ -29,9 +29,9 @@ def test_likelihood_is_the_mean_over_tokens_whatever_the_batches():
                 torch.tensor([[2, *target]]), model.encode(ids, torch.ones_like(ids).bool())
             )
         )[0]
-        for place, right in enumerate([*target, 3]):
-            nll -= math.log(logits[place].softmax(-1)[right].item())
-            correct += int(logits[place].argmax() == right)
+        for index, right in enumerate([*target, 3]):
+            nll -= math.log(logits[index].softmax(-1)[right].item())
+            correct += int(logits[index].argmax() == right)
             count += 1
     for batch_tokens in (1, 20, 4096):
         likelihood = reference_likelihood(

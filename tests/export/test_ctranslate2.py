@@ -186,11 +186,11 @@ def test_translations_are_those_of_our_own_engine(name, search, tmp_path):
     assert [tuple(result.hypotheses[0]) for result in results] == [
         translation.tokens for translation in expected
     ]
-    filled = [place for place, line in enumerate(LINES) if line]
+    filled = [index for index, line in enumerate(LINES) if line]
     # Random weights make some logits so large, and coverage some logarithms, that the last digits
     # are off by a ten-thousandth: in float64 one score lies half-way between the two.
-    assert [results[place].scores[0] for place in filled] == pytest.approx(
-        [expected[place].score for place in filled], rel=1e-3
+    assert [results[index].scores[0] for index in filled] == pytest.approx(
+        [expected[index].score for index in filled], rel=1e-3
     )
     assert len({len(translation.tokens) for translation in expected}) > 2
 
@@ -427,13 +427,13 @@ BEAM = BeamConfig(beam_size=5, max_length=15)
 LINE = "Ｔhe Dog 'sleeps' ok: 漢\\"
 
 
-def learnt(config) -> Tokenizers:
+def learned(config) -> Tokenizers:
     return build_tokenizers(config, lambda: PAIRS, seed=1)
 
 
 def marian() -> Tokenizers:
     """Two sentencepiece models, the vocabulary of both, and a language code in it."""
-    apart = learnt(SubwordConfig(vocab_size=310, shared=False))
+    apart = learned(SubwordConfig(vocab_size=310, shared=False))
     sides = (apart.source, apart.target)
     pieces = [side.tokens(range(NUM_SPECIAL, side.size)) for side in sides]
     whole = list(dict.fromkeys([">>de<<", *pieces[0], *pieces[1]]))
@@ -444,12 +444,12 @@ def marian() -> Tokenizers:
 
 
 TOKENIZERS = {
-    "shared": lambda: learnt(SubwordConfig(vocab_size=320)),
-    "apart": lambda: learnt(
+    "shared": lambda: learned(SubwordConfig(vocab_size=320)),
+    "apart": lambda: learned(
         SubwordConfig(vocab_size=310, shared=False, lowercase="source", nfkc="source")
     ),
-    "char": lambda: learnt(CharConfig(lowercase="source")),
-    "word": lambda: learnt(WordConfig()),
+    "char": lambda: learned(CharConfig(lowercase="source")),
+    "word": lambda: learned(WordConfig()),
     "marian": marian,
 }
 NUM_STATEMENTS = {"shared": 5, "apart": 6, "char": 4, "word": 5, "marian": 6}

@@ -32,12 +32,12 @@ def text(model):
     return CheckText.of(LINES, model.tokenizers, name="valid.en", max_length=20)
 
 
-def with_another(name: str, place: int):
+def with_another(name: str, index: int):
     """The same model, but for one number in one of its weights."""
-    twin = lively(BASE)
+    changed = lively(BASE)
     with torch.no_grad():
-        dict(twin.model.named_parameters())[name].view(-1)[place] += 0.1
-    return twin
+        dict(changed.model.named_parameters())[name].view(-1)[index] += 0.1
+    return changed
 
 
 def test_check_text_leaves_out_what_has_no_tokens_or_too_many(model):
@@ -74,7 +74,7 @@ def test_export_that_passes_appears_as_a_whole(model, text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "place"),
+    ("name", "index"),
     [
         ("encoder.layers.0.self_attention.query.weight", 3),
         ("encoder.layers.1.feedforward.down.bias", 3),
@@ -84,17 +84,17 @@ def test_export_that_passes_appears_as_a_whole(model, text, tmp_path):
         ("decoder.norm.bias", 3),
     ],
 )
-def test_one_wrong_number_fails_the_check(model, text, tmp_path, name, place):
-    EXACT.write(with_another(name, place), tmp_path)
+def test_one_wrong_number_fails_the_check(model, text, tmp_path, name, index):
+    EXACT.write(with_another(name, index), tmp_path)
     with pytest.raises(ExportError, match="has another translation, or another score for it"):
         check(model, EXACT, tmp_path, text)
 
 
 def test_failed_check_says_which_line_and_leaves_nothing(model, text, tmp_path, monkeypatch):
-    twin = with_another("decoder.norm.bias", 3)
+    changed = with_another("decoder.norm.bias", 3)
     write = CTranslate2Format.write
     monkeypatch.setattr(
-        CTranslate2Format, "write", lambda form, _, folder: write(form, twin, folder)
+        CTranslate2Format, "write", lambda form, _, folder: write(form, changed, folder)
     )
     with pytest.raises(ExportError) as raised, exported(model, EXACT, tmp_path / "model", text):
         raise AssertionError("it has passed")

@@ -50,7 +50,7 @@ LINES = [*SOURCES, f"{CODE}a cat", ">>fr<< dogs", "xyz 漢字 sat", "hats  hats 
 PAIRS = [*zip(SOURCES, TARGETS, strict=True), ("cats", "Hüte 漢"), ("the mat", f"{CODE} und")]
 
 
-class Twin:
+class Parity:
     """A model of transformers, and ours that was made of it."""
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -72,10 +72,10 @@ class Twin:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def twin(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Twin:
+def parity(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Parity:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TQDM_DISABLE", "1")
-        return Twin(tmp_path_factory.mktemp("opus"), request.param)
+        return Parity(tmp_path_factory.mktemp("opus"), request.param)
 
 
 @pytest.fixture
@@ -91,17 +91,17 @@ def our_ids(theirs: dict[str, int], tokenizer: Tokenizer) -> torch.Tensor:
     return torch.tensor([ours[token] for token in sorted(theirs, key=theirs.__getitem__)])
 
 
-def both_logits(twin: Twin, precision: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def both_logits(parity: Parity, precision: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ours of their ids, and theirs, of some random sentences."""
-    sizes = len(twin.their_ids("vocab.json")), len(twin.their_ids("target_vocab.json"))
+    sizes = len(parity.their_ids("vocab.json")), len(parity.their_ids("target_vocab.json"))
     source = torch.randint(sizes[0] - 1, (2, 7))
     target = torch.randint(sizes[1] - 1, (2, 11))
     target[:, 0] = sizes[1] - 1
-    tokenizers = twin.ours.tokenizers
-    source_ids = our_ids(twin.their_ids("vocab.json"), tokenizers.source)
-    target_ids = our_ids(twin.their_ids("target_vocab.json"), tokenizers.target)
+    tokenizers = parity.ours.tokenizers
+    source_ids = our_ids(parity.their_ids("vocab.json"), tokenizers.source)
+    target_ids = our_ids(parity.their_ids("target_vocab.json"), tokenizers.target)
     seen = torch.arange(7) < torch.tensor([[7], [4]])
-    theirs, ours = twin.theirs.to(precision), twin.ours.model.to(precision)
+    theirs, ours = parity.theirs.to(precision), parity.ours.model.to(precision)
     everywhere = torch.arange(2 * 11)
     with torch.no_grad():
         expected = theirs(
@@ -114,16 +114,16 @@ def both_logits(twin: Twin, precision: torch.dtype) -> tuple[torch.Tensor, torch
     return logits[:, target_ids], expected
 
 
-def test_logits_are_marians(twin):
-    torch.testing.assert_close(*both_logits(twin, torch.float32), rtol=1e-5, atol=3e-5)
+def test_logits_are_marians(parity):
+    torch.testing.assert_close(*both_logits(parity, torch.float32), rtol=1e-5, atol=3e-5)
 
 
-def test_logits_are_marians_to_the_last_digits(twin):
+def test_logits_are_marians_to_the_last_digits(parity):
     """But for their waves, which have single precision, and for what was scaled down in it."""
-    twin.ours.model.double()
+    parity.ours.model.double()
     for theirs, ours in zip(
-        (twin.theirs.model.encoder, twin.theirs.model.decoder),
-        twin.ours.model.stacks(),
+        (parity.theirs.model.encoder, parity.theirs.model.decoder),
+        parity.ours.model.stacks(),
         strict=True,
     ):
         waves = ours.embeddings.positions(torch.arange(64))
@@ -131,26 +131,26 @@ def test_logits_are_marians_to_the_last_digits(twin):
             torch.cat((waves[:, 0::2], waves[:, 1::2]), 1), requires_grad=False
         )
     try:
-        both = both_logits(twin, torch.float64)
+        both = both_logits(parity, torch.float64)
     finally:
-        twin.theirs.float()
-        twin.ours.model.float()
-    tolerance = 1e-9 if twin.theirs.config.scale_embedding else 1e-5
+        parity.theirs.float()
+        parity.ours.model.float()
+    tolerance = 1e-9 if parity.theirs.config.scale_embedding else 1e-5
     torch.testing.assert_close(*both, rtol=tolerance, atol=tolerance)
 
 
-def test_greedy_translations_are_marians(twin):
-    found = twin.translator().translate(LINES, decoding=GreedyConfig(max_length=LONGEST))
-    assert found == greedy(twin.theirs, twin.tokenizer, LINES)
+def test_greedy_translations_are_marians(parity):
+    found = parity.translator().translate(LINES, decoding=GreedyConfig(max_length=LONGEST))
+    assert found == greedy(parity.theirs, parity.tokenizer, LINES)
     assert len(set(found)) > 3
 
 
-def test_given_translations_have_marians_scores(twin):
+def test_given_translations_have_marians_scores(parity):
     sources, targets = zip(*PAIRS, strict=True)
     for (source, target), found in zip(
-        PAIRS, twin.translator().score(sources, targets), strict=True
+        PAIRS, parity.translator().score(sources, targets), strict=True
     ):
-        expected = scores(twin.theirs, twin.tokenizer, source, target)
+        expected = scores(parity.theirs, parity.tokenizer, source, target)
         assert found.token_log_probs == pytest.approx(expected, abs=1e-4)
 
 
@@ -160,10 +160,10 @@ def named(ids: list[int], theirs: dict[str, int]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> Twin:
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Parity:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TQDM_DISABLE", "1")
-        return Twin(tmp_path_factory.mktemp("apart"), "two-vocabularies")
+        return Parity(tmp_path_factory.mktemp("apart"), "two-vocabularies")
 
 
 @settings(max_examples=60)

@@ -15,16 +15,16 @@ from tformer_cli.export.marian_weights import check_weights, read_weights, weigh
 ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(5), "c": torch.tensor([0.1])}
-PLACES = {"a": ONE, "b": TWO, "c": ONE}
+SHARDS = {"a": ONE, "b": TWO, "c": ONE}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Three weights in two shards."""
     for shard in (ONE, TWO):
-        names = [name for name, place in PLACES.items() if place == shard]
+        names = [name for name, file in SHARDS.items() if file == shard]
         save_file({name: WEIGHTS[name] for name in names}, tmp_path / shard)
-    write_index(tmp_path, {"weight_map": PLACES})
+    write_index(tmp_path, {"weight_map": SHARDS})
     return tmp_path
 
 
@@ -67,7 +67,7 @@ def test_an_index_that_is_not_json_is_named(folder):
     assert refused(folder).startswith(f"{folder}/{INDEX}: is not JSON (Expecting property")
 
 
-def test_a_pipe_in_place_of_json_is_refused_by_name(tmp_path):
+def test_a_pipe_instead_of_json_is_refused_by_name(tmp_path):
     """Whoever reads it waits for ever."""
     os.mkfifo(tmp_path / "target_vocab.json")
     with pytest.raises(CheckpointError) as caught:
@@ -93,7 +93,7 @@ def test_an_index_without_a_map_is_named(folder, content):
     ["../x.safetensors", "/x.safetensors", "x/y.safetensors", "..", "", "\ud800.safetensors"],
 )
 def test_a_shard_outside_the_folder_is_refused(folder, name):
-    write_index(folder, {"weight_map": PLACES | {"b": name}})
+    write_index(folder, {"weight_map": SHARDS | {"b": name}})
     assert refused(folder) == (
         f"{folder}/{INDEX}: names no safetensors file of its folder "
         f"({name.encode('unicode_escape').decode()}); fetch the folder again"
@@ -113,16 +113,16 @@ def test_a_shard_that_is_cut_short_is_named(folder):
 
 
 @pytest.mark.parametrize(
-    ("places", "shard", "name"),
+    ("shards", "shard", "name"),
     [
-        (PLACES | {"d": TWO}, TWO, "d"),
+        (SHARDS | {"d": TWO}, TWO, "d"),
         ({"a": ONE, "b": TWO}, ONE, "c"),
-        (PLACES | {"c": TWO}, ONE, "c"),
+        (SHARDS | {"c": TWO}, ONE, "c"),
     ],
     ids=["in no shard", "not in the index", "elsewhere"],
 )
-def test_a_weight_that_is_not_where_the_index_says_is_named(folder, places, shard, name):
-    write_index(folder, {"weight_map": places})
+def test_a_weight_that_is_not_where_the_index_says_is_named(folder, shards, shard, name):
+    write_index(folder, {"weight_map": shards})
     assert refused(folder) == (
         f"{folder}/{shard}: differs in 1 of its weights from what {INDEX} says ({name}); "
         "fetch the folder again"

@@ -149,11 +149,11 @@ def test_translations_do_not_depend_on_their_company(small):
     for search in FORM.searches(15):
         alone = [engine.translate([request], search)[0][0] for request in requests[:8]]
         found = engine.translate([requests[i] for i in order], search, on_done=done.append)
-        for place, number in enumerate(order[:-1]):
+        for position, number in enumerate(order[:-1]):
             if number < len(requests) - 1:
                 one = alone[number % 8]
-                assert found[place][0].token_ids == one.token_ids
-                assert found[place][0].score == pytest.approx(one.score, abs=1e-4)
+                assert found[position][0].token_ids == one.token_ids
+                assert found[position][0].score == pytest.approx(one.score, abs=1e-4)
         assert found[order.index(len(requests) - 1)][0].token_ids == ()
     assert sum(done) == 2 * len(requests)
 
@@ -173,12 +173,12 @@ def test_scores_of_pairs_are_those_of_the_model(small):
 
 @pytest.mark.slow
 def test_one_wrong_number_fails_the_check(small):
-    twin = lively(SMALL)
+    changed = lively(SMALL)
     with torch.no_grad():
-        twin.model.decoder.layers[0].cross_attention.value.weight[0, 3] += 0.1
-    text = CheckText.of(LINES, twin.tokenizers, name="valid.en", max_length=30)
+        changed.model.decoder.layers[0].cross_attention.value.weight[0, 3] += 0.1
+    text = CheckText.of(LINES, changed.tokenizers, name="valid.en", max_length=30)
     with pytest.raises(ExportError, match=r"^valid.en:1: onnxruntime has another translation"):
-        check(twin, FORM, small.folder, text)
+        check(changed, FORM, small.folder, text)
 
 
 @pytest.mark.slow
@@ -235,8 +235,8 @@ def source():
 @torch.no_grad()
 def stepped(model, ids, mask, target):
     """Log probabilities (B, T, V) of a token at a time, through both graphs."""
-    twin = traceable(model)
-    reading, stepping = SourceGraph(twin), StepGraph(twin, ROLES)
+    traced = traceable(model)
+    reading, stepping = SourceGraph(traced), StepGraph(traced, ROLES)
     seen = reading(ids, mask)
     past = [
         (
@@ -246,8 +246,8 @@ def stepped(model, ids, mask, target):
         for kept in model.stacks()[-1].kv_shapes()
     ]
     found = []
-    for place in range(target.shape[1]):
-        log_probs, past = stepping(target[:, place, None], mask, seen, past)
+    for position in range(target.shape[1]):
+        log_probs, past = stepping(target[:, position, None], mask, seen, past)
         found.append(log_probs)
     return torch.stack(found, dim=1)
 
@@ -284,10 +284,10 @@ def test_what_no_translation_contains_has_no_probability():
 def test_formal_model_shares_its_weights_and_leaves_the_other_as_it_was():
     model = built(MEMBERS["modern"])
     attends = [one.attend for layer in model.decoder.layers for one in layer.attentions()]
-    twin = traceable(model)
-    assert twin.output.weight is model.output.weight
+    traced = traceable(model)
+    assert traced.output.weight is model.output.weight
     assert [one.attend for layer in model.decoder.layers for one in layer.attentions()] == attends
-    assert not {one.attend for layer in twin.decoder.layers for one in layer.attentions()} & set(
+    assert not {one.attend for layer in traced.decoder.layers for one in layer.attentions()} & set(
         attends
     )
 

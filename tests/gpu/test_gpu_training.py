@@ -148,17 +148,17 @@ def test_a_run_of_the_gpu_goes_on_on_the_cpu(toy, unbroken, tmp_path, monkeypatc
 
 @pytest.fixture(scope="module")
 def translators(tmp_path_factory: pytest.TempPathFactory) -> tuple[Translator, Translator]:
-    """A model that has learnt a little, on the GPU and on the CPU."""
-    folder = tmp_path_factory.mktemp("learnt")
+    """A model that has learned a little, on the GPU and on the CPU."""
+    folder = tmp_path_factory.mktemp("learned")
     config = CONFIG.replace("max_steps: 24", "max_steps: 150")
     config = config.replace("validate_every: 12", "validate_every: 150")
     run = trained(write_toy(folder / "data", config=config), folder / "run", device=CPU)
 
     def on(device: torch.device) -> Translator:
         # Each has a copy of its own, for a model is on one device at a time.
-        learnt = load_trained_model(run)
+        learned = load_trained_model(run)
         return Translator.from_model(
-            learnt.model, learnt.tokenizers, learnt.config, device, torch.float32
+            learned.model, learned.tokenizers, learned.config, device, torch.float32
         )
 
     return on(DEVICE), on(CPU)

@@ -154,12 +154,12 @@ def test_a_model_says_the_same_with_large_matrices_packed(monkeypatch):
     model = wide_model()
     ids = torch.randint(6, 900, (4, 9), generator=torch.Generator().manual_seed(2))
     inputs = ids, torch.ones_like(ids, dtype=torch.bool), ids, torch.arange(ids.numel())
-    twin = prepare_for_inference(model, torch.device("cpu"))
-    layer = twin.decoder.layers[0]
-    for large in (twin.output, layer.feedforward.up, layer.feedforward.down):
+    prepared = prepare_for_inference(model, torch.device("cpu"))
+    layer = prepared.decoder.layers[0]
+    for large in (prepared.output, layer.feedforward.up, layer.feedforward.down):
         assert isinstance(large.many, PackedLinear)
     assert isinstance(layer.cross_attention.query.many, nn.Linear)
-    torch.testing.assert_close(twin(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(prepared(*inputs), model(*inputs), rtol=1e-4, atol=1e-5)
 
 
 def random_rows(seed: int, *shape: int) -> torch.Tensor:
@@ -217,11 +217,11 @@ def test_a_model_has_its_large_matrices_in_eight_bits_and_says_nearly_the_same()
     ids = torch.randint(6, 1500, (4, 9), generator=torch.Generator().manual_seed(2))
     inputs = ids, torch.ones_like(ids, dtype=torch.bool), ids, torch.arange(ids.numel())
     exact = model(*inputs)
-    twin = prepare_for_inference(model, torch.device("cpu"), torch.int8)
-    assert twin.output.weight.dtype == torch.int8
-    assert twin.decoder.layers[0].feedforward.up.weight.dtype == torch.int8
-    assert twin.decoder.layers[0].cross_attention.query.weight.dtype == torch.float32
-    missed = (twin(*inputs) - exact).norm() / exact.norm()
+    prepared = prepare_for_inference(model, torch.device("cpu"), torch.int8)
+    assert prepared.output.weight.dtype == torch.int8
+    assert prepared.decoder.layers[0].feedforward.up.weight.dtype == torch.int8
+    assert prepared.decoder.layers[0].cross_attention.query.weight.dtype == torch.float32
+    missed = (prepared(*inputs) - exact).norm() / exact.norm()
     assert 0 < missed < 0.03
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])

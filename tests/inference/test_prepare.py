@@ -39,20 +39,20 @@ def test_weights_are_rounded_once_as_autocast_rounds_them_in_each_call(precision
     # Weights that lie otherwise are summed in another order.
     torch.testing.assert_close(rounded, expected, rtol=0.02, atol=0.02)
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-    twin = prepare_for_inference(model, torch.device("cpu"), precision)
+    prepared = prepare_for_inference(model, torch.device("cpu"), precision)
     with autocast(CPU, precision):
-        assert twin.output(torch.zeros(2, config.dim)).dtype == precision
-    assert twin.stacks()[0].embeddings.tokens.weight.dtype == torch.float32
+        assert prepared.output(torch.zeros(2, config.dim)).dtype == precision
+    assert prepared.stacks()[0].embeddings.tokens.weight.dtype == torch.float32
 
 
 @pytest.mark.parametrize("tie", ["none", "all"])
 def test_weights_that_are_not_fused_are_shared(tie):
     model = small_model(tie_embeddings=tie).train()
-    twin = prepare_for_inference(model, torch.device("cpu"))
-    assert twin.encoder.embeddings.tokens.weight is model.encoder.embeddings.tokens.weight
-    ours, theirs = twin.decoder.layers[0], model.decoder.layers[0]
+    prepared = prepare_for_inference(model, torch.device("cpu"))
+    assert prepared.encoder.embeddings.tokens.weight is model.encoder.embeddings.tokens.weight
+    ours, theirs = prepared.decoder.layers[0], model.decoder.layers[0]
     assert ours.feedforward.down.weight is theirs.feedforward.down.weight
-    assert not any(module.training for module in twin.modules())
+    assert not any(module.training for module in prepared.modules())
     assert all(module.training for module in model.modules())
     assert set(dict(model.named_parameters())) == set(
         dict(small_model(tie_embeddings=tie).named_parameters())
@@ -61,12 +61,12 @@ def test_weights_that_are_not_fused_are_shared(tie):
 
 def test_weights_of_wide_outputs_lie_in_long_rows():
     model = small_model()
-    twin = prepare_for_inference(model, torch.device("cpu"))
-    layer = twin.decoder.layers[0]
-    for wide in (twin.output, layer.self_attention.projection, layer.self_attention.output):
+    prepared = prepare_for_inference(model, torch.device("cpu"))
+    layer = prepared.decoder.layers[0]
+    for wide in (prepared.output, layer.self_attention.projection, layer.self_attention.output):
         assert wide.weight.t().is_contiguous()
     assert layer.feedforward.down.weight.is_contiguous()
-    assert torch.equal(twin.output.weight, model.output.weight)
+    assert torch.equal(prepared.output.weight, model.output.weight)
     assert model.output.weight.is_contiguous()
 
 

@@ -21,8 +21,8 @@ def test_slopes_equal_those_of_bloom_and_mpt(num_heads):
 
 @pytest.mark.parametrize("num_heads", [1, 3, 8, 12])
 def test_bias_before_the_query_equals_that_of_bloom_up_to_a_constant_for_each_query(num_heads):
-    places = torch.arange(LENGTH)
-    ours = Alibi(num_heads)(places, places)
+    indices = torch.arange(LENGTH)
+    ours = Alibi(num_heads)(indices, indices)
     theirs = build_alibi_tensor(torch.ones(1, LENGTH), num_heads, torch.float32)
     seen = causal_mask(LENGTH)
     difference = (ours - theirs).masked_fill(~seen, 0.0)

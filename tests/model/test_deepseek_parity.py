@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from model.twins import assert_same, called, loaded, randomized, renamed
+from model.parity import assert_same, called, loaded, randomized, renamed
 from torch import Tensor, nn
 from transformers import DeepseekV2Config
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import (
@@ -88,15 +88,15 @@ def test_latent_attention_equals_that_of_deepseek_with_gradients(rope):
     theirs = randomized(DeepseekV2Attention(config, 0)).double()
     ours, weights = latent_attention(positions), weights_of(theirs)
     states = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
-    places = torch.arange(T)
-    turn = RotaryEmbedding(DR, positions)(places)
+    indices = torch.arange(T)
+    turn = RotaryEmbedding(DR, positions)(indices)
     queries, kept = called(ours, weights, states, turn, method="project_qkv")
     said = called(ours, weights, queries, kept, AttentionMask(is_causal=True))
     hidden = torch.full((T, T), torch.finfo(torch.float32).min).triu(1)[None, None]
     expected, _ = theirs(
         states,
         attention_mask=hidden,
-        position_embeddings=DeepseekV2RotaryEmbedding(config)(states, places[None]),
+        position_embeddings=DeepseekV2RotaryEmbedding(config)(states, indices[None]),
     )
     assert_same(said, expected, [states, *theirs.parameters()], **NEAR)
     alone = loaded(latent_attention(positions), weights)

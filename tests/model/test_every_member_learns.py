@@ -113,15 +113,15 @@ def groups(task: str, start_id: int) -> Iterator[StepBatch]:
 # Weights drawn as small as GPT-2's want larger steps.
 RATES = {"one stack as GPT-2": 4e-3}
 RATE = 2e-3
-# Where the causal mask alone tells places apart, runs of one token get too long or too short.
+# Where the causal mask alone tells positions apart, runs of one token get too long or too short.
 BOUNDS = {"one stack, no positions": 95}
 BOUND = 98
 
 
 def trained(config: ModelConfig, task: str, learning_rate: float) -> Seq2Seq:
-    """Return a model that has learnt from sentences new in each step, to the end of its schedule.
+    """Return a model that has learned from sentences new in each step, to the end of its schedule.
 
-    Before that, at a high rate, Adam spoils now and then for some steps what was learnt.
+    Before that, at a high rate, Adam spoils now and then for some steps what was learned.
     """
     model = build_model(config, source_size=V, target_size=V, seed=1)
     training = TrainingConfig(

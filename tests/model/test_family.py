@@ -42,13 +42,13 @@ def all_logits(model: Seq2Seq, ids: Tensor, mask: Tensor, target: Tensor) -> Ten
 
 
 @given(translating, st.integers(0, T - 2))
-def test_future_target_tokens_never_change_the_past(config, place):
+def test_future_target_tokens_never_change_the_past(config, index):
     model, (ids, mask) = member(config), source()
     target = torch.randint(6, V, (B, T))
     changed = target.clone()
-    changed[:, place + 1 :] = torch.randint(6, V, (B, T - place - 1))
+    changed[:, index + 1 :] = torch.randint(6, V, (B, T - index - 1))
     before, after = all_logits(model, ids, mask, target), all_logits(model, ids, mask, changed)
-    torch.testing.assert_close(before[:, : place + 1], after[:, : place + 1])
+    torch.testing.assert_close(before[:, : index + 1], after[:, : index + 1])
 
 
 @given(translating)
@@ -62,7 +62,7 @@ def test_padding_content_changes_nothing(config):
 
 
 @given(translating)
-def test_a_cut_token_has_a_place_and_no_content(config):
+def test_a_cut_token_has_a_position_and_no_content(config):
     model, (ids, mask) = member(config), source()
     target = torch.randint(6, V, (B, T))
     kept = KeptTokens(mask & (torch.rand(B, S) < 0.6), torch.rand(B, T) < 0.6)
@@ -101,9 +101,9 @@ def test_cached_decoding_equals_uncached_step_by_step(config, is_fused):
     model = prepare_for_inference(model, torch.device("cpu")) if is_fused else model
     cache = model.init_cache(len(ids))
     cache.insert(torch.arange(len(ids)), model.prefill(ids, mask), mask)
-    for place in range(target.shape[1]):
-        step = model.decode_step(target[:, place, None], cache)
-        torch.testing.assert_close(step, whole[:, place, None])
+    for index in range(target.shape[1]):
+        step = model.decode_step(target[:, index, None], cache)
+        torch.testing.assert_close(step, whole[:, index, None])
 
 
 @given(translating, st.sampled_from([torch.bfloat16, torch.float16]))
@@ -117,30 +117,30 @@ def test_cached_decoding_in_fewer_digits_is_near_uncached(config, precision):
         whole = all_logits(model, ids, mask, target)
         cache = model.init_cache(len(ids))
         cache.insert(torch.arange(len(ids)), model.prefill(ids, mask), mask)
-        for place in range(T):
-            step = model.decode_step(target[:, place, None], cache)
-            error = (step - whole[:, place, None]).norm() / whole[:, place].norm()
+        for index in range(T):
+            step = model.decode_step(target[:, index, None], cache)
+            error = (step - whole[:, index, None]).norm() / whole[:, index].norm()
             assert float(error) < 0.05
 
 
 @given(translating)
-def test_rows_that_share_a_sentence_and_places_that_change_it_equal_uncached(config):
+def test_rows_that_share_a_sentence_and_positions_that_change_it_equal_uncached(config):
     model, (ids, mask) = member(config), source()
     rows = torch.randint(6, V, (B, 2, T))
     cache = model.init_cache(B, 2)
     cache.insert(torch.arange(B), model.prefill(ids, mask), mask)
-    for place in range(T - 3):
-        model.decode_step(rows[:, :, place], cache)
-    # Both rows of the first sentence go on from its second; the last place gets the first source.
+    for index in range(T - 3):
+        model.decode_step(rows[:, :, index], cache)
+    # Both rows of the first sentence go on from its second; the last slot gets the first source.
     origins = torch.tensor([[1, 1], [0, 1], [0, 1]])
     cache.reorder(origins)
     rows[0, 0, : T - 3] = rows[0, 1, : T - 3].clone()
     cache.insert(torch.tensor([2]), model.prefill(ids[:1], mask[:1]), mask[:1])
-    for place in range(T - 3, T):
-        step = model.decode_step(rows[:, :, place], cache)
+    for index in range(T - 3, T):
+        step = model.decode_step(rows[:, :, index], cache)
         for row in range(2):
-            old = all_logits(model, ids[:2], mask[:2], rows[:2, row, : place + 1])
-            new = all_logits(model, ids[:1], mask[:1], rows[2:, row, T - 3 : place + 1])
+            old = all_logits(model, ids[:2], mask[:2], rows[:2, row, : index + 1])
+            new = all_logits(model, ids[:1], mask[:1], rows[2:, row, T - 3 : index + 1])
             expected = torch.cat((old[:, -1], new[:, -1]))
             torch.testing.assert_close(step[:, row], expected)
 

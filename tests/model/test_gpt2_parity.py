@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from model.twins import assert_same, called, loaded, randomized, renamed, under
+from model.parity import assert_same, called, loaded, randomized, renamed, under
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 

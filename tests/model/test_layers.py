@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from model.twins import assert_same, called, randomized, renamed, under
+from model.parity import assert_same, called, randomized, renamed, under
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import (

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from model.twins import assert_same, called, loaded, randomized, renamed, under
+from model.parity import assert_same, called, loaded, randomized, renamed, under
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
@@ -67,10 +67,12 @@ def ours_of(num_kv_heads: int, positions: RotaryPositions, **changes) -> Decoder
     )
 
 
-def assert_turns_alike(width: int, ours: RotaryPositions, places: int = 90, **theirs) -> None:
+def assert_turns_alike(
+    width: int, ours: RotaryPositions, num_positions: int = 90, **theirs
+) -> None:
     reference = LlamaRotaryEmbedding(llama(head_dim=width, **theirs))
-    cosines, sines = reference(torch.ones(1), torch.arange(places)[None])
-    turn = RotaryEmbedding(width, ours)(torch.arange(places))
+    cosines, sines = reference(torch.ones(1), torch.arange(num_positions)[None])
+    turn = RotaryEmbedding(width, ours)(torch.arange(num_positions))
     torch.testing.assert_close(turn[0], cosines[0], rtol=0, atol=1e-4)
     torch.testing.assert_close(turn[1], sines[0], rtol=0, atol=1e-4)
 
@@ -92,11 +94,13 @@ def test_linear_scaling_equals_that_of_transformers(width, base, factor):
 def test_ntk_scaling_equals_dynamic_scaling_at_a_length_of_the_same_factor(
     width, base, theirs, original
 ):
-    places = 90
-    factor = theirs * places / original - (theirs - 1)
+    num_positions = 90
+    factor = theirs * num_positions / original - (theirs - 1)
     ours = RotaryPositions(base=base, scaling=NtkScaling(factor=factor))
     rope = {"rope_type": "dynamic", "rope_theta": base, "factor": theirs}
-    assert_turns_alike(width, ours, places, rope_parameters=rope, max_position_embeddings=original)
+    assert_turns_alike(
+        width, ours, num_positions, rope_parameters=rope, max_position_embeddings=original
+    )
 
 
 @given(widths, bases, factors, st.integers(7, 4096), st.sampled_from([(32.0, 1.0), (8.0, 0.5)]))
@@ -162,13 +166,13 @@ def test_layer_equals_that_of_llama_with_gradients(num_kv_heads, rope, bias):
     theirs = randomized(LlamaDecoderLayer(config, 0)).double()
     ours = EncoderLayer(ours_of(num_kv_heads, positions, bias=bias), DeepNorm.for_stack(1)).double()
     states = torch.randn(B, T, D, dtype=torch.float64, requires_grad=True)
-    places = torch.arange(T)
-    turn = RotaryEmbedding(D // H, positions)(places)
+    indices = torch.arange(T)
+    turn = RotaryEmbedding(D // H, positions)(indices)
     said = called(ours, weights_of(theirs), states, AttentionMask(is_causal=True), turn)
     expected = theirs(
         states,
         attention_mask=causal_bias(),
-        position_embeddings=LlamaRotaryEmbedding(config)(states, places[None]),
+        position_embeddings=LlamaRotaryEmbedding(config)(states, indices[None]),
     )
     assert_same(said, expected, [states, *theirs.parameters()], **NEAR)
 

@@ -1,7 +1,7 @@
 """The whole network against transformers' Marian model with the same weights."""
 
 import torch
-from model.twins import assert_same, called, randomized, renamed, under
+from model.parity import assert_same, called, randomized, renamed, under
 from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from model.twins import assert_same, called, loaded, randomized, renamed, under
+from model.parity import assert_same, called, loaded, randomized, renamed, under
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5Attention

@@ -19,7 +19,7 @@ TURNS = table(
     ["encoder", "decoder"],
     list(range(5)),
     WAVES,
-    [[math.cos(place * wave) for wave in WAVES] for place in range(5)],
+    [[math.cos(index * wave) for wave in WAVES] for index in range(5)],
 )
 BIAS = table("bias", ["decoder"], [1, 2], [-2, -1, 0], [[None, -1.0, 0.0], [None, -0.5, 0.0]])
 WINDOW = table("bias", ["encoder"], [], [-2, -1, 0, 1, 2], [[None, 0.0, 0.0, 0.0, None]])

@@ -60,10 +60,10 @@ class Reader(HTMLParser):
             self.texts[-1] += data
 
     def content(self) -> dict:
-        place = next(
+        index = next(
             n for n, (_, found) in enumerate(self.elements) if found.get("id") == "content"
         )
-        return json.loads(self.texts[place])
+        return json.loads(self.texts[index])
 
 
 PLAIN = Reader(page(sentence(maps(["a"], ["b"]))))

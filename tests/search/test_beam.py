@@ -68,7 +68,7 @@ def rounded(number):
 
 
 def by_the_rules(table, config, nbest):
-    """CTranslate2's beam search of one sentence, with lists in place of tensors."""
+    """CTranslate2's beam search of one sentence, with lists instead of tensors."""
     live, stored, top_ended = [((START,), 0.0)], [], False
     for length in range(1, config.max_length + 1):
         is_last = length == config.max_length

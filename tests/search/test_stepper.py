@@ -160,8 +160,10 @@ def test_every_search_sees_the_mean_of_the_probabilities(kind, seed, num_slots):
 @given(st.sampled_from(sorted(SEARCHES_OF_TABLES)), st.integers(0, 1000))
 def test_a_table_with_itself_is_the_table(kind, seed):
     table = ascending_tables(seed, sentences=3, vocab_size=V)
-    twins = ensemble_of([table, table])
-    for one, two in zip(search(twins, kind, 3), search(TableStepper(table), kind, 3), strict=True):
+    members = ensemble_of([table, table])
+    for one, two in zip(
+        search(members, kind, 3), search(TableStepper(table), kind, 3), strict=True
+    ):
         assert [h.token_ids for h in one] == [h.token_ids for h in two]
         assert [h.log_prob for h in one] == pytest.approx([h.log_prob for h in two], rel=1e-5)
 

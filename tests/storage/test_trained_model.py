@@ -64,7 +64,7 @@ def trained(letters: str = "abc", positions: PositionsConfig | None = None) -> T
 
 @pytest.fixture
 def load(monkeypatch):
-    """Return a function that loads an ensemble of models in the place of runs."""
+    """Return a function that loads an ensemble of models instead of runs."""
 
     def function(*models: TrainedModel) -> list[TrainedModel]:
         runs = {Path(f"runs/{name}"): model for name, model in zip("abc", models, strict=False)}
@@ -156,7 +156,7 @@ def test_other_keys_may_change(run):
     assert load_trained_network(run).tokenizers.fingerprint == before.tokenizers.fingerprint
 
 
-def test_a_section_that_takes_the_place_of_null_is_a_change(run, tmp_path):
+def test_a_section_that_replaces_null_is_a_change(run, tmp_path):
     config = load_config(run.config_file)
     plain, scaled = (
         replace(config, model=replace(config.model, positions=RotaryPositions(scaling=scaling)))

@@ -222,9 +222,9 @@ def test_pieces_count_on_and_without_separator_each_token_counts():
 
 @given(st.lists(st.text("ab \t\u00a0é", min_size=1, max_size=4), max_size=8))
 def test_a_piece_begins_in_the_word_of_its_first_letter(pieces):
-    for place, (piece, number) in enumerate(zip(pieces, first_word_indices(pieces), strict=True)):
+    for index, (piece, number) in enumerate(zip(pieces, first_word_indices(pieces), strict=True)):
         if letters := piece.encode().split():
-            before = "".join(pieces[:place]).encode() + piece.encode().partition(letters[0])[0]
+            before = "".join(pieces[:index]).encode() + piece.encode().partition(letters[0])[0]
             assert number == len((before + b"x").split()) - 1
 
 
@@ -300,12 +300,12 @@ def test_a_language_without_whitespace_has_terms_anywhere():
 def test_terms_are_found_as_one_by_one_from_the_longest(terms, line):
     found, rest = {}, line
     for term in sorted(terms, key=len, reverse=True):
-        while (place := rest.find(term)) >= 0:
-            rest = rest[:place] + "." * len(term) + rest[place + len(term) :]
-            found[place] = terms[term]
-    # Equally long terms that overlap compete by place, which finding them in turn ignores.
+        while (index := rest.find(term)) >= 0:
+            rest = rest[:index] + "." * len(term) + rest[index + len(term) :]
+            found[index] = terms[term]
+    # Equally long terms that overlap compete by position, which finding them in turn ignores.
     if len({len(term) for term in terms}) == len(terms):
-        expected = list(dict.fromkeys(found[place] for place in sorted(found)))
+        expected = list(dict.fromkeys(found[index] for index in sorted(found)))
         rows = [f"{term}\t{target}" for term, target in terms.items()]
         assert terminology(*rows, language="zh").target_terms(line) == expected
 

@@ -56,7 +56,7 @@ def test_a_source_ends_with_eos_unless_it_is_empty() -> None:
 def test_vocabulary_gives_words_the_ids_behind_the_special_ones(words: list[str]) -> None:
     vocabulary = Vocabulary.of(words)
     assert [vocabulary.id_of(word) for word in words] == [
-        NUM_SPECIAL + place for place in range(len(words))
+        NUM_SPECIAL + index for index in range(len(words))
     ]
     assert len(vocabulary) == NUM_SPECIAL + len(words)
     assert vocabulary.id_of("a word that is not there, surely") == UNK_ID

@@ -25,17 +25,17 @@ def on_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], object]) 
 
 
 def poison(patch: pytest.MonkeyPatch, is_bad: Callable[[DataPosition], bool]) -> None:
-    """Let the loss be a division by zero where a place in the data is bad."""
+    """Let the loss be a division by zero where a position in the data is bad."""
 
     def poisoned(*text: Any, data_position: DataPosition, **options: Any):
-        place = data_position
+        position = data_position
         for batches, following in training_micro_batches(
             *text, data_position=data_position, **options
         ):
-            if is_bad(place):
+            if is_bad(position):
                 yield [replace(batch, num_target_tokens=0) for batch in batches], following
             else:
                 yield batches, following
-            place = following
+            position = following
 
     patch.setattr(setup, "training_micro_batches", poisoned)

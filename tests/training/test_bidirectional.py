@@ -165,22 +165,22 @@ def test_whatever_fails_the_border_is_at_its_step_and_no_batch_comes_twice(data,
     progress, trained = TrainingProgress(), []
     while progress.step < BOTH + 6:
         batch = next(batches_from(data, progress))
-        place = batch.position
+        at = batch.position
         store_size = len(data.store)
         is_bidirectional = progress.step < BOTH
         plans = (data.bidirectional if is_bidirectional else data.unidirectional).plans
-        assert batch.micro_batches[0].indices.tolist() == plans[place.epoch][place.batch].tolist()
+        assert batch.micro_batches[0].indices.tolist() == plans[at.epoch][at.batch].tolist()
         assert is_bidirectional or int(batch.micro_batches[0].indices.max()) < store_size
-        if (place.epoch, place.batch) in failing:
-            progress = skip_batch(progress, place, batch.next_position)
+        if (at.epoch, at.batch) in failing:
+            progress = skip_batch(progress, at, batch.next_position)
         else:
-            trained.append((place, is_bidirectional))
+            trained.append((at, is_bidirectional))
             progress = advanced(progress, batch)
-    places = [(place.epoch, place.batch) for place, _ in trained]
-    assert places == sorted(set(places))
-    assert not failing & set(places)
+    positions = [(at.epoch, at.batch) for at, _ in trained]
+    assert positions == sorted(set(positions))
+    assert not failing & set(positions)
     # No epoch is of both phases.
-    epochs = [{place.epoch for place, is_first in trained if is_first is x} for x in (True, False)]
+    epochs = [{at.epoch for at, is_first in trained if is_first is x} for x in (True, False)]
     assert not epochs[0] & epochs[1]
 
 
@@ -229,26 +229,26 @@ def test_a_run_that_is_interrupted_ends_as_an_unbroken_one(
 
 
 @pytest.fixture(scope="module")
-def places(data) -> list[tuple[int, int]]:
+def positions(data) -> list[tuple[int, int]]:
     """The data position of each step and the one after it."""
     batches = islice(batches_from(data, TrainingProgress()), BOTH + 8)
     return [(batch.position.epoch, batch.position.batch) for batch in batches]
 
 
 @pytest.fixture(params=["before", "behind", "across"])
-def failing(request, places) -> set[tuple[int, int]]:
+def failing(request, positions) -> set[tuple[int, int]]:
     """Three batches in a row that fail, about the border."""
     if request.param == "across":
         # The last batch in both directions, and what comes instead of it: an epoch of its own each.
-        epoch = places[BOTH - 1][0]
-        return {places[BOTH - 1], (epoch + 1, 0), (epoch + 2, 0)}
+        epoch = positions[BOTH - 1][0]
+        return {positions[BOTH - 1], (epoch + 1, 0), (epoch + 2, 0)}
     first = {"before": BOTH - 4, "behind": BOTH}[request.param]
-    return set(places[first : first + 3])
+    return set(positions[first : first + 3])
 
 
 @pytest.mark.parametrize("step", [BOTH - 2, BOTH])
 def test_a_rollback_does_not_depend_on_interruptions(toy, tmp_path, monkeypatch, failing, step):
-    poison(monkeypatch, lambda place: (place.epoch, place.batch) in failing)
+    poison(monkeypatch, lambda at: (at.epoch, at.batch) in failing)
     unbroken = trained(toy, tmp_path / "unbroken")
     (rollback,) = kinds(unbroken, "rollback")
     assert rollback["step"] == 6 < BOTH

@@ -155,9 +155,9 @@ def test_validation_is_the_likelihood_of_tokens_behind_masks_that_stay(masked):
     config, tokenizers, model = network.config, network.tokenizers, network.model
     masking = Masking(mask_prob=0.15, vocabulary_size=tokenizers.source.size, seed=config.seed)
     nll, num_right, num_asked = 0.0, 0, 0
-    for place, line in enumerate(config.data.valid.text.read_text().splitlines()):
+    for position, line in enumerate(config.data.valid.text.read_text().splitlines()):
         ids = tokenizers.source.encode(line)
-        batch = masking.apply(collate([Example(place, ids, ids)]), epoch=0)
+        batch = masking.apply(collate([Example(position, ids, ids)]), epoch=0)
         with torch.no_grad():
             logits = model.output(model.encoder(batch.source, batch.source_mask).states)
         for column in batch.target_mask[0].nonzero().flatten().tolist():

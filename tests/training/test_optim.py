@@ -88,21 +88,21 @@ def test_muon_moves_the_matrices_of_layers_and_adamw_the_rest(tie):
     network, other = model(tie), model(tie)
     muon = build_optimizer(MuonConfig(weight_decay=0.25), network)
     adamw = build_optimizer(AdamWConfig(weight_decay=0.25), other)
-    for (name, weight), twin in zip(network.named_parameters(), other.parameters(), strict=True):
+    for (name, weight), copy in zip(network.named_parameters(), other.parameters(), strict=True):
         weight.grad = torch.randn_like(weight)
-        twin.grad = weight.grad.clone()
+        copy.grad = weight.grad.clone()
         has_momentum = ".layers." in name and weight.dim() == 2
         groups = [g for g in muon.param_groups if any(p is weight for p in g["params"])]
         assert [("momentum" in group) for group in groups] == [has_momentum], name
     for _ in range(2):
-        gradients = [twin.grad for twin in other.parameters()]
+        gradients = [copy.grad for copy in other.parameters()]
         for weight, gradient in zip(network.parameters(), gradients, strict=True):
             weight.grad = gradient.clone()
         muon.step()
         adamw.step()
-    for (name, weight), twin in zip(network.named_parameters(), other.parameters(), strict=True):
+    for (name, weight), copy in zip(network.named_parameters(), other.parameters(), strict=True):
         is_turned = ".layers." in name and weight.dim() == 2
-        assert torch.equal(weight, twin) != is_turned, name
+        assert torch.equal(weight, copy) != is_turned, name
 
 
 SHAPES = [(6, 6), (4, 9), (9, 4)]
@@ -152,20 +152,20 @@ def test_steps_are_those_of_the_formulas_by_singular_values(shape):
 def test_steps_are_those_of_torchs_own(shape):
     torch.manual_seed(1)
     weights = [torch.nn.Parameter(torch.randn(shape)) for _ in range(2)]
-    twins = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
+    copies = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
     settings = {"lr": 0.05, "weight_decay": 0.1}
     ours = Muon([{"params": weights, "momentum": 0.9, "weight_decay": 0.1}], lr=0.05, fused=True)
-    theirs = torch.optim.Muon(twins, momentum=0.9, adjust_lr_fn="match_rms_adamw", **settings)
+    theirs = torch.optim.Muon(copies, momentum=0.9, adjust_lr_fn="match_rms_adamw", **settings)
     for _ in range(3):
-        for weight, twin in zip(weights, twins, strict=True):
+        for weight, copy in zip(weights, copies, strict=True):
             weight.grad = torch.randn(shape)
-            twin.grad = weight.grad.clone()
+            copy.grad = weight.grad.clone()
         ours.step()
         theirs.step()
         assert all(weight.grad is None for weight in weights)
-    for weight, twin in zip(weights, twins, strict=True):
+    for weight, copy in zip(weights, copies, strict=True):
         # Theirs computes in bfloat16.
-        torch.testing.assert_close(weight, twin, rtol=0.02, atol=0.005)
+        torch.testing.assert_close(weight, copy, rtol=0.02, atol=0.005)
 
 
 def test_an_update_is_as_large_as_one_of_adam():

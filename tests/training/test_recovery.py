@@ -55,7 +55,7 @@ def test_three_batches_in_a_row_roll_back():
     assert verdict(after(stepped, 5, 6)) == "go on"
 
 
-def test_a_rollback_keeps_what_was_learnt_about_batches_and_halves_the_rate():
+def test_a_rollback_keeps_what_was_learned_about_batches_and_halves_the_rate():
     saved = replace(BEGINNING, step=6, data_position=(0, 6), best_score=3.0)
     state = rolled_back(after(replace(saved, step=8, data_position=(0, 8)), 8, 9, 10), saved)
     assert state == replace(
@@ -78,24 +78,24 @@ def test_the_fourth_time_gives_up():
 @given(st.lists(st.booleans(), max_size=60))
 def test_every_course_ends_and_keeps_its_books(outcomes):
     """Whatever fails, no batch is left out twice, and the rate is halved once a rollback."""
-    state, saved, place = BEGINNING, BEGINNING, 0
+    state, saved, index = BEGINNING, BEGINNING, 0
     for fails in outcomes:
-        if (0, place) in state.skipped_batches:
-            place += 1
+        if (0, index) in state.skipped_batches:
+            index += 1
             continue
         if not fails:
             state = replace(
-                state, step=state.step + 1, num_consecutive_skips=0, data_position=(0, place + 1)
+                state, step=state.step + 1, num_consecutive_skips=0, data_position=(0, index + 1)
             )
-            place += 1
+            index += 1
             continue
-        state = skip_batch(state, DataPosition(0, place), DataPosition(0, place + 1))
-        place += 1
+        state = skip_batch(state, DataPosition(0, index), DataPosition(0, index + 1))
+        index += 1
         if verdict(state) == "give up":
             break
         if verdict(state) == "roll back":
             state = rolled_back(state, saved)
-            place = state.data_position[1]
+            index = state.data_position[1]
     assert len(set(state.skipped_batches)) == len(state.skipped_batches)
     assert state.learning_rate_factor == 0.5**state.num_rollbacks
     assert state.num_rollbacks <= 3
@@ -197,7 +197,7 @@ def test_halves_are_the_batches_of_their_rows():
 
 def test_halves_of_a_masked_batch_are_the_masked_batches_of_their_rows():
     texts = [[20 + length] * length for length in (9, 4, 2)]
-    rows = [Example(place, text, text) for place, text in enumerate(texts)]
+    rows = [Example(index, text, text) for index, text in enumerate(texts)]
     masking = Masking(mask_prob=0.15, vocabulary_size=50, seed=1)
     halves = in_halves([masking.apply(collate(rows), epoch=0)], where="step 3")
     for half, part in zip(halves, (rows[:2], rows[2:]), strict=True):

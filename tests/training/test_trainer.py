@@ -260,7 +260,7 @@ def test_a_run_that_counted_none_counts_none_when_it_goes_on(again):
     assert load_progress(again.checkpoint(24)).max_source_sentences is None
 
 
-def test_a_place_beyond_the_end_of_an_epoch_is_refused(again):
+def test_a_position_beyond_the_end_of_an_epoch_is_refused(again):
     """There, the rest of the epoch would be left out without a word."""
     last = again.pointed("last")
     state = load_progress(last)
@@ -559,8 +559,8 @@ def test_every_optimizer_goes_on_to_the_bit(toy, tmp_path, monkeypatch, kind):
 # ------------------------------------------------ gradients that are not finite
 
 
-def in_second_epoch(*places: int) -> Callable[[DataPosition], bool]:
-    return lambda place: place.epoch == 1 and place.batch in places
+def in_second_epoch(*indices: int) -> Callable[[DataPosition], bool]:
+    return lambda position: position.epoch == 1 and position.batch in indices
 
 
 def kinds(run: RunDirectory, kind: str) -> list[dict[str, object]]:
@@ -609,10 +609,10 @@ def test_a_rollback_brings_back_no_score_of_another_validation(toy, tmp_path, mo
             trained(toy, tmp_path / "run")
     bad: list[DataPosition] = []
 
-    def is_bad(place: DataPosition) -> bool:
-        if len(bad) < 3 and place not in bad:
-            bad.append(place)
-        return place in bad
+    def is_bad(position: DataPosition) -> bool:
+        if len(bad) < 3 and position not in bad:
+            bad.append(position)
+        return position in bad
 
     poison(monkeypatch, is_bad)
     run = trained(toy, tmp_path / "run", "training.selection_metric=loss")
@@ -686,7 +686,7 @@ def test_before_the_first_checkpoint_the_training_goes_back_to_its_beginning(
     toy, tmp_path, monkeypatch
 ):
     settings = ("training.ema_decay=0.9", "training.schedule={kind: constant, warmup_steps: 1}")
-    poison(monkeypatch, lambda place: place.epoch == 0 and place.batch in (2, 3, 4))
+    poison(monkeypatch, lambda position: position.epoch == 0 and position.batch in (2, 3, 4))
     run = trained(toy, tmp_path / "run", *settings)
     (rollback,) = kinds(run, "rollback")
     assert rollback["step"] == 0
@@ -694,11 +694,11 @@ def test_before_the_first_checkpoint_the_training_goes_back_to_its_beginning(
     monkeypatch.undo()
 
     def without(*text: Any, **options: Any):
-        place = DataPosition()
+        position = DataPosition()
         for batches, following in training_micro_batches(*text, **options):
-            if not (place.epoch == 0 and place.batch in (2, 3, 4)):
+            if not (position.epoch == 0 and position.batch in (2, 3, 4)):
                 yield batches, following
-            place = following
+            position = following
 
     monkeypatch.setattr(setup, "training_micro_batches", without)
     half = "training.optimizer.learning_rate=2.5e-3"
@@ -713,7 +713,7 @@ def test_what_is_saved_behind_a_way_back_to_the_beginning_is_gone_on_from(
     toy, tmp_path, monkeypatch
 ):
     once = ("training.save_every=12",)
-    poison(monkeypatch, lambda place: place.epoch == 0 and place.batch in (4, 5, 6))
+    poison(monkeypatch, lambda position: position.epoch == 0 and position.batch in (4, 5, 6))
     unbroken = trained(toy, tmp_path / "unbroken", *once)
 
     def interrupted(factor: float, step: int) -> None:
@@ -745,7 +745,7 @@ def test_a_checkpoint_that_no_step_leads_on_from_is_not_gone_back_to(
 ):
     ends = load_progress(finished.checkpoint(12))
     bad = [DataPosition(ends.data_position[0], ends.data_position[1] + i) for i in range(3)]
-    poison(monkeypatch, lambda place: place in bad)
+    poison(monkeypatch, lambda position: position in bad)
     run = trained(toy, tmp_path / "run")
     assert [line["step"] for line in kinds(run, "rollback")] == [6]
 

@@ -42,20 +42,20 @@ def encoded(
     return own.encode(line, number=1, where=where, banned=ids, terminology=terminology)
 
 
-def learnt(lines: Sequence[str]) -> Tokenizers:
+def learned(lines: Sequence[str]) -> Tokenizers:
     pairs = [(line, line) for line in lines] * 9
     return build_tokenizers(SubwordConfig(vocab_size=300), lambda: pairs, seed=1)
 
 
 @pytest.fixture(scope="module")
 def japanese() -> Tokenizers:
-    return learnt(JAPANESE)
+    return learned(JAPANESE)
 
 
 @pytest.fixture(scope="module")
 def marian() -> Tokenizers:
     """The pieces of a model of ours, with a language code."""
-    model = learnt(["an old dog sleeps.", "a cat sat, and so on."]).source.content
+    model = learned(["an old dog sleeps.", "a cat sat, and so on."]).source.content
     processor = sentencepiece_processor(model, "x", "")
     pieces = [processor.id_to_piece(i) for i in range(16, processor.get_piece_size())]
     content = marian_file(model, [*pieces, CODE])
@@ -101,7 +101,7 @@ def test_what_is_no_language_code_of_the_model_stands_in_the_first_piece_alone(m
 
 @pytest.mark.parametrize("gap", [" ", "    "])
 def test_a_line_that_is_cut_short_has_the_terms_of_what_is_left(gap):
-    tokenizers = learnt(["an old dog sleeps.", "a cat sat, and so on."])
+    tokenizers = learned(["an old dog sleeps.", "a cat sat, and so on."])
     line = gap + gap.join(["an", "old", "dog", "sat.", "a", "cat", "and", "a", "dog", "sleeps."])
     most = len(tokenizers.source.encode("an old dog sat. a cat"))
     (request,) = encoded(

@@ -316,7 +316,7 @@ def test_a_character_with_more_tokens_than_the_limit_is_cut(tokenizers):
 
 
 def learnt_positions(tokenizers: Tokenizers) -> tuple[Seq2Seq, Config]:
-    """A random model with learnt positions for nine tokens and `</s>`, and its config."""
+    """A random model with learned positions for nine tokens and `</s>`, and its config."""
     model = EncoderDecoderConfig(
         dim=12, num_heads=3, feedforward_dim=16, positions=LearnedPositions(max_length=10)
     )
@@ -325,7 +325,7 @@ def learnt_positions(tokenizers: Tokenizers) -> tuple[Seq2Seq, Config]:
     return build_model(model, source_size=size, target_size=size, seed=4), config
 
 
-def test_a_line_beyond_learnt_positions_is_translated_as_its_pieces(tokenizers):
+def test_a_line_beyond_learned_positions_is_translated_as_its_pieces(tokenizers):
     model, config = learnt_positions(tokenizers)
     translator = Translator.from_model(model, tokenizers, config, CPU)
     line, pieces = "abcdefg abc. def, ga", ["abcdefg", "abc.", "def, ga"]
@@ -334,7 +334,7 @@ def test_a_line_beyond_learnt_positions_is_translated_as_its_pieces(tokenizers):
     assert translator.translate([line]) == ["".join(alone)]
 
 
-def test_no_limit_goes_beyond_learnt_positions(tokenizers):
+def test_no_limit_goes_beyond_learned_positions(tokenizers):
     model, config = learnt_positions(tokenizers)
     shorter = Translator.from_model(model, tokenizers, config, CPU, max_source_length=3)
     assert shorter.preprocessor.max_source_length == 3
@@ -347,7 +347,7 @@ def test_no_limit_goes_beyond_learnt_positions(tokenizers):
 
 
 @pytest.mark.parametrize("kind", [BeamConfig, GreedyConfig, SampleConfig])
-def test_no_search_goes_beyond_learnt_positions(tokenizers, kind):
+def test_no_search_goes_beyond_learned_positions(tokenizers, kind):
     model, config = learnt_positions(tokenizers)
     translator = Translator.from_model(model, tokenizers, config, CPU)
     assert len(translator.translate(["ab", "c"], decoding=kind(max_length=10))) == 2
@@ -358,7 +358,7 @@ def test_no_search_goes_beyond_learnt_positions(tokenizers, kind):
     )
 
 
-def test_a_prefix_may_use_all_learnt_positions_and_no_more(tokenizers):
+def test_a_prefix_may_use_all_learned_positions_and_no_more(tokenizers):
     model, config = learnt_positions(tokenizers)
     translator = Translator.from_model(model, tokenizers, config, CPU)
     lines, prefix = 25 * ["ab"], "abcdefgab"

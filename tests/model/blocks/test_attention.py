@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from model.twins import assert_same, called, randomized, renamed
+from model.parity import assert_same, called, randomized, renamed
 from torch import nn
 
 from tformer_cli.model.blocks import attention

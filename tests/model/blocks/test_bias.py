@@ -67,7 +67,7 @@ def test_attention_knows_distances_only(name, shift, seed):
 
 
 @pytest.mark.parametrize("name", biases())
-def test_rows_may_have_places_of_their_own(name):
+def test_rows_may_have_positions_of_their_own(name):
     bias = biases()[name]
     queries = torch.tensor([[0, 3, 7], [2, 2, 40]])
     keys = torch.tensor([[0, 1, 2, 3], [30, 2, 0, 5]])
@@ -87,9 +87,9 @@ def test_a_window_hides_exactly_what_is_beyond(width, num_queries, num_keys, fir
 
 def test_what_a_window_hides_has_no_weight_at_all():
     heads = 30 * torch.randn(1, H, L, DH), 30 * torch.randn(1, H, L, DH)
-    places = torch.arange(L)
-    weights = attention_weights(*heads, AttentionMask(bias=SlidingWindow(3)(places, places)))
-    is_far = (places[:, None] - places).abs() >= 3
+    indices = torch.arange(L)
+    weights = attention_weights(*heads, AttentionMask(bias=SlidingWindow(3)(indices, indices)))
+    is_far = (indices[:, None] - indices).abs() >= 3
     assert (weights[:, :, is_far] == 0).all()
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, H, L))
 

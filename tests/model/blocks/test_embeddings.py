@@ -98,7 +98,7 @@ def test_all_but_learned_positions_go_on_for_ever(chosen, kind):
     whole = model.output(model.target_hidden_states(source, real, target))
     cache = model.init_cache(1)
     cache.insert(torch.arange(1), model.prefill(source, real), real)
-    steps = [model.decode_step(target[:, place, None], cache) for place in range(150)]
+    steps = [model.decode_step(target[:, index, None], cache) for index in range(150)]
     torch.testing.assert_close(torch.cat(steps, dim=1), whole)
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from model.twins import assert_same
+from model.parity import assert_same
 from torch import Tensor
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from model.twins import assert_same, randomized
+from model.parity import assert_same, randomized
 from torch import nn
 
 from tformer_cli.config.schema.model import DecoderOnlyConfig, EncoderDecoderConfig

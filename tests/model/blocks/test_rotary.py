@@ -1,4 +1,4 @@
-"""Turns by their places: only distances matter, and scalings keep what they promise."""
+"""Turns by their positions: only distances matter, and scalings keep what they promise."""
 
 import math
 
@@ -40,11 +40,11 @@ def encoding(scaling: ScalingConfig | None) -> RotaryEmbedding:
 
 
 def test_a_pair_of_components_is_a_complex_number_times_a_unit_one():
-    states, places = heads(), torch.tensor([0, 1, 5, 2, 40, 3, 3])
-    found = apply_rotary_emb(states, encoding(None)(places))
+    states, indices = heads(), torch.tensor([0, 1, 5, 2, 40, 3, 3])
+    found = apply_rotary_emb(states, encoding(None)(indices))
     first, second = states.chunk(2, dim=-1)
     rates = torch.tensor([100.0 ** (-2 * pair / DH) for pair in range(DH // 2)])
-    angles = (places[:, None] * rates).double()
+    angles = (indices[:, None] * rates).double()
     expected = torch.complex(first, second) * torch.polar(torch.ones_like(angles), angles)
     torch.testing.assert_close(
         found, torch.cat((expected.real, expected.imag), dim=-1), rtol=1e-6, atol=1e-5
@@ -53,21 +53,21 @@ def test_a_pair_of_components_is_a_complex_number_times_a_unit_one():
 
 @given(scalings, st.integers(0, 500))
 def test_logits_know_distances_only(scaling, shift):
-    rotary, queries, keys, places = encoding(scaling), heads(), heads(), torch.arange(T)
+    rotary, queries, keys, indices = encoding(scaling), heads(), heads(), torch.arange(T)
     here, there = (
         apply_rotary_emb(queries, rotary(where)) @ apply_rotary_emb(keys, rotary(where)).mT
-        for where in (places, places + shift)
+        for where in (indices, indices + shift)
     )
     torch.testing.assert_close(here, there)
 
 
 @given(scalings)
-def test_rows_may_have_places_of_their_own(scaling):
+def test_rows_may_have_positions_of_their_own(scaling):
     rotary, states = encoding(scaling), heads()
-    places = torch.tensor([range(T), range(4, 4 + T)])
-    together = apply_rotary_emb(states, rotary(places))
+    indices = torch.tensor([range(T), range(4, 4 + T)])
+    together = apply_rotary_emb(states, rotary(indices))
     for row in range(N):
-        alone = apply_rotary_emb(states[row, None], rotary(places[row]))
+        alone = apply_rotary_emb(states[row, None], rotary(indices[row]))
         torch.testing.assert_close(together[row, None], alone)
 
 

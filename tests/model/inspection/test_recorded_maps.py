@@ -168,8 +168,8 @@ def test_rows_sum_to_one_and_padding_and_future_have_no_weight(config):
 @given(encoder_decoders.filter(lambda config: config.sliding_window is not None))
 def test_a_window_hides_all_that_is_farther_away(config):
     network = member(config)
-    places = torch.arange(T)
-    far = (places[:, None] - places).abs() >= config.sliding_window
+    indices = torch.arange(T)
+    far = (indices[:, None] - indices).abs() >= config.sliding_window
     _, decoder = attention_maps(network, *inputs(network))
     for layer in decoder:
         assert not layer.self_attention[far.expand_as(layer.self_attention)].any()
@@ -228,12 +228,12 @@ def compare(padded: Tensor, small: Tensor, length: int) -> None:
     for dim in (-2, -1):
         size, wanted = padded.shape[dim], small.shape[dim]
         # A target stands behind the padding of its source.
-        kept = [place for place in range(size) if place < length or place >= size - wanted + length]
+        kept = [index for index in range(size) if index < length or index >= size - wanted + length]
         padded = padded.index_select(dim, torch.tensor(kept[:wanted]))
     torch.testing.assert_close(padded, small)
 
 
-PLACES = 7
+NUM_POSITIONS = 7
 
 
 def stacks(config, *, is_fused: bool = False) -> list[Stack]:
@@ -242,7 +242,7 @@ def stacks(config, *, is_fused: bool = False) -> list[Stack]:
 
 
 def table(stack: Stack, kind: str) -> PositionTable | None:
-    return next((one for one in position_tables(stack, PLACES) if one.kind == kind), None)
+    return next((one for one in position_tables(stack, NUM_POSITIONS) if one.kind == kind), None)
 
 
 @torch.no_grad()
@@ -250,25 +250,28 @@ def table(stack: Stack, kind: str) -> PositionTable | None:
 def test_vectors_are_what_embeddings_add(config):
     for stack in stacks(config):
         found = table(stack, "vectors")
-        ids = torch.zeros(1, PLACES, dtype=torch.long)
-        added = stack.embeddings(ids, torch.arange(PLACES))[0] - stack.embeddings.tokens(
+        ids = torch.zeros(1, NUM_POSITIONS, dtype=torch.long)
+        added = stack.embeddings(ids, torch.arange(NUM_POSITIONS))[0] - stack.embeddings.tokens(
             ids[0]
         ) * math.sqrt(config.dim)
         if found is None:
             torch.testing.assert_close(added, torch.zeros_like(added))
         else:
-            assert (found.rows, found.columns) == (tuple(range(PLACES)), tuple(range(config.dim)))
+            assert (found.rows, found.columns) == (
+                tuple(range(NUM_POSITIONS)),
+                tuple(range(config.dim)),
+            )
             torch.testing.assert_close(torch.from_numpy(found.values), added)
 
 
 @torch.no_grad()
 @given(st.one_of(translating, masked_encoders))
-def test_turns_are_cosines_of_place_times_frequency(config):
+def test_turns_are_cosines_of_position_times_frequency(config):
     for stack in stacks(config):
         found = table(stack, "turns")
         assert (found is None) == (config.positions.kind != "rotary")
         if found is not None:
-            angles = torch.outer(torch.arange(PLACES), torch.tensor(found.columns))
+            angles = torch.outer(torch.arange(NUM_POSITIONS), torch.tensor(found.columns))
             expected = angles.double().cos() * stack.rotary.attention_factor
             values = torch.from_numpy(found.values).double()
             torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-5)
@@ -277,17 +280,19 @@ def test_turns_are_cosines_of_place_times_frequency(config):
 @torch.no_grad()
 @given(st.one_of(translating, masked_encoders))
 def test_a_bias_depends_on_distance_as_the_table_says(config):
-    places = torch.arange(PLACES)
-    distances = (places - places[:, None]).tolist()
+    indices = torch.arange(NUM_POSITIONS)
+    distances = (indices - indices[:, None]).tolist()
     for stack in stacks(config):
-        found, added = table(stack, "bias"), stack.encode_positions(places, places)[1]
+        found, added = table(stack, "bias"), stack.encode_positions(indices, indices)[1]
         if found is None:
             assert added is None
             continue
         assert len(found.rows) in (0, config.num_heads)
-        for head, row in enumerate(added.expand(1, len(found.values), PLACES, PLACES)[0]):
+        for head, row in enumerate(
+            added.expand(1, len(found.values), NUM_POSITIONS, NUM_POSITIONS)[0]
+        ):
             values = dict(zip(found.columns, found.values[head].tolist(), strict=True))
-            for query in range(PLACES):
+            for query in range(NUM_POSITIONS):
                 for key, distance in enumerate(distances[query]):
                     if distance in values:
                         expected = float(row[query, key])
@@ -318,7 +323,7 @@ def test_distances_end_where_nothing_is_seen(config, last, is_fused):
     assert [(columns[0], columns[-1]) for columns in found] == [(-6, end) for end in last]
 
 
-def test_learned_vectors_end_with_what_was_learnt():
+def test_learned_vectors_end_with_what_was_learned():
     config = EncoderDecoderConfig(
         dim=12, num_heads=3, positions=LearnedPositions(max_length=LONGEST)
     )
