@@ -97,6 +97,6 @@ def test_a_line_beyond_learned_positions_is_named(tokenizers, monkeypatch, pairs
     )
 
 
-def test_a_line_as_long_as_learnt_positions_is_scored(tokenizers):
+def test_a_line_as_long_as_learned_positions_is_scored(tokenizers):
     (found,) = score_pairs(ByLength(4), tokenizers, [("abc", "ABC")])
     assert found.tokens == ("A", "B", "C", "</s>")

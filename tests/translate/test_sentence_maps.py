@@ -157,7 +157,7 @@ def test_a_target_for_what_does_not_translate_is_refused(tokenizers):
 @pytest.mark.parametrize(
     ("text", "target", "where"), [("abcde", "A", "`sentence`"), ("a", "ABCAB", "the translation")]
 )
-def test_a_sentence_beyond_learnt_positions_is_refused(tokenizers, text, target, where):
+def test_a_sentence_beyond_learned_positions_is_refused(tokenizers, text, target, where):
     model = EncoderDecoderConfig(**SHAPE, positions=LearnedPositions(max_length=5))
     with pytest.raises(DataError) as caught:
         maps_of(model, tokenizers, text, target)

@@ -315,7 +315,7 @@ def test_a_character_with_more_tokens_than_the_limit_is_cut(tokenizers):
     assert [len(ids) for ids in translator.engine.sentences] == [2 + 1, 1 + 1]
 
 
-def learnt_positions(tokenizers: Tokenizers) -> tuple[Seq2Seq, Config]:
+def learned_positions(tokenizers: Tokenizers) -> tuple[Seq2Seq, Config]:
     """A random model with learned positions for nine tokens and `</s>`, and its config."""
     model = EncoderDecoderConfig(
         dim=12, num_heads=3, feedforward_dim=16, positions=LearnedPositions(max_length=10)
@@ -326,7 +326,7 @@ def learnt_positions(tokenizers: Tokenizers) -> tuple[Seq2Seq, Config]:
 
 
 def test_a_line_beyond_learned_positions_is_translated_as_its_pieces(tokenizers):
-    model, config = learnt_positions(tokenizers)
+    model, config = learned_positions(tokenizers)
     translator = Translator.from_model(model, tokenizers, config, CPU)
     line, pieces = "abcdefg abc. def, ga", ["abcdefg", "abc.", "def, ga"]
     alone = translator.translate(pieces)
@@ -335,7 +335,7 @@ def test_a_line_beyond_learned_positions_is_translated_as_its_pieces(tokenizers)
 
 
 def test_no_limit_goes_beyond_learned_positions(tokenizers):
-    model, config = learnt_positions(tokenizers)
+    model, config = learned_positions(tokenizers)
     shorter = Translator.from_model(model, tokenizers, config, CPU, max_source_length=3)
     assert shorter.preprocessor.max_source_length == 3
     with pytest.raises(UsageError) as caught:
@@ -348,7 +348,7 @@ def test_no_limit_goes_beyond_learned_positions(tokenizers):
 
 @pytest.mark.parametrize("kind", [BeamConfig, GreedyConfig, SampleConfig])
 def test_no_search_goes_beyond_learned_positions(tokenizers, kind):
-    model, config = learnt_positions(tokenizers)
+    model, config = learned_positions(tokenizers)
     translator = Translator.from_model(model, tokenizers, config, CPU)
     assert len(translator.translate(["ab", "c"], decoding=kind(max_length=10))) == 2
     with pytest.raises(ConfigError) as caught:
@@ -359,7 +359,7 @@ def test_no_search_goes_beyond_learned_positions(tokenizers, kind):
 
 
 def test_a_prefix_may_use_all_learned_positions_and_no_more(tokenizers):
-    model, config = learnt_positions(tokenizers)
+    model, config = learned_positions(tokenizers)
     translator = Translator.from_model(model, tokenizers, config, CPU)
     lines, prefix = 25 * ["ab"], "abcdefgab"
     for (best,) in translator.nbest(lines, 1, prefixes=[prefix] * 25):
@@ -373,7 +373,7 @@ def test_a_prefix_may_use_all_learned_positions_and_no_more(tokenizers):
 
 
 def test_several_processes_on_a_gpu_are_refused(tokenizers):
-    model, config = learnt_positions(tokenizers)
+    model, config = learned_positions(tokenizers)
     tokens = SpecialTokens(*tokenizers.special_ids(config.model.kind))
     engine = NativeEngine(model, tokens, device=CPU)
     engine.device = torch.device("cuda")
@@ -383,7 +383,7 @@ def test_several_processes_on_a_gpu_are_refused(tokenizers):
 
 
 def test_what_there_must_be_one_of_is_never_none(translator, tokenizers):
-    model, config = learnt_positions(tokenizers)
+    model, config = learned_positions(tokenizers)
     asked = {
         "count": lambda number: list(translator.nbest(["ab"], number)),
         "workers": lambda number: Translator.from_model(
