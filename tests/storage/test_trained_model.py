@@ -198,7 +198,7 @@ def test_a_run_of_an_older_program_is_loaded_as_before(run):
 def test_the_fingerprint_is_of_all_that_translates_and_of_nothing_else(toy_run, tmp_path):
     run = RunDirectory(toy_run)
     files, plain = find_model(run), RunDirectory(tmp_path / "plain")
-    assert files.fingerprint == load_trained_network(run).fingerprint
+    assert files.fingerprint == load_trained_network(run).files.fingerprint
     config = files.config
     searching = replace(config, decoding=replace(config.decoding, max_length=7), seed=9)
     assert replace(files, config=searching).fingerprint == files.fingerprint

@@ -133,7 +133,8 @@ def test_numbers_suffice_that_are_as_many_as_characters(bpe, unigram):
             ids = own.encode(line)
             count = sum(sampler.num_characters[i] for i in ids)
             for number in (0.0, 0.5, 1 - 2**-53):
-                sampler.sample(ids, iter([number] * count))
+                sampled = sampler.sample(ids, iter([number] * count))
+                assert own.decode(sampled) == own.decode(ids)
 
 
 def test_without_a_dropped_merge_the_segmentation_is_the_tokenizers(bpe):

@@ -176,8 +176,13 @@ def _show_warning(message: Warning | str, *details: Any, **names: Any) -> None:
     """Print a warning of renamed keys as a line, from rank 0 only; others as Python does."""
     if not isinstance(message, RenamedKeysWarning):
         _show_any_warning(message, *details, **names)
-    elif os.environ.get("RANK", "0") == "0":
+    elif is_main_process():
         typer.echo(text_of(message.problem), err=True)
+
+
+def is_main_process() -> bool:
+    """Return whether this process prints results: torchrun may have started others beside it."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def refuse_torchrun(command: str) -> None:

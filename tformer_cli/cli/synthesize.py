@@ -1,7 +1,6 @@
 """`tformer distill` and `tformer back-translate`."""
 
 import json
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -9,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tformer_cli.cli.entry import extend, progress_bar, tell, tell_stderr, warn
+from tformer_cli.cli.entry import (
+    extend,
+    is_main_process,
+    progress_bar,
+    tell,
+    tell_stderr,
+    warn,
+)
 from tformer_cli.cli.options import (
     BackendOption,
     BeamOption,
@@ -102,8 +108,7 @@ def _command(real: "RealSide", description: str) -> Callable[..., None]:
                 on_done=bar.update,
                 on_warning=warn,
             )
-        # torchrun starts the others.
-        if os.environ.get("RANK", "0") == "0":
+        if is_main_process():
             _print(result, input_file, as_json)
 
     command.__doc__ = description

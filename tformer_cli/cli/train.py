@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tformer_cli.cli.entry import refuse_torchrun, suggest, table, tell
+from tformer_cli.cli.entry import is_main_process, refuse_torchrun, suggest, table, tell
 from tformer_cli.cli.options import (
     DROP_ONE,
     DeviceOption,
@@ -136,8 +135,7 @@ def train(
         from tformer_cli import api
 
         api.train(config, run_directory.path, device=device, fresh=fresh)
-        is_first = os.environ.get("RANK", "0") == "0"
-        if is_first and not isinstance(config.model, MaskedEncoderConfig):
+        if is_main_process() and not isinstance(config.model, MaskedEncoderConfig):
             suggest("eval" if config.data.test else "translate", run_directory.path)
 
 

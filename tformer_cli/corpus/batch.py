@@ -25,7 +25,7 @@ POOL_BATCHES = 64
 PREFETCH_FROM = 0.9
 
 # Gives examples the form in which an epoch sees them.
-ExampleChange = Callable[[Sequence[Example], int], Sequence[Example]]
+ExampleChange = Callable[[Sequence[Example], int], list[Example]]
 
 # The batches of an epoch in the order of training, each an array of example indices.
 EpochPlan = list[np.ndarray]
@@ -236,20 +236,20 @@ def training_micro_batches(
     start_id: int = BOS_ID,
     rank: int = 0,
     num_ranks: int = 1,
-    change: Callable[[Sequence[Example], int], Sequence[Example]] = lambda examples, epoch: (
-        examples
-    ),
+    change: ExampleChange | None = None,
 ) -> Iterator[tuple[list[Batch], DataPosition]]:
     """Yield forever the micro-batches of each optimizer step, and the data position after it.
 
     Each batch is split by rows into `accumulate` micro-batches for each rank. A rank beyond the
-    rows of a batch gets an empty list. `change` is applied to the examples of each.
+    rows of a batch gets an empty list. `change`, if any, is applied to the examples of each.
     """
     position = data_position
     for indices, next_position in plans.batches_from(data_position):
         parts = np.array_split(indices, min(accumulate * num_ranks, len(indices)))
-        changed = (change(store.examples(part), position.epoch) for part in parts[rank::num_ranks])
-        yield [collate(examples, start_id) for examples in changed], next_position
+        own = [store.examples(part) for part in parts[rank::num_ranks]]
+        if change is not None:
+            own = [change(examples, position.epoch) for examples in own]
+        yield [collate(examples, start_id) for examples in own], next_position
         position = next_position
 
 

@@ -148,7 +148,7 @@ class Evaluator:
             workers=workers,
             max_source_sentences=first.max_source_sentences,
         )
-        fingerprints = tuple(each.fingerprint for each in trained)
+        fingerprints = tuple(each.files.fingerprint for each in trained if each.files is not None)
         return cls(models, translator, dtype, first.step, fingerprints)
 
     def evaluate(

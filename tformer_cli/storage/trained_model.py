@@ -91,7 +91,7 @@ class TrainedNetwork:
     model: "Network"
     step: int
     max_source_sentences: int | None = None  # as in `ModelFiles`
-    fingerprint: str = ""  # as in `ModelFiles`; empty for a model without files
+    files: ModelFiles | None = None  # that it was loaded from, if it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def load_trained_network(run: RunDirectory, name: str = "best") -> TrainedNetwor
         model.eval(),
         files.step,
         files.max_source_sentences,
-        files.fingerprint,
+        files,
     )
 
 

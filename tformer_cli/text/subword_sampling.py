@@ -18,7 +18,6 @@ from tformer_cli.text.subword import WHITESPACE_MARK, SubwordTokenizer
 # States of a sampler before it starts anew, each a kilobyte or so.
 MAX_STATES = 200_000
 
-
 # Where each of the possible next pieces goes, and its id.
 Choices = list[tuple[int, int]]
 

@@ -26,7 +26,7 @@ from tformer_cli.corpus.noise import ExampleNoise, Masking
 from tformer_cli.corpus.prefetch import prefetch
 from tformer_cli.corpus.reader import read_texts, text_checksums
 from tformer_cli.corpus.statistics import report_lengths
-from tformer_cli.corpus.store import BidirectionalStore, Example, TokenStore
+from tformer_cli.corpus.store import BidirectionalStore, TokenStore
 from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.device import can_compile
 from tformer_cli.distributed import SINGLE_PROCESS, World
@@ -126,7 +126,7 @@ class TrainingData:
             start_id=DECODER_START_IDS[self.config.model.kind],
             rank=state.world.rank,
             num_ranks=state.world.size,
-            change=self._change,
+            change=None if self.noise is None else self.noise.apply,
         ):
             if (position.epoch, position.batch) not in skipped:
                 if self.masking is not None:
@@ -135,9 +135,6 @@ class TrainingData:
                     micro_batches = [batch.pin_memory() for batch in micro_batches]
                 yield StepBatch(micro_batches, position, next_position)
             position = next_position
-
-    def _change(self, examples: Sequence[Example], epoch: int) -> Sequence[Example]:
-        return examples if self.noise is None else self.noise.apply(examples, epoch)
 
 
 def config_and_run(
