@@ -1,6 +1,7 @@
 """The import ladder of CONTRIBUTING.md, and what importing costs."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ PACKAGE = Path(tformer_cli.__file__).parent
 
 # Each rung may import from itself and from the rungs above it.
 LADDER = [
-    ["errors", "process"],
+    ["errors", "kernels", "process"],
     ["config.schema", "device", "distributed", "padding", "storage"],
     ["plotting"],
     ["config"],
@@ -32,6 +33,7 @@ LADDER = [
 ]
 # What a rung may not import although it stands below.
 APART = {
+    "kernels": ("errors", "process"),
     "plotting": ("config", "device", "distributed"),
     "text": ("model",),
     "model": ("text", "config.load", "config.parse", "inference"),
@@ -90,6 +92,13 @@ def test_modules_import_only_from_above(module):
         for forbidden in APART.get(name, ()):
             assert not f"{imported}.".startswith(f"{forbidden}."), f"{module} imports {imported}"
         assert other != "cli" or name in ("cli", "__main__")
+
+
+def test_the_network_asks_for_no_device():
+    for module, file in modules().items():
+        if module.startswith("model."):
+            source = file.read_text(encoding="utf-8")
+            assert not re.search(r"device\.type|\bis_cuda\b|\bis_cpu\b", source), module
 
 
 @pytest.mark.parametrize(

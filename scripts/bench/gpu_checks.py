@@ -16,7 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tformer_cli.device import hardware_name, peak_memory, resolve_device, resolve_precision
 from tformer_cli.distributed import World
-from tformer_cli.model.blocks.attention import AttentionMask, kernel_attend, padding_mask
+from tformer_cli.kernels.attention import AttentionMask, kernel_attend
+from tformer_cli.model.blocks.attention import padding_mask
 from tformer_cli.model.build import build_model
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -26,7 +26,7 @@ from tformer_cli.config.schema.training import AdamWConfig
 from tformer_cli.corpus.reader import read_pairs, read_texts
 from tformer_cli.corpus.store_builder import training_store
 from tformer_cli.inference.prepare import prepare_for_inference
-from tformer_cli.model.blocks.attention import AttentionMask, kernel_attend, naive_attend
+from tformer_cli.kernels.attention import AttentionMask, kernel_attend, naive_attend
 from tformer_cli.model.blocks.residual import build_norm
 from tformer_cli.padding import pad_rows
 from tformer_cli.process import tune_allocator

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.inference.prepare import prepare_for_inference
+from tformer_cli.kernels.attention import MIN_BATCHED_ROWS
 from tformer_cli.model.build import build_model
-from tformer_cli.model.kv_cache import MIN_BATCHED_SLOTS, KVCache
+from tformer_cli.model.kv_cache import KVCache
 from tformer_cli.model.network import Seq2Seq
 
 V = 12
@@ -96,7 +97,7 @@ def sentences(generator: torch.Generator, count: int) -> list[list[int]]:
 @settings(max_examples=settings.default.max_examples // 2)
 @given(
     seed=st.integers(0, 10_000),
-    shape=st.sampled_from([(3, 3), (3, 1), (MIN_BATCHED_SLOTS + 2, 1), (MIN_BATCHED_SLOTS + 1, 2)]),
+    shape=st.sampled_from([(3, 3), (3, 1), (MIN_BATCHED_ROWS + 2, 1), (MIN_BATCHED_ROWS + 1, 2)]),
     events=st.text("sraket", min_size=15, max_size=30),
 )
 @torch.inference_mode()
@@ -151,7 +152,7 @@ def test_cells_that_no_beam_sees_are_dropped(model):
 @torch.inference_mode()
 def test_what_many_sentences_look_at_lies_without_gaps(model):
     """Gaps between them make a CPU several times as slow."""
-    longest = [[7] * 30] + [[8, 9]] * (MIN_BATCHED_SLOTS + 3)
+    longest = [[7] * 30] + [[8, 9]] * (MIN_BATCHED_ROWS + 3)
     written = Written(model, longest, num_beams=1)
     own, sources = set(), set()
     for number in range(40):
@@ -163,6 +164,6 @@ def test_what_many_sentences_look_at_lies_without_gaps(model):
         assert layer.source.values.is_contiguous()
         sources.add(layer.source.keys.shape[2])
         if number == 5:
-            written.select(list(range(1, MIN_BATCHED_SLOTS + 2)))
+            written.select(list(range(1, MIN_BATCHED_ROWS + 2)))
     assert own == {16, 24, 32, 40}
     assert sources == {32, 16}

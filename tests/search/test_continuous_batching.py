@@ -16,7 +16,8 @@ from tformer_cli.config.schema.decoding import (
     GreedyConfig,
     SampleConfig,
 )
-from tformer_cli.search import logits_processors, topk
+from tformer_cli.kernels import softmax
+from tformer_cli.search import logits_processors
 from tformer_cli.search.beam import BeamSearch
 from tformer_cli.search.continuous_batching import decode_all
 from tformer_cli.search.engine import Job, Request
@@ -223,7 +224,7 @@ def transfers_of_steps(config: DecodingConfig) -> list[tuple[list[str], bool]]:
 def test_a_step_waits_for_the_device_once_and_for_hypotheses(config, of_hypotheses, monkeypatch):
     # As on a GPU: on a CPU sums are checked, which costs nothing there.
     monkeypatch.setattr(logits_processors, "logsumexp", lambda logits: logits.logsumexp(dim=-1))
-    monkeypatch.setattr(topk, "logsumexp", lambda logits: logits.logsumexp(dim=-1))
+    monkeypatch.setattr(softmax, "logsumexp", lambda logits: logits.logsumexp(dim=-1))
     steps = transfers_of_steps(config)
     assert {len(names) for names, has_hypotheses in steps if not has_hypotheses} == {1}
     assert {len(names) for names, has_hypotheses in steps if has_hypotheses} == {1 + of_hypotheses}

@@ -12,9 +12,9 @@ from transfers import Transfers
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
 from tformer_cli.errors import DeviceError
+from tformer_cli.kernels import softmax
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.search import scoring as scoring_room
-from tformer_cli.search import topk
 from tformer_cli.search.engine import Request
 from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.search.scoring import ModelScorer, halving_on_oom, length_batches
@@ -177,7 +177,7 @@ def test_logits_are_held_in_chunks_and_batches_keep_to_their_budget(scorer, fact
 
 def test_a_batch_waits_for_the_device_once(scorer, monkeypatch):
     # That of a CPU looks at its sums.
-    monkeypatch.setattr(topk, "logsumexp", lambda logits: logits.logsumexp(dim=-1))
+    monkeypatch.setattr(softmax, "logsumexp", lambda logits: logits.logsumexp(dim=-1))
     monkeypatch.setattr(scoring_room, "CHUNK_ROWS", 4)
     # The mask is on the host.
     monkeypatch.setattr(

@@ -21,7 +21,7 @@ from tformer_cli.config.schema.model import (
 from tformer_cli.corpus.batch import Batch, collate
 from tformer_cli.corpus.store import Example
 from tformer_cli.device import can_compile
-from tformer_cli.model.blocks import attention
+from tformer_cli.kernels import attention
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Network
 from tformer_cli.training import loss, resume

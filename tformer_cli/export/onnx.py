@@ -29,13 +29,13 @@ from tformer_cli.export.format import (
     token_code,
     write_sentencepiece_models,
 )
-from tformer_cli.model.blocks.attention import (
+from tformer_cli.kernels.attention import (
     AttentionMask,
-    KeyValue,
     additive_mask,
     attention_logits,
     grouped_matmul,
 )
+from tformer_cli.model.blocks.attention import KeyValue
 from tformer_cli.model.kv_cache import DecoderCache, LayerCache, concatenate
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import pad_rows

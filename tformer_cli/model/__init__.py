@@ -1,4 +1,4 @@
-"""Networks: tensors in, tensors out. They know no text and no files.
+"""Networks: tensors in, tensors out. They know no text, files or devices.
 
 Letters of tensor shapes in the whole package:
 

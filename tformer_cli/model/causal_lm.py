@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import DecoderOnlyConfig
+from tformer_cli.kernels.attention import AttentionMask
 from tformer_cli.model.blocks.attention import (
-    AttentionMask,
     KeyValue,
     causal_lm_mask,
     padding_mask,

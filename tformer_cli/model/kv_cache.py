@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tformer_cli.model.blocks.attention import KeyValue, KVShape, additive_mask
+from tformer_cli.kernels.attention import additive_mask, arrange_keys, prefers_contiguous
+from tformer_cli.model.blocks.attention import KeyValue, KVShape
 
 INITIAL_CAPACITY = 32
-# From so many sentences on, a CPU reads the cache from memory: small matrices with gaps between
-# them take three to five times as long there as contiguous ones, and so do products of fewer than
-# 400 multiplications. So capacity grows by a few cells at a time, and all of it is read.
-MIN_BATCHED_SLOTS = 16
+# Where attention prefers contiguous keys, capacity grows by a few cells at a time, and all of it is
+# read. Products of fewer than 400 multiplications take three to five times as long as others.
 CAPACITY_STEP = 8
 MIN_CAPACITY = 16
 
@@ -132,9 +131,7 @@ class LayerKVCache(LayerCache):
     def set_source_length(self, length: int) -> None:
         """Set the number of source tokens that attention reads."""
         keys = self.source_keys[..., :length].transpose(2, 3)
-        # torch's kernels, which a GPU and a single sentence use, read token by token.
-        keys = keys.contiguous() if len(keys) == 1 or keys.device.type == "cuda" else keys
-        self.source = KeyValue(keys, self.source_values[:, :, :length])
+        self.source = KeyValue(arrange_keys(keys), self.source_values[:, :, :length])
 
 
 class KVCache(DecoderCache):
@@ -165,7 +162,7 @@ class KVCache(DecoderCache):
         self.length = 0  # cells in use
         self.read_length = 0  # cells that attention reads, `length` or more; the mask hides others
         capacity = max(INITIAL_CAPACITY, 4 * num_beams)
-        if num_beams == 1 and is_batched_on_cpu(self.lengths):
+        if num_beams == 1 and prefers_contiguous(num_slots, device):
             capacity = MIN_CAPACITY
         # (B, C) position in its target of the token in each cell.
         self.positions = torch.zeros((num_slots, capacity), dtype=torch.long, device=device)
@@ -270,10 +267,10 @@ class KVCache(DecoderCache):
         """Let all layers read up to the longest source."""
         lengths = self.source_lengths
         shortest, longest = torch.stack(lengths.aminmax()).tolist()
-        is_batched = is_batched_on_cpu(lengths)
-        longest = round_up(longest) if is_batched else longest
+        is_contiguous = prefers_contiguous(len(lengths), lengths.device)
+        longest = round_up(longest) if is_contiguous else longest
         for layer in self.layers:
-            if is_batched:
+            if is_contiguous:
                 layer.resize_source(longest)
             layer.set_source_length(longest)
         self.source_mask = None
@@ -282,7 +279,7 @@ class KVCache(DecoderCache):
             self.source_mask = additive_mask(mask, self._mask.dtype)[:, None, None]
 
     def _reads_capacity(self) -> bool:
-        return len(self._own) == 1 and is_batched_on_cpu(self.lengths)
+        return len(self._own) == 1 and prefers_contiguous(len(self.lengths), self.lengths.device)
 
 
 def concatenate(first: KeyValue, second: KeyValue) -> KeyValue:
@@ -307,11 +304,6 @@ def _gather(content: Tensor, cells: Tensor) -> Tensor:
     rows = heads * capacity + cells[:, None]
     gathered = content.flatten(0, 2).index_select(0, rows.flatten())
     return gathered.view(batch, num_heads, -1, head_dim)
-
-
-def is_batched_on_cpu(lengths: Tensor) -> bool:
-    """Return whether a CPU reads the cache of so many sentences (B,) from memory."""
-    return len(lengths) >= MIN_BATCHED_SLOTS and lengths.device.type == "cpu"
 
 
 def round_up(length: int) -> int:

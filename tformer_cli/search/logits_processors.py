@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.decoding import DecodingConfig
+from tformer_cli.kernels.softmax import log_softmax, logsumexp
 from tformer_cli.search.engine import Request, SpecialTokens
 from tformer_cli.search.state import Sequences
-from tformer_cli.search.topk import NextTokens, log_softmax, logsumexp
+from tformer_cli.search.topk import NextTokens
 
 INITIAL_CAPACITY = 32  # tokens of a sequence
 

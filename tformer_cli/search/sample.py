@@ -11,11 +11,11 @@ from torch.nn.functional import pad
 
 from tformer_cli.config.schema.decoding import GreedyConfig, SampleConfig
 from tformer_cli.device import derive_seed
+from tformer_cli.kernels.softmax import log_softmax
 from tformer_cli.search.continuous_batching import Search
 from tformer_cli.search.engine import Hypothesis, Request, by_score
 from tformer_cli.search.state import SearchState, SearchStep, Sequences
 from tformer_cli.search.stepper import Stepper
-from tformer_cli.search.topk import log_softmax
 
 # A vocabulary has at most 2 ** MAX_DEPTH tokens.
 MAX_DEPTH = 20

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from tformer_cli.device import autocast, batch_size_factor, empty_cache, is_out_of_memory
 from tformer_cli.errors import DeviceError
+from tformer_cli.kernels.softmax import log_softmax
 from tformer_cli.model.inspection.attention_recorder import source_attention
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.padding import flat_positions, pad_rows
 from tformer_cli.search.engine import Pair, SpecialTokens
 from tformer_cli.search.logits_processors import suppress_tokens
-from tformer_cli.search.topk import log_mean_probabilities, log_softmax
+from tformer_cli.search.topk import log_mean_probabilities
 
 # Padded tokens of a batch of a core, on either side.
 BATCH_TOKENS = 4096

@@ -7,17 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tformer_cli.kernels.softmax import log_softmax
+
 # Tokens of each group that the vocabulary is divided into.
 GROUP = 24
 # For so few rows, of so few scores in all, the intermediate steps cost more than they save.
 MIN_ROWS = 8
 MIN_SCORES = 1 << 16
-# Logits of so many rows stay in the cache of a core between two passes over them.
-ROWS_AT_ONCE = 32
-# On a CPU torch computes exp2 in a third of the time of exp.
-LOG2_E = math.log2(math.e)
-# Sums with a logarithm beyond it are computed again; the logarithm of the largest float32 is 88.
-MAX_LOG_SUM = 60.0
 
 
 class NextTokens(NamedTuple):
@@ -39,26 +35,6 @@ class NextTokens(NamedTuple):
         shape = (*self.logits.shape[:2], -1)
         tokens, norms = tokens.view(shape), self.norms[..., None]
         return tokens, values.view(shape) - norms, self.logits.gather(-1, tokens) - norms
-
-
-def log_softmax(logits: Tensor) -> Tensor:
-    """Return log probabilities (..., V) in float32, or in float64 for logits in float64."""
-    return _at_least_float32(logits) - logsumexp(logits)[..., None]
-
-
-def logsumexp(logits: Tensor) -> Tensor:
-    """Return log(sum(exp(logits))) (...) over the vocabulary of logits (..., V)."""
-    if logits.device.type != "cpu":
-        return _at_least_float32(logits).logsumexp(dim=-1)
-    parts = torch.split(logits.flatten(0, -2), ROWS_AT_ONCE)
-    sums = [(_at_least_float32(part) * LOG2_E).exp2_().sum(dim=-1) for part in parts]
-    norms = torch.cat(sums).log()
-    # The maximum needs to be subtracted only where a sum comes near the limits of float32.
-    is_extreme = ~(norms.abs() < MAX_LOG_SUM)
-    if bool(is_extreme.any()):
-        exact = torch.cat([_at_least_float32(part).logsumexp(dim=-1) for part in parts])
-        norms = exact.where(is_extreme, norms)
-    return norms.view(logits.shape[:-1])
 
 
 def log_mean_probabilities(predictions: Sequence[Tensor]) -> Tensor:
@@ -117,7 +93,3 @@ def topk_continuations(
 
 def _is_small(logits: Tensor) -> bool:
     return logits.shape[:-1].numel() < MIN_ROWS and logits.numel() < MIN_SCORES
-
-
-def _at_least_float32(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()

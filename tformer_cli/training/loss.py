@@ -4,7 +4,6 @@ Like torch.nn.functional.linear_cross_entropy (torch 2.13), which lacks the sums
 """
 
 import functools
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from tformer_cli.device import can_compile
+from tformer_cli.kernels.softmax import exp_
 
 # Rows whose logits exist at a time: enough to fill a matmul, and a fraction of a batch.
 ROWS_ON_CPU, ROWS_ON_GPU = 1 << 10, 1 << 13
 # Rows that a CPU passes over several times: few enough for its cache.
 CACHED_ROWS = 64
-LOG2_E = math.log2(math.e)
 
 Kernel = Callable[..., tuple[Tensor, Tensor]]
 """From logits and targets to sums, whose first is minimized, and its gradient by logits."""
@@ -168,7 +167,7 @@ def _sums_and_gradient(
         highest, mean = rows.amax(dim=-1), rows.mean(dim=-1, dtype=wide)
         # In bfloat16, x - logsumexp(x) loses so many digits that probabilities are off by 3%;
         # x - max(x) loses none.
-        total = _exp_(rows.sub_(highest[:, None])).sum(dim=-1, dtype=wide)
+        total = exp_(rows.sub_(highest[:, None])).sum(dim=-1, dtype=wide)
         rows.mul_((factor / total).to(rows.dtype)[:, None]).sub_(uniform * factor)
         statistics.append((highest, mean, total))
     highest, mean, total = map(torch.cat, zip(*statistics, strict=True))
@@ -201,7 +200,7 @@ def _paired_sums_and_gradient(
         tokens = torch.arange(len(labels), device=labels.device)
         is_correct = pair[:, tokens, labels] == pair.amax(dim=-1)
         log_probs = pair.log_softmax(dim=-1, dtype=wide)
-        probs = _exp_(log_probs.clone())
+        probs = exp_(log_probs.clone())
         nll = -log_probs[:, tokens, labels]
         loss = (1 - smoothing) * nll - smoothing * log_probs.mean(dim=-1)
         divergence = torch.zeros((), dtype=wide, device=logits.device)
@@ -222,11 +221,3 @@ def _paired_sums_and_gradient(
         )
         totals.append(torch.stack((loss + divergence, loss, nll, num_correct, divergence)))
     return torch.stack(totals).sum(dim=0), logits
-
-
-def _exp_(powers: Tensor) -> Tensor:
-    """Raise e to these powers, in place."""
-    if powers.dtype == torch.float32 and powers.device.type == "cpu":
-        # exp2 takes less than half the time; in bfloat16 the product would lose digits.
-        return powers.mul_(LOG2_E).exp2_()
-    return powers.exp_()

@@ -18,8 +18,9 @@ from tformer_cli.config.schema.model import (
     T5Positions,
 )
 from tformer_cli.inference.prepare import prepare_for_inference
-from tformer_cli.model.blocks import attention as attention_room
-from tformer_cli.model.blocks.attention import Attention, grouped_matmul
+from tformer_cli.kernels import attention as attention_kernel
+from tformer_cli.kernels.attention import grouped_matmul
+from tformer_cli.model.blocks.attention import Attention
 from tformer_cli.model.blocks.bias import MASK_VALUE
 from tformer_cli.model.blocks.latent import LatentAttention
 from tformer_cli.model.build import build_model, build_network
@@ -128,7 +129,7 @@ def test_maps_times_values_are_what_the_fast_path_finds(most_weights, config):
     for attention in every:
         attention.register_forward_hook(note)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_room, "MAX_NAIVE_WEIGHTS", most_weights)
+        patch.setattr(attention_kernel, "MAX_NAIVE_WEIGHTS", most_weights)
         stacks = attention_maps(network, *inputs(network))
     recorded = [maps for stack in stacks for layer in stack for maps in layer if maps is not None]
     for attention, weights in zip(every, recorded, strict=True):

@@ -15,6 +15,7 @@ from tformer_cli.config.schema.model import (
     T5Positions,
     TransformerConfig,
 )
+from tformer_cli.kernels.dropout import Dropout
 from tformer_cli.model.blocks.bias import (
     Alibi,
     DistanceBias,
@@ -22,7 +23,6 @@ from tformer_cli.model.blocks.bias import (
     SlidingWindow,
     SumOfBiases,
 )
-from tformer_cli.model.blocks.dropout import Dropout
 from tformer_cli.model.blocks.rotary import RotaryEmbedding
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tformer_cli.config.schema.model import TransformerConfig
-from tformer_cli.model.blocks.dropout import Dropout
+from tformer_cli.kernels.dropout import Dropout
 
 Activation = Callable[[Tensor], Tensor]
 

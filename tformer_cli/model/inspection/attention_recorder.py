@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tformer_cli.model.blocks.attention import Attention, AttentionMask, KeyValue
+from tformer_cli.kernels.attention import AttentionMask
+from tformer_cli.model.blocks.attention import Attention, KeyValue
 from tformer_cli.model.blocks.bias import MASK_VALUE, DistanceBias
 from tformer_cli.model.blocks.rotary import CosSin
 from tformer_cli.model.layers import SelfAttention, Stack

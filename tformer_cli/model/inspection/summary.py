@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tformer_cli.config.schema.model import ModelConfig
-from tformer_cli.model.blocks.dropout import Dropout
+from tformer_cli.kernels.dropout import Dropout
 from tformer_cli.model.build import build_network
 from tformer_cli.model.layers import DecoderLayer
 from tformer_cli.model.network import Network, Seq2Seq

@@ -1,6 +1,6 @@
 import torch
 
-from tformer_cli.model.blocks.dropout import Dropout, dropout
+from tformer_cli.kernels.dropout import Dropout, dropout
 
 SIZE, SHARE = 100_003, 0.3
 
