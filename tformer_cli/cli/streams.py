@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import sys
@@ -23,6 +24,7 @@ from tformer_cli.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from tformer_cli.translate.preprocess import InputLine
+    from tformer_cli.translate.translator import Translator
 
 # After `< FILE` and `> FILE` these are that file. One that is written to holds the text of others
 # and must not be replaced.
@@ -33,21 +35,29 @@ _CONFIGS = (".yaml", ".yml")
 
 def input_windows(
     sentence: str | None,
-    prompt: str | None,
-    lines: "Iterator[InputLine] | None",
+    files: tuple[Path | None, Path | None, Path | None],
+    num_done: int,
+    translator: "Translator",
     num_processes: int,
 ) -> "Iterator[Sequence[InputLine]]":
-    """Return lines to translate together: one typed, those in a pipe, or some of a file."""
+    """Return lines to translate together: some of a file, one typed, or those in a pipe.
+
+    The files are --input, --prefixes and --constraints; `num_done` of their lines are skipped.
+    """
     from tformer_cli.corpus.prefetch import available_lines, chunks
-    from tformer_cli.translate.preprocess import InputLine
+    from tformer_cli.translate.preprocess import InputLine, read_input_lines
     from tformer_cli.translate.translator import WINDOW_LINES
 
     if sentence is not None:
         return chunks(map(InputLine, argument_lines(sentence)), WINDOW_LINES)
-    if prompt is not None:
-        return ([InputLine(line)] for line in typed_lines(prompt))
-    if lines is not None:
-        return chunks(lines, WINDOW_LINES * num_processes)
+    file, *beside = files
+    if file is not None:
+        left = itertools.islice(read_input_lines(file, *beside), num_done, None)
+        return chunks(left, WINDOW_LINES * num_processes)
+    if is_terminal():
+        typer.echo(f"{translator.description}; type a sentence, Ctrl-D ends", err=True)
+        typed = typed_lines(f"{translator.config.data.source_language}> ")
+        return ([InputLine(line)] for line in typed)
     windows = available_lines(stdin_lines(), WINDOW_LINES)
     return (list(map(InputLine, window)) for window in windows)
 

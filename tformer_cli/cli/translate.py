@@ -1,17 +1,17 @@
 """`tformer translate`."""
 
 import contextlib
-import itertools
 import json
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from tformer_cli.cli.entry import tell_stderr, warn
+from tformer_cli.cli.entry import is_main_process, tell_stderr, warn
 from tformer_cli.cli.options import (
     DROP_ONE,
     BackendOption,
@@ -36,17 +36,17 @@ from tformer_cli.cli.streams import (
     Recorded,
     check_outputs,
     input_windows,
-    is_terminal,
     line_writer,
     output_fingerprint,
     reject_pipes,
     run_and_sentence,
 )
-from tformer_cli.corpus.reader import has_pipe
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from tformer_cli.distributed import World
     from tformer_cli.translate.translator import TranslatedLine
     from tformer_cli.translate.windows import Output
@@ -166,30 +166,23 @@ def translate(
     run, sentence = run_and_sentence(words or [])
     run_directory = chosen_run(run, checkpoint)
 
-    from tqdm import tqdm
-
-    from tformer_cli.corpus.reader import read_lines
     from tformer_cli.distributed import process_group
-    from tformer_cli.text.segments import Terminology
     from tformer_cli.translate.options import SearchOptions
-    from tformer_cli.translate.preprocess import read_input_lines
+    from tformer_cli.translate.preprocess import count_input_lines, read_terminology
     from tformer_cli.translate.translator import Translator
-    from tformer_cli.translate.windows import write_windows
+    from tformer_cli.translate.windows import translate_shared
 
-    files = {"--output": output_file, "--alignments": alignments_file}
+    outputs = {"--output": output_file, "--alignments": alignments_file}
     inputs = {
         "--input": input_file,
         "--prefixes": prefix_file,
         "--constraints": constraints_file,
         "--terminology": terminology_file,
     }
-    _check_usage(sentence, inputs, files, resume, workers, backend)
-    beside = (prefix_file, constraints_file)
-    total = None
-    # Invalid text and files of unequal length are found before the first line is translated. But a
-    # pipe can be read only once.
-    if input_file is not None and not has_pipe(input_file, *beside):
-        total = sum(1 for _ in read_input_lines(input_file, *beside))
+    _check_usage(sentence, inputs, outputs, resume, workers, backend)
+    files = input_file, prefix_file, constraints_file
+    # Before the first line is translated: it finds invalid text and files of unequal length.
+    num_lines = count_input_lines(*files)
     translator = Translator.load(
         run_directory.path,
         ensemble=ensemble or (),
@@ -204,66 +197,47 @@ def translate(
         max_source_sentences=max_source_sentences,
         log=tell_stderr,
     )
-    language = translator.config.data.source_language
     search = SearchOptions(beam, length_penalty, settings or ()).apply(translator.config)
     terms = None
     if terminology_file is not None:
-        lines = read_lines(terminology_file)
-        terms = Terminology(lines, str(terminology_file), source_language=language)
+        terms = read_terminology(terminology_file, translator.config.data.source_language)
+    translate_windows = partial(
+        translator.translate_windows,
+        count=nbest,
+        has_phrases=constraints_file is not None,
+        decoding=search,
+        mbr=chosen_mbr(mbr, candidates),
+        tags=tags or (),
+        banned=banned or (),
+        terminology=terms,
+        scored=as_json or nbest > 1,
+        aligned=as_json or alignments_file is not None,
+        name=None if input_file is None else str(input_file),
+        on_warning=warn,
+    )
     fingerprint = None
     if resume:
-        runs = [run_directory, *map(RunDirectory, ensemble or [])]
+        runs = [run_directory, *map(RunDirectory, ensemble or ())]
         fingerprint = output_fingerprint(context, runs, checkpoint, search)
-    prompt = None
-    if sentence is None and input_file is None and is_terminal():
-        prompt = f"{language}> "
-        typer.echo(f"{translator.description}; type a sentence, Ctrl-D ends", err=True)
     with (
         process_group(translator.device) as world,
         _output(output_file, fingerprint, world) as output,
         _output(alignments_file or NOWHERE, None, world) as links,
-        tqdm(
-            total=total,
-            initial=output.num_lines,
-            unit="line",
-            disable=total is None or not world.is_main_process or not sys.stderr.isatty(),
-        ) as bar,
+        _progress_bar(num_lines, output.num_lines) as bar,
     ):
         num_done = world.all_reduce_max(output.num_lines)
-        left = None
-        if input_file is not None:
-            left = itertools.islice(read_input_lines(input_file, *beside), num_done, None)
-        windows = input_windows(sentence, prompt, left, world.size)
-        translated = translator.translate_windows(
-            map(world.shard, windows),
-            nbest,
-            has_phrases=constraints_file is not None,
-            decoding=search,
-            mbr=chosen_mbr(mbr, candidates),
-            tags=tags or (),
-            banned=banned or (),
-            terminology=terms,
-            scored=as_json or nbest > 1,
-            aligned=as_json or alignments_file is not None,
-            name=None if input_file is None else str(input_file),
-            first_line=num_done + 1 + world.rank,
-            line_stride=world.size,
-            # The other processes are about as fast.
-            on_done=lambda count: bar.update(count * world.size),
-            on_warning=warn,
-        )
-        outputs = [
-            (output, _json_line if as_json else _numbered_lines if nbest > 1 else _text_line)
-        ]
+        texts = [(output, _json_line if as_json else _numbered_lines if nbest > 1 else _text_line)]
         if alignments_file is not None:
-            outputs.append((links, _alignments_line))
-
-        def on_written(count: int) -> None:
-            nonlocal num_done
-            num_done += count
-            bar.update(num_done - bar.n)
-
-        write_windows(translated, outputs, world, on_written)
+            texts.append((links, _alignments_line))
+        translate_shared(
+            translate_windows,
+            input_windows(sentence, files, num_done, translator, world.size),
+            texts,
+            world,
+            num_done,
+            on_done=bar.update,
+            on_written=lambda num_written: bar.update(num_written - bar.n),
+        )
 
 
 def _check_usage(
@@ -315,6 +289,14 @@ def _output(
     if fingerprint is not None and file is not None:
         return resumable_output(file, fingerprint, world)
     return line_writer(file if world.is_main_process else NOWHERE)
+
+
+def _progress_bar(num_lines: int | None, num_done: int) -> "tqdm[NoReturn]":
+    """Return a progress bar over a number of lines; it is hidden if there is none."""
+    from tqdm import tqdm
+
+    is_hidden = num_lines is None or not is_main_process() or not sys.stderr.isatty()
+    return tqdm(total=num_lines, initial=num_done, unit="line", disable=is_hidden)
 
 
 def _text_line(line: "TranslatedLine") -> str:

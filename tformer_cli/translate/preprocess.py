@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, get_args
 
-from tformer_cli.corpus.reader import read_beside, read_lines
+from tformer_cli.corpus.reader import has_pipe, read_beside, read_lines
 from tformer_cli.errors import (
     DataError,
     Problem,
@@ -76,6 +76,26 @@ def read_input_lines(
         beside = read_beside(lines, file, constraints)
         lines = (line._replace(phrases=_phrases(row)) for line, row in beside)
     return lines
+
+
+def count_input_lines(
+    file: Path | None, prefixes: Path | None, constraints: Path | None
+) -> int | None:
+    """Return the number of lines of a file; None without one, or where a pipe is among the files.
+
+    A pipe can be read only once.
+
+    Raises:
+        DataError: a file has invalid text, or files have different numbers of lines.
+    """
+    if file is None or has_pipe(file, prefixes, constraints):
+        return None
+    return sum(1 for _ in read_input_lines(file, prefixes, constraints))
+
+
+def read_terminology(file: Path, source_language: str) -> Terminology:
+    """Return the terms of a file: lines of a source term, a tab and a target term."""
+    return Terminology(read_lines(file), str(file), source_language=source_language)
 
 
 def _phrases(row: str) -> list[str]:

@@ -32,7 +32,7 @@ from tformer_cli.translate.options import MBR, SearchOptions
 from tformer_cli.translate.preprocess import InputLine
 from tformer_cli.translate.teachers import Teachers
 from tformer_cli.translate.translator import TranslatedLine
-from tformer_cli.translate.windows import Output, resumable_output, write_windows
+from tformer_cli.translate.windows import Output, resumable_output, translate_shared
 
 RealSide = Literal["source", "target"]
 # Translations have errors, which a model shall not take for good sources (Caswell et al. 2019). A
@@ -165,19 +165,18 @@ def synthesize(
         num_done = world.all_reduce_max(rows.num_lines)
         on_start((total - num_done) * len(models.names))
         left = map(InputLine, itertools.islice(read_lines(file), num_done, None))
-        translated = models.translate(
-            map(world.shard, chunks(left, translator.WINDOW_LINES * world.size)),
-            name=str(file),
-            first_line=num_done + 1 + world.rank,
-            line_stride=world.size,
-            on_done=lambda done: on_done(done * world.size),
-            on_warning=on_warning,
-        )
         output_rows: Output = rows
         if drop_duplicates and isinstance(rows, PartialFile):
             output_rows = DistinctRows(rows)
         text_of = functools.partial(_rows, models, real)
-        write_windows(translated, [(output_rows, text_of)], world, lambda count: None)
+        translate_shared(
+            functools.partial(models.translate, name=str(file), on_warning=on_warning),
+            chunks(left, translator.WINDOW_LINES * world.size),
+            [(output_rows, text_of)],
+            world,
+            num_done,
+            on_done=on_done,
+        )
         counts = _write_sides(rows.path, sides, total) if isinstance(rows, PartialFile) else None
         num_pairs, omitted = world.broadcast_object(counts)
     by_teacher = {name: num_pairs.get(name, 0) for name in models.names}

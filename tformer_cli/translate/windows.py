@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from tformer_cli.distributed import World
 from tformer_cli.storage.partial_file import partial_file
+from tformer_cli.translate.preprocess import InputLine
 
 Line = TypeVar("Line")
 
@@ -41,24 +42,39 @@ def resumable_output(file: Path, made_from: Mapping[str, object], world: World) 
         yield output
 
 
-def write_windows(
-    windows: Iterable[Sequence[Line]],
+def translate_shared(
+    translate: Callable[..., Iterable[Sequence[Line]]],
+    windows: Iterable[Sequence[InputLine]],
     outputs: Sequence[tuple[Output, Callable[[Line], str]]],
     world: World,
-    on_written: Callable[[int], object],
+    num_done: int,
+    *,
+    on_done: Callable[[int], object],
+    on_written: Callable[[int], object] = lambda num_done: None,
 ) -> None:
-    """Write windows of lines, each before the next one is translated.
+    """Translate windows of lines by all processes, and write each before the next one.
 
     Args:
-        windows: of each, what `World.shard` gives this process.
-        outputs: where to write, and the text there of a line.
+        translate: `Translator.translate_windows` or `Teachers.translate`, with its options.
+        windows: the lines behind those that are done, equal in all processes.
+        outputs: where to write, and the text there of a translated line.
         world: the processes that share each window; all of them call this function.
-        on_written: called with the number of lines whenever those of a window are written.
+        num_done: lines that the outputs have already.
+        on_done: called with a number of lines whenever about as many are translated.
+        on_written: called with `num_done` and all lines since, when those of a window are written.
     """
-    for window in windows:
+    translated = translate(
+        map(world.shard, windows),
+        first_line=num_done + 1 + world.rank,
+        line_stride=world.size,
+        # The other processes are about as fast.
+        on_done=lambda count: on_done(count * world.size),
+    )
+    for window in translated:
         num_lines = 0
         for output, text_of in outputs:
             texts = world.gather_shards([text_of(line) for line in window])
             output.add("".join(texts), len(texts))
             num_lines = len(texts)
-        on_written(num_lines)
+        num_done += num_lines
+        on_written(num_done)
