@@ -14,7 +14,7 @@ PACKAGE = Path(tformer_cli.__file__).parent
 
 # Each rung may import from itself and from the rungs above it.
 LADDER = [
-    ["errors", "kernels", "process"],
+    ["choices", "errors", "kernels", "process"],
     ["config.schema", "device", "distributed", "padding", "storage"],
     ["plotting"],
     ["config"],

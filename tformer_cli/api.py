@@ -3,8 +3,8 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
+from tformer_cli.choices import Backend, MetricName, TuningMetric
 from tformer_cli.config.schema.config import BleuTokenizer, Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import DecodingConfig
@@ -29,13 +29,12 @@ from tformer_cli.evaluation.evaluate import (
     texts_of_split,
     warn_of_overlap,
 )
-from tformer_cli.evaluation.metrics import MetricName, build_metric
+from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.evaluation.tuning import Tuning, tune_search
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import ModelFiles, find_model
 from tformer_cli.training import trainer as training
 from tformer_cli.training.setup import config_and_run
-from tformer_cli.translate.backend import Backend
 from tformer_cli.translate.options import MBR, SearchOptions
 from tformer_cli.translate.score import ScoredPair, score_pairs
 from tformer_cli.translate.translator import Translator
@@ -242,7 +241,7 @@ def compare(
 def tune(
     run: str | os.PathLike[str],
     *,
-    metric: Literal["bleu", "chrf"] = "bleu",
+    metric: TuningMetric = "bleu",
     beam_sizes: Sequence[int] = (),
     checkpoint: str = "best",
     device: str = "auto",

@@ -4,10 +4,11 @@ import json
 import math
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tformer_cli.choices import TuningMetric
 from tformer_cli.cli.entry import (
     extend,
     progress_bar,
@@ -162,9 +163,7 @@ def tune(
         list[int] | None,
         typer.Option("--beam", min=1, help="Beam size to try; repeatable. Default: the run's."),
     ] = None,
-    metric: Annotated[
-        Literal["bleu", "chrf"], typer.Option(help="What the best search maximizes.")
-    ] = "bleu",
+    metric: Annotated[TuningMetric, typer.Option(help="What the best search maximizes.")] = "bleu",
     write: Annotated[
         bool,
         typer.Option("--write", help="Write the best search into the config.yaml of the run."),

@@ -4,21 +4,15 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from tformer_cli.choices import FormatName, Quantization
 from tformer_cli.cli.entry import progress_bar, tell
-from tformer_cli.cli.options import (
-    CheckpointOption,
-    LeadingRunArgument,
-    QuantizationName,
-    chosen_run,
-)
+from tformer_cli.cli.options import CheckpointOption, LeadingRunArgument, chosen_run
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory
-
-FormatName = Literal["ctranslate2", "marian", "onnx", "safetensors"]
 
 
 def export(
@@ -37,7 +31,7 @@ def export(
         ),
     ],
     quantization: Annotated[
-        QuantizationName, typer.Option(help="Number format of the matrices.")
+        Quantization, typer.Option(help="Number format of the matrices.")
     ] = "float32",
     check_lines: Annotated[
         int, typer.Option(min=1, help="Number of lines to check the export by.")

@@ -2,15 +2,15 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tformer_cli.choices import Backend, MetricName, Utility
 from tformer_cli.errors import Problem, UsageError
 from tformer_cli.storage.run_directory import RUNS, RunDirectory, newest_run, step_of
 
 if TYPE_CHECKING:
-    from tformer_cli.evaluation.metrics import MetricName
     from tformer_cli.translate.options import MBR
 
 _RUN = "Run folder, such as runs/demo. Default: the newest below runs/."
@@ -59,7 +59,7 @@ WorkersOption = Annotated[
     ),
 ]
 BackendOption = Annotated[
-    Literal["auto", "native", "ctranslate2"],
+    Backend,
     typer.Option(
         help="native: tformer's own search. ctranslate2: on a CPU, by an export in the run folder. "
         "auto: CTranslate2 where it is installed and translates alike, else native."
@@ -76,7 +76,7 @@ EnsembleOption = Annotated[
     list[Path] | None, typer.Option(metavar="RUN", help="Another run to ensemble with; repeatable.")
 ]
 MbrOption = Annotated[
-    Literal["chrf", "bleu"] | None,
+    Utility | None,
     typer.Option(help="Minimum Bayes risk (MBR) decoding with this utility."),
 ]
 TagOption = Annotated[
@@ -93,7 +93,6 @@ CandidatesOption = Annotated[
 ]
 
 DROP_ONE = "leave one of them out"
-QuantizationName = Literal["int8", "int8_float32", "float16", "bfloat16", "float32"]
 
 # Arguments of the library whose options have their names.
 _SAME_NAMES = (
@@ -186,13 +185,13 @@ def _check_run_folder(path: Path) -> None:
         raise UsageError(str(path), what, remedy=remedy)
 
 
-def chosen_metrics(bleu: bool, chrf: bool, ter: bool) -> "list[MetricName]":
+def chosen_metrics(bleu: bool, chrf: bool, ter: bool) -> list[MetricName]:
     """Return the metrics of --bleu, --chrf and --ter that are asked for."""
     is_asked: dict[MetricName, bool] = {"bleu": bleu, "chrf": chrf, "ter": ter}
     return [name for name, asked in is_asked.items() if asked]
 
 
-def chosen_mbr(utility: Literal["chrf", "bleu"] | None, num_candidates: int | None) -> "MBR | None":
+def chosen_mbr(utility: Utility | None, num_candidates: int | None) -> "MBR | None":
     """Return the MBR decoding of --mbr and --candidates, if any."""
     from tformer_cli.translate.options import MBR
 

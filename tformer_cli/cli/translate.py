@@ -7,10 +7,11 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from tformer_cli.choices import LongLines, Quantization
 from tformer_cli.cli.entry import is_main_process, tell_stderr, warn
 from tformer_cli.cli.options import (
     DROP_ONE,
@@ -23,7 +24,6 @@ from tformer_cli.cli.options import (
     LengthPenaltyOption,
     MbrOption,
     PrecisionOption,
-    QuantizationName,
     SearchSetOption,
     TagOption,
     WorkersOption,
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from tformer_cli.translate.translator import TranslatedLine
     from tformer_cli.translate.windows import Output
 
-# More decimals are mostly rounding errors, which depend on the batch.
-SCORE_DECIMALS = 4
 NOWHERE = Path(os.devnull)
 
 
@@ -125,7 +123,7 @@ def translate(
         ),
     ] = None,
     long_lines: Annotated[
-        Literal["split", "truncate", "error"],
+        LongLines,
         typer.Option(help="What to do with a line longer than any training line."),
     ] = "split",
     max_source_length: Annotated[
@@ -146,7 +144,7 @@ def translate(
     workers: Annotated[WorkersOption, Recorded.NOT] = None,
     backend: BackendOption = "auto",
     quantization: Annotated[
-        QuantizationName | None,
+        Quantization | None,
         typer.Option(help="Number format of CTranslate2's matrices. Default: float32."),
     ] = None,
 ) -> None:
@@ -310,6 +308,8 @@ def _alignments_line(line: "TranslatedLine") -> str:
 
 
 def _numbered_lines(line: "TranslatedLine") -> str:
+    from tformer_cli.translate.postprocess import SCORE_DECIMALS
+
     return "".join(
         f"{line.number} ||| {translation.text} ||| {translation.score:.{SCORE_DECIMALS}f}\n"
         for translation in line.translations
@@ -317,6 +317,8 @@ def _numbered_lines(line: "TranslatedLine") -> str:
 
 
 def _json_line(line: "TranslatedLine") -> str:
+    from tformer_cli.translate.postprocess import SCORE_DECIMALS
+
     translations = line.translations
     content = {
         "line": line.number,

@@ -9,11 +9,12 @@ from typing import Literal, get_args
 
 from sacrebleu.significance import PairedTest, Result
 
+from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import BleuTokenizer, EvaluationConfig
 from tformer_cli.corpus.reader import read_lines, read_pairs
 from tformer_cli.errors import DataError, UsageError, check_choice
 from tformer_cli.evaluation.evaluate import texts_of_split
-from tformer_cli.evaluation.metrics import Metric, MetricName, Score, build_metric
+from tformer_cli.evaluation.metrics import Metric, Score, build_metric
 from tformer_cli.storage.trained_model import ModelFiles, check_translates
 
 SIGNIFICANCE_LEVEL = 0.05

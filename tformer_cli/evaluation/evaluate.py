@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import DataConfig, ParallelText, Text
 from tformer_cli.config.schema.decoding import DecodingConfig
@@ -25,7 +26,7 @@ from tformer_cli.corpus.store_builder import evaluation_store
 from tformer_cli.device import autocast, resolve_device, resolve_precision
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.errors import DataError, Problem, UsageError, reject_str
-from tformer_cli.evaluation.metrics import Metric, MetricName, Score
+from tformer_cli.evaluation.metrics import Metric, Score
 from tformer_cli.model.network import Network, Seq2Seq
 from tformer_cli.process import tune_allocator
 from tformer_cli.search.scoring import halving_on_oom

@@ -5,20 +5,19 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
+from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import Config, EvaluationConfig
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.corpus.held_out import overlap_warnings
 from tformer_cli.corpus.reader import read_lines, read_texts
 from tformer_cli.errors import ConfigError, Problem, UsageError
 from tformer_cli.text.language import is_language_code, language_of_script
-
-MetricName = Literal["bleu", "chrf", "ter"]
 
 # sacrebleu's tokenizers for languages without whitespace between words.
 TOKENIZERS_BY_LANGUAGE = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tformer_cli.choices import Quantization
 from tformer_cli.config.load import dump_config
 from tformer_cli.config.schema.model import (
     EncoderDecoderConfig,
@@ -32,7 +33,6 @@ from tformer_cli.export.format import (
     BEAM_SIZE,
     TOKENIZER_PACKAGES,
     Format,
-    Quantization,
     filled,
     package,
     token_code,

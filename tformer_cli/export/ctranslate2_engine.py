@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from tformer_cli.choices import Quantization
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig
 from tformer_cli.config.schema.model import (
     EncoderDecoderConfig,
@@ -19,7 +20,7 @@ from tformer_cli.config.schema.model import (
     YarnScaling,
 )
 from tformer_cli.errors import CheckpointError, Problem, UsageError
-from tformer_cli.export.format import Quantization, package
+from tformer_cli.export.format import package
 from tformer_cli.process import num_threads
 from tformer_cli.search.engine import (
     Engine,

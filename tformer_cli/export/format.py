@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from string import Template
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
+from tformer_cli.choices import Quantization
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.errors import ConfigError, Problem, UsageError
 from tformer_cli.search.engine import Engine
@@ -19,9 +20,6 @@ from tformer_cli.text.subword import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizers
 
 TEMPLATES = Path(__file__).with_name("templates")
-
-Quantization = Literal["int8", "int8_float32", "float16", "bfloat16", "float32"]
-
 BEAM_SIZE = 5
 # The oldest version of each package that will do, by extra of pyproject.toml.
 EXTRAS = {

@@ -4,10 +4,10 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 
+from tformer_cli.choices import FormatName, Quantization
 from tformer_cli.config.load import dump_config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.corpus.reader import read_lines, read_pairs
@@ -16,7 +16,7 @@ from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.export.card import CARD_FILE, UNKNOWN_LICENSE, Card, known_scores, model_card
 from tformer_cli.export.check import CheckText, Comparison, check
 from tformer_cli.export.ctranslate2 import CTranslate2Format
-from tformer_cli.export.format import Format, Quantization
+from tformer_cli.export.format import Format
 from tformer_cli.export.marian import MarianFormat, read_marian
 from tformer_cli.export.marian_settings import SETTINGS_FILE
 from tformer_cli.export.onnx import OnnxFormat
@@ -27,7 +27,6 @@ from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model, model_settings
 
-FormatName = Literal["ctranslate2", "marian", "onnx", "safetensors"]
 FORMATS: dict[FormatName, type[Format]] = {
     "ctranslate2": CTranslate2Format,
     "marian": MarianFormat,

@@ -6,8 +6,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
+from tformer_cli.choices import Backend, Quantization
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.errors import (
@@ -18,7 +19,7 @@ from tformer_cli.errors import (
     check_choice,
 )
 from tformer_cli.export.ctranslate2_engine import CTranslate2Engine, unsupported
-from tformer_cli.export.format import Quantization, package
+from tformer_cli.export.format import package
 from tformer_cli.process import may_have_gpu, num_processes
 from tformer_cli.search.engine import (
     Engine,
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
     from tformer_cli.model.network import Seq2Seq
     from tformer_cli.search.native_engine import NativeEngine
-
-Backend = Literal["auto", "native", "ctranslate2"]
 
 # The command that writes an export, and how many lines it is checked by.
 EXPORT = "tformer export --format ctranslate2 --quantization {} --checkpoint {} --check-lines {}"

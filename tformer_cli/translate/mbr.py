@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tformer_cli.choices import Utility
 from tformer_cli.search.engine import Hypothesis
-from tformer_cli.translate.options import Utility
 
 # Decimals of a utility that count; the others are rounding errors.
 DECIMALS = 9

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Literal, TypedDict, get_args
+from typing import TypedDict, get_args
 
+from tformer_cli.choices import LongLines, Utility
 from tformer_cli.config.load import changed_decoding
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import (
@@ -17,9 +18,6 @@ from tformer_cli.config.schema.decoding import (
 from tformer_cli.config.schema.fields import checked
 from tformer_cli.errors import ConfigError, Problem, UsageError, check_choice, check_positive
 from tformer_cli.text.segments import Terminology
-
-LongLines = Literal["split", "truncate", "error"]
-Utility = Literal["chrf", "bleu"]
 
 # Default number of samples.
 NUM_SAMPLES = 32

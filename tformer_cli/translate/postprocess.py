@@ -13,6 +13,9 @@ from tformer_cli.text.tokenizer import Tokenizers
 if TYPE_CHECKING:
     from tformer_cli.search.scoring import Aligner
 
+# Decimals of scores that are written: more are mostly rounding errors, which depend on the batch.
+SCORE_DECIMALS = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Translation:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, get_args
 
+from tformer_cli.choices import LongLines
 from tformer_cli.corpus.reader import has_pipe, read_beside, read_lines
 from tformer_cli.errors import (
     DataError,
@@ -26,7 +27,6 @@ from tformer_cli.text.segments import (
 from tformer_cli.text.subword import MarianTokenizer
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import tag_ids, with_eos
-from tformer_cli.translate.options import LongLines
 
 # Pieces of a line at most; piece i of line n has the number n * MAX_PIECES + i when sampling.
 MAX_PIECES = 1 << 20

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tformer_cli import __version__
+from tformer_cli.choices import Backend
 from tformer_cli.config.load import to_yaml
 from tformer_cli.config.schema.data import TrainingText
 from tformer_cli.config.schema.decoding import DecodingConfig
@@ -27,8 +28,8 @@ from tformer_cli.errors import Problem, UsageError, check_choice
 from tformer_cli.storage.atomic import atomic_write, file_checksum
 from tformer_cli.storage.partial_file import PartialFile
 from tformer_cli.translate import translator
-from tformer_cli.translate.backend import Backend
 from tformer_cli.translate.options import MBR, SearchOptions
+from tformer_cli.translate.postprocess import SCORE_DECIMALS
 from tformer_cli.translate.preprocess import InputLine
 from tformer_cli.translate.teachers import Teachers
 from tformer_cli.translate.translator import TranslatedLine
@@ -38,8 +39,6 @@ RealSide = Literal["source", "target"]
 # Translations have errors, which a model shall not take for good sources (Caswell et al. 2019). A
 # distilled text has real sources, such as the model is to translate, and no tag.
 TAGS: Mapping[RealSide, tuple[str, ...]] = {"source": (), "target": ("[back-translated]",)}
-# More decimals are mostly rounding errors, which depend on the batch.
-DECIMALS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +229,12 @@ def _rows(models: Teachers, real: RealSide, lines: Sequence[TranslatedLine]) -> 
             "line": lines[0].number,
             "teacher": chosen.teacher,
             "rank": chosen.rank,
-            "score": round(translation.log_prob / (len(translation.tokens) + 1), DECIMALS),
+            "score": round(translation.log_prob / (len(translation.tokens) + 1), SCORE_DECIMALS),
             "source": source,
             "target": target,
         }
         if chosen.utility is not None:
-            row["utility"] = round(chosen.utility, DECIMALS)
+            row["utility"] = round(chosen.utility, SCORE_DECIMALS)
         texts.append(json.dumps(row, ensure_ascii=False) + "\n")
     return "".join(texts)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
+from tformer_cli.choices import Backend, Quantization
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.corpus.prefetch import chunks
@@ -18,7 +19,6 @@ from tformer_cli.storage.trained_model import find_model
 from tformer_cli.text.segments import Terminology, word_separator
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.translate.backend import (
-    Backend,
     FallbackEngine,
     checked_engine_of_run,
     engine_of_export,
@@ -42,7 +42,6 @@ from tformer_cli.translate.preprocess import InputLine, Preprocessor, zip_lines
 if TYPE_CHECKING:
     import torch
 
-    from tformer_cli.export.format import Quantization
     from tformer_cli.model.network import Seq2Seq
     from tformer_cli.search.native_engine import NativeEngine
     from tformer_cli.search.scoring import Aligner
@@ -133,7 +132,7 @@ class Translator:
         device: str = "auto",
         precision: str | None = None,
         backend: Backend = "auto",
-        quantization: "Quantization | None" = None,
+        quantization: Quantization | None = None,
         workers: int | None = 1,
         log: Callable[[str], object] = lambda line: None,
         **limits: Unpack[LineLimits],
