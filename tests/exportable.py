@@ -22,7 +22,7 @@ from tformer_cli.config.schema.model import (
     YarnScaling,
 )
 from tformer_cli.config.schema.tokenizer import CharConfig
-from tformer_cli.export.check import CheckText, Comparison, check
+from tformer_cli.export.check import CheckResult, CheckText, check_export
 from tformer_cli.export.format import Format
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
@@ -111,7 +111,7 @@ def trained(model: Seq2Seq, tokenizers: Tokenizers, config: ModelConfig) -> Trai
 @contextlib.contextmanager
 def exported(
     model: TrainedModel, form: Format, folder: Path, text: CheckText, **options
-) -> Iterator[tuple[Path, list[Comparison]]]:
+) -> Iterator[tuple[Path, list[CheckResult]]]:
     """Write a folder, and yield it with its comparisons once it has passed its check."""
     with form.written(model, folder) as temporary:
-        yield temporary, check(model, form, temporary, text, **options)
+        yield temporary, check_export(model, form, temporary, text, **options)

@@ -36,7 +36,7 @@ RENDEZVOUS = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # How gloo says that another process has ended.
 PEER_CLOSED = ("closed by peer", "reset by peer", "Broken pipe")
 
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class World:
         self._run("all_gather_object", gathered, list(lines))
         return gathered
 
-    def shard(self, items: Sequence[Item]) -> Sequence[Item]:
+    def shard(self, items: Sequence[_Item]) -> Sequence[_Item]:
         """Return the items of this process, every `size`-th one."""
         return items[self.rank :: self.size]
 

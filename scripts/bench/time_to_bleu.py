@@ -19,7 +19,15 @@ from tformer_cli.cli.options import SetOption
 from tformer_cli.config.load import check_data_files, load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import UsageError
-from tformer_cli.plotting.curves import COLORS, DASHES, FORMATS, GRAY, STYLE, save, style
+from tformer_cli.plotting.curves import (
+    COLORS,
+    DASHES,
+    FIGURE_FORMATS,
+    GRAY,
+    STYLE,
+    save_figure,
+    style,
+)
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.training.validation import is_finished
 
@@ -267,7 +275,7 @@ def time_to_bleu(
     if test_set is None:
         raise UsageError(str(config), "has no test set", remedy="name one under data.test")
     if output is not None:
-        if output.suffix.lower() not in FORMATS:
+        if output.suffix.lower() not in FIGURE_FORMATS:
             raise UsageError("--output", "must end in .png, .svg or .pdf", got=str(output))
         # Without matplotlib there is an error now, not after hours.
         draw([], test_set)
@@ -287,7 +295,7 @@ def time_to_bleu(
     with resumable(folder):
         curves = measure(trainings, test_set, minutes=minutes, threads=threads)
     if output is not None:
-        save(draw(curves, test_set), output)
+        save_figure(draw(curves, test_set), output)
     signatures = [curve.signature for curve in curves if curve.signature is not None]
     environment = curves[-1].environment
     result = {

@@ -13,7 +13,7 @@ from killing import killed
 from test_wheel import files
 from typer.testing import CliRunner
 
-from tformer_cli.cli.config import app
+from tformer_cli.cli.config import config_app
 from tformer_cli.cli.options import message
 from tformer_cli.config.load import as_plain, check_data_files, dump_config, load_config
 from tformer_cli.errors import ConfigError, DataError, TformerError, UsageError
@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def printed(*arguments: str) -> str:
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(config_app, arguments)
     if result.exception is not None:
         raise result.exception
     return result.output
@@ -106,7 +106,7 @@ def test_show_needs_no_texts(folder: Path) -> None:
 
 
 def warnings(*settings: str) -> list[str]:
-    result = CliRunner().invoke(app, ["check", "x.yaml", *settings])
+    result = CliRunner().invoke(config_app, ["check", "x.yaml", *settings])
     assert (result.exit_code, result.stdout) == (0, "x.yaml: ok\n")
     return result.stderr.split("\n")[:-1]
 

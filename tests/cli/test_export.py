@@ -113,7 +113,7 @@ def test_near_ties_are_printed(toy_run, tmp_path, tformer, monkeypatch):
     from tformer_cli.export import check
     from tformer_cli.export.ctranslate2 import CTranslate2Format
 
-    monkeypatch.setattr(check, "TOLERANCE", 1e9)
+    monkeypatch.setattr(check, "SCORE_TOLERANCE", 1e9)
     monkeypatch.setattr(CTranslate2Format, "is_exact", True)
     lines = tformer("export", toy_run, tmp_path / "model", *FORMAT, "--quantization", "int8")
     *_, tie, last = lines.stdout.splitlines()

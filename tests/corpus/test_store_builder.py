@@ -382,7 +382,7 @@ def test_a_store_of_the_same_size_that_was_changed_is_built_again(tmp_path, dama
 def test_a_store_of_another_format_is_another_store(tmp_path, monkeypatch):
     texts, stores = write(tmp_path, MANY), tmp_path / "stores"
     load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
-    monkeypatch.setattr(store_builder, "FORMAT_VERSION", store_builder.FORMAT_VERSION + 1)
+    monkeypatch.setattr(store_builder, "STORE_VERSION", store_builder.STORE_VERSION + 1)
     tokenizers, spy = spied()
     found = load_or_build_store(texts, tokenizers, FILTERS, stores=stores, **OPTIONS)
     assert_same(found, expected(MANY, FILTERS))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig
-from tformer_cli.export.check import Difference, compare
+from tformer_cli.export.check import Difference, compare_engines
 from tformer_cli.export.plain import PlainFormat
 from tformer_cli.search.engine import Hypothesis, Request
 
@@ -44,7 +44,7 @@ def test_searches_are_greedy_and_a_beam():
 def test_equal_translations_have_no_differences():
     seen = []
     engine = Told([[ONE, OTHER]])
-    found = compare(engine, Told([[ONE, OTHER]]), [SENTENCE], BEAM, on_done=seen.append)
+    found = compare_engines(engine, Told([[ONE, OTHER]]), [SENTENCE], BEAM, on_done=seen.append)
     assert (found.num_lines, found.num_equal, found.num_best_equal) == (1, 1, 1)
     assert found.ties == found.differences == ()
     assert seen == [1, 1]
@@ -54,13 +54,13 @@ def test_equal_translations_have_no_differences():
 def test_scores_of_equal_tokens_agree_token_for_token(change, differs):
     """1e-4 a token, of which there are four."""
     theirs = replace(ONE, log_prob=ONE.log_prob + change)
-    found = compare(Told([[ONE]]), Told([[theirs]]), [SENTENCE], GREEDY)
+    found = compare_engines(Told([[ONE]]), Told([[theirs]]), [SENTENCE], GREEDY)
     assert found.num_equal == 1
     assert found.differences == ((Difference(0, 0, ONE, theirs),) if differs else ())
 
 
 def test_an_unfinished_translation_is_another_one():
-    found = compare(
+    found = compare_engines(
         Told([[ONE]], {(20, 21, 22): (-1.0,) * 4}),
         Told([[replace(ONE, finished=False)]], {(20, 21, 22): (-1.0, -1.0, -1.0, -9.0)}),
         [SENTENCE],
@@ -85,7 +85,7 @@ def test_a_beam_ties_where_both_engines_score_both_alike(ours, theirs, is_tie):
         Told([[own]], {ONE.token_ids: (scores[0],) * 4, OTHER.token_ids: (scores[1],) * 4})
         for own, scores in ((ONE, ours), (OTHER, theirs))
     ]
-    found = compare(*engines, [SENTENCE], BEAM)
+    found = compare_engines(*engines, [SENTENCE], BEAM)
     difference = (Difference(0, 0, ONE, OTHER),)
     assert (found.ties, found.differences) == ((difference, ()) if is_tie else ((), difference))
     assert (found.num_equal, found.num_best_equal) == (0, 0)
@@ -95,11 +95,13 @@ def test_a_beam_ties_where_both_engines_score_both_alike(ours, theirs, is_tie):
 def test_greedy_search_ties_at_the_token_where_translations_part(second, is_tie):
     """What comes behind it has no say."""
     log_probs = {ONE.token_ids: (-1.0, -2.0, -3.0, 0.0), OTHER.token_ids: (-1.0, second, 0.0, 0.0)}
-    found = compare(Told([[ONE]], log_probs), Told([[OTHER]], log_probs), [SENTENCE], GREEDY)
+    found = compare_engines(
+        Told([[ONE]], log_probs), Told([[OTHER]], log_probs), [SENTENCE], GREEDY
+    )
     assert (len(found.ties), len(found.differences)) == ((1, 0) if is_tie else (0, 1))
 
 
 def test_a_translation_that_one_lacks_is_a_difference():
-    found = compare(Told([[ONE, OTHER]]), Told([[ONE]]), [SENTENCE], BEAM)
+    found = compare_engines(Told([[ONE, OTHER]]), Told([[ONE]]), [SENTENCE], BEAM)
     assert found.differences == (Difference(0, 1, OTHER, None),)
     assert (found.num_equal, found.num_best_equal) == (0, 1)

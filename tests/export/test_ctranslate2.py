@@ -34,13 +34,13 @@ from tformer_cli.config.schema.model import (
 )
 from tformer_cli.config.schema.tokenizer import CharConfig, SubwordConfig, WordConfig
 from tformer_cli.errors import ConfigError, UsageError
-from tformer_cli.export.check import CheckText, check
+from tformer_cli.export.check import CheckText, check_export
 from tformer_cli.export.ctranslate2 import (
     CTranslate2Format,
     quantize_weights,
     specification,
 )
-from tformer_cli.export.ctranslate2_engine import unsupported
+from tformer_cli.export.ctranslate2_engine import unsupported_by_ctranslate2
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
 from tformer_cli.text.normalizer import Normalizer
@@ -321,7 +321,7 @@ def test_every_member_translates_as_it_does_itself(name, tmp_path):
     model, form = lively(MEMBERS[name]), CTranslate2Format()
     form.write(model, tmp_path)
     text = CheckText.of(LINES, model.tokenizers, name="lines", max_length=LONGEST - 1)
-    greedy, beam = check(model, form, tmp_path, text)
+    greedy, beam = check_export(model, form, tmp_path, text)
     assert (greedy.num_equal, beam.num_equal) == (8, 8)
     assert greedy.ties == beam.ties == ()
     assert len({found.token_ids for found in beam.theirs}) > 1
@@ -397,15 +397,15 @@ def test_frequencies_of_yarn_are_not_rounded_to_half():
     config = replace(
         PLAIN, positions=RotaryPositions(scaling=YarnScaling(factor=2.0, original_length=8))
     )
-    assert list(unsupported(config, "int8")) == []
-    assert [str(problem) for problem in unsupported(config, "float16")] == [
+    assert list(unsupported_by_ctranslate2(config, "int8")) == []
+    assert [str(problem) for problem in unsupported_by_ctranslate2(config, "float16")] == [
         "model.positions.scaling: has no exact counterpart in CTranslate2 "
         "(yarn in float16, which rounds its frequencies); "
         'use `quantization="int8"` or float32'
     ]
 
 
-exportable = encoder_decoders.filter(lambda config: not list(unsupported(config)))
+exportable = encoder_decoders.filter(lambda config: not list(unsupported_by_ctranslate2(config)))
 
 
 @settings(max_examples=15)

@@ -13,7 +13,7 @@ from exportable import BASE, LINES, exported, lively
 
 from tformer_cli.config.schema.model import LatentConfig, RotaryPositions
 from tformer_cli.errors import ConfigError, DataError, ExportError, StorageError, UsageError
-from tformer_cli.export.check import CheckText, check
+from tformer_cli.export.check import CheckText, check_export
 from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.export.format import EXTRAS, package
 
@@ -87,7 +87,7 @@ def test_export_that_passes_appears_as_a_whole(model, text, tmp_path):
 def test_one_wrong_number_fails_the_check(model, text, tmp_path, name, index):
     EXACT.write(with_another(name, index), tmp_path)
     with pytest.raises(ExportError, match="has another translation, or another score for it"):
-        check(model, EXACT, tmp_path, text)
+        check_export(model, EXACT, tmp_path, text)
 
 
 def test_failed_check_says_which_line_and_leaves_nothing(model, text, tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from tformer_cli.config.schema.model import (
 )
 from tformer_cli.errors import ExportError, UsageError
 from tformer_cli.export import onnx as onnx_format
-from tformer_cli.export.check import CheckText, check
+from tformer_cli.export.check import CheckText, check_export
 from tformer_cli.export.onnx import OnnxFormat, SourceGraph, StepGraph, traceable
 from tformer_cli.model.build import build_model
 from tformer_cli.model.network import Seq2Seq
@@ -84,7 +84,7 @@ def test_encoder_and_decoder_translate_alike_by_beam_and_greedy_search(small):
 
 @pytest.mark.slow
 def test_one_stream_translates_alike_with_its_weights_in_files_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_format, "MAX_BYTES", 1)
+    monkeypatch.setattr(onnx_format, "MAX_PROTOBUF_BYTES", 1)
     stream = written(STREAM, tmp_path / "stream")
     assert all_alike(stream.comparisons)
     assert sorted(file.name for file in stream.folder.iterdir()) == [
@@ -178,7 +178,7 @@ def test_one_wrong_number_fails_the_check(small):
         changed.model.decoder.layers[0].cross_attention.value.weight[0, 3] += 0.1
     text = CheckText.of(LINES, changed.tokenizers, name="valid.en", max_length=30)
     with pytest.raises(ExportError, match=r"^valid.en:1: onnxruntime has another translation"):
-        check(changed, FORM, small.folder, text)
+        check_export(changed, FORM, small.folder, text)
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from tformer_cli.config.schema.model import (
 )
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.errors import CheckpointError, ConfigError, ExportError, TformerError
-from tformer_cli.export.check import CheckText, check
+from tformer_cli.export.check import CheckText, check_export
 from tformer_cli.export.format import BEAM_SIZE
 from tformer_cli.export.plain import PlainFormat, portable_config, read_plain_folder
 from tformer_cli.model.build import build_model
@@ -170,7 +170,7 @@ def test_one_wrong_number_fails_the_check(model, folder):
     save_file(weights, file)
     text = CheckText.of(LINES, model.tokenizers, name="valid.en", max_length=20)
     with pytest.raises(ExportError) as raised:
-        check(model, EXACT, folder, text)
+        check_export(model, EXACT, folder, text)
     start = "valid.en:1: tformer has another translation, or another score for it ('"
     assert str(raised.value).startswith(start)
 

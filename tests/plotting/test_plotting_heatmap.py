@@ -23,11 +23,11 @@ from tformer_cli.plotting.attention_maps import AttentionMaps
 from tformer_cli.plotting.curves import COLORS, DASHES
 from tformer_cli.plotting.heatmap import (
     BUNDLED_FONT,
-    MASKED,
+    MASKED_COLOR,
+    PAGE_TEMPLATES,
     SIGNS,
-    TEMPLATES,
     WEIGHTS,
-    draw,
+    draw_heatmap,
     draw_map,
     draw_scale,
     draw_table,
@@ -35,7 +35,7 @@ from tformer_cli.plotting.heatmap import (
     labels,
     page,
     pick_fonts,
-    save,
+    save_heatmap,
     table_title,
 )
 
@@ -109,7 +109,7 @@ def test_a_page_needs_nothing_from_elsewhere():
     ]
     assert policies == ["default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"]
     assert not any({"src", "href"} & set(found) for _, found in elements)
-    for text in [file.read_text() for file in TEMPLATES.iterdir()]:
+    for text in [file.read_text() for file in PAGE_TEMPLATES.iterdir()]:
         # What http there is, is the name of a kind of elements.
         assert text.replace("http://www.w3.org/2000/svg", "").count("//www") == 0
         assert "url(" not in text
@@ -123,7 +123,7 @@ def test_a_page_without_a_translation_has_none():
 
 def test_a_page_is_written_whole(tmp_path):
     found = sentence(maps(["犬"], ["b"]))
-    save(found, tmp_path / "deep" / "heatmap.html")
+    save_heatmap(found, tmp_path / "deep" / "heatmap.html")
     assert (tmp_path / "deep" / "heatmap.html").read_text(encoding="utf-8") == page(found)
 
 
@@ -139,7 +139,7 @@ ALL = sentence(
 
 @pytest.fixture(scope="module")
 def figure():
-    return draw(ALL)
+    return draw_heatmap(ALL)
 
 
 def map_axes(figure):
@@ -178,7 +178,9 @@ def test_labels_are_the_tokens_as_they_are(figure):
 )
 def test_nothing_overlaps_and_labels_have_room(num_tokens, num_layers, num_heads):
     tokens = [f"▁token{number}" for number in range(num_tokens)]
-    figure = draw(sentence(maps(tokens, tokens, num_layers=num_layers, num_heads=num_heads)))
+    figure = draw_heatmap(
+        sentence(maps(tokens, tokens, num_layers=num_layers, num_heads=num_heads))
+    )
     figure.draw_without_rendering()
     boxes = [axes.get_tightbbox() for axes in map_axes(figure)]
     assert len(boxes) == num_layers * num_heads
@@ -219,14 +221,14 @@ def test_characters_that_no_font_has_are_named_and_drawn_without_a_warning(tmp_p
     # Private characters, which are in no font but one of their inventor.
     strange = sentence(maps(["a\U0010fffd", "\U0010fffc"], ["b"]))
     with warnings.catch_warnings(record=True) as caught:
-        problem = save(strange, tmp_path / "heatmap.png")
+        problem = save_heatmap(strange, tmp_path / "heatmap.png")
     assert caught == []
     assert str(problem) == (
         f"{tmp_path}/heatmap.png: has boxes for characters that no installed font has "
         r"(\U0010fffd\U0010fffc); install a font that has them, or write .svg or .html"
     )
-    assert save(strange, tmp_path / "heatmap.svg") is None
-    assert save(sentence(maps(WORDS, WORDS)), tmp_path / "heatmap.png") is None
+    assert save_heatmap(strange, tmp_path / "heatmap.svg") is None
+    assert save_heatmap(sentence(maps(WORDS, WORDS)), tmp_path / "heatmap.png") is None
 
 
 @pytest.mark.parametrize("suffix", MAGIC)
@@ -234,16 +236,16 @@ def test_a_picture_is_a_function_of_the_numbers(tmp_path, suffix):
     """Neither the time of day nor the settings of the user change a byte."""
     small = sentence(maps(["a"], ["b"]))
     one, two = (tmp_path / f"{name}{suffix}" for name in ("one", "two"))
-    save(small, one)
+    save_heatmap(small, one)
     with mpl.rc_context({"font.size": 20, "svg.fonttype": "path"}):
-        save(small, two)
+        save_heatmap(small, two)
     assert one.read_bytes() == two.read_bytes()
     assert one.read_bytes().startswith(MAGIC[suffix])
 
 
 def test_an_svg_holds_tokens_as_text_of_their_own_direction(tmp_path):
     tokens = ["<script>", "犬&猫", "▁الكلب", "שלום"]
-    save(sentence(maps(tokens, tokens)), tmp_path / "heatmap.svg")
+    save_heatmap(sentence(maps(tokens, tokens)), tmp_path / "heatmap.svg")
     root = ElementTree.parse(tmp_path / "heatmap.svg").getroot()
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert [texts.count(token) for token in tokens] == [2, 2, 2, 2]
@@ -253,7 +255,7 @@ def test_an_svg_holds_tokens_as_text_of_their_own_direction(tmp_path):
 def test_a_picture_that_no_viewer_opens_is_refused(monkeypatch):
     monkeypatch.setattr(heatmap, "MAX_DOTS", 10**6)
     with pytest.raises(UsageError) as caught:
-        draw(ALL)
+        draw_heatmap(ALL)
     figure_size = str(caught.value).split(" (")[1].split(")")[0]
     assert str(caught.value) == (
         f"the picture: would have more than 1 million dots ({figure_size}); "
@@ -266,7 +268,7 @@ def test_a_picture_that_no_viewer_opens_is_refused(monkeypatch):
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError) as caught:
-        draw(ALL)
+        draw_heatmap(ALL)
     assert str(caught.value) == (
         "tformer heatmap: needs matplotlib, which is not installed; "
         "write .html, or install it with: pip install 'tformer[plot]'"
@@ -288,7 +290,7 @@ def test_all_maps_have_one_scale_and_what_is_unseen_stands_out():
         names = ["#{:02x}{:02x}{:02x}".format(*color) for color in colors]
         middle = [int(WEIGHTS[1][at : at + 2], 16) for at in (1, 3, 5)]
         assert colors[2] == pytest.approx(middle, abs=1)
-        assert [*names[:2], names[3]] == [MASKED, WEIGHTS[0], WEIGHTS[2]]
+        assert [*names[:2], names[3]] == [MASKED_COLOR, WEIGHTS[0], WEIGHTS[2]]
 
 
 def test_the_scale_has_the_colors_of_maps():

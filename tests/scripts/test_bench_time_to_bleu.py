@@ -27,7 +27,7 @@ from tformer_cli.cli.eval import evaluate as tformer_eval
 from tformer_cli.config.load import load_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.errors import Interrupted, TformerError, TrainingError, UsageError
-from tformer_cli.plotting.curves import save
+from tformer_cli.plotting.curves import save_figure
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress, load_progress
 
@@ -525,7 +525,7 @@ def test_picture_has_a_line_a_training_and_one_a_threshold():
 
 def test_picture_is_written_in_the_format_of_its_name(tmp_path):
     file = tmp_path / "quality.png"
-    save(draw([curve()], "flickr"), file)
+    save_figure(draw([curve()], "flickr"), file)
     assert file.read_bytes().startswith(b"\x89PNG")
 
 

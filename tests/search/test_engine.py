@@ -134,7 +134,7 @@ def test_nor_does_how_many_tokens_of_sources_are_at_work(search, monkeypatch):
     engine, inputs = native_engine(), requests(30)
     expected = engine.translate(inputs, search)
     for most in (1, 100, 400):
-        monkeypatch.setattr("tformer_cli.search.native_engine.MAX_TOKENS", most)
+        monkeypatch.setattr("tformer_cli.search.native_engine.MAX_BATCH_TOKENS", most)
         found = engine.translate(inputs, search)
         assert [best.token_ids for (best,) in found] == [best.token_ids for (best,) in expected]
 

@@ -40,9 +40,9 @@ from tformer_cli.text.tokenizer import build_tokenizers
 from tformer_cli.text.vocabulary import NUM_SPECIAL
 from tformer_cli.training import dry_run as dry_run_module
 from tformer_cli.training.dry_run import (
+    BatchShape,
     DryRun,
     OutOfMemory,
-    Shape,
     checkpoint_size,
     dry_run,
     first_steps,
@@ -90,7 +90,7 @@ def test_figures_of_a_small_text_are_exact(toy, tmp_path):
     assert found.num_pairs == 122
     assert found.sample == FilterReport(kept=120, empty=1, too_long=1)
     # Most pairs of tokens, or most tokens: the clock decides which took longer.
-    assert found.worst_batch in (Shape(4, 12), Shape(5, 10))
+    assert found.worst_batch in (BatchShape(4, 12), BatchShape(5, 10))
     assert found.num_epochs == 5.0  # ten pairs of five tokens a step
     assert found.tokens_per_second == pytest.approx(50 / found.seconds_per_step)
     assert (found.num_steps, found.seconds) == (60, 60 * found.seconds_per_step)
@@ -183,7 +183,7 @@ FOUND = DryRun(
     unit="pair",
     num_pairs=29_000,
     sample=FilterReport(kept=19_990, too_long=10),
-    worst_batch=Shape(16, 256),
+    worst_batch=BatchShape(16, 256),
     worst_seconds=1.5,
     peak_memory_bytes=1109 << 20,
     tokens_per_second=3534.4,
@@ -390,7 +390,7 @@ def test_weights_that_a_training_would_begin_with_are_read(toy, tmp_path, capsys
 def test_worst_steps_are_taken_at_the_worst_batches(toy):
     with sampled(toy) as trainer:
         shapes = worst_case_steps(trainer, 60, 2)
-    assert {shape: report.step for shape, report in shapes.items()} == {Shape(5, 12): 2}
+    assert {shape: report.step for shape, report in shapes.items()} == {BatchShape(5, 12): 2}
     assert [report.num_tokens for report in shapes.values()] == [60]
 
 
@@ -550,10 +550,10 @@ def test_some_batch_of_equal_lengths_costs_as_much(training, max_length):
 @pytest.mark.parametrize(
     ("batch_tokens", "max_length", "shapes"),
     [
-        (4096, 256, [Shape(16, 256)]),
-        (300, 256, [Shape(1, 257), Shape(2, 150)]),
-        (4100, 256, [Shape(16, 256), Shape(20, 205)]),
-        (257, 256, [Shape(1, 257)]),
+        (4096, 256, [BatchShape(16, 256)]),
+        (300, 256, [BatchShape(1, 257), BatchShape(2, 150)]),
+        (4100, 256, [BatchShape(16, 256), BatchShape(20, 205)]),
+        (257, 256, [BatchShape(1, 257)]),
     ],
 )
 def test_most_tokens_and_widest_sentences_may_be_two_shapes(batch_tokens, max_length, shapes):
@@ -562,7 +562,7 @@ def test_most_tokens_and_widest_sentences_may_be_two_shapes(batch_tokens, max_le
 
 def test_a_text_of_a_shape_is_one_batch_without_padding():
     tokenizers = build_tokenizers(CharConfig(), lambda: [("abcde", "fgh")], seed=1)
-    store = worst_case_store(Shape(3, 7), tokenizers, seed=5)
+    store = worst_case_store(BatchShape(3, 7), tokenizers, seed=5)
     ((batch,),) = islice(groups(store, TrainingConfig(batch_tokens=22)), 1)
     assert batch.source.shape == batch.target_in.shape == (3, 7)
     assert batch.source_mask.all()

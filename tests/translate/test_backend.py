@@ -142,7 +142,7 @@ def test_an_export_that_another_process_has_just_written_is_taken(files, monkeyp
 
 def test_an_export_of_another_version_is_left_alone(files, monkeypatch):
     """Int8 weights up to 127, as they once were, saturate without VNNI."""
-    monkeypatch.setattr(room, "FORMAT_VERSION", 1)
+    monkeypatch.setattr(room, "EXPORT_VERSION", 1)
     engine_of_run(files, "int8")
     (old,) = files.run.exports.glob("ctranslate2-*")
     (old / "model.bin").write_bytes(b"")

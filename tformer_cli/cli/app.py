@@ -39,7 +39,7 @@ app = new_app(
 )
 for name, command in COMMANDS.items():
     app.command(name)(command)
-app.add_typer(config.app, name="config")
+app.add_typer(config.config_app, name="config")
 
 
 def _print_version(wanted: bool) -> None:

@@ -15,7 +15,9 @@ from tformer_cli.config.schema.data import ParallelText, PlainText
 from tformer_cli.config.starter import check_replaceable, write_shipped, write_starter
 from tformer_cli.errors import UsageError
 
-app = new_app(name="config", help="Check, show or create a configuration.", no_args_is_help=True)
+config_app = new_app(
+    name="config", help="Check, show or create a configuration.", no_args_is_help=True
+)
 
 
 def init(
@@ -35,7 +37,7 @@ def init(
     typer.echo(f"next: tformer train {folder / 'configs' / 'demo.yaml'}")
 
 
-@app.command()
+@config_app.command()
 def check(file: FileArgument, settings: SetOption = None) -> None:
     """Report all errors of a configuration, and whether its texts exist.
 
@@ -54,7 +56,7 @@ def check(file: FileArgument, settings: SetOption = None) -> None:
     typer.echo(f"{file}: ok")
 
 
-@app.command()
+@config_app.command()
 def show(
     file: FileArgument,
     settings: SetOption = None,
@@ -71,7 +73,7 @@ def show(
         typer.echo(dump_config(config), nl=False)
 
 
-@app.command()
+@config_app.command()
 def new(
     source: Annotated[Path, typer.Argument(help="Source text, one sentence per line.")],
     target: Annotated[Path, typer.Argument(help="Its translation, line by line.")],

@@ -19,7 +19,7 @@ DEFAULT_CURVES = Path("curves.png")
 # A page needs no extra.
 DEFAULT_HEATMAP = Path("heatmap.html")
 
-Part = Literal["all", "encoder", "decoder", "cross", "positions"]
+PartName = Literal["all", "encoder", "decoder", "cross", "positions"]
 
 
 def plot(
@@ -58,11 +58,11 @@ def plot(
 
     Example: tformer plot runs/one runs/other --by hours --output curves.svg
     """
-    if output is not None and output.suffix.lower() not in curves.FORMATS:
+    if output is not None and output.suffix.lower() not in curves.FIGURE_FORMATS:
         raise UsageError("--output", "must end in .png, .svg or .pdf", got=str(output))
     folders = [RunDirectory(run) for run in runs] if runs else [chosen_run(None, "last")]
     file = output if as_json else output or DEFAULT_CURVES
-    histories = curves.plot(folders, by, file)
+    histories = curves.plot_runs(folders, by, file)
     if as_json:
         content = [{"run": str(history.run), "curves": history.curves} for history in histories]
         typer.echo(json.dumps({"by": by, "runs": content}))
@@ -89,7 +89,7 @@ def heatmap(
         ),
     ] = None,
     part: Annotated[
-        Part, typer.Option(help="Self-attention, cross-attention, or position tables.")
+        PartName, typer.Option(help="Self-attention, cross-attention, or position tables.")
     ] = "all",
     layer: Annotated[int | None, typer.Option(min=1, help="Only this layer, from 1.")] = None,
     head: Annotated[int | None, typer.Option(min=1, help="Only this head, from 1.")] = None,
@@ -109,7 +109,7 @@ def heatmap(
     """
     run = chosen_run(_one_run(runs or [], sentence), checkpoint)
     file = output if as_json else output or DEFAULT_HEATMAP
-    if file is not None and file.suffix.lower() not in picture.FORMATS:
+    if file is not None and file.suffix.lower() not in picture.SUFFIXES:
         raise UsageError("--output", "must end in .png, .svg or .html", got=str(file))
 
     from tformer_cli.storage.trained_model import load_trained_network
@@ -119,7 +119,7 @@ def heatmap(
     maps = sentence_maps(
         trained.model, trained.tokenizers, trained.config, sentence, target
     ).select(part, layer, head)
-    if file is not None and (missing := picture.save(maps, file)) is not None:
+    if file is not None and (missing := picture.save_heatmap(maps, file)) is not None:
         warn(missing)
     typer.echo(json.dumps(maps.as_plain(), ensure_ascii=False) if as_json else f"{file}: written")
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tformer_cli.translate.synthesis import RealSide, Synthesis
 
 # Line numbers that are printed; --json has all.
-MAX_SHOWN = 10
+MAX_SHOWN_LINES = 10
 
 
 def _command(real: "RealSide", description: str) -> Callable[..., None]:
@@ -129,8 +129,8 @@ def _print(result: "Synthesis", input_file: Path, as_json: bool) -> None:
     for teacher, num_pairs in result.num_pairs.items():
         tell(f"{teacher}: {num_pairs:,} pairs of {result.num_lines:,} lines")
     if result.omitted:
-        numbers = ", ".join(map(str, result.omitted[:MAX_SHOWN]))
-        more = ", ..." if len(result.omitted) > MAX_SHOWN else ""
+        numbers = ", ".join(map(str, result.omitted[:MAX_SHOWN_LINES]))
+        more = ", ..." if len(result.omitted) > MAX_SHOWN_LINES else ""
         count = len(result.omitted)
         lines = "1 line has no pair" if count == 1 else f"{count:,} lines have no pair"
         tell(f"{input_file}: {lines} ({numbers}{more})")

@@ -16,7 +16,7 @@ from tformer_cli.corpus.filters import FilterReport
 from tformer_cli.storage.atomic import file_checksum, read_json, write_json
 
 # Part of every store's key: raise it when the files of a store or of a shard change.
-FORMAT_VERSION = 2
+STORE_VERSION = 2
 OFFSET_DTYPE = "<i8"
 # Files of ids and of offsets. The targets of monolingual text are its sources: no target files.
 SIDES = ("source.ids", "source.offsets"), ("target.ids", "target.offsets")

@@ -37,9 +37,9 @@ from tformer_cli.corpus.filters import FilterReport, filter_lengths, find_repeat
 from tformer_cli.corpus.prefetch import chunks, in_order
 from tformer_cli.corpus.reader import TEXTS_FILE, read_rows, text_changed, text_checksums
 from tformer_cli.corpus.store import (
-    FORMAT_VERSION,
     OFFSET_DTYPE,
     SIDES,
+    STORE_VERSION,
     TokenStore,
     build_store,
     open_store,
@@ -66,7 +66,7 @@ SMALL_BYTES = 16 << 20
 
 Rows = Sequence[tuple[str, ...]]
 # The number of a text, and a shard of it.
-Job = tuple[int, Path, Rows]
+ShardJob = tuple[int, Path, Rows]
 
 
 def training_store(
@@ -219,7 +219,7 @@ class StoreWriter:
         return len(self.texts[0].files)
 
     def _encode(
-        self, jobs: Iterable[Job], num_processes: int
+        self, jobs: Iterable[ShardJob], num_processes: int
     ) -> Iterator[tuple[int, Path, FilterReport]]:
         """Encode shards; yield number, path and report of each, in order."""
         if num_processes == 1:
@@ -341,7 +341,7 @@ def _key(
 ) -> str:
     """Return a hash of all that a store depends on."""
     content = {
-        "format": FORMAT_VERSION,
+        "format": STORE_VERSION,
         "texts": [text_checksums(list(text.files.values()), stores) for text in texts],
         "tokenizers": tokenizers.fingerprint,
         "filters": asdict(filters),
@@ -355,7 +355,7 @@ def _num_processes(texts: Sequence[AnyTrainingText]) -> int:
 
 
 def _encode_in_child(
-    directory: Path, filters: FilterConfig, job: Job
+    directory: Path, filters: FilterConfig, job: ShardJob
 ) -> tuple[int, Path, FilterReport]:
     number, path, rows = job
     return number, path, encode_shard(path, rows, _cached_tokenizers(directory), filters)

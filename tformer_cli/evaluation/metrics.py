@@ -22,7 +22,7 @@ from tformer_cli.text.language import is_language_code, language_of_script
 # sacrebleu's tokenizers for languages without whitespace between words.
 TOKENIZERS_BY_LANGUAGE = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 # The extra of this package that a tokenizer needs.
-EXTRAS = {"ja-mecab": "ja", "ko-mecab": "ko"}
+TOKENIZER_EXTRAS = {"ja-mecab": "ja", "ko-mecab": "ko"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +117,10 @@ def _bleu(tokenize: str, lowercase: bool) -> BLEU:
     try:
         return BLEU(tokenize=tokenize, lowercase=lowercase)
     except RuntimeError:
-        if tokenize not in EXTRAS:
+        if tokenize not in TOKENIZER_EXTRAS:
             raise
         what = "needs MeCab and its dictionary, which are not installed"
-        remedy = f"pip install 'tformer[{EXTRAS[tokenize]}]'"
+        remedy = f"pip install 'tformer[{TOKENIZER_EXTRAS[tokenize]}]'"
         raise ConfigError([Problem("evaluation.bleu.tokenize", what, tokenize, remedy)]) from None
 
 

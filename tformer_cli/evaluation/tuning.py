@@ -19,7 +19,7 @@ from tformer_cli.translate.translator import Translator
 GRID = (0.0, 0.4, 0.8, 1.2, 1.6, 2.0)
 DISTANCES = (0.2, 0.1)
 # Scores that are equal in so many decimals tie.
-DECIMALS = 2
+METRIC_DECIMALS = 2
 # Keys that are shown even if they have their defaults.
 TUNED_KEYS = ("kind", "beam_size", "length_penalty")
 
@@ -158,7 +158,7 @@ def tune_search(
 
 def best_trial(trials: Sequence[Trial]) -> Trial:
     """Return the trial with the highest score; of a tie, the first."""
-    return max(trials, key=lambda trial: round(trial.score.score, DECIMALS))
+    return max(trials, key=lambda trial: round(trial.score.score, METRIC_DECIMALS))
 
 
 def _neighbors(search: DecodingConfig, distance: float) -> Iterator[BeamConfig]:

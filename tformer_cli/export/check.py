@@ -18,7 +18,7 @@ from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.text.vocabulary import with_eos
 
 # Largest difference of two scores, in log probability per token.
-TOLERANCE = 1e-4
+SCORE_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class CheckResult:
     """The outcome of one search by two engines."""
 
     search: DecodingConfig
@@ -108,44 +108,44 @@ class CheckText:
         )
 
 
-def native_engine(trained: TrainedModel) -> NativeEngine:
+def cpu_engine(trained: TrainedModel) -> NativeEngine:
     """Return our own engine of a model, on the CPU."""
     tokens = SpecialTokens(*trained.tokenizers.special_ids(trained.config.model.kind))
     return NativeEngine(trained.model, tokens, device=torch.device("cpu"))
 
 
-def check(
+def check_export(
     trained: TrainedModel,
     form: Format,
     folder: Path,
     text: CheckText,
     *,
     on_done: OnDone = lambda count: None,
-) -> list[Comparison]:
+) -> list[CheckResult]:
     """Compare the translations of a written folder with the model's own, by each search.
 
     Raises:
         ExportError: they differ although the format is exact.
     """
-    ours, theirs = native_engine(trained), form.engine(trained, folder)
+    ours, theirs = cpu_engine(trained), form.engine(trained, folder)
     requests = [Request(source) for source in text.sources]
     comparisons = []
     for search in form.searches(trained.config.decoding.max_length):
-        comparison = compare(ours, theirs, requests, search, on_done=on_done)
+        comparison = compare_engines(ours, theirs, requests, search, on_done=on_done)
         if form.is_exact and comparison.differences:
             raise _export_error(form.program, trained.tokenizers, text, comparison.differences)
         comparisons.append(comparison)
     return comparisons
 
 
-def compare(
+def compare_engines(
     ours: Engine,
     theirs: Engine,
     requests: Sequence[Request],
     search: DecodingConfig,
     *,
     on_done: OnDone = lambda count: None,
-) -> Comparison:
+) -> CheckResult:
     """Compare two engines by greedy search, or by all hypotheses of a beam search."""
     nbest = search.beam_size if isinstance(search, BeamConfig) else 1
     our_results, their_results = (
@@ -162,9 +162,9 @@ def compare(
                 differing_lines.add(line)
                 is_tie = _is_tie(difference, ours, theirs, requests[line], search)
                 (ties if is_tie else differences).append(difference)
-            elif abs(_score(pair[0]) - _score(pair[1])) > TOLERANCE:
+            elif abs(_score(pair[0]) - _score(pair[1])) > SCORE_TOLERANCE:
                 differences.append(difference)
-    return Comparison(
+    return CheckResult(
         search,
         num_lines=len(requests),
         num_equal=len(requests) - len(differing_lines),
@@ -194,7 +194,7 @@ def _score(hypothesis: Hypothesis) -> float:
 def _is_tie(
     pair: Difference, ours: Engine, theirs: Engine, request: Request, search: DecodingConfig
 ) -> bool:
-    """Return whether both engines score both hypotheses alike, up to `TOLERANCE`.
+    """Return whether both engines score both hypotheses alike, up to `SCORE_TOLERANCE`.
 
     Beam search compares whole hypotheses. Greedy search decides at the first differing token, so
     scores are compared up to that token.
@@ -213,7 +213,7 @@ def _is_tie(
         for engine in (ours, theirs)
         for log_probs, length in zip(engine.scorer.score(pairs), lengths, strict=True)
     ]
-    return max(scores) - min(scores) <= TOLERANCE
+    return max(scores) - min(scores) <= SCORE_TOLERANCE
 
 
 def _export_error(

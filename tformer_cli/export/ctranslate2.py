@@ -28,7 +28,11 @@ from tformer_cli.config.schema.model import (
     YarnScaling,
 )
 from tformer_cli.errors import Problem
-from tformer_cli.export.ctranslate2_engine import CTranslate2Engine, num_positions, unsupported
+from tformer_cli.export.ctranslate2_engine import (
+    CTranslate2Engine,
+    num_positions,
+    unsupported_by_ctranslate2,
+)
 from tformer_cli.export.format import (
     BEAM_SIZE,
     TOKENIZER_PACKAGES,
@@ -55,7 +59,7 @@ from tformer_cli.storage.trained_model import (
 from tformer_cli.text.vocabulary import BOS_ID, EOS_ID, SPECIAL_TOKENS, UNK_ID
 
 # Logit bias of suppressed tokens: probability 0, and finite in half precision.
-SUPPRESSED = -6e4
+SUPPRESSED_BIAS = -6e4
 # Of the range of int8.
 MAX_INT8_WEIGHT = 64
 # Our feed-forward activations by CTranslate2's names.
@@ -73,7 +77,7 @@ class CTranslate2Format(Format):
     extra: ClassVar = "ctranslate2"
 
     def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
-        return unsupported(trained.config.model, self.quantization)
+        return unsupported_by_ctranslate2(trained.config.model, self.quantization)
 
     def write(self, trained: TrainedModel, folder: Path) -> None:
         model, config, tokenizers = trained.model, trained.config.model, trained.tokenizers
@@ -84,7 +88,7 @@ class CTranslate2Format(Format):
         bias = torch.zeros(target.size)
         if model.output.bias is not None:
             bias += model.output.bias.detach().cpu()
-        bias[list(target.suppressed_ids)] = SUPPRESSED
+        bias[list(target.suppressed_ids)] = SUPPRESSED_BIAS
         spec.decoder.projection.bias = bias
         spec.register_source_vocabulary(source.tokens(range(source.size)))
         spec.register_target_vocabulary(target.tokens(range(target.size)))

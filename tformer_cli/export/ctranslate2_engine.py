@@ -270,7 +270,9 @@ def _beam_of(config: DecodingConfig) -> BeamConfig:
     return config if isinstance(config, BeamConfig) else BeamConfig(beam_size=1, length_penalty=0)
 
 
-def unsupported(config: ModelConfig, quantization: Quantization = "float32") -> Iterator[Problem]:
+def unsupported_by_ctranslate2(
+    config: ModelConfig, quantization: Quantization = "float32"
+) -> Iterator[Problem]:
     """Yield the config keys that CTranslate2 cannot compute exactly."""
 
     def problem(key: str, got: object, remedy: str) -> Problem:

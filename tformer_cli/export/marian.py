@@ -19,7 +19,7 @@ from tformer_cli.config.schema.decoding import DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import MarianConfig
 from tformer_cli.errors import CheckpointError, ConfigError, Problem
-from tformer_cli.export.check import native_engine
+from tformer_cli.export.check import cpu_engine
 from tformer_cli.export.format import Format, filled
 from tformer_cli.export.marian_settings import (
     LANGUAGES_FILE,
@@ -29,14 +29,14 @@ from tformer_cli.export.marian_settings import (
     SETTINGS_FILE,
     SPECIAL_IDS,
     Shape,
+    config_json,
     json_object,
     language_settings,
-    model_settings,
     read_languages,
     read_search,
     read_shape,
     search_settings,
-    unsupported,
+    unsupported_by_marian,
 )
 from tformer_cli.export.marian_weights import (
     LOGITS_BIAS,
@@ -77,7 +77,7 @@ class MarianFormat(Format):
     program: ClassVar = "transformers"
 
     def unsupported(self, trained: TrainedModel) -> Iterator[Problem]:
-        return unsupported(trained.config)
+        return unsupported_by_marian(trained.config)
 
     def write(self, trained: TrainedModel, folder: Path) -> None:
         config, tokenizers = trained.config, trained.tokenizers
@@ -89,7 +89,7 @@ class MarianFormat(Format):
         # Files of safetensors are private to their owner; those of `atomic_write` are not.
         with atomic_write(folder / MODEL_FILE) as temporary:
             save_tensors(weights, temporary, {"format": "pt"})
-        write_json(folder / SETTINGS_FILE, model_settings(config, len(source), len(target)))
+        write_json(folder / SETTINGS_FILE, config_json(config, len(source), len(target)))
         write_json(folder / SEARCH_FILE, search_settings(config))
         write_json(folder / LANGUAGES_FILE, language_settings(config))
         write_json(folder / VOCABULARY_FILE, source)
@@ -101,7 +101,7 @@ class MarianFormat(Format):
             (folder / name).write_bytes(content)
 
     def engine(self, trained: TrainedModel, folder: Path) -> NativeEngine:
-        return native_engine(read_marian(folder))
+        return cpu_engine(read_marian(folder))
 
     def searches(self, max_length: int) -> list[DecodingConfig]:
         return [GreedyConfig(max_length=max_length)]

@@ -48,8 +48,8 @@ DROPOUTS = {
     "activation_dropout": "feedforward_dropout",
 }
 # Our activations by Marian's; of two names for one, the last is its own.
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu"}
-THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
+OUR_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu"}
+THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in OUR_ACTIVATIONS.items()}
 
 # transformers' defaults of missing keys.
 DEFAULTS: dict[str, Any] = {
@@ -74,7 +74,7 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 Kind = TypeVar("Kind", int, float, bool, str)
 
 
-def unsupported(config: Config) -> Iterator[Problem]:
+def unsupported_by_marian(config: Config) -> Iterator[Problem]:
     """Yield the keys of a config that no Marian model has."""
     model, tokenizer = config.model, config.tokenizer
     required: dict[str, tuple[object, object]] = {}  # and actual values by key
@@ -101,7 +101,7 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) else getattr(value, "kind", json.dumps(as_plain(value)))
 
 
-def model_settings(config: Config, source_size: int, target_size: int) -> dict[str, Any]:
+def config_json(config: Config, source_size: int, target_size: int) -> dict[str, Any]:
     """Return the content of config.json."""
     model = config.model
     assert isinstance(model, EncoderDecoderConfig)
@@ -268,10 +268,10 @@ def _sizes(settings: Settings) -> dict[str, int]:
 def _activation(settings: Settings) -> Any:
     """Return our activation; a problem is noted."""
     activation = settings.take("activation_function", str)
-    if activation not in ACTIVATIONS:
-        rule = f"must be one of {', '.join(ACTIVATIONS)}"
+    if activation not in OUR_ACTIVATIONS:
+        rule = f"must be one of {', '.join(OUR_ACTIVATIONS)}"
         settings.note(Problem("activation_function", rule, activation))
-    return ACTIVATIONS.get(activation, "relu")
+    return OUR_ACTIVATIONS.get(activation, "relu")
 
 
 def read_languages(file: Path) -> Languages:

@@ -63,9 +63,9 @@ CPU = torch.device("cpu")
 # Sentences that the engine translates together.
 BATCH_SIZE = 32
 # Larger weights stand in a file beside the graph: protobuf holds no more.
-MAX_BYTES = 1 << 31
+MAX_PROTOBUF_BYTES = 1 << 31
 # Sizes of the example inputs that torch traces; 0 and 1 would be taken for constants.
-BATCH, SOURCE, PAST = 2, 3, 4
+EXAMPLE_BATCH, EXAMPLE_SOURCE, EXAMPLE_PAST = 2, 3, 4
 
 
 class OnnxFormat(Format):
@@ -216,13 +216,13 @@ def _write_graphs(trained: TrainedModel, folder: Path) -> None:
     model = traceable(trained.model)
     tokens = SpecialTokens(*trained.tokenizers.special_ids(trained.config.model.kind))
     source_graph, step_graph = SourceGraph(model), StepGraph(model, tokens)
-    ids = torch.full((BATCH, SOURCE), EOS_ID)
+    ids = torch.full((EXAMPLE_BATCH, EXAMPLE_SOURCE), EOS_ID)
     mask = torch.ones_like(ids, dtype=torch.bool)
     source = [tuple(key_value) for key_value in source_graph(ids, mask)]
     widths = model.stacks()[-1].kv_shapes()
     past = [
         tuple(
-            torch.zeros(BATCH, layer.num_heads, PAST, width)
+            torch.zeros(EXAMPLE_BATCH, layer.num_heads, EXAMPLE_PAST, width)
             for width in (layer.key_dim, layer.value_dim)
         )
         for layer in widths
@@ -269,7 +269,7 @@ def _write_graph(graph: nn.Module, inputs: tuple[Any, ...], file: Path, **names:
         ) from None
     assert program is not None
     num_bytes = sum(weight.nbytes for weight in graph.parameters())
-    program.save(str(file), external_data=num_bytes >= MAX_BYTES)
+    program.save(str(file), external_data=num_bytes >= MAX_PROTOBUF_BYTES)
 
 
 @contextlib.contextmanager

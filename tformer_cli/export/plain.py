@@ -16,7 +16,7 @@ from tformer_cli.config.load import data_files, dump_config
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import Text
 from tformer_cli.errors import CheckpointError, Problem
-from tformer_cli.export.check import native_engine
+from tformer_cli.export.check import cpu_engine
 from tformer_cli.export.format import BEAM_SIZE, Format, filled
 from tformer_cli.search.native_engine import NativeEngine
 from tformer_cli.storage.atomic import atomic_write, write_text
@@ -56,7 +56,7 @@ class PlainFormat(Format):
         trained.tokenizers.save(run.tokenizer)
 
     def engine(self, trained: TrainedModel, folder: Path) -> NativeEngine:
-        return native_engine(read_plain_folder(folder))
+        return cpu_engine(read_plain_folder(folder))
 
     def example(self, trained: TrainedModel, line: str) -> str:
         max_length = trained.config.decoding.max_length

@@ -14,7 +14,7 @@ from tformer_cli.corpus.reader import read_lines, read_pairs
 from tformer_cli.errors import CheckpointError, DataError, UsageError
 from tformer_cli.evaluation.metrics import build_metric
 from tformer_cli.export.card import CARD_FILE, UNKNOWN_LICENSE, Card, known_scores, model_card
-from tformer_cli.export.check import CheckText, Comparison, check
+from tformer_cli.export.check import CheckResult, CheckText, check_export
 from tformer_cli.export.ctranslate2 import CTranslate2Format
 from tformer_cli.export.format import Format
 from tformer_cli.export.marian import MarianFormat, read_marian
@@ -41,7 +41,7 @@ class Export:
 
     program: str
     card: Path
-    checks: tuple[Comparison, ...]
+    checks: tuple[CheckResult, ...]
     ties: tuple[str, ...]
 
 
@@ -72,7 +72,7 @@ def export_run(
     references = _references(trained, text) if check_file is None and not form.is_exact else None
     scores = known_scores(run)
     with form.written(trained, folder) as temporary:
-        checks = check(trained, form, temporary, text, on_done=on_done)
+        checks = check_export(trained, form, temporary, text, on_done=on_done)
         if references is not None:
             checks = [_with_bleu(trained, comparison, references) for comparison in checks]
         card = Card(
@@ -125,7 +125,9 @@ def _valid(trained: TrainedModel) -> ParallelText:
     return valid
 
 
-def _with_bleu(trained: TrainedModel, comparison: Comparison, references: list[str]) -> Comparison:
+def _with_bleu(
+    trained: TrainedModel, comparison: CheckResult, references: list[str]
+) -> CheckResult:
     config = trained.config
     decode = trained.tokenizers.target.decode
     metric = build_metric("bleu", config.evaluation, config.data.target_language)
@@ -136,7 +138,7 @@ def _with_bleu(trained: TrainedModel, comparison: Comparison, references: list[s
     return replace(comparison, bleu=bleu, our_bleu=our_bleu)
 
 
-def _ties(trained: TrainedModel, text: CheckText, comparison: Comparison) -> Iterator[str]:
+def _ties(trained: TrainedModel, text: CheckText, comparison: CheckResult) -> Iterator[str]:
     decode = trained.tokenizers.target.decode
     for tie in comparison.ties:
         assert tie.ours is not None

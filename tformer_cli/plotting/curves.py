@@ -39,7 +39,7 @@ X_LABELS: dict[Axis, str] = {
     "hours": "hours of optimizer steps",
 }
 # File formats; without the metadata listed, equal pictures are equal files.
-FORMATS: dict[str, dict[str, None]] = {
+FIGURE_FORMATS: dict[str, dict[str, None]] = {
     ".png": {},
     ".svg": {"Date": None},
     ".pdf": {"CreationDate": None},
@@ -136,11 +136,11 @@ def _values(report: dict[str, Any]) -> dict[str, float]:
             return {}
 
 
-def plot(runs: Sequence[RunDirectory], by: Axis, file: Path | None) -> list[History]:
+def plot_runs(runs: Sequence[RunDirectory], by: Axis, file: Path | None) -> list[History]:
     """Return the histories of runs, and draw them into a file if there is one."""
     histories = [read_history(run, by) for run in runs]
     if file is not None:
-        save(draw(histories, by), file)
+        save_figure(draw_curves(histories, by), file)
     return histories
 
 
@@ -160,7 +160,7 @@ curves_style = style(STYLE, "tformer plot", "install it with: pip install 'tform
 
 
 @curves_style
-def draw(histories: Sequence[History], by: Axis) -> "Figure":
+def draw_curves(histories: Sequence[History], by: Axis) -> "Figure":
     """Return the curves of runs, one color per run."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -186,8 +186,8 @@ def draw(histories: Sequence[History], by: Axis) -> "Figure":
 
 
 @curves_style
-def save(figure: "Figure", file: Path) -> None:
-    """Write a figure in the format of the file name, one of `FORMATS`."""
+def save_figure(figure: "Figure", file: Path) -> None:
+    """Write a figure in the format of the file name, one of `FIGURE_FORMATS`."""
     with atomic_write(file) as temporary:
         temporary.write_bytes(encoded(figure, file.suffix.lower()))
 
@@ -195,7 +195,7 @@ def save(figure: "Figure", file: Path) -> None:
 def encoded(figure: "Figure", suffix: str) -> bytes:
     """Return the content of a picture file."""
     content = io.BytesIO()
-    figure.savefig(content, format=suffix.removeprefix("."), metadata=FORMATS[suffix])
+    figure.savefig(content, format=suffix.removeprefix("."), metadata=FIGURE_FORMATS[suffix])
     return content.getvalue()
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure, SubFigure
 
-TEMPLATES = Path(__file__).with_name("templates")
+PAGE_TEMPLATES = Path(__file__).with_name("templates")
 # The page loads nothing from elsewhere.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
@@ -41,14 +41,14 @@ TABLE_TEXTS = {
 # Gradients: attention weights from 0 to 1; values from negative through 0 to positive.
 WEIGHTS = ("#ffffff", "#0072B2", "#06233a")
 SIGNS = ("#D55E00", "#ffffff", "#0072B2")
-MASKED = "#ebebeb"
+MASKED_COLOR = "#ebebeb"
 LINES = "#dddddd"
 SPACE = "␣"
 # Control characters, written as in Python.
 ESCAPES = {code: ascii(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0))}
 MAX_LABEL_LENGTH = 24
 
-FORMATS = (".html", ".png", ".svg")
+SUFFIXES = (".html", ".png", ".svg")
 # Sizes in inches.
 MAP_SIZE = 4.4
 MIN_CELL, MAX_CELL = 0.11, 0.2
@@ -62,7 +62,7 @@ POINTS_PER_INCH, DOTS_PER_INCH = 72, 150
 MAX_DOTS = 120_000_000
 MAX_MISSING = 24
 MAX_LEGEND_ROWS = 16
-STYLE = curves.STYLE | {
+HEATMAP_STYLE = curves.STYLE | {
     "axes.grid": False,
     "axes.linewidth": 0.5,
     "axes.spines.right": True,
@@ -83,7 +83,7 @@ UNDRAWN = {"Cf", "Mn"}
 @contextlib.contextmanager
 def heatmap_style() -> Iterator[None]:
     remedy = "write .html, or install it with: pip install 'tformer[plot]'"
-    with curves.style(STYLE, "tformer heatmap", remedy), warnings.catch_warnings():
+    with curves.style(HEATMAP_STYLE, "tformer heatmap", remedy), warnings.catch_warnings():
         # `save` reports them all at once.
         warnings.filterwarnings("ignore", r"Glyph \d+", UserWarning)
         yield
@@ -97,10 +97,10 @@ def page(maps: AttentionMaps) -> str:
     for plain, table in zip(content["positions"], maps.positions, strict=True):
         plain["title"] = table_title(table)
         plain["note"] = TABLE_TEXTS[table.kind][1]
-    content |= {"weights": WEIGHTS, "signs": SIGNS, "masked": MASKED}
+    content |= {"weights": WEIGHTS, "signs": SIGNS, "masked": MASKED_COLOR}
     content |= {"colors": COLORS, "space": SPACE}
     template, style, script = (
-        (TEMPLATES / f"heatmap.{suffix}").read_text(encoding="utf-8")
+        (PAGE_TEMPLATES / f"heatmap.{suffix}").read_text(encoding="utf-8")
         for suffix in ("html", "css", "js")
     )
     return Template(template).substitute(
@@ -212,7 +212,7 @@ def _num_widths(token: str) -> float:
 
 
 @heatmap_style()
-def draw(maps: AttentionMaps) -> "Figure":
+def draw_heatmap(maps: AttentionMaps) -> "Figure":
     """Return a picture: a grid of layers and heads for each part, then the position tables."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -280,7 +280,7 @@ def _draw_maps(section: "SubFigure", grid: _Grid, families: Sequence[str]) -> No
 
 def draw_map(axes: "Axes", weights: Any, title: str) -> None:
     """Draw the (rows, columns) weights of one head; a weight of exactly 0 is masked."""
-    colors = _gradient(WEIGHTS).with_extremes(under=MASKED)
+    colors = _gradient(WEIGHTS).with_extremes(under=MASKED_COLOR)
     least = sys.float_info.min
     # In single precision `least` would be 0.
     axes.imshow(weights.astype(float), cmap=colors, vmin=least, vmax=1, interpolation="none")
@@ -355,8 +355,8 @@ def _gradient(stops: Sequence[str]) -> "LinearSegmentedColormap":
     return LinearSegmentedColormap.from_list("tformer", stops)
 
 
-def save(maps: AttentionMaps, file: Path) -> Problem | None:
-    """Write a page or a picture, by the suffix of the file, one of `FORMATS`.
+def save_heatmap(maps: AttentionMaps, file: Path) -> Problem | None:
+    """Write a page or a picture, by the suffix of the file, one of `SUFFIXES`.
 
     The problem is that of characters that a PNG shows as boxes; an SVG holds text.
     """
@@ -365,7 +365,7 @@ def save(maps: AttentionMaps, file: Path) -> Problem | None:
         write_text(file, page(maps))
         return None
     with heatmap_style():
-        picture = curves.encoded(draw(maps), suffix)
+        picture = curves.encoded(draw_heatmap(maps), suffix)
     if suffix == ".svg":
         picture = picture.replace(b"</style>", f"{SVG_STYLE}</style>".encode(), 1)
     with atomic_write(file) as temporary:

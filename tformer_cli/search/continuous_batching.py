@@ -27,11 +27,11 @@ IDLE_SHARE = 0.05
 STRAGGLER_RATIO = 2
 MIN_SOURCE_LENGTH = 16
 
-Config = TypeVar("Config", bound=DecodingConfig)
-State = TypeVar("State", bound=SearchState)
+_Config = TypeVar("_Config", bound=DecodingConfig)
+_State = TypeVar("_State", bound=SearchState)
 
 
-class Search(ABC, Generic[Config, State]):
+class Search(ABC, Generic[_Config, _State]):
     """Decides how K sequences of each slot continue, and which sentences are done.
 
     A search keeps nothing between steps: it returns a state, which steps change.
@@ -39,7 +39,7 @@ class Search(ABC, Generic[Config, State]):
 
     def __init__(
         self,
-        config: Config,
+        config: _Config,
         special_tokens: SpecialTokens,
         device: torch.device,
         *,
@@ -65,17 +65,17 @@ class Search(ABC, Generic[Config, State]):
         return slots
 
     @abstractmethod
-    def start(self, requests: Sequence[Request]) -> State:
+    def start(self, requests: Sequence[Request]) -> _State:
         """Return the state of a slot for each request."""
 
     @abstractmethod
-    def step(self, state: State, stepper: Stepper) -> SearchStep:
+    def step(self, state: _State, stepper: Stepper) -> SearchStep:
         """Give the newest tokens to the stepper, and append the next ones."""
 
 
 def decode_all(
     stepper: Stepper,
-    search: Search[Config, State],
+    search: Search[_Config, _State],
     requests: Sequence[Request],
     max_slots: Callable[[int], int],
 ) -> Iterator[tuple[int, list[Hypothesis]]]:

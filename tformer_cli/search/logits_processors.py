@@ -13,7 +13,7 @@ from tformer_cli.search.engine import Request, SpecialTokens
 from tformer_cli.search.state import Sequences
 from tformer_cli.search.topk import NextTokens
 
-INITIAL_CAPACITY = 32  # tokens of a sequence
+INITIAL_TOKENS = 32  # tokens of a sequence
 
 
 class LogitsProcessor:
@@ -46,7 +46,7 @@ class LogitsProcessor:
             ],
             min_lengths=torch.tensor(min_lengths, device=self.device),
             max_lengths=torch.tensor(max_lengths, device=self.device),
-            tokens=new((size, num_beams, INITIAL_CAPACITY), self.bos),
+            tokens=new((size, num_beams, INITIAL_TOKENS), self.bos),
             lengths=new((size,), 0),
             last=new((size, num_beams), self.bos),
             active=new((size,), True),

@@ -37,7 +37,7 @@ from tformer_cli.search.stepper import ModelStepper
 MAX_SLOTS = 128
 # Padded source tokens, which determine memory: targets have about as many, and those of K
 # sequences, whose beginnings are equal, sqrt(K) times as many.
-MAX_TOKENS = 3 << 12
+MAX_BATCH_TOKENS = 3 << 12
 # Logits of all sequences.
 MAX_LOGITS = 3 << 20
 
@@ -112,7 +112,9 @@ class NativeEngine(Engine):
         """Return the number of slots for a longest source of so many tokens."""
         factor = batch_size_factor(self.device)
         by_logits = factor * MAX_LOGITS // (num_beams * self.models[0].output.out_features)
-        by_tokens = int(factor * MAX_TOKENS / (round_up(longest) * (1 + math.sqrt(num_beams))))
+        by_tokens = int(
+            factor * MAX_BATCH_TOKENS / (round_up(longest) * (1 + math.sqrt(num_beams)))
+        )
         return max(1, min(self.max_slots, by_logits, by_tokens))
 
     def _halve_slots(self, slots: int, on_warning: OnWarning) -> None:

@@ -30,7 +30,7 @@ CHUNK_ROWS = 256
 
 # Source ids with EOS, and the ids of each of its translations.
 Translated = tuple[Sequence[int], Sequence[Sequence[int]]]
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 Result = TypeVar("Result")
 
 
@@ -52,8 +52,8 @@ class TeacherForcing:
 
     def _batches(
         self,
-        work: Callable[[list[Item]], Result],
-        items: Sequence[Item],
+        work: Callable[[list[_Item]], Result],
+        items: Sequence[_Item],
         widths: Sequence[int],
         counts: Sequence[int],
     ) -> Iterator[tuple[list[int], Result]]:
@@ -198,13 +198,13 @@ def length_batches(
 
 
 def padded_batches(
-    items: Iterable[Item], shape: Callable[[Item], tuple[int, int]], max_tokens: int
-) -> Iterator[list[Item]]:
+    items: Iterable[_Item], shape: Callable[[_Item], tuple[int, int]], max_tokens: int
+) -> Iterator[list[_Item]]:
     """Yield batches of items, in their order, with at most `max_tokens`, padding included.
 
     `shape` says how many rows and columns an item has. One that is larger is a batch of its own.
     """
-    batch: list[Item] = []
+    batch: list[_Item] = []
     num_rows = width = 0
     for item in items:
         rows, columns = shape(item)

@@ -12,8 +12,8 @@ from tformer_cli.kernels.softmax import log_softmax
 # Tokens of each group that the vocabulary is divided into.
 GROUP = 24
 # For so few rows, of so few scores in all, the intermediate steps cost more than they save.
-MIN_ROWS = 8
-MIN_SCORES = 1 << 16
+MIN_GROUPED_ROWS = 8
+MIN_GROUPED_SCORES = 1 << 16
 
 
 class NextTokens(NamedTuple):
@@ -92,4 +92,4 @@ def topk_continuations(
 
 
 def _is_small(logits: Tensor) -> bool:
-    return logits.shape[:-1].numel() < MIN_ROWS and logits.numel() < MIN_SCORES
+    return logits.shape[:-1].numel() < MIN_GROUPED_ROWS and logits.numel() < MIN_GROUPED_SCORES

@@ -22,11 +22,11 @@ from tformer_cli.storage.run_directory import (
     STATE_FILE,
 )
 
-FORMAT_VERSION = 4
+STATE_VERSION = 4
 # The files that a training resumes from, and those that inference needs.
 RESUME_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
 INFERENCE_FILES = (MODEL_FILE, STATE_FILE)
-MAX_SHOWN = 60
+MAX_SHOWN_CHARACTERS = 60
 # safetensors writes metadata entries in any order, so one entry holds all notes.
 NOTES = "tformer"
 RESTORE_CONFIG = "restore the config.yaml that the run was trained with"
@@ -37,7 +37,7 @@ REQUIRED = {
     *("num_tokens", "seconds", "data_fingerprint", "environment"),
 }
 # Field names up to format 3, which also had `epoch` and `batch` for the data position.
-FORMER_NAMES = {
+FORMER_KEYS = {
     "judged_by": "validation_fingerprint",
     "num_stale": "num_bad_validations",
     "left_out": "skipped_batches",
@@ -130,7 +130,7 @@ _VALID: dict[str, Callable[[Any], bool]] = {
 
 def save_progress(state: TrainingProgress, directory: Path) -> None:
     """Write the state.json of a checkpoint."""
-    content = asdict(state) | {"format_version": FORMAT_VERSION}
+    content = asdict(state) | {"format_version": STATE_VERSION}
     (directory / STATE_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -141,15 +141,14 @@ def load_progress(directory: Path) -> TrainingProgress:
     """
     file = directory / STATE_FILE
     try:
-        content = {FORMER_NAMES.get(name, name): value for name, value in read_json(file).items()}
+        content = {FORMER_KEYS.get(name, name): value for name, value in read_json(file).items()}
         if "epoch" in content and "batch" in content:
             content["data_position"] = [content.pop("epoch"), content.pop("batch")]
         version = content.get("format_version", 0)
-        if _is_count(version) and version > FORMAT_VERSION:
+        if _is_count(version) and version > STATE_VERSION:
             raise NewerFormatError(
                 str(file),
-                "was written by a newer tformer than this one, which reads format "
-                f"{FORMAT_VERSION}",
+                f"was written by a newer tformer than this one, which reads format {STATE_VERSION}",
                 got=f"format {version}",
                 remedy="upgrade tformer",
             )
@@ -157,7 +156,7 @@ def load_progress(directory: Path) -> TrainingProgress:
             raise ValueError(f"no {min(absent)}")
         for name, value in content.items():
             if name in _VALID and not _VALID[name](value):
-                raise ValueError(f"{name} {json.dumps(value)[:MAX_SHOWN]}")
+                raise ValueError(f"{name} {json.dumps(value)[:MAX_SHOWN_CHARACTERS]}")
         content.pop("format_version", None)
         content["settings"] = current_settings(content.get("settings", {}))
         return TrainingProgress.from_dict(content)

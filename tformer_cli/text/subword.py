@@ -40,7 +40,7 @@ TRAINING_THREADS = 8
 
 IMPORT_AGAIN = "restore the file, or import the model again"
 
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 
 
 class SubwordTokenizer:
@@ -213,14 +213,14 @@ def learn_subwords(lines: Iterable[str], config: SubwordConfig) -> bytes:
     return model.getvalue()
 
 
-def reservoir_sample(items: Iterable[Item], size: int, seed: int) -> tuple[list[Item], int]:
+def reservoir_sample(items: Iterable[_Item], size: int, seed: int) -> tuple[list[_Item], int]:
     """Sample `size` items uniformly from a stream, or keep all if there are fewer.
 
     The number of all items is returned too. Algorithm R of Vitter 1985: item n enters the sample
     with probability size / n.
     """
     generator = random.Random(seed)
-    sample: list[Item] = []
+    sample: list[_Item] = []
     num_items = 0
     for num_items, item in enumerate(items, start=1):
         if num_items <= size:

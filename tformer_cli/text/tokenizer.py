@@ -28,7 +28,7 @@ from tformer_cli.text.subword import (
 from tformer_cli.text.symbol import CharTokenizer, WordTokenizer, learn_characters, learn_words
 from tformer_cli.text.vocabulary import DECODER_START_IDS, EOS_ID, TRAIN_AGAIN
 
-FORMAT_VERSION = 1
+TOKENIZER_VERSION = 1
 HEADER_FILE = "tokenizer.json"
 
 Pairs = Callable[[], Iterable[tuple[str, str]]]
@@ -110,7 +110,7 @@ class Tokenizers:
     def files(self) -> dict[str, bytes]:
         """Return the content of each file of a tokenizer directory."""
         header = {
-            "format_version": FORMAT_VERSION,
+            "format_version": TOKENIZER_VERSION,
             "kind": self.source.kind,
             "shared": self.shared,
             "source": asdict(self.source.normalizer),
@@ -153,11 +153,11 @@ def load_tokenizers(directory: Path) -> Tokenizers:
     file = directory / HEADER_FILE
     try:
         header = parse_json(_read(file))
-        if header["format_version"] > FORMAT_VERSION:
+        if header["format_version"] > TOKENIZER_VERSION:
             raise CheckpointError(
                 str(file),
                 "was written by a newer tformer than this one, which reads format "
-                f"{FORMAT_VERSION}",
+                f"{TOKENIZER_VERSION}",
                 got=f"format {header['format_version']}",
                 remedy="upgrade tformer",
             )

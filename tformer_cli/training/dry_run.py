@@ -48,7 +48,7 @@ class OutOfMemory(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class BatchShape:
     """A batch without padding: pairs, and tokens of each side with a special one."""
 
     rows: int
@@ -66,7 +66,7 @@ class DryRun:
     unit: str  # pair, or line of a monolingual text
     num_pairs: int
     sample: FilterReport  # what the filters left of the sample
-    worst_batch: Shape  # the slowest of the batches that may need most memory
+    worst_batch: BatchShape  # the slowest of the batches that may need most memory
     worst_seconds: float
     peak_memory_bytes: int  # of a CUDA device, otherwise of RAM
     tokens_per_second: float
@@ -256,7 +256,9 @@ def _sample(config: Config, folder: Path) -> tuple[Config, int]:
     return replace(config, data=replace(data, train=tuple(texts))), num_pairs
 
 
-def worst_case_steps(trainer: Trainer, batch_tokens: int, count: int) -> dict[Shape, StepReport]:
+def worst_case_steps(
+    trainer: Trainer, batch_tokens: int, count: int
+) -> dict[BatchShape, StepReport]:
     """Take steps of random tokens at each batch that may need most memory; return the last."""
     config = trainer.config
     config = replace(config, training=replace(config.training, batch_tokens=batch_tokens))
@@ -271,7 +273,7 @@ def worst_case_steps(trainer: Trainer, batch_tokens: int, count: int) -> dict[Sh
     return last
 
 
-def worst_case_shapes(training: TrainingConfig, max_length: int) -> list[Shape]:
+def worst_case_shapes(training: TrainingConfig, max_length: int) -> list[BatchShape]:
     """Return the batch shapes one of which needs most memory: one or two.
 
     Memory is a sum of a part that grows with the tokens of a micro-batch and a part that grows with
@@ -289,10 +291,10 @@ def worst_case_shapes(training: TrainingConfig, max_length: int) -> list[Shape]:
         int(np.lexsort((rows, second, first))[-1])
         for first, second in ((tokens, pairs), (pairs, tokens))
     }
-    return [Shape(int(rows[index]), int(widths[index])) for index in sorted(most)]
+    return [BatchShape(int(rows[index]), int(widths[index])) for index in sorted(most)]
 
 
-def worst_case_store(shape: Shape, tokenizers: Tokenizers, seed: int) -> TokenStore:
+def worst_case_store(shape: BatchShape, tokenizers: Tokenizers, seed: int) -> TokenStore:
     """Return random tokens that form one batch of a shape."""
     random = np.random.default_rng(seed)
     size = shape.rows, shape.width - 1

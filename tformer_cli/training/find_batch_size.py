@@ -32,7 +32,7 @@ SHARE_OF_RAM = 0.8
 # What Linux tells about the machine (proc_meminfo(5)) and about a container.
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
-Trial = Callable[[int], int | None]
+TryBatch = Callable[[int], int | None]
 """Takes steps with a token budget; returns the peak memory in bytes, None if that ran out."""
 
 
@@ -128,7 +128,7 @@ def largest(fits: Callable[[int], bool], smallest: int, most: int) -> int | None
 
 
 @contextlib.contextmanager
-def _trials(trainer: Trainer, limit: int) -> Iterator[Trial]:
+def _trials(trainer: Trainer, limit: int) -> Iterator[TryBatch]:
     """Yield what tries batches within a limit in bytes."""
     # The device of a weight has an index, even where `cuda` was asked for.
     device = next(trainer.state.model.parameters()).device

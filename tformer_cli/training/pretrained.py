@@ -26,11 +26,11 @@ from tformer_cli.storage.trained_model import check_tokenizers
 from tformer_cli.text.tokenizer import Tokenizers, build_tokenizers, load_tokenizers
 from tformer_cli.training.resume import Log, last_checkpoint
 
-DROPOUTS = ("dropout", "embedding_dropout", "attention_dropout", "feedforward_dropout")
+DROPOUT_KEYS = ("dropout", "embedding_dropout", "attention_dropout", "feedforward_dropout")
 # Keys in which models may differ that are the same function of the same weights; a model may also
 # be fine-tuned with a larger window.
-FREE_KEYS = ("initialization", "sliding_window", *DROPOUTS)
-FREE_ENCODER_KEYS = ("kind", "initialization", *DROPOUTS)
+FREE_MODEL_KEYS = ("initialization", "sliding_window", *DROPOUT_KEYS)
+FREE_ENCODER_KEYS = ("kind", "initialization", *DROPOUT_KEYS)
 
 
 def pretrained_run(config: Config, run: RunDirectory) -> RunDirectory | None:
@@ -121,7 +121,7 @@ def _mismatches(saved: ModelConfig, wanted: ModelConfig, run: RunDirectory) -> I
     """Yield each key that makes another function of the same weights, or needs other weights."""
     origin = str(run.path)
     keys = [part.name for part in fields(saved)]
-    free_keys = FREE_KEYS
+    free_keys = FREE_MODEL_KEYS
     renamed: dict[str, Any] = {}
     if isinstance(saved, MaskedEncoderConfig) and isinstance(wanted, EncoderDecoderConfig):
         origin = f"the encoder of {run.path}"

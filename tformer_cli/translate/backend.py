@@ -18,7 +18,7 @@ from tformer_cli.errors import (
     UsageError,
     check_choice,
 )
-from tformer_cli.export.ctranslate2_engine import CTranslate2Engine, unsupported
+from tformer_cli.export.ctranslate2_engine import CTranslate2Engine, unsupported_by_ctranslate2
 from tformer_cli.export.format import package
 from tformer_cli.process import may_have_gpu, num_processes
 from tformer_cli.search.engine import (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 EXPORT = "tformer export --format ctranslate2 --quantization {} --checkpoint {} --check-lines {}"
 CHECK_LINES = 100
 # Version of the exports that a run keeps; older ones are not read.
-FORMAT_VERSION = 3
+EXPORT_VERSION = 3
 # How the name of an export that was checked begins.
 CHECKED = "checked-"
 
@@ -167,7 +167,7 @@ def checked_engine_of_run(
 
     The export is written and checked once, in another process: this one stays without torch.
     """
-    if any(unsupported(files.config.model, quantization)):
+    if any(unsupported_by_ctranslate2(files.config.model, quantization)):
         return None
     try:
         package("ctranslate2", "ctranslate2")
@@ -188,7 +188,7 @@ def checked_engine_of_run(
 
 def checked_export(files: ModelFiles, quantization: Quantization) -> Path:
     """Return where a run keeps an export of a model that was checked."""
-    name = f"{CHECKED}ctranslate2-{FORMAT_VERSION}-{files.fingerprint[:16]}-{quantization}"
+    name = f"{CHECKED}ctranslate2-{EXPORT_VERSION}-{files.fingerprint[:16]}-{quantization}"
     return files.run.exports / name
 
 

@@ -12,7 +12,7 @@ from tformer_cli.choices import Utility
 from tformer_cli.search.engine import Hypothesis
 
 # Decimals of a utility that count; the others are rounding errors.
-DECIMALS = 9
+UTILITY_DECIMALS = 9
 
 Matrix = NDArray[np.float64]
 
@@ -47,7 +47,7 @@ def rank_texts(
     utilities = chrf(distinct) if is_chrf else bleu(distinct, bleu_tokenizer(uses_whitespace))
     means = (utilities @ weights).tolist()
     ranked = zip(map(texts.index, distinct), means, strict=True)
-    return sorted(ranked, key=lambda pair: -round(pair[1], DECIMALS))
+    return sorted(ranked, key=lambda pair: -round(pair[1], UTILITY_DECIMALS))
 
 
 def chrf(texts: Sequence[str]) -> Matrix:

@@ -22,9 +22,7 @@ from tformer_cli.text.tokenizer import Tokenizer, Tokenizers
 from tformer_cli.text.vocabulary import with_eos
 
 # Positions of a position table at least, if the network knows so many.
-MIN_POSITIONS = 64
-
-Ids = Sequence[int]
+MIN_SHOWN_POSITIONS = 64
 
 
 @torch.inference_mode()
@@ -56,7 +54,7 @@ def sentence_maps(
     if target is None:
         engine = NativeEngine(network, special, device=torch.device("cpu"))
         ((best,),) = engine.translate([Request(source_ids)], config.decoding)
-        target_ids: Ids = best.token_ids
+        target_ids: Sequence[int] = best.token_ids
     else:
         target_ids = _encode(tokenizers.target, "`target`", target)
     _check_length(network, "the translation", len(target_ids) + 1)
@@ -93,7 +91,9 @@ def _check_length(network: Network, where: str, length: int) -> None:
         raise too_long_error(where, length, network.max_length)
 
 
-def _record(network: Network, source_ids: Ids, target_ids: Ids) -> list[list[LayerMaps]]:
+def _record(
+    network: Network, source_ids: Sequence[int], target_ids: Sequence[int]
+) -> list[list[LayerMaps]]:
     """Return the attention maps of each layer of each stack for one sentence."""
     source, target = torch.tensor([source_ids]), torch.tensor([target_ids])
     return attention_maps(network, source, torch.ones_like(source, dtype=torch.bool), target)
@@ -118,7 +118,7 @@ def _tables(network: Network, maps: Sequence[PartMaps]) -> tuple[PositionTable, 
     Tables of the same numbers are listed once.
     """
     stacks = zip([part.part for part in maps], network.stacks(), strict=False)
-    length = max(MIN_POSITIONS, *(len(part.rows) for part in maps))
+    length = max(MIN_SHOWN_POSITIONS, *(len(part.rows) for part in maps))
     tables: dict[tuple[object, ...], PositionTable] = {}
     for name, stack in stacks:
         for table in position_tables(stack, length):

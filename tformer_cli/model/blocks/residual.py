@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from tformer_cli.config.schema.model import TransformerConfig
 
-Block = Callable[[Tensor], Tensor]
-Residual = Callable[[Tensor, nn.Module, Block, nn.Module], Tensor]
+Sublayer = Callable[[Tensor], Tensor]
+Residual = Callable[[Tensor, nn.Module, Sublayer, nn.Module], Tensor]
 
 
 class RMSNorm(nn.RMSNorm):
@@ -30,20 +30,22 @@ def build_norm(kind: Literal["layer", "rms"], dim: int, epsilon: float, *, bias:
     return RMSNorm(dim, eps=epsilon)
 
 
-def pre_norm(hidden_states: Tensor, norm: nn.Module, block: Block, dropout: nn.Module) -> Tensor:
+def pre_norm(hidden_states: Tensor, norm: nn.Module, block: Sublayer, dropout: nn.Module) -> Tensor:
     """Return x + dropout(block(norm(x))) (Xiong et al. 2020)."""
     residual: Tensor = hidden_states + dropout(block(norm(hidden_states)))
     return residual
 
 
-def post_norm(hidden_states: Tensor, norm: nn.Module, block: Block, dropout: nn.Module) -> Tensor:
+def post_norm(
+    hidden_states: Tensor, norm: nn.Module, block: Sublayer, dropout: nn.Module
+) -> Tensor:
     """Return norm(x + dropout(block(x))) (Vaswani et al. 2017, section 3.1)."""
     residual: Tensor = norm(hidden_states + dropout(block(hidden_states)))
     return residual
 
 
 def deep_norm(
-    hidden_states: Tensor, norm: nn.Module, block: Block, dropout: nn.Module, *, alpha: float
+    hidden_states: Tensor, norm: nn.Module, block: Sublayer, dropout: nn.Module, *, alpha: float
 ) -> Tensor:
     """Return norm(alpha x + dropout(block(x))) (Wang et al. 2022, section 4.1)."""
     residual: Tensor = norm(hidden_states * alpha + dropout(block(hidden_states)))
