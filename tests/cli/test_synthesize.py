@@ -1,6 +1,7 @@
 """`tformer distill` and `tformer back-translate`: what they print is what a config takes."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -94,6 +95,18 @@ def test_options_are_those_of_the_library(call, toy_run, text, tmp_path):
         assert content == (tmp_path / f"other.{end}").read_bytes()
 
 
+def test_an_ensemble_writes_what_translate_writes(tformer, toy_run, text, tmp_path):
+    other = shutil.copytree(toy_run, tmp_path / "other")
+    names = {folder.name for folder in (other / "checkpoints").iterdir()}
+    (other / "best").write_text(min(names - {(other / "best").read_text().strip()}))
+    words = (toy_run, "--ensemble", other, "-i", text)
+    result = tformer("distill", *words, "-o", tmp_path / "x")
+    assert result.stdout.startswith(f"{toy_run} + {other}: 3 pairs of 5 lines\n")
+    translated = tformer("translate", *words).stdout
+    expected = [line for line in translated.splitlines(keepends=True) if line.strip()]
+    assert (tmp_path / "x.target").read_text() == "".join(expected)
+
+
 def test_many_lines_without_a_pair_are_counted_and_the_first_named(call, text):
     text.write_text("ab\n" + "\n" * 12)
     assert f"{text}: 12 lines have no pair (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, ...)" in (
@@ -121,6 +134,13 @@ def test_teachers_are_checked_before_any_is_loaded(tformer, toy_run, text, tmp_p
     words = ("-i", text, "-o", tmp_path / "x")
     result = tformer("distill", toy_run, toy_run, *words)
     assert (result.exit_code, result.stderr) == (2, f"TEACHER: names a model twice ({toy_run})\n")
+    result = tformer("distill", toy_run, tmp_path / "b", "--ensemble", toy_run, *words)
+    assert result.stderr == (
+        "--ensemble: needs a single teacher, whose other models it names (2 teachers); "
+        "name one teacher, and the others by --ensemble\n"
+    )
+    result = tformer("distill", toy_run, "--ensemble", text, *words)
+    assert result.stderr == f"{text}: is a file, not a run folder; name a run folder\n"
     result = tformer("distill", toy_run, text, *words)
     assert result.stderr == f"{text}: is a file, not a run folder; name a run folder\n"
 

@@ -115,6 +115,25 @@ def test_teachers_of_this_test_differ(make, teachers):
     assert one != other
 
 
+def test_an_ensemble_is_one_teacher(make, teachers):
+    one, other = teachers
+    result = make(names=[one], ensemble=[other], count=2)
+    translated = Translator.load(one, ensemble=[other], backend="native").nbest(HOSTILE, 2)
+    name = f"{one} + {other}"
+    expected = [
+        (number, name, rank, best.text, round(best.log_prob / (len(best.tokens) + 1), 4))
+        for number, translations in enumerate(translated, start=1)
+        for rank, best in enumerate(translations, start=1)
+        if best.text.strip()
+    ]
+    keys = ("line", "teacher", "rank", "target", "score")
+    assert [tuple(row[key] for key in keys) for row in rows_of(result.record)] == expected
+    assert result.num_pairs == {name: len(expected)}
+    for alone in teachers:
+        rows = rows_of(make(names=[alone], count=2, output="new/alone").record)
+        assert [row["score"] for row in rows] != [row[-1] for row in expected]
+
+
 def test_mbr_chooses_among_the_candidates_of_all_teachers(make, teachers):
     search = BeamConfig(beam_size=4, max_length=20)
     result = make(SHORT, mbr=MBR("chrf", 3), decoding=search, count=2)
@@ -236,6 +255,15 @@ def test_a_changed_teacher_is_refused(make, teachers, tmp_path):
     assert killed(lambda: make(SHORT), 24)
     with pytest.raises(TformerError, match=r"another model, teachers|another teachers, model"):
         make(SHORT, teachers[::-1])
+
+
+def test_another_ensemble_is_refused(make, teachers):
+    one, other = teachers
+    assert killed(lambda: make(SHORT, [one], ensemble=[other]), 24)
+    with pytest.raises(TformerError, match=r"another model, teachers|another teachers, model"):
+        make(SHORT, [one], ensemble=[one])
+    with pytest.raises(TformerError, match=r"another model, teachers|another teachers, model"):
+        make(SHORT, [one])
 
 
 def test_what_no_pairs_can_be_made_of_is_refused(make, teachers, tmp_path):

@@ -22,6 +22,7 @@ from tformer_cli.cli.options import (
     CandidatesOption,
     CheckpointOption,
     DeviceOption,
+    EnsembleOption,
     JsonOption,
     LengthPenaltyOption,
     MbrOption,
@@ -64,6 +65,7 @@ def _command(real: "RealSide", description: str) -> Callable[..., None]:
                 help="Write PREFIX.source, PREFIX.target and PREFIX.jsonl.",
             ),
         ],
+        ensemble: EnsembleOption = None,
         nbest: Annotated[
             int, typer.Option(min=1, help="Pairs of a line and teacher; with --mbr, of a line.")
         ] = 1,
@@ -82,8 +84,8 @@ def _command(real: "RealSide", description: str) -> Callable[..., None]:
         backend: BackendOption = "auto",
         as_json: JsonOption = False,
     ) -> None:
-        for teacher in teachers:
-            chosen_run(teacher, checkpoint)
+        for run in (*teachers, *(ensemble or ())):
+            chosen_run(run, checkpoint)
 
         from tformer_cli.translate.options import SearchOptions
         from tformer_cli.translate.synthesis import synthesize
@@ -94,6 +96,7 @@ def _command(real: "RealSide", description: str) -> Callable[..., None]:
                 input_file,
                 output,
                 real=real,
+                ensemble=ensemble or (),
                 count=nbest,
                 mbr=chosen_mbr(mbr, candidates),
                 decoding=SearchOptions(beam, length_penalty, settings or ()),
@@ -145,10 +148,12 @@ distill = _command(
 
     This is sequence-level knowledge distillation (Kim and Rush 2016). Each teacher gives the best
     translation of each line, or --nbest of them; --mbr chooses among those of all teachers.
-    Re-running an interrupted command resumes it. A line without a translation, such as an empty
-    one, has no pair and is named.
+    --ensemble makes one teacher of several runs. Re-running an interrupted command resumes it. A
+    line without a translation, such as an empty one, has no pair and is named.
 
     Example: tformer distill runs/a runs/b --input news.en --output distilled --mbr chrf
+
+    Example: tformer distill runs/a --ensemble runs/b -i news.en -o distilled
     """,
 )
 back_translate = _command(

@@ -79,6 +79,7 @@ def synthesize(
     output: str | os.PathLike[str],
     *,
     real: RealSide,
+    ensemble: Sequence[str | os.PathLike[str]] = (),
     count: int = 1,
     mbr: MBR | None = None,
     decoding: DecodingConfig | SearchOptions | None = None,
@@ -101,6 +102,9 @@ def synthesize(
 
     Examples:
         >>> synthesize(["runs/de-en"], "news.de", "back", real="target")  # doctest: +SKIP
+        >>> synthesize(  # doctest: +SKIP
+        ...     ["runs/a"], "news.en", "distilled", real="source", ensemble=["runs/b", "runs/c"]
+        ... )
 
     Args:
         teachers: run folders, or folders that `tformer export` wrote for CTranslate2; of one
@@ -110,6 +114,7 @@ def synthesize(
             `output.jsonl`.
         real: the side of the pairs that is the real text. With `source` the teachers translate as
             the new model will (distillation), with `target` the other way (back-translation).
+        ensemble: further runs that make one teacher of a single one, as for `Translator.load`.
         count: pairs of a line and teacher; with `mbr`, of a line.
         mbr: choose among the candidates of all teachers together, by their mean utility.
         decoding: the search, or changes to that of each teacher; None for their own.
@@ -137,6 +142,7 @@ def synthesize(
     total = sum(1 for _ in read_lines(file))
     models = Teachers.load(
         teachers,
+        ensemble,
         decoding,
         count,
         mbr,

@@ -41,13 +41,15 @@ class Teachers:
     def __init__(
         self,
         names: Sequence[str],
+        runs: Sequence[RunDirectory],
         translators: Sequence[Translator],
         decoding: DecodingConfig | SearchOptions | None,
         count: int,
         mbr: MBR | None,
     ) -> None:
-        """Name teachers; `decoding`, `count` and `mbr` are as for `synthesize`."""
+        """Name teachers, made of some runs; the other arguments are as for `synthesize`."""
         self.names = names
+        self.runs = runs
         self.translators = translators
         self.count = count
         self.mbr = mbr
@@ -59,33 +61,40 @@ class Teachers:
     def load(
         cls,
         paths: Sequence[str | os.PathLike[str]],
+        ensemble: Sequence[str | os.PathLike[str]],
         decoding: DecodingConfig | SearchOptions | None,
         count: int,
         mbr: MBR | None,
         on_warning: Callable[[Problem], object],
         **options: Any,
     ) -> "Teachers":
-        """Load the teachers of some paths; `options` are those of `Translator.load`."""
-        reject_str(teachers=paths)
+        """Load the teachers of some paths, or one ensemble; `options` are of `Translator.load`."""
+        reject_str(teachers=paths, ensemble=ensemble)
         names = [str(Path(path)) for path in paths]
         if not names:
             raise UsageError("`teachers`", "needs at least one model", remedy="name a run folder")
         if twice := [name for name, times in Counter(names).items() if times > 1]:
             raise UsageError("`teachers`", "names a model twice", got=twice[0])
-        translators = [Translator.load(name, **options) for name in names]
+        if ensemble and len(names) > 1:
+            what = "needs a single teacher, whose other models it names"
+            remedy = "name one teacher, and the others by `ensemble`"
+            raise UsageError("`ensemble`", what, got=f"{len(names)} teachers", remedy=remedy)
+        translators = [Translator.load(name, ensemble=ensemble, **options) for name in names]
         first, *others = [_languages(each) for each in translators]
         for name, languages in zip(names[1:], others, strict=True):
             if languages != first:
                 what = f"has other languages than {names[0]}, {first}"
                 on_warning(Problem(name, what, languages, "check that both read the same language"))
-        return cls(names, translators, decoding, count, mbr)
+        runs = [RunDirectory(Path(path)) for path in (*names, *ensemble)]
+        if ensemble:
+            names = [" + ".join(str(run.path) for run in runs)]
+        return cls(names, runs, translators, decoding, count, mbr)
 
     def fingerprint(self, checkpoint: str) -> dict[str, object]:
         """Return by name what determines the pairs of a text, as JSON holds it."""
-        runs = [RunDirectory(Path(name)) for name in self.names]
         content = {
             "teachers": self.names,
-            "model": [find_model(run, checkpoint).fingerprint for run in runs],
+            "model": [find_model(run, checkpoint).fingerprint for run in self.runs],
             "search": [asdict(search) for search in self.searches],
             "count": self.count,
             "mbr": None if self.mbr is None else asdict(self.mbr),
