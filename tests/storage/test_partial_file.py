@@ -1,6 +1,7 @@
 """A file that grows part by part, with kills at every point."""
 
 import errno
+import gzip
 import json
 import os
 import random
@@ -60,10 +61,38 @@ def test_what_is_there_stays_until_the_new_file_is_whole(tmp_path):
     assert file.read_text() == WHOLE
 
 
-def test_nothing_is_lost_to_a_kill_at_any_call_but_the_part_at_work(tmp_path):
+def read(file: Path) -> str:
+    content = file.read_bytes()
+    return (gzip.decompress(content) if file.suffix == ".gz" else content).decode()
+
+
+def test_a_file_named_gz_is_compressed_when_it_is_whole(tmp_path):
+    file, same = tmp_path / "file.gz", tmp_path / "other.gz"
+    interrupt(file)
+    assert partial(file).read_text() == "".join(PARTS[:2])
+    assert not file.exists()
+    assert write(file) == 2
+    assert read(file) == WHOLE
+    assert list(tmp_path.iterdir()) == [file]
+    write(same)
+    assert same.read_bytes() == file.read_bytes()
+    # RFC 1952: flags (no name), and four bytes of time (unknown).
+    assert file.read_bytes()[3:8] == bytes(5)
+
+
+def test_the_name_of_a_link_says_whether_its_file_is_compressed(tmp_path):
+    file, link = tmp_path / "file", tmp_path / "link.gz"
+    link.symlink_to(file)
+    write(link)
+    assert gzip.decompress(file.read_bytes()).decode() == WHOLE
+    assert link.is_symlink()
+
+
+@pytest.mark.parametrize("name", ["file", "file.gz"])
+def test_nothing_is_lost_to_a_kill_at_any_call_but_the_part_at_work(tmp_path, name):
     num_calls = 0
     while True:
-        file = tmp_path / str(num_calls) / "file"
+        file = tmp_path / str(num_calls) / name
         if not killed(lambda file=file: write(file), num_calls):
             break
         if not file.exists():
@@ -71,7 +100,7 @@ def test_nothing_is_lost_to_a_kill_at_any_call_but_the_part_at_work(tmp_path):
             num_done = write(file)
             assert "".join(PARTS[:num_done]).count("\n") <= lines
             assert "".join(PARTS[: num_done + 1]).count("\n") >= lines
-        assert file.read_text() == WHOLE
+        assert read(file) == WHOLE
         num_calls += 1
     assert num_calls > 2 * 4 * len(PARTS)
 

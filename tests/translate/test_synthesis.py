@@ -13,6 +13,7 @@ from killing import killed
 from sacrebleu.metrics.chrf import CHRF
 
 from tformer_cli import MBR, BeamConfig, SearchOptions, TformerError, Translator, synthesize
+from tformer_cli.corpus.reader import read_lines
 from tformer_cli.export.run import export_run
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.translate import translator as translator_module
@@ -181,6 +182,21 @@ def test_what_is_killed_again_and_again_ends_with_the_same_bytes(make, tmp_path,
         assert (tmp_path / "new" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+def test_compressed_files_hold_the_same_and_kills_change_no_byte(make, tmp_path):
+    plain, whole = make(SHORT), make(SHORT, output="whole/pairs.gz")
+    num_kills = 0
+    while killed(lambda: make(SHORT, output="gz/pairs.gz"), 40 + num_kills):
+        num_kills += 1
+    result = make(SHORT, output="gz/pairs.gz")
+    assert num_kills > 0
+    names = ["pairs.jsonl.gz", "pairs.source.gz", "pairs.target.gz"]
+    assert sorted(path.name for path in (tmp_path / "gz").iterdir()) == names
+    outputs = [(x.record, x.text.source, x.text.target) for x in (plain, whole, result)]
+    for file, compressed, resumed in zip(*outputs, strict=True):
+        assert list(read_lines(compressed)) == list(read_lines(file))
+        assert resumed.read_bytes() == compressed.read_bytes()
+
+
 def test_lines_that_are_done_are_not_translated_again(make, tmp_path, monkeypatch):
     assert killed(lambda: make(SHORT), 24)
     record = json.loads((tmp_path / "new" / "pairs.jsonl.partial.json").read_text())
@@ -285,6 +301,9 @@ def test_what_no_pairs_can_be_made_of_is_refused(make, teachers, tmp_path):
         text = write(tmp_path / f"mono.{suffix}", SHORT)
         with pytest.raises(TformerError, match="`output`: would replace the text"):
             synthesize(teachers, text, tmp_path / "mono", real="target")
+    text = write(tmp_path / "mono.jsonl.gz", SHORT)
+    with pytest.raises(TformerError, match="`output`: would replace the text"):
+        synthesize(teachers, text, tmp_path / "mono.gz", real="target")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(TformerError, match="pipe: must be a regular file; write it to a file"):
         synthesize(teachers, tmp_path / "pipe", tmp_path / "x", real="target")

@@ -62,7 +62,8 @@ def _command(real: "RealSide", description: str) -> Callable[..., None]:
                 "--output",
                 "-o",
                 metavar="PREFIX",
-                help="Write PREFIX.source, PREFIX.target and PREFIX.jsonl.",
+                help="Write PREFIX.source, PREFIX.target and PREFIX.jsonl; with PREFIX.gz, "
+                "PREFIX.source.gz and so on.",
             ),
         ],
         ensemble: EnsembleOption = None,
@@ -153,7 +154,7 @@ distill = _command(
 
     Example: tformer distill runs/a runs/b --input news.en --output distilled --mbr chrf
 
-    Example: tformer distill runs/a --ensemble runs/b -i news.en -o distilled
+    Example: tformer distill runs/a --ensemble runs/b -i news.en.gz -o distilled.gz
     """,
 )
 back_translate = _command(

@@ -6,7 +6,9 @@ writer keeps a file locked, until it is renamed to the target.
 
 import contextlib
 import glob
+import gzip
 import hashlib
+import io
 import json
 import os
 import re
@@ -23,6 +25,8 @@ MARK = ".tformer-"
 STAGED = re.compile(rf"\.(?P<name>.+){re.escape(MARK)}[a-z0-9_]{{8}}", flags=re.DOTALL)
 # In a staging directory: the lock, the new content, and the old content while the two are swapped.
 LOCK, NEW, OLD = "lock", "new", "old"
+# The default of the program gzip.
+GZIP_LEVEL = 6
 
 
 @contextlib.contextmanager
@@ -50,6 +54,20 @@ def atomic_write(path: Path) -> Iterator[Path]:
             sync(temporary)
             temporary.replace(path)
             sync(path.parent)
+
+
+@contextlib.contextmanager
+def open_atomic(path: Path) -> Iterator[io.BufferedIOBase]:
+    """Yield a new file for bytes, which replaces `path` as `atomic_write` does; `.gz` is gzip.
+
+    Equal content gives equal bytes: the header of gzip has neither a name nor a time.
+    """
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
+        if path.suffix != ".gz":
+            yield file
+            return
+        with gzip.GzipFile("", "wb", GZIP_LEVEL, file, mtime=0) as compressed:
+            yield compressed
 
 
 @contextlib.contextmanager

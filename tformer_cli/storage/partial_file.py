@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -11,6 +12,7 @@ from typing import BinaryIO
 from tformer_cli.errors import DataError, UsageError
 from tformer_cli.storage.atomic import (
     make_directory,
+    open_atomic,
     read_json,
     recover_interrupted_writes,
     storage_errors,
@@ -103,7 +105,8 @@ class PartialFile:
 def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[PartialFile]:
     """Open FILE.partial, new or left by an interruption; on success it replaces FILE.
 
-    `path` is FILE; of a symbolic link the target is written. `made_from` is everything that
+    `path` is FILE; of a symbolic link the target is written. FILE.gz.partial is plain text, and
+    FILE.gz is made of it at the end. `made_from` is everything that
     determines the content, by name, as JSON values. A partial file that was made from something
     else, was changed since, or is being written is refused.
     """
@@ -123,7 +126,10 @@ def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[Partia
             partial.resume_or_start()
             yield partial
             with storage_errors(path):
-                partial_path.replace(target)
+                if path.suffix == ".gz":
+                    _compress(partial_path, path)
+                else:
+                    partial_path.replace(target)
                 sync(target.parent)
                 partial.record_file.unlink()
                 sync(target.parent)
@@ -131,3 +137,10 @@ def partial_file(path: Path, made_from: Mapping[str, object]) -> Iterator[Partia
             # What a full disk refused is in the buffer still, and may be refused again.
             with storage_errors(partial_path):
                 file.close()
+
+
+def _compress(partial_path: Path, path: Path) -> None:
+    """Make FILE.gz of a partial file, and remove this only when that is whole."""
+    with partial_path.open("rb") as content, open_atomic(path) as compressed:
+        shutil.copyfileobj(content, compressed)
+    partial_path.unlink()

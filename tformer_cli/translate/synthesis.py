@@ -2,7 +2,7 @@
 
 With real sources it is sequence-level knowledge distillation (Kim and Rush 2016), with real targets
 back-translation (Sennrich et al. 2016). The pairs are first a record of JSON lines, which resumes
-after a kill; the two text files are made of it at the end.
+after a kill; the two text files are made of it at the end, and compressed if they are named `.gz`.
 """
 
 import functools
@@ -25,7 +25,7 @@ from tformer_cli.corpus.prefetch import chunks
 from tformer_cli.corpus.reader import read_lines
 from tformer_cli.distributed import process_group
 from tformer_cli.errors import Problem, UsageError, check_choice
-from tformer_cli.storage.atomic import atomic_write, file_checksum
+from tformer_cli.storage.atomic import file_checksum, open_atomic
 from tformer_cli.storage.partial_file import PartialFile
 from tformer_cli.translate import translator
 from tformer_cli.translate.options import MBR, SearchOptions
@@ -111,7 +111,7 @@ def synthesize(
             direction, with any tokenizers.
         text: the real text, plain or gzip (`.gz`), one sentence a line.
         output: what the names of the files begin with: `output.source`, `output.target` and
-            `output.jsonl`.
+            `output.jsonl`. With `output.gz` they are gzip: `output.source.gz` and so on.
         real: the side of the pairs that is the real text. With `source` the teachers translate as
             the new model will (distillation), with `target` the other way (back-translation).
         ensemble: further runs that make one teacher of a single one, as for `Translator.load`.
@@ -134,10 +134,9 @@ def synthesize(
             files were begun from something else.
     """
     check_choice("`real`", real, get_args(RealSide))
-    file, prefix = Path(text), os.path.abspath(output)
-    source, target = Path(f"{prefix}.source"), Path(f"{prefix}.target")
+    file = Path(text)
+    source, target, record = _output_files(Path(os.path.abspath(output)))
     sides = TrainingText(source=source, target=target, tags=TAGS[real])
-    record = Path(f"{prefix}.jsonl")
     _check_outputs(file, (source, target, record))
     total = sum(1 for _ in read_lines(file))
     models = Teachers.load(
@@ -213,6 +212,13 @@ class DistinctRows:
         self._rows.add("".join(kept), num_lines)
 
 
+def _output_files(prefix: Path) -> list[Path]:
+    """Return the files of sources, of targets, and of the record."""
+    ending = ".gz" if prefix.suffix == ".gz" else ""
+    stem = str(prefix).removesuffix(ending)
+    return [Path(f"{stem}.{name}{ending}") for name in ("source", "target", "jsonl")]
+
+
 def _check_outputs(text: Path, outputs: Sequence[Path]) -> None:
     """Refuse to write over the text, or to read it from what can be read only once."""
     if text.exists() and not text.is_file():
@@ -266,14 +272,12 @@ def _write_sides(
     omitted: list[int] = []
     next_line = 1
     with (
-        atomic_write(sides.source) as source,
-        atomic_write(sides.target) as target,
-        source.open("w", encoding="utf-8", newline="\n") as sources,
-        target.open("w", encoding="utf-8", newline="\n") as targets,
+        open_atomic(sides.source) as sources,
+        open_atomic(sides.target) as targets,
     ):
         for row in _read_record(record):
-            sources.write(f"{row['source']}\n")
-            targets.write(f"{row['target']}\n")
+            sources.write(f"{row['source']}\n".encode())
+            targets.write(f"{row['target']}\n".encode())
             num_pairs[row["teacher"]] += 1
             omitted += range(next_line, row["line"])
             next_line = row["line"] + 1
