@@ -8,7 +8,13 @@ import typer
 
 from tformer_cli.choices import Backend, MetricName, Utility
 from tformer_cli.errors import Problem, UsageError
-from tformer_cli.storage.run_directory import RUNS, RunDirectory, newest_run, step_of
+from tformer_cli.storage.run_directory import (
+    RUNS,
+    RunDirectory,
+    is_converted,
+    newest_run,
+    step_of,
+)
 
 if TYPE_CHECKING:
     from tformer_cli.translate.options import MBR
@@ -176,7 +182,7 @@ def _check_run_folder(path: Path) -> None:
         if path.suffix in (".yaml", ".yml"):
             what = "is a config, not a run folder"
             remedy = f"name the run that was trained from it, such as {RUNS / path.stem}"
-    elif path.is_dir() and not RunDirectory(path).config_file.exists():
+    elif path.is_dir() and not RunDirectory(path).config_file.exists() and not is_converted(path):
         what = "is not a run folder: it has no config.yaml"
         if runs := sorted(path.glob("*/config.yaml")):
             what = "is a folder of runs"

@@ -224,11 +224,11 @@ def output_fingerprint(
 
     Models count by their weights, files by the hash of their content.
     """
-    from tformer_cli.storage.trained_model import find_model
+    from tformer_cli.translate.backend import find_files
 
     fingerprint: dict[str, object] = {
         "tformer": __version__,
-        "model": [find_model(run, checkpoint).fingerprint for run in runs],
+        "model": [find_files(run, checkpoint).fingerprint for run in runs],
         **{f"decoding.{key}": value for key, value in asdict(decoding).items()},
     }
     hints = get_type_hints(context.command.callback, include_extras=True)

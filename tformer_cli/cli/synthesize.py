@@ -48,7 +48,8 @@ def _command(real: "RealSide", description: str) -> Callable[..., None]:
             list[Path],
             typer.Argument(
                 metavar="TEACHER",
-                help="Run folders, or exports for CTranslate2; all of one direction.",
+                help="Run folders, or folders for CTranslate2: exports, or converted models such "
+                "as OPUS-MT with source.spm and target.spm. All of one direction.",
                 show_default=False,
             ),
         ],
@@ -168,5 +169,7 @@ back_translate = _command(
     Example: tformer back-translate runs/de-en --input news.de --output back
 
     Example: tformer back-translate runs/de-en -i news.de -o back --set decoding.kind=sample
+
+    Example: tformer back-translate opus-de-en -i news.de.gz -o back.gz
     """,
 )

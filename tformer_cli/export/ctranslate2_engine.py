@@ -20,6 +20,7 @@ from tformer_cli.config.schema.model import (
     YarnScaling,
 )
 from tformer_cli.errors import CheckpointError, Problem, UsageError
+from tformer_cli.export.converted import lacks_source_eos
 from tformer_cli.export.format import package
 from tformer_cli.process import num_threads
 from tformer_cli.search.engine import (
@@ -105,11 +106,21 @@ class CTranslate2Engine(Engine):
         *,
         max_length: int | None,
         compute_type: str = "default",
+        keeps_source_eos: bool = False,
     ) -> None:
-        """Load the model of a folder, for sentences of up to `max_length` tokens (None for any)."""
+        """Load the model of a folder.
+
+        Args:
+            folder: with the model.
+            tokenizers: of its vocabularies.
+            max_length: of a sentence, in tokens; None for any.
+            compute_type: CTranslate2's.
+            keeps_source_eos: whether CTranslate2 gets sources with EOS; else it adds its own.
+        """
         source, target = tokenizers.source, tokenizers.target
         self.folder = folder
         self.compute_type = compute_type
+        self.keeps_source_eos = keeps_source_eos
         self.num_threads = num_threads()
         self.translator = self._load(inter_threads=self.num_threads, intra_threads=1)
         # CTranslate2's objects for a sentence alone, by their number of threads.
@@ -131,7 +142,13 @@ class CTranslate2Engine(Engine):
         is_half = quantization in ("float16", "bfloat16")
         compute_type = "float32" if is_half else "default"
         max_length = num_positions(config)
-        return cls(folder, tokenizers, max_length=max_length, compute_type=compute_type)
+        return cls(
+            folder,
+            tokenizers,
+            max_length=max_length,
+            compute_type=compute_type,
+            keeps_source_eos=lacks_source_eos(folder),
+        )
 
     def _load(self, **threads: int) -> Any:
         """Return CTranslate2's object for the model."""
@@ -223,8 +240,8 @@ class CTranslate2Engine(Engine):
         return futures
 
     def _source(self, ids: Sequence[int]) -> list[str]:
-        """Return source tokens without EOS, which CTranslate2 adds itself."""
-        return [self.source_tokens[i] for i in ids[:-1]]
+        """Return source tokens, without EOS if CTranslate2 adds it itself."""
+        return [self.source_tokens[i] for i in (ids if self.keeps_source_eos else ids[:-1])]
 
     def _hypotheses(self, result: Any, length_penalty: float) -> Iterator[Hypothesis]:
         # Scores are empty unless requested.

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.decoding import DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig
 from tformer_cli.config.schema.tokenizer import MarianConfig
@@ -30,6 +29,7 @@ from tformer_cli.export.marian_settings import (
     SPECIAL_IDS,
     Shape,
     config_json,
+    data_config,
     json_object,
     language_settings,
     read_languages,
@@ -148,7 +148,7 @@ def read_marian(
     model = _model(weights_file(folder), shape, source, target)
     tokenizers = Tokenizers(source.tokenizer, target.tokenizer, not languages.are_separate)
     config = Config(
-        data=_data(source_language or languages.source, target_language or languages.target),
+        data=data_config(source_language or languages.source, target_language or languages.target),
         tokenizer=MarianConfig(shared=tokenizers.shared),
         model=shape.model,
         decoding=decoding,
@@ -240,13 +240,3 @@ def _model(file: Path, shape: Shape, source: Side, target: Side) -> Seq2Seq:
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
     return model.eval()
-
-
-def _data(source: str, target: str) -> DataConfig:
-    """Return the text files that a further training expects below its `data.root`."""
-    return DataConfig(
-        source_language=source,
-        target_language=target,
-        train=(TrainingText(source=Path(f"train.{source}"), target=Path(f"train.{target}")),),
-        valid=ParallelText(source=Path(f"valid.{source}"), target=Path(f"valid.{target}")),
-    )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tformer_cli.config.load import as_plain
 from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.data import DataConfig, ParallelText, TrainingText
 from tformer_cli.config.schema.decoding import BeamConfig, DecodingConfig, GreedyConfig
 from tformer_cli.config.schema.fields import check
 from tformer_cli.config.schema.model import EncoderDecoderConfig, SinusoidalPositions
@@ -288,6 +289,16 @@ def read_languages(file: Path) -> Languages:
     )
     settings.check()
     return languages
+
+
+def data_config(source: str, target: str) -> DataConfig:
+    """Return the text files that a further training expects below its `data.root`."""
+    return DataConfig(
+        source_language=source,
+        target_language=target,
+        train=(TrainingText(source=Path(f"train.{source}"), target=Path(f"train.{target}")),),
+        valid=ParallelText(source=Path(f"valid.{source}"), target=Path(f"valid.{target}")),
+    )
 
 
 def read_search(file: Path) -> DecodingConfig:

@@ -23,6 +23,7 @@ RAW_MODEL_FILE = "trained.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
 CHECKSUMS_FILE = "SHA256SUMS"
+EXPORT_FILE = "model.bin"  # of CTranslate2
 # A name in a pointer file, never a path, which would lead elsewhere.
 CHECKPOINT_NAME = re.compile(r"\w[\w.-]{0,99}")
 
@@ -77,6 +78,11 @@ class RunDirectory:
             if CHECKPOINT_NAME.fullmatch(target):
                 return self.checkpoints / target
         return file
+
+
+def is_converted(folder: Path) -> bool:
+    """Return whether another program wrote a folder for CTranslate2; our exports have a config."""
+    return (folder / EXPORT_FILE).is_file() and not RunDirectory(folder).config_file.exists()
 
 
 def step_of(checkpoint: Path) -> int:

@@ -15,7 +15,13 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.fields import leaves
 from tformer_cli.errors import CheckpointError
 from tformer_cli.storage.atomic import file_checksum, read_json
-from tformer_cli.storage.run_directory import MODEL_FILE, STATE_FILE, RunDirectory
+from tformer_cli.storage.run_directory import (
+    EXPORT_FILE,
+    MODEL_FILE,
+    STATE_FILE,
+    RunDirectory,
+    is_converted,
+)
 from tformer_cli.storage.state import (
     INFERENCE_FILES,
     RESTORE_CONFIG,
@@ -32,8 +38,7 @@ if TYPE_CHECKING:
 
 # Sections of a config that determine what the weights compute and what ids a text becomes.
 SECTIONS = ("model", "tokenizer")
-# Weights of an export for CTranslate2, and what it says of itself.
-EXPORT_FILE = "model.bin"
+# What an export for CTranslate2 says of itself.
 EXPORT_NOTES_FILE = "tformer.json"
 # Notes of a plain folder or an export, beside those settings.
 TOKENIZERS_NOTE = "tokenizer_fingerprint"
@@ -112,6 +117,10 @@ def find_model(run: RunDirectory, name: str = "best") -> ModelFiles:
         if " " in str(run.path).strip():
             remedy = f"to translate a sentence: tformer translate {shlex.quote(str(run.path))}"
         raise CheckpointError(str(run.path), "no such run folder", remedy=remedy)
+    if is_converted(run.path):
+        what = "was written for CTranslate2 by another program"
+        remedy = "name a run; only translate, distill and back-translate take such a folder"
+        raise CheckpointError(str(run.path), what, remedy=remedy)
     notes = _notes(run) if name in ("best", "last") else None
     directory = run.path if notes is not None else _find_checkpoint(run, name)
     config = load_config(run.config_file)

@@ -18,6 +18,7 @@ from tformer_cli.errors import (
     UsageError,
     check_choice,
 )
+from tformer_cli.export.converted import read_converted
 from tformer_cli.export.ctranslate2_engine import CTranslate2Engine, unsupported_by_ctranslate2
 from tformer_cli.export.format import package
 from tformer_cli.process import may_have_gpu, num_processes
@@ -32,8 +33,8 @@ from tformer_cli.search.engine import (
 )
 from tformer_cli.storage.atomic import make_directory, storage_errors, write_text
 from tformer_cli.storage.lock import exclusive_lock
-from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.trained_model import EXPORT_NOTES_FILE, ModelFiles
+from tformer_cli.storage.run_directory import RunDirectory, is_converted
+from tformer_cli.storage.trained_model import EXPORT_NOTES_FILE, ModelFiles, find_model
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.translate.options import LEAVE_ONE_OUT
 
@@ -81,6 +82,16 @@ class FallbackEngine(Engine):
         return self.fast
 
 
+def find_files(run: RunDirectory, checkpoint: str) -> ModelFiles:
+    """Find what translates: by `find_model`, or a folder that CTranslate2's converters wrote."""
+    if not is_converted(run.path):
+        return find_model(run, checkpoint)
+    if checkpoint not in ("best", "last"):
+        what = "has no checkpoints: it was written for CTranslate2"
+        raise CheckpointError(str(run.path), what, got=checkpoint, remedy="leave `checkpoint` out")
+    return read_converted(run.path)
+
+
 def native_engine(
     models: "Sequence[Seq2Seq]",
     tokenizers: Tokenizers,
@@ -121,7 +132,7 @@ def shared(engine: "NativeEngine", workers: int | None) -> Engine:
 
 
 def engine_of_export(files: ModelFiles) -> CTranslate2Engine:
-    """Return CTranslate2 with a folder that `tformer export` has written.
+    """Return CTranslate2 with a folder that `tformer export` or another program has written.
 
     Raises:
         TformerError: CTranslate2 is not installed, or the folder is not as it was written.

@@ -107,8 +107,8 @@ def synthesize(
         ... )
 
     Args:
-        teachers: run folders, or folders that `tformer export` wrote for CTranslate2; of one
-            direction, with any tokenizers.
+        teachers: folders as `Translator.load` takes them: runs, exports for CTranslate2 and models
+            that its converters wrote; of one direction, with any tokenizers.
         text: the real text, plain or gzip (`.gz`), one sentence a line.
         output: what the names of the files begin with: `output.source`, `output.target` and
             `output.jsonl`. With `output.gz` they are gzip: `output.source.gz` and so on.

@@ -12,7 +12,7 @@ from typing import Any
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.errors import Problem, UsageError, reject_str
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.trained_model import find_model
+from tformer_cli.translate.backend import find_files
 from tformer_cli.translate.mbr import rank_texts
 from tformer_cli.translate.options import (
     MBR,
@@ -94,7 +94,7 @@ class Teachers:
         """Return by name what determines the pairs of a text, as JSON holds it."""
         content = {
             "teachers": self.names,
-            "model": [find_model(run, checkpoint).fingerprint for run in self.runs],
+            "model": [find_files(run, checkpoint).fingerprint for run in self.runs],
             "search": [asdict(search) for search in self.searches],
             "count": self.count,
             "mbr": None if self.mbr is None else asdict(self.mbr),

@@ -15,7 +15,6 @@ from tformer_cli.errors import Problem, UsageError, reject_str
 from tformer_cli.process import tune_allocator
 from tformer_cli.search.engine import Engine, Hypothesis
 from tformer_cli.storage.run_directory import RunDirectory
-from tformer_cli.storage.trained_model import find_model
 from tformer_cli.text.segments import Terminology, word_separator
 from tformer_cli.text.tokenizer import Tokenizers
 from tformer_cli.translate.backend import (
@@ -23,6 +22,7 @@ from tformer_cli.translate.backend import (
     checked_engine_of_run,
     engine_of_export,
     engine_of_run,
+    find_files,
     load_native_engine,
     native_engine,
     resolve_backend,
@@ -141,7 +141,7 @@ class Translator:
 
         Args:
             run: the run folder, or one that `tformer export` wrote as safetensors or for
-                CTranslate2.
+                CTranslate2, or that CTranslate2's converters wrote (`read_converted`).
             ensemble: further runs with the same tokenizers; the probabilities are averaged.
             checkpoint: `best`, `last` or a name such as `step-000400`.
             device: auto, cpu, cuda, cuda:N or mps.
@@ -164,7 +164,7 @@ class Translator:
         reject_str(ensemble=ensemble)
         tune_allocator()
         runs = [RunDirectory(Path(path)) for path in (run, *ensemble)]
-        files = find_model(runs[0], checkpoint)
+        files = find_files(runs[0], checkpoint)
         is_export = files.quantization is not None
         arguments = (quantization, ensemble, device, precision, workers)
         backend = resolve_backend(backend, *arguments, is_export=is_export)
@@ -195,7 +195,7 @@ class Translator:
         )
         for member in runs[1:]:
             # Of an ensemble, the tags to which all models give the same ids.
-            others = find_model(member, checkpoint).config.data.tags
+            others = find_files(member, checkpoint).config.data.tags
             pairs = zip(translator.tags, others, strict=False)
             shared_pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
             translator.tags = tuple(name for name, _ in shared_pairs)
