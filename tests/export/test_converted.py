@@ -16,6 +16,7 @@ from tformer_cli.errors import TformerError
 from tformer_cli.export.converted import read_converted, read_weights
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.trained_model import find_model
+from tformer_cli.translate.options import SearchOptions
 from tformer_cli.translate.synthesis import synthesize
 from tformer_cli.translate.translator import Translator
 
@@ -159,6 +160,8 @@ def test_no_line_is_longer_than_the_positions_of_the_model(folder):
     assert str(warnings[0]).startswith(f"line 1: is longer than {POSITIONS - 1} tokens")
     with pytest.raises(TformerError, match=f"decoding.max_length: must be at most the {POSITIONS}"):
         translator.translate(["a"], decoding=GreedyConfig(max_length=POSITIONS + 1))
+    changed = translator.translate(LINES, decoding=SearchOptions(settings=["decoding.patience=1"]))
+    assert changed == translator.translate(LINES)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "float16", "bfloat16", "float32"])

@@ -80,6 +80,7 @@ def test_a_rounded_export_computes_with_its_own_numbers(files, tmp_path):
             {"quantization": "int8"},
             "`quantization`: has no effect on an export for CTranslate2 (int8)",
         ),
+        ({"ensemble": ["a"]}, "`ensemble`: has no effect on an export for CTranslate2; name runs"),
         ({"device": "cuda"}, '`device`: must be cpu with `backend="ctranslate2"` (cuda)'),
         ({"checkpoint": "7"}, "{}: has no such checkpoint (7)"),
     ],

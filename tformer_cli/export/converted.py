@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from tformer_cli.config.schema.config import Config
+from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig, LearnedPositions, NoPositions
 from tformer_cli.config.schema.tokenizer import MarianConfig
 from tformer_cli.errors import CheckpointError
@@ -196,11 +197,18 @@ def _config(folder: Path, num_positions: int | None, is_shared: bool) -> Config:
     if num_positions is None:
         return config
     # A source and its EOS, and a translation, have a position for each token.
-    filters = config.data.filters
+    filters, training = config.data.filters, config.training
     filters = replace(filters, max_length=min(filters.max_length, num_positions - 1))
+    validation = _limited(training.validation_decoding, num_positions)
     return replace(
         config,
         data=replace(config.data, filters=filters),
         model=replace(config.model, positions=LearnedPositions(max_length=num_positions)),
-        decoding=replace(search, max_length=min(search.max_length, num_positions)),
+        training=replace(training, validation_decoding=validation),
+        decoding=_limited(search, num_positions),
     )
+
+
+def _limited(search: DecodingConfig, num_positions: int) -> DecodingConfig:
+    """Return a search for translations that have positions."""
+    return replace(search, max_length=min(search.max_length, num_positions))

@@ -268,6 +268,9 @@ def resolve_backend(
             if value not in (None, "auto", "ctranslate2"):
                 what = "has no effect on an export for CTranslate2"
                 raise UsageError(f"`{argument}`", what, got=value, remedy="leave it out")
+        if ensemble:
+            what = "has no effect on an export for CTranslate2"
+            raise UsageError("`ensemble`", what, remedy="name runs only")
         backend = "ctranslate2"
     if backend == "native":
         if quantization is not None:
