@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from tformer_cli.choices import Quantization
 from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.config.schema.model import EncoderDecoderConfig, LearnedPositions, NoPositions
 from tformer_cli.config.schema.tokenizer import MarianConfig
 from tformer_cli.errors import CheckpointError
-from tformer_cli.export.format import Quantization
 from tformer_cli.export.marian_settings import (
     LANGUAGES_FILE,
     SEARCH_FILE,
