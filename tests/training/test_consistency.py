@@ -21,9 +21,16 @@ from tformer_cli.distributed import World, process_group
 from tformer_cli.errors import ConfigError
 from tformer_cli.model.blocks.embeddings import KeptTokens
 from tformer_cli.text.vocabulary import EOS_ID
-from tformer_cli.training import consistency, loss
-from tformer_cli.training.consistency import cut_tokens, objective_of, paired_hidden_states
-from tformer_cli.training.loss import CACHED_ROWS, ROWS_ON_CPU, Objective, consistency_sum
+from tformer_cli.training import loss
+from tformer_cli.training.loss import (
+    CACHED_ROWS,
+    ROWS_ON_CPU,
+    Objective,
+    consistency_sum,
+    cut_tokens,
+    objective_of,
+    paired_hidden_states,
+)
 from tformer_cli.training.step import TrainState, accumulate_gradients, train_steps
 
 D, V = 5, 11
@@ -150,7 +157,7 @@ def test_a_step_has_the_gradient_of_the_papers_loss_of_two_passes(kind, monkeypa
         kept.append(cut_tokens(batch, cutoff))
         return kept[-1]
 
-    monkeypatch.setattr(consistency, "cut_tokens", recorded)
+    monkeypatch.setattr(loss, "cut_tokens", recorded)
     batch = collate(SENTENCES)
     subject, reference = (train_state(dropout=0.0, consistency=kind) for _ in range(2))
     totals, _ = accumulate_gradients(subject, [batch], num_tokens=batch.num_target_tokens)
@@ -220,7 +227,7 @@ def cut_even_ids(batch: Batch, cutoff: float) -> KeptTokens:
 
 @kinds
 def test_micro_batches_change_the_step_by_rounding_only(kind, monkeypatch):
-    monkeypatch.setattr(consistency, "cut_tokens", cut_even_ids)
+    monkeypatch.setattr(loss, "cut_tokens", cut_even_ids)
     reports, ends = [], []
     for parts in ([SENTENCES], [SENTENCES[:1], SENTENCES[1:]]):
         subject = train_state(dropout=0.0, consistency=kind, clip_norm=None)
@@ -235,7 +242,7 @@ def test_micro_batches_change_the_step_by_rounding_only(kind, monkeypatch):
 
 @kinds
 def test_where_memory_runs_out_both_passes_are_halved(kind, monkeypatch):
-    monkeypatch.setattr(consistency, "cut_tokens", cut_even_ids)
+    monkeypatch.setattr(loss, "cut_tokens", cut_even_ids)
     subject, roomy = (train_state(dropout=0.0, consistency=kind) for _ in range(2))
     sizes, hidden_states = [], subject.model.hidden_states
 
@@ -256,7 +263,7 @@ def test_where_memory_runs_out_both_passes_are_halved(kind, monkeypatch):
 
 @kinds
 def test_processes_take_the_step_of_one(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(consistency, "cut_tokens", cut_even_ids)
+    monkeypatch.setattr(loss, "cut_tokens", cut_even_ids)
 
     def step(rank: int) -> None:
         with process_group("cpu") as world:

@@ -1,6 +1,7 @@
-"""Label-smoothed cross-entropy, computed together with the output projection.
+"""The loss of a batch, computed together with the output projection.
 
-Like torch.nn.functional.linear_cross_entropy (torch 2.13), which lacks the sums and older versions.
+It is label-smoothed cross-entropy, alone or with the consistency of two passes over the batch. Like
+torch.nn.functional.linear_cross_entropy (torch 2.13), which lacks the sums and older versions.
 """
 
 import functools
@@ -11,8 +12,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tformer_cli.config.schema.training import (
+    ConsistencyConfig,
+    RDropConfig,
+    SimCutConfig,
+    TrainingConfig,
+)
+from tformer_cli.corpus.batch import Batch
 from tformer_cli.device import can_compile
 from tformer_cli.kernels.softmax import exp_
+from tformer_cli.model.blocks.embeddings import KeptTokens
+from tformer_cli.model.network import Network
+from tformer_cli.text.vocabulary import EOS_ID
 
 # Rows whose logits exist at a time: enough to fill a matmul, and a fraction of a batch.
 ROWS_ON_CPU, ROWS_ON_GPU = 1 << 10, 1 << 13
@@ -38,6 +49,22 @@ class Objective(NamedTuple):
 
     cross_entropies: tuple[float, float]  # of P and of Q; they sum to 1
     divergences: tuple[float, float]  # KL(P || Q) and KL(Q || P)
+
+
+def loss_sums(model: Network, batch: Batch, config: TrainingConfig, factor: float) -> LossSums:
+    """Return the loss of a batch by the config; `factor` is that of `smoothed_nll_sum`."""
+    output, smoothing, consistency = model.output, config.label_smoothing, config.consistency
+    if consistency is None:
+        hidden_states = model.hidden_states(
+            batch.source, batch.source_mask, batch.target_in, batch.target_positions
+        )
+        return smoothed_nll_sum(hidden_states, output, batch.targets, smoothing, factor)
+    kept = None
+    if isinstance(consistency, SimCutConfig):
+        kept = cut_tokens(batch, consistency.cutoff)
+    hidden_states = paired_hidden_states(model, batch, kept)
+    objective = objective_of(consistency)
+    return consistency_sum(hidden_states, output, batch.targets, smoothing, objective, factor)
 
 
 def smoothed_nll_sum(
@@ -73,6 +100,50 @@ def consistency_sum(
     kernel = partial(kernel, smoothing=smoothing, factor=factor, objective=objective)
     sums = LossSums(*_chunked(hidden_states, output, targets, 2, kernel))
     return sums._replace(divergence=sums.divergence / sum(objective.divergences))
+
+
+def objective_of(config: ConsistencyConfig) -> Objective:
+    """Return the weights of a consistency loss.
+
+    Those of R-Drop are half of the paper's (equation 4), which sums two cross-entropies: a gradient
+    then has the size of that of a single pass.
+    """
+    match config:
+        case SimCutConfig(weight=weight):
+            return Objective(cross_entropies=(1.0, 0.0), divergences=(weight, 0.0))
+        case RDropConfig(weight=weight):
+            return Objective(cross_entropies=(0.5, 0.5), divergences=(weight / 4, weight / 4))
+
+
+def paired_hidden_states(model: Network, batch: Batch, kept: KeptTokens | None = None) -> Tensor:
+    """Return hidden states (2N, D) of a batch (B, ...) that passes twice, (2B, ...) at once.
+
+    What the passes draw comes from the generator that dropout comes from, so it is a function of
+    the seed, the step and the process.
+    """
+    positions = batch.target_positions
+    return model.hidden_states(
+        batch.source.repeat(2, 1),
+        batch.source_mask.repeat(2, 1),
+        batch.target_in.repeat(2, 1),
+        torch.cat((positions, positions + batch.target_mask.numel())),
+        kept,
+    )
+
+
+def cut_tokens(batch: Batch, cutoff: float) -> KeptTokens:
+    """Return which tokens keep their embedding: all in the first pass, not so in the second.
+
+    Each token is cut with the probability `cutoff` (Shen et al. 2020, token cutoff), except for the
+    EOS of a source and the start of a target.
+    """
+    source, target = (
+        torch.rand(ids.shape, device=ids.device) >= cutoff
+        for ids in (batch.source, batch.target_in)
+    )
+    source |= batch.source == EOS_ID
+    target[:, 0] = True
+    return KeptTokens(*(torch.cat((torch.ones_like(kept), kept)) for kept in (source, target)))
 
 
 def _chunked(

@@ -23,8 +23,7 @@ from tformer_cli.device import autocast, derive_seed, empty_cache, is_out_of_mem
 from tformer_cli.distributed import SINGLE_PROCESS, World
 from tformer_cli.model.network import Network
 from tformer_cli.storage.state import TrainingProgress
-from tformer_cli.training.consistency import consistency_loss
-from tformer_cli.training.loss import LossSums, smoothed_nll_sum
+from tformer_cli.training.loss import loss_sums
 from tformer_cli.training.optim import (
     MovingAverage,
     PartReport,
@@ -321,18 +320,7 @@ def _accumulate(
     totals = torch.zeros(4, device=state.device)
     for batch in (batch.to(state.device) for batch in micro_batches):
         with autocast(state.device, state.precision):
-            sums = _loss_sums(model, batch, state.config, factor)
+            sums = loss_sums(model, batch, state.config, factor)
         sums.objective.backward()  # type: ignore[no-untyped-call]
         totals += torch.stack((sums.loss.detach(), sums.nll, sums.num_correct, sums.divergence))
     return totals
-
-
-def _loss_sums(model: Network, batch: Batch, config: TrainingConfig, factor: float) -> LossSums:
-    if config.consistency is not None:
-        return consistency_loss(model, batch, config.consistency, config.label_smoothing, factor)
-    hidden_states = model.hidden_states(
-        batch.source, batch.source_mask, batch.target_in, batch.target_positions
-    )
-    return smoothed_nll_sum(
-        hidden_states, model.output, batch.targets, config.label_smoothing, factor
-    )
