@@ -1,17 +1,18 @@
 """Reading a configuration from its file and from overrides, and writing it in full."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
 from tformer_cli.config.parse import SYNONYMS, parse_config
 from tformer_cli.config.renamed import current_path, warn_of_renamed, with_current_names
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import DataConfig, Text
+from tformer_cli.config.schema.data import DataConfig
 from tformer_cli.config.schema.decoding import DecodingConfig
 from tformer_cli.config.yaml_tree import OVERRIDE, compose, read_tree, with_value
 from tformer_cli.errors import ConfigError, Problem
@@ -19,8 +20,6 @@ from tformer_cli.storage.atomic import write_text
 
 # Line ends that YAML folds to a space unless they are escaped.
 _LINE_ENDS = frozenset("\n\x85\u2028\u2029")
-
-_Text = TypeVar("_Text", bound=Text)
 
 
 def load_config(path: str | os.PathLike[str], settings: Sequence[str] = ()) -> Config:
@@ -212,20 +211,9 @@ def _with_absolute_paths(config: Config, folder: Path) -> Config:
     training, data = config.training, config.data
     if training.init_from is not None:
         training = dataclasses.replace(training, init_from=_absolute(folder, training.init_from))
-    root = None if data.root is None else _absolute(folder, data.root)
-
-    def resolved(text: _Text) -> _Text:
-        files = text.files.items()
-        changes: dict[str, Any] = {side: _absolute(root or folder, file) for side, file in files}
-        return dataclasses.replace(text, **changes)
-
-    data = dataclasses.replace(
-        data,
-        root=root,
-        train=tuple(resolved(text) for text in data.train),
-        valid=resolved(data.valid),
-        test={name: resolved(text) for name, text in data.test.items()},
-    )
+    if data.root is not None:
+        data = dataclasses.replace(data, root=_absolute(folder, data.root))
+    data = data.with_files(functools.partial(_absolute, data.root or folder))
     return dataclasses.replace(config, data=data, training=training)
 
 

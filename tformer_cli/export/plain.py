@@ -7,14 +7,13 @@ ties it to the others; config.yaml, with text files by name instead of path; and
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar
 
 import safetensors
 import torch
 
 from tformer_cli.config.load import data_files, dump_config
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.data import Text
 from tformer_cli.errors import CheckpointError, Problem
 from tformer_cli.export.check import cpu_engine
 from tformer_cli.export.format import BEAM_SIZE, Format, filled
@@ -26,8 +25,6 @@ from tformer_cli.storage.state import metadata_of
 from tformer_cli.storage.trained_model import TrainedModel, load_trained_model, notes_of
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-
-_Text = TypeVar("_Text", bound=Text)
 
 
 class PlainFormat(Format):
@@ -75,24 +72,9 @@ def portable_config(config: Config) -> Config:
     Files that share a name keep as much of their paths as tells them apart. `init_from` is dropped:
     its weights are already in these.
     """
-    data = config.data
-    names = _names({file for _, file in data_files(data)})
-
-    def renamed(text: _Text) -> _Text:
-        changes: dict[str, Any] = {side: names[file] for side, file in text.files.items()}
-        return replace(text, **changes)
-
-    return replace(
-        config,
-        data=replace(
-            data,
-            root=None,
-            train=tuple(renamed(text) for text in data.train),
-            valid=renamed(data.valid),
-            test={name: renamed(text) for name, text in data.test.items()},
-        ),
-        training=replace(config.training, init_from=None),
-    )
+    names = _names({file for _, file in data_files(config.data)})
+    data = replace(config.data.with_files(names.__getitem__), root=None)
+    return replace(config, data=data, training=replace(config.training, init_from=None))
 
 
 def _names(files: set[Path]) -> dict[Path, Path]:

@@ -2,10 +2,10 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Self, TypeVar
 
 from tformer_cli.config.schema.fields import Bounds, Count, PositiveFloat
 from tformer_cli.errors import Problem
@@ -72,6 +72,7 @@ class PlainTrainingText(PlainText):
 
 Text = ParallelText | PlainText
 AnyTrainingText = TrainingText | PlainTrainingText
+_Text = TypeVar("_Text", bound=Text)
 
 
 def tag_names(texts: Sequence[AnyTrainingText]) -> tuple[str, ...]:
@@ -137,6 +138,20 @@ class DataConfig:
             "valid": self.valid,
             **{f"test.{name}": text for name, text in self.test.items()},
         }
+
+    def with_files(self, path_of: Callable[[Path], Path]) -> Self:
+        """Return the data with another path for each text file, by `path_of`."""
+
+        def moved(text: _Text) -> _Text:
+            files: dict[str, Any] = {side: path_of(file) for side, file in text.files.items()}
+            return replace(text, **files)
+
+        return replace(
+            self,
+            train=tuple(map(moved, self.train)),
+            valid=moved(self.valid),
+            test={name: moved(text) for name, text in self.test.items()},
+        )
 
     def conflicts(self) -> Iterator[Problem]:
         if not self.train:
