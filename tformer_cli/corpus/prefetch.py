@@ -1,11 +1,11 @@
-"""Streams in chunks, and prefetching of streams in a thread."""
+"""Streams in chunks or delayed, and prefetching of streams in a thread."""
 
 import itertools
 import queue
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 _Item = TypeVar("_Item")
@@ -63,8 +63,8 @@ def prefetch(items: Iterable[_Item], buffer_size: int) -> Generator[_Item]:
     producer = ThreadPoolExecutor(1)
     produced = (producer.submit(next, remaining, end) for _ in itertools.count())
     try:
-        for item in in_order(produced, buffer_size + 1):
-            if item is end:
+        for future in delayed(produced, buffer_size + 1):
+            if (item := future.result()) is end:
                 return
             yield item
     finally:
@@ -72,12 +72,12 @@ def prefetch(items: Iterable[_Item], buffer_size: int) -> Generator[_Item]:
         producer.shutdown(cancel_futures=True)
 
 
-def in_order(futures: Iterable[Future[_Item]], num_ahead: int) -> Iterator[_Item]:
-    """Yield the results of futures; up to `num_ahead` are submitted beyond the one waited for."""
-    submitted: deque[Future[_Item]] = deque()
-    for future in futures:
-        submitted.append(future)
-        if len(submitted) > num_ahead:
-            yield submitted.popleft().result()
-    while submitted:
-        yield submitted.popleft().result()
+def delayed(items: Iterable[_Item], count: int) -> Iterator[_Item]:
+    """Yield items in order, each when `count` more have been made: futures, while others run."""
+    made: deque[_Item] = deque()
+    for item in items:
+        made.append(item)
+        if len(made) > count:
+            yield made.popleft()
+    while made:
+        yield made.popleft()

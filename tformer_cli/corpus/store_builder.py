@@ -34,7 +34,7 @@ from tformer_cli.config.schema.data import (
     tag_names,
 )
 from tformer_cli.corpus.filters import FilterReport, filter_lengths, find_repeats, pair_digests
-from tformer_cli.corpus.prefetch import chunks, in_order
+from tformer_cli.corpus.prefetch import chunks, delayed
 from tformer_cli.corpus.reader import TEXTS_FILE, read_rows, text_changed, text_checksums
 from tformer_cli.corpus.store import (
     OFFSET_DTYPE,
@@ -235,7 +235,8 @@ class StoreWriter:
                 submitted = (
                     pool.submit(_encode_in_child, directory, self.filters, job) for job in jobs
                 )
-                yield from in_order(submitted, QUEUED_SHARDS * num_processes)
+                for shard in delayed(submitted, QUEUED_SHARDS * num_processes):
+                    yield shard.result()
             except BrokenProcessPool:
                 what = "a process that encodes the text has died"
                 remedy = "free memory and run the same command again: it resumes from there"

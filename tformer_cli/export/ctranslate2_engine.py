@@ -19,6 +19,7 @@ from tformer_cli.config.schema.model import (
     SinusoidalPositions,
     YarnScaling,
 )
+from tformer_cli.corpus.prefetch import delayed
 from tformer_cli.errors import CheckpointError, Problem, UsageError
 from tformer_cli.export.converted import lacks_source_eos
 from tformer_cli.export.format import package
@@ -156,7 +157,7 @@ class CTranslate2Engine(Engine):
             return package("ctranslate2", "ctranslate2").Translator(
                 str(self.folder),
                 compute_type=self.compute_type,
-                # `_in_flight` limits the queue.
+                # `BATCHES_AHEAD` limits the queue.
                 max_queued_batches=-1,
                 **threads,
             )
@@ -198,12 +199,9 @@ class CTranslate2Engine(Engine):
             return results
         results = [[] for _ in requests]
         beam = _beam_of(job.config)
-
-        def submit(indices: Sequence[int]) -> list[Any]:
-            return self._submit(self.translator, job, beam, indices)
-
         batches = shrinking_batches(range(len(requests)), self.num_threads)
-        for indices, futures in _in_flight(batches, submit, BATCHES_AHEAD * self.num_threads):
+        submitted = ((part, self._submit(self.translator, job, beam, part)) for part in batches)
+        for indices, futures in delayed(submitted, BATCHES_AHEAD * self.num_threads):
             for index, future in zip(indices, futures, strict=True):
                 results[index] = list(self._hypotheses(future.result(), beam.length_penalty))
             on_done(len(indices))
@@ -330,18 +328,6 @@ def shrinking_batches(indices: Sequence[int], num_threads: int) -> Iterator[Sequ
         size = min(MAX_BATCH, max(MIN_BATCH, share))
         yield indices[start : start + size]
         start += size
-
-
-def _in_flight(
-    batches: Iterable[Sequence[int]], submit: Callable[[Sequence[int]], list[Any]], count: int
-) -> Iterator[tuple[Sequence[int], list[Any]]]:
-    """Yield each batch with its futures, in order, once `count` more are submitted."""
-    queue: deque[tuple[Sequence[int], list[Any]]] = deque()
-    for batch in batches:
-        queue.append((batch, submit(batch)))
-        if len(queue) > count:
-            yield queue.popleft()
-    yield from queue
 
 
 def no_counterpart(where: str, got: str | None = None) -> UsageError:
