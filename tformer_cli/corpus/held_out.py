@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tformer_cli.config.schema.data import ParallelText, Text
-from tformer_cli.corpus.reader import read_pairs, read_texts, text_changed
+from tformer_cli.corpus.reader import read_texts, text_changed
 from tformer_cli.errors import DataError, Problem, UsageError
 from tformer_cli.storage.atomic import atomic_directory, read_json, write_json
 
@@ -117,7 +117,7 @@ def given_split(
     text: ParallelText, valid: ParallelText, *, on_done: OnRead = lambda count: None
 ) -> Split:
     """Return a training text, which is read twice, and a validation text as they are."""
-    overlap = overlaps(_count_reads(text, on_done), {"valid": valid})["valid"]
+    overlap = overlaps(counted(read_texts([text]), on_done), {"valid": valid})["valid"]
     keys, num_characters = _keys_and_characters(text, on_done)
     num_pairs = {"train": len(keys), "valid": overlap.num_pairs}
     texts = {"train": text, "valid": valid}
@@ -222,15 +222,16 @@ def line_key(line: str) -> int:
     return int.from_bytes(digest, "little") or 1
 
 
-def _count_reads(text: ParallelText, on_done: OnRead) -> Iterator[tuple[str, str]]:
-    for pair in read_pairs(text.source, text.target):
+def counted(pairs: Iterable[tuple[str, str]], on_done: OnRead) -> Iterator[tuple[str, str]]:
+    """Yield pairs, and call `on_done` with 1 after each."""
+    for pair in pairs:
         yield pair
         on_done(1)
 
 
 def _keys_and_characters(text: ParallelText, on_done: OnRead) -> tuple[NDArray[np.uint64], int]:
     keys, characters = array("Q"), set[str]()
-    for source, target in _count_reads(text, on_done):
+    for source, target in counted(read_texts([text]), on_done):
         keys.append(line_key(source))
         keys.append(line_key(target))
         characters.update(source, target)
@@ -255,13 +256,14 @@ def _write_parts(
     on_done: OnRead,
 ) -> None:
     """Write the pairs of part p to the files names[p]."""
+    pairs = counted(read_texts([text]), on_done)
     with contextlib.ExitStack() as stack:
         writers: list[list[TextIO]] = [[] for _ in (*PARTS, SET_ASIDE)]
         for part, sides in enumerate(names):
             for name in sides:
                 file = (directory / name).open("w", encoding="utf-8", newline="\n")
                 writers[part].append(stack.enter_context(file))
-        for part, pair in itertools.zip_longest(parts.tobytes(), _count_reads(text, on_done)):
+        for part, pair in itertools.zip_longest(parts.tobytes(), pairs):
             if part is None or pair is None:
                 raise text_changed(str(text.source))
             for writer, line in zip(writers[part], pair, strict=False):

@@ -14,7 +14,7 @@ from sacrebleu.metrics.ter import TER
 from tformer_cli.choices import MetricName
 from tformer_cli.config.schema.config import Config, EvaluationConfig
 from tformer_cli.config.schema.data import ParallelText
-from tformer_cli.corpus.held_out import overlap_warnings
+from tformer_cli.corpus.held_out import counted, overlap_warnings
 from tformer_cli.corpus.reader import read_lines, read_texts
 from tformer_cli.errors import ConfigError, Problem, UsageError
 from tformer_cli.text.language import is_language_code, language_of_script
@@ -134,16 +134,8 @@ def config_warnings(
     yield from _language_warnings(config)
     data = config.data
     tests = {f"data.test.{name}": text for name, text in data.test.items()}
-    training = _counted(read_texts(data.train), on_done)
+    training = counted(read_texts(data.train), on_done)
     yield from overlap_warnings(training, {"data.valid": data.valid, **tests}, data.unit)
-
-
-def _counted(
-    pairs: Iterator[tuple[str, str]], on_done: Callable[[int], object]
-) -> Iterator[tuple[str, str]]:
-    for pair in pairs:
-        yield pair
-        on_done(1)
 
 
 def _language_warnings(config: Config) -> Iterator[Problem]:
