@@ -10,7 +10,8 @@ import yaml
 from exportable import BASE, lively
 
 from tformer_cli.errors import CheckpointError
-from tformer_cli.export.card import Card, SetScore, known_scores, model_card
+from tformer_cli.evaluation.metrics import Score
+from tformer_cli.export.card import Card, known_scores, model_card
 from tformer_cli.storage.run_directory import RunDirectory
 
 CARD = Card(
@@ -26,7 +27,7 @@ FORM = SimpleNamespace(
     example=lambda trained, line: f"print({line!r})",
     versions=lambda: {"ctranslate2": "4.8.5"},
 )
-BLEU = SetScore("flickr", "BLEU", 38.1234, "nrefs:1|tok:13a", 1000)
+SCORES = {"flickr": [Score("BLEU", 38.1234, "nrefs:1|tok:13a", 1000)]}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def front_matter(page: str):
 
 
 def test_front_matter_is_what_model_hubs_read(model):
-    page = model_card(model, FORM, replace(CARD, license="cc-by-4.0"), [BLEU])
+    page = model_card(model, FORM, replace(CARD, license="cc-by-4.0"), SCORES)
     assert front_matter(page) == {
         "language": ["en", "de"],
         "license": "cc-by-4.0",
@@ -64,7 +65,7 @@ def test_front_matter_is_what_model_hubs_read(model):
 
 
 def test_page_says_what_the_model_is_and_how_to_use_it(model):
-    page = model_card(model, FORM, CARD, [BLEU])
+    page = model_card(model, FORM, CARD, SCORES)
     for part in (
         "\n# toy-en-de\n",
         f"a Transformer of {model.model.num_parameters():,} parameters after 120 steps",
@@ -85,14 +86,14 @@ def test_page_names_the_data_and_no_folder_of_this_machine(model):
     config = model.config
     training = replace(config.training, init_from=Path("/secret/runs/first"))
     with_ancestor = replace(config, training=training)
-    page = model_card(replace(model, config=with_ancestor), FORM, CARD, [])
+    page = model_card(replace(model, config=with_ancestor), FORM, CARD, {})
     assert "- `data.train.0`: `text.en`, `text.de`" in page
     assert "init_from: first" in page
     assert "secret" not in page
 
 
 def test_network_is_there_as_a_config_has_it(model):
-    page = model_card(model, FORM, CARD, [])
+    page = model_card(model, FORM, CARD, {})
     config = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])
     assert config["model"]["dim"] == BASE.dim
     assert config["decoding"]["max_length"] == 15
@@ -100,13 +101,13 @@ def test_network_is_there_as_a_config_has_it(model):
 
 
 def test_without_scores_the_page_says_how_to_get_some(model):
-    page = model_card(model, FORM, CARD, [])
+    page = model_card(model, FORM, CARD, {})
     assert "None yet: `tformer eval` before the export puts them here." in page
     assert "model-index" not in front_matter(page)
 
 
 def test_an_empty_translation_is_quoted_too(model):
-    page = model_card(model, FORM, replace(CARD, translation=""), [])
+    page = model_card(model, FORM, replace(CARD, translation=""), {})
     assert "It prints:\n\n> \n" in page
 
 
@@ -119,13 +120,11 @@ def written(run: RunDirectory, name: str, **changes) -> None:
 
 def test_scores_are_those_of_the_run_alone(tmp_path):
     run = RunDirectory(tmp_path)
-    assert known_scores(run) == []
+    assert known_scores(run) == {}
     written(run, "flickr")
     written(run, "ensemble", num_models=2)
-    assert known_scores(run) == [
-        SetScore("flickr", "BLEU", 30.0, "s", 5),
-        SetScore("flickr", "TER", 30.0, "s", 5),
-    ]
+    expected = [Score("BLEU", 30.0, "s", 5), Score("TER", 30.0, "s", 5)]
+    assert known_scores(run) == {"flickr": expected}
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"scores": [{"name": "BLEU"}]}'])

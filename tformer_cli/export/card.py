@@ -1,6 +1,6 @@
 """Model cards: what a model is, how good it is, and how to use it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import yaml
 from tformer_cli import __version__
 from tformer_cli.config.load import as_plain
 from tformer_cli.errors import CheckpointError
+from tformer_cli.evaluation.metrics import Score
 from tformer_cli.export.format import Format, filled
 from tformer_cli.storage.atomic import read_json
 from tformer_cli.storage.run_directory import RunDirectory
@@ -30,20 +31,9 @@ class Card:
     checks: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class SetScore:
-    """A score on a test set, with sacrebleu's signature."""
-
-    test_set: str
-    name: str
-    score: float
-    signature: str
-    num_sentences: int
-
-
-def known_scores(run: RunDirectory) -> list[SetScore]:
-    """Return the scores that `tformer eval` left in a run, without those of ensembles."""
-    scores: list[SetScore] = []
+def known_scores(run: RunDirectory) -> dict[str, list[Score]]:
+    """Return the scores of each test set that `tformer eval` left in a run, without ensembles."""
+    scores: dict[str, list[Score]] = {}
     for file in sorted(run.eval.glob("*.json")):
         try:
             evaluation = read_json(file)
@@ -52,7 +42,7 @@ def known_scores(run: RunDirectory) -> list[SetScore]:
             for score in evaluation["scores"]:
                 name, signature = str(score["name"]), str(score["signature"])
                 number, count = float(score["score"]), int(score["num_sentences"])
-                scores.append(SetScore(file.stem, name, number, signature, count))
+                scores.setdefault(file.stem, []).append(Score(name, number, signature, count))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             got = repr(error)
             remedy = "remove it, or run `tformer eval` again"
@@ -60,7 +50,9 @@ def known_scores(run: RunDirectory) -> list[SetScore]:
     return scores
 
 
-def model_card(trained: TrainedModel, form: Format, card: Card, scores: Sequence[SetScore]) -> str:
+def model_card(
+    trained: TrainedModel, form: Format, card: Card, scores: Mapping[str, Sequence[Score]]
+) -> str:
     """Return the card: Markdown after the YAML front matter that model hubs read."""
     config = trained.config
     versions = {"tformer": __version__, "torch": torch.__version__, **form.versions()}
@@ -93,7 +85,7 @@ def model_card(trained: TrainedModel, form: Format, card: Card, scores: Sequence
 
 
 def _front_matter(
-    trained: TrainedModel, form: Format, card: Card, scores: Sequence[SetScore]
+    trained: TrainedModel, form: Format, card: Card, scores: Mapping[str, Sequence[Score]]
 ) -> dict[str, Any]:
     data = trained.config.data
     library = form.program.lower()
@@ -110,24 +102,24 @@ def _front_matter(
             "dataset": {"name": name, "type": name},
             "metrics": [
                 {"type": score.name.lower(), "name": score.name, "value": round(score.score, 2)}
-                for score in scores
-                if score.test_set == name
+                for score in own
             ],
         }
-        for name in dict.fromkeys(score.test_set for score in scores)
+        for name, own in scores.items()
     ]
     if results:
         matter["model-index"] = [{"name": card.name, "results": results}]
     return matter
 
 
-def _score_table(scores: Sequence[SetScore]) -> str:
+def _score_table(scores: Mapping[str, Sequence[Score]]) -> str:
     if not scores:
         return "None yet: `tformer eval` before the export puts them here."
     rows = [
-        f"| {score.test_set} | {score.name} | {score.score:.2f} | {score.num_sentences:,} "
+        f"| {name} | {score.name} | {score.score:.2f} | {score.num_sentences:,} "
         f"| `{score.signature}` |"
-        for score in scores
+        for name, own in scores.items()
+        for score in own
     ]
     return filled("scores.md", rows="\n".join(rows)).rstrip("\n")
 
