@@ -214,7 +214,8 @@ def _fault(error: yaml.MarkedYAMLError, lines: list[str]) -> tuple[str, int, str
 
 
 def _without_colon(lines: list[str], line: int) -> tuple[str, int, str]:
-    return f"has no colon after {_first_word(lines[line])}", line, "write key: value"
+    first_word = lines[line].strip().removeprefix("- ").split(" ")[0]
+    return f"has no colon after {first_word}", line, "write key: value"
 
 
 def _misplaced_colon(lines: list[str], line: int, column: int) -> tuple[str, int, str]:
@@ -227,7 +228,3 @@ def _misplaced_colon(lines: list[str], line: int, column: int) -> tuple[str, int
     if above >= 0 and not _COLON.search(lines[above].split(" #")[0]):
         return _without_colon(lines, above)
     return "is indented unlike its neighbors", line, "indent the keys of a section alike"
-
-
-def _first_word(line: str) -> str:
-    return line.strip().removeprefix("- ").split(" ")[0]

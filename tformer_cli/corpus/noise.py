@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from tformer_cli.config.schema.config import Config
-from tformer_cli.config.schema.model import MaskedEncoderConfig
 from tformer_cli.config.schema.training import SourceNoiseConfig
 from tformer_cli.corpus.batch import Batch
 from tformer_cli.corpus.store import Example
@@ -63,16 +62,13 @@ class Masking:
     vocabulary_size: int
     seed: int
 
-    @classmethod
-    def from_config(cls, config: MaskedEncoderConfig, vocabulary_size: int, seed: int) -> Self:
-        return cls(config.mask_prob, vocabulary_size, seed)
-
     def apply(self, batch: Batch, epoch: int) -> Batch:
         """Mask a batch whose targets are its sources; only masked tokens are labels."""
         source = batch.source.numpy()
-        rank, fate, replacement, rounding = self._random_numbers(
-            batch.indices.numpy(), epoch, source.shape[1]
-        )
+        width, indices = source.shape[1], batch.indices.numpy()
+        numbers = random_numbers(self.seed, "masks", epoch, indices, NUM_MASK_DRAWS * width)
+        draws = numbers.reshape(-1, width, NUM_MASK_DRAWS).transpose(2, 0, 1)  # (4, B, S)
+        rank, fate, replacement, rounding = draws
         is_predicted = self._select(source, rank, rounding[:, 0])
         replacements = random_tokens(replacement, self.vocabulary_size)
         visible = np.where(fate < MASKED, MASK_ID, np.where(fate < REPLACED, replacements, source))
@@ -96,11 +92,6 @@ class Masking:
         order = np.where(is_ordinary, rank, np.inf).argsort(axis=1).argsort(axis=1)
         selected: np.ndarray = is_ordinary & (order < counts[:, None])
         return selected
-
-    def _random_numbers(self, indices: np.ndarray, epoch: int, width: int) -> np.ndarray:
-        """Return (4, B, S) numbers in [0, 1)."""
-        numbers = random_numbers(self.seed, "masks", epoch, indices, NUM_MASK_DRAWS * width)
-        return numbers.reshape(-1, width, NUM_MASK_DRAWS).transpose(2, 0, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,7 +168,7 @@ def load_data(
         store, report = training_store(config.data, tokenizers, stores)
     masking = None
     if isinstance(config.model, MaskedEncoderConfig):
-        masking = Masking.from_config(config.model, tokenizers.source.size, config.seed)
+        masking = Masking(config.model.mask_prob, tokenizers.source.size, config.seed)
     log(f"training text: {report.describe(config.data.unit)}")
     log(f"source: {report_lengths(store.source_lengths)}")
     if masking is None:

@@ -115,7 +115,7 @@ def _masked_batches(
     store: TokenStore, tokenizers: Tokenizers, config: Config, on_done: Callable[[int], object]
 ) -> Iterator[Batch]:
     assert isinstance(config.model, MaskedEncoderConfig), "monolingual text is for masked encoders"
-    masking = Masking.from_config(config.model, tokenizers.source.size, config.seed)
+    masking = Masking(config.model.mask_prob, tokenizers.source.size, config.seed)
     for batch in loss_batches(store):
         yield masking.apply(batch, epoch=0)
         on_done(len(batch.source))
