@@ -112,12 +112,7 @@ def data_files(data: DataConfig) -> Iterator[tuple[str, Path]]:
 
 
 def check_data_files(data: DataConfig, locations: Mapping[str, str] | None = None) -> None:
-    """Check that every text file exists.
-
-    Args:
-        data: the texts.
-        locations: where each key is written; without it, messages name the key alone.
-    """
+    """Check that every text file exists; messages say where its key is written, if known."""
     missing = []
     for key, path in data_files(data):
         if not path.is_file():

@@ -69,11 +69,7 @@ def parse_config(
     """Build the configuration that a syntax tree describes, and say where each key is written.
 
     Paths in the file stay as they are; a path in an override is relative to the current folder.
-
-    Args:
-        root: the tree; the marks of its nodes name their file or override.
-        file: name of the file, for problems without a line.
-        others: problems to raise behind those of the tree.
+    `file` is its name, for problems without a line. Problems of the tree come before the others.
     """
     builder = _Builder(file)
     config = builder.build(root, Config, "")
@@ -377,7 +373,6 @@ def _inner_keys(cls: Any) -> Iterator[str]:
 
 
 def _kind(cls: Any) -> str:
-    """Return the `kind` of a member of a union."""
     return str(cls.__dataclass_fields__["kind"].default)
 
 

@@ -38,12 +38,8 @@ def write_starter(
 ) -> None:
     """Write a commented configuration of a size that suits a text.
 
-    Args:
-        config: the file to write.
-        texts: `train`, `valid` and optionally `test`.
-        languages: ISO codes of source and target.
-        num_pairs: size of the training text.
-        num_characters: number of distinct characters in it.
+    `texts` are `train`, `valid` and optionally `test`. The training text has so many pairs, and so
+    many distinct characters.
     """
     template, min_size = next(size for limit, size in _SIZES if num_pairs <= limit)
     # Bytes, special tokens, all characters, and as many subwords.

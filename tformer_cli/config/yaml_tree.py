@@ -47,9 +47,7 @@ def read_tree(path: Path) -> yaml.Node:
 def compose(text: str, name: str) -> yaml.Node | None:
     """Return the syntax tree of a YAML document, or None if it is empty.
 
-    Args:
-        text: the document.
-        name: its name in messages: a file, or an override (`OVERRIDE`).
+    `name` is that of a file or an override (`OVERRIDE`), for messages.
     """
     try:
         loader = _Loader(text)

@@ -239,7 +239,6 @@ def _keys_and_characters(text: ParallelText, on_done: OnRead) -> tuple[NDArray[n
 
 
 def _num_occurrences(keys: NDArray[np.uint64]) -> NDArray[np.intp]:
-    """Return how often the key at each index occurs."""
     _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
     return counts[inverse]
 

@@ -96,21 +96,13 @@ class Masking:
 
 @dataclass(frozen=True, slots=True)
 class ExampleNoise:
-    """Changes of examples before they become a batch: subword sampling, then source noise.
+    """Changes of examples before they become a batch: subword sampling, then source noise."""
 
-    Attributes:
-        samplers: of source and target; None for the segmentations of the store.
-        source_noise: of the tokens of sources; None for none.
-        vocabulary_size: of the sources.
-        max_length: a drawn segmentation with more tokens is not taken.
-        seed: of the training.
-    """
-
-    samplers: tuple[SubwordSampler, SubwordSampler] | None
+    samplers: tuple[SubwordSampler, SubwordSampler] | None  # of source and target
     source_noise: SourceNoiseConfig | None
-    vocabulary_size: int
-    max_length: int
-    seed: int
+    vocabulary_size: int  # of the sources
+    max_length: int  # a drawn segmentation with more tokens is not taken
+    seed: int  # of the training
 
     @classmethod
     def from_config(cls, config: Config, tokenizers: Tokenizers) -> Self | None:
@@ -180,13 +172,7 @@ def with_noise(
 
     Tags at its beginning stay. Dropping leaves at least one token. A token moves by at most
     `noise.swap` positions: those left are sorted by their position plus a number in
-    [0, noise.swap + 1).
-
-    Args:
-        source: (n,) ids.
-        noise: the configuration.
-        numbers: (4, at least n) in [0, 1).
-        vocabulary_size: of the tokens that replace others.
+    [0, noise.swap + 1). Ids are (n,), random numbers in [0, 1) are (4, at least n).
     """
     is_tag = (source >= FIRST_TAG_ID) & (source < NUM_SPECIAL)
     tags, tokens = source[is_tag], source[~is_tag]

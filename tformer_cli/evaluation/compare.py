@@ -295,11 +295,7 @@ def common_metrics(
 ) -> list[Metric]:
     """Return the metrics of the runs, which must agree; without runs those of the default config.
 
-    Args:
-        names: bleu, chrf, ter.
-        runs: whose `evaluation` counts.
-        tokenize: BLEU's tokenizer, instead of theirs.
-        lowercase: whether BLEU ignores case, even if theirs does not.
+    BLEU takes `tokenize` instead of their tokenizer; it ignores case if they or `lowercase` do.
     """
     if tokenize is not None:
         check_choice("`tokenize`", tokenize, get_args(BleuTokenizer))

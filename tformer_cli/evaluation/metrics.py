@@ -47,17 +47,11 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric of sacrebleu with its settings.
+    """A metric of sacrebleu with its settings."""
 
-    Attributes:
-        name: its name here and on sacrebleu's command line.
-        scorer: sacrebleu's object.
-        options: the same settings on sacrebleu's command line.
-    """
-
-    name: MetricName
+    name: MetricName  # here and on sacrebleu's command line
     scorer: BLEU | CHRF | TER
-    options: tuple[str, ...]
+    options: tuple[str, ...]  # the same settings on sacrebleu's command line
 
     def score(self, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
         """Score detokenized translations against raw references."""

@@ -26,12 +26,7 @@ TUNED_KEYS = ("kind", "beam_size", "length_penalty")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A search and its score.
-
-    Attributes:
-        decoding: the search.
-        score: of its translations.
-    """
+    """A search, and the score of its translations."""
 
     decoding: DecodingConfig
     score: Score

@@ -167,7 +167,6 @@ class CTranslate2Engine(Engine):
             raise CheckpointError(str(self.folder), what, got=str(error), remedy=remedy) from None
 
     def check(self, requests: Sequence[Request], config: DecodingConfig, nbest: int) -> None:
-        """Refuse what CTranslate2 does not implement alike, and what has no positions."""
         for part in fields(config):
             value = getattr(config, part.name)
             is_other = part.name not in SHARED_KEYS and value != part.default
@@ -208,7 +207,6 @@ class CTranslate2Engine(Engine):
         return results
 
     def _decode_single(self, job: Job) -> list[Hypothesis]:
-        """Translate a sentence that comes alone."""
         threads, beam = self.trials.next(), _beam_of(job.config)
         if threads not in self.single:
             self.single[threads] = self._load(inter_threads=1, intra_threads=threads)

@@ -112,14 +112,10 @@ def to_ours(
     *,
     is_scaled: bool,
 ) -> Weights:
-    """Return our weights, shared ones under each of their names.
+    """Return our weights, shared ones under each of their names, from Marian's.
 
-    Args:
-        theirs: Marian's weights.
-        source_ids: Marian's ids (n,) of the source tokens, in the order of `shared_ids`.
-        target_ids: those of the target tokens.
-        config: of our model.
-        is_scaled: whether Marian's model multiplies embeddings by sqrt(D), as ours does.
+    Ids (n,) are Marian's of the tokens of a side, in the order of `shared_ids`. Scaled is a model
+    that multiplies embeddings by sqrt(D), as ours does.
     """
     weights = {}
     for ours, name in table_names(config, theirs).items():

@@ -121,7 +121,6 @@ class SourceGraph(nn.Module):
         self.model = model
 
     def forward(self, source: Tensor, source_mask: Tensor) -> list[KeyValue]:
-        """Return the keys and values of the source by layer."""
         return self.model.prefill(source, source_mask)
 
 
@@ -167,7 +166,6 @@ class LayerPast(LayerCache):
     own: KeyValue  # of the target tokens so far, (B, Hkv, P, Dh)
 
     def append(self, new: KeyValue) -> KeyValue:
-        """Append the newest tokens, and return all target tokens."""
         self.own = concatenate(self.own, new)
         return self.own
 
@@ -350,7 +348,6 @@ class OnnxStepper(Stepper):
         self.past: list[Any] = []
 
     def start(self, sentences: Sequence[Sentence], num_beams: int) -> None:
-        """Encode the sentences for `num_beams` sequences each."""
         source, mask = (part.numpy() for part in pad_rows(sentences))
         cross = self.encoder.run(None, {"source": source, "source_mask": mask})
         self.num_beams = num_beams
@@ -361,19 +358,16 @@ class OnnxStepper(Stepper):
         self.past = [np.zeros((count, *shape), np.float32) for shape in self.empty]
 
     def step(self, ids: Tensor) -> Tensor:
-        """Append a token (B, K) to each sequence; return the next log probabilities (B, K, V)."""
         past = dict(zip(self.past_names, self.past, strict=True))
         inputs = {"token": ids.reshape(-1, 1).numpy(), **self.inputs, **past}
         log_probs, *self.past = self.decoder.run(None, inputs)
         return torch.from_numpy(log_probs).view(*ids.shape, -1)
 
     def reorder(self, beam_indices: Tensor) -> None:
-        """Continue other sequences of the same slot."""
         first = torch.arange(len(beam_indices))[:, None] * self.num_beams
         self._select_past((first + beam_indices).flatten())
 
     def select(self, slots: Tensor) -> None:
-        """Keep these slots, in this order."""
         rows = (slots[:, None] * self.num_beams + torch.arange(self.num_beams)).flatten()
         self.inputs = {name: part[rows.numpy()] for name, part in self.inputs.items()}
         self._select_past(rows)

@@ -243,7 +243,6 @@ def draw_heatmap(maps: AttentionMaps) -> "Figure":
 
 
 def _left(section: "SubFigure", width: float, full_width: float) -> "SubFigure":
-    """Return the left part of a section."""
     ratios = (width, max(full_width - width, 1e-3))
     left: SubFigure = section.subfigures(1, 2, width_ratios=ratios, squeeze=False)[0, 0]
     return left

@@ -35,23 +35,14 @@ Pairs = Callable[[], Iterable[tuple[str, str]]]
 
 
 class Tokenizer(Protocol):
-    """Text of one language to ids and back.
+    """Text of one language to ids and back."""
 
-    Attributes:
-        kind: of its config.
-        content: of the file that it is saved as.
-        normalizer: applied to a line first.
-        size: number of ids, special ones included.
-        byte_ids: ids of single bytes, by byte; empty without byte fallback.
-        suppressed_ids: ids that no translation contains: special ones except EOS, and line breaks.
-    """
-
-    kind: ClassVar[str]
-    content: bytes
-    normalizer: Normalizer
-    size: int
-    byte_ids: range
-    suppressed_ids: tuple[int, ...]
+    kind: ClassVar[str]  # of its config
+    content: bytes  # of the file that it is saved as
+    normalizer: Normalizer  # applied to a line first
+    size: int  # number of ids, special ones included
+    byte_ids: range  # ids of single bytes, by byte; empty without byte fallback
+    suppressed_ids: tuple[int, ...]  # in no translation: special ones except EOS, line breaks
 
     def encode(self, line: str) -> list[int]:
         """Return the ids of a line; UNK is the only special one, and EOS is added in batches."""

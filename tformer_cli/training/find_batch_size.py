@@ -173,7 +173,6 @@ def _try_in_child(run: RunDirectory, batch_tokens: int, limit: int) -> int | Non
 
 
 def _trial_of_run(folder: Path, batch_tokens: int, limit: int, num_threads: int) -> int | None:
-    """Try a batch with the config and the tokenizers of a run folder."""
     import resource  # of Unix
 
     # This process runs out of memory before the machine does.

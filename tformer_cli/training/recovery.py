@@ -147,7 +147,6 @@ def first_not_finite(model: nn.Module, forward_backward: Callable[[], object]) -
 
 
 def _is_finite(output: object) -> bool:
-    """Return whether all tensors in what a module returns are finite."""
     if isinstance(output, Tensor):
         return bool(output.isfinite().all())
     if isinstance(output, tuple):

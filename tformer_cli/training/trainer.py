@@ -238,7 +238,6 @@ class Trainer:
         restart(self.state, model)
 
     def _resume(self, checkpoint: Path) -> None:
-        """Restore the weights, the optimizer and the progress of a checkpoint."""
         where = str(self.run_directory.path)
         saved = load_progress(checkpoint)
         if saved.data_fingerprint != self.initial.data_fingerprint:
@@ -355,7 +354,6 @@ class Trainer:
             )
 
     def _handle_nonfinite(self, step: NonFiniteStep) -> None:
-        """Go on after a skipped batch, roll back, or give up."""
         self.logger.log_skipped(step)
         match verdict(self.state.progress):
             case "roll back":

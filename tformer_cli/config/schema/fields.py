@@ -120,12 +120,8 @@ def check(value: object, path: str = "", hint: Any = None) -> Iterator[Problem]:
     """Yield every limit and rule that a configuration, or a part of it, breaks.
 
     The rules of a dataclass are skipped if a number in it is out of bounds: they could be mere
-    consequences. A broken rule has the value of its key, unless it names one itself.
-
-    Args:
-        value: a dataclass of the schema, or the value of a field.
-        path: its key path, which all yielded ones begin with.
-        hint: annotation of the field; a dataclass needs none.
+    consequences. A broken rule has the value of its key, unless it names one itself. The value of a
+    field needs its annotation; all yielded key paths begin with `path`.
     """
     broken = []
     nodes = list(walk(value, path, hint))
