@@ -64,6 +64,12 @@ class CheckpointError(TformerError):
 class NewerFormatError(CheckpointError):
     """A file that only a newer version of the program can read."""
 
+    @classmethod
+    def of(cls, where: str, version: object, readable: int) -> "NewerFormatError":
+        """Return the error of a file of a format above the newest that is readable here."""
+        what = f"was written by a newer tformer than this one, which reads format {readable}"
+        return NewerFormatError(where, what, got=f"format {version}", remedy="upgrade tformer")
+
 
 class DeviceError(TformerError):
     """A device or a precision that is not available here."""

@@ -146,12 +146,7 @@ def load_progress(directory: Path) -> TrainingProgress:
             content["data_position"] = [content.pop("epoch"), content.pop("batch")]
         version = content.get("format_version", 0)
         if _is_count(version) and version > STATE_VERSION:
-            raise NewerFormatError(
-                str(file),
-                f"was written by a newer tformer than this one, which reads format {STATE_VERSION}",
-                got=f"format {version}",
-                remedy="upgrade tformer",
-            )
+            raise NewerFormatError.of(str(file), version, STATE_VERSION)
         if absent := REQUIRED - content.keys():
             raise ValueError(f"no {min(absent)}")
         for name, value in content.items():

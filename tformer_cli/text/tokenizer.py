@@ -16,7 +16,7 @@ from tformer_cli.config.schema.tokenizer import (
     TokenizerConfig,
     WordConfig,
 )
-from tformer_cli.errors import CheckpointError, DataError
+from tformer_cli.errors import CheckpointError, DataError, NewerFormatError
 from tformer_cli.storage.atomic import atomic_directory, parse_json
 from tformer_cli.text.normalizer import Normalizer
 from tformer_cli.text.subword import (
@@ -144,14 +144,9 @@ def load_tokenizers(directory: Path) -> Tokenizers:
     file = directory / HEADER_FILE
     try:
         header = parse_json(_read(file))
-        if header["format_version"] > TOKENIZER_VERSION:
-            raise CheckpointError(
-                str(file),
-                "was written by a newer tformer than this one, which reads format "
-                f"{TOKENIZER_VERSION}",
-                got=f"format {header['format_version']}",
-                remedy="upgrade tformer",
-            )
+        version = header["format_version"]
+        if version > TOKENIZER_VERSION:
+            raise NewerFormatError.of(str(file), version, TOKENIZER_VERSION)
         kind, shared = header["kind"], header["shared"]
         normalizers = Normalizer(**header["source"]), Normalizer(**header["target"])
         tokenizer_class = _TOKENIZERS[kind]
