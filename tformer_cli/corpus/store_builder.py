@@ -355,16 +355,14 @@ def _num_processes(texts: Sequence[AnyTrainingText]) -> int:
     return 1 if num_bytes < SMALL_BYTES else num_cores()
 
 
+_cached_tokenizers = functools.cache(load_tokenizers)
+
+
 def _encode_in_child(
     directory: Path, filters: FilterConfig, job: ShardJob
 ) -> tuple[int, Path, FilterReport]:
     number, path, rows = job
     return number, path, encode_shard(path, rows, _cached_tokenizers(directory), filters)
-
-
-@functools.cache
-def _cached_tokenizers(directory: Path) -> Tokenizers:
-    return load_tokenizers(directory)
 
 
 def _lengths(rows: Sequence[Sequence[int]]) -> np.ndarray:

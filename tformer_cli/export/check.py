@@ -181,14 +181,9 @@ def _have_equal_tokens(ours: Hypothesis | None, theirs: Hypothesis | None) -> bo
     return (ours.token_ids, ours.finished) == (theirs.token_ids, theirs.finished)
 
 
-def _length(hypothesis: Hypothesis) -> int:
-    """Return the number of tokens, EOS included."""
-    return len(hypothesis.token_ids) + hypothesis.finished
-
-
 def _score(hypothesis: Hypothesis) -> float:
     """Return the log probability per token."""
-    return hypothesis.log_prob / max(1, _length(hypothesis))
+    return hypothesis.log_prob / max(1, hypothesis.length)
 
 
 def _is_tie(
@@ -202,7 +197,7 @@ def _is_tie(
     if pair.ours is None or pair.theirs is None:
         return False
     both = pair.ours, pair.theirs
-    lengths = [_length(hypothesis) for hypothesis in both]
+    lengths = [hypothesis.length for hypothesis in both]
     if isinstance(search, GreedyConfig):
         tokens = zip(pair.ours.token_ids, pair.theirs.token_ids, strict=False)
         common = itertools.takewhile(lambda ids: ids[0] == ids[1], tokens)

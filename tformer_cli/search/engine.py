@@ -46,6 +46,11 @@ class Hypothesis:
     score: float  # what the search ranks by, higher is better
     finished: bool  # ended with EOS, not at the length limit
 
+    @property
+    def length(self) -> int:
+        """Number of tokens, with EOS if finished."""
+        return len(self.token_ids) + self.finished
+
 
 EMPTY = Hypothesis(token_ids=(), log_prob=0.0, score=0.0, finished=True)
 

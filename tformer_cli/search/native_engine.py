@@ -206,9 +206,8 @@ def _only_ranks(job: Job, config: BeamConfig) -> bool:
 
 
 def _score(hypothesis: Hypothesis, length_penalty: float) -> float:
-    """Return the score of a search without other penalties; the length counts EOS."""
-    length = len(hypothesis.token_ids) + hypothesis.finished
-    return float(hypothesis.log_prob / length**length_penalty)
+    """Return the score of a search without other penalties."""
+    return float(hypothesis.log_prob / hypothesis.length**length_penalty)
 
 
 def build_search(job: Job, special_tokens: SpecialTokens, device: torch.device) -> Search[Any, Any]:
