@@ -165,7 +165,9 @@ def test_the_plan_is_the_one_of_a_walk_example_by_example(
     expected = planned_one_by_one(bucketing(pairs, budget, seed, weights), epoch)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(store, "SLICE", slice_size)
-        plan = bucketing(pairs, budget, seed, PairWeights.of_pairs(weights)).plan(epoch)
+        plan = bucketing(
+            pairs, budget, seed, PairWeights.of_runs([1] * len(weights), weights)
+        ).plan(epoch)
     assert [batch.tolist() for batch in plan] == expected
     assert all(batch.dtype == np.int32 for batch in plan)
 

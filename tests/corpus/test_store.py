@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from weighted import weighted_store
 
 from tformer_cli.corpus import store as store_module
-from tformer_cli.corpus.store import BidirectionalStore, PairTags, PairWeights, build_store
+from tformer_cli.corpus.store import BidirectionalStore, PairTags, PairWeights
 
 Triple = tuple[list[int], list[int], float]
 
@@ -19,7 +20,7 @@ triples = st.lists(st.tuples(ids, ids, st.floats(0.1, 9.0)), max_size=12)
 
 @given(triples)
 def test_store_gives_back_what_was_put_in(pairs):
-    store = build_store(iter(pairs))
+    store = weighted_store(iter(pairs))
     assert len(store) == len(pairs)
     for index, (source, target, weight) in enumerate(pairs):
         assert store[index].index == index
@@ -61,7 +62,7 @@ def near(draw: st.DrawFn) -> tuple[list[Triple], list[Triple]]:
 @given(near() | st.tuples(triples, triples))
 def test_fingerprints_are_equal_for_equal_pairs_only(both):
     pairs, others = both
-    same = build_store(pairs).fingerprint() == build_store(others).fingerprint()
+    same = weighted_store(pairs).fingerprint() == weighted_store(others).fingerprint()
     assert same == (pairs == others)
 
 
@@ -77,24 +78,24 @@ def test_a_fingerprint_sees_the_least_change(pairs, data):
     ]
     changes += [([*source, 0], target, weight), (source, [*target, 7], weight)]
     changes += [([(source[0] + 1) % 2**32, *source[1:]], target, weight)] if source else []
-    own = build_store(pairs).fingerprint()
+    own = weighted_store(pairs).fingerprint()
     for change in changes:
         others = [*pairs[:position], change, *pairs[position + 1 :]]
-        assert (build_store(others).fingerprint() == own) == (others == pairs)
+        assert (weighted_store(others).fingerprint() == own) == (others == pairs)
     shorter = pairs[:position] + pairs[position + 1 :]
-    assert build_store(shorter).fingerprint() != own
+    assert weighted_store(shorter).fingerprint() != own
 
 
 def test_fingerprint_sees_where_one_sentence_ends_and_the_next_begins():
-    first = build_store([([1, 2], [5], 1.0), ([3], [5], 1.0)])
-    second = build_store([([1], [5], 1.0), ([2, 3], [5], 1.0)])
+    first = weighted_store([([1, 2], [5], 1.0), ([3], [5], 1.0)])
+    second = weighted_store([([1], [5], 1.0), ([2, 3], [5], 1.0)])
     assert first.fingerprint() != second.fingerprint()
 
 
 @given(triples)
 def test_fingerprint_is_the_same_in_integers_of_any_size(pairs):
     small = [([i % 60000 for i in s], [i % 60000 for i in t], w) for s, t, w in pairs]
-    store = build_store(small)
+    store = weighted_store(small)
     narrow = replace(
         store,
         source_ids=store.source_ids.astype(np.uint16),
@@ -116,8 +117,8 @@ def test_fingerprint_is_that_of_all_bytes_at_once(monkeypatch):
     expected = hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
     for size in (1, 2, 100):
         monkeypatch.setattr(store_module, "SLICE", size)
-        assert build_store(pairs).fingerprint() == expected
-        assert build_store(pairs).source_lengths.tolist() == [3, 1, 1]
+        assert weighted_store(pairs).fingerprint() == expected
+        assert weighted_store(pairs).source_lengths.tolist() == [3, 1, 1]
 
 
 weights = st.lists(st.sampled_from([0.5, 1.0, 2.25]), max_size=12)
@@ -125,7 +126,7 @@ weights = st.lists(st.sampled_from([0.5, 1.0, 2.25]), max_size=12)
 
 @given(weights, st.integers(0, 12), st.integers(0, 12))
 def test_weights_of_pairs_are_those_that_were_given(values, start, stop):
-    found = PairWeights.of_pairs(values)
+    found = PairWeights.of_runs([1] * len(values), values)
     assert len(found) == len(values)
     assert found[start:stop].tolist() == values[start:stop]
 
@@ -141,7 +142,7 @@ tags = st.lists(st.integers(6, 15), max_size=2)
 
 @given(st.lists(st.tuples(ids, ids, st.floats(0.1, 9.0), tags), min_size=1, max_size=12), st.data())
 def test_both_directions_are_all_pairs_and_all_pairs_swapped(pairs, data):
-    store = build_store((source, target, weight) for source, target, weight, _ in pairs)
+    store = weighted_store((source, target, weight) for source, target, weight, _ in pairs)
     if any(own for *_, own in pairs):
         store = replace(store, tags=PairTags.of_runs([1] * len(pairs), [own for *_, own in pairs]))
     both = BidirectionalStore(store)

@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from weighted import weighted_store
 
 from tformer_cli.config.schema.data import FilterConfig, PlainTrainingText, TrainingText
 from tformer_cli.config.schema.tokenizer import CharConfig
 from tformer_cli.corpus import store_builder
 from tformer_cli.corpus.filters import FilterReport, pair_digests
-from tformer_cli.corpus.store import TokenStore, build_store
+from tformer_cli.corpus.store import TokenStore
 from tformer_cli.corpus.store_builder import (
     StoreWriter,
     encode_shard,
@@ -99,7 +100,7 @@ def expected(
                 report.kept += 1
                 triples.append((source, target, weight))
                 seen.add(pair)
-    return build_store(triples), report
+    return weighted_store(triples), report
 
 
 def assert_same(found, wanted) -> None:
@@ -175,7 +176,7 @@ def test_the_sentences_of_a_text_alone_are_their_own_targets(tmp_path):
     stores = tmp_path / "stores"
     store, report = load_or_build_store(texts, TOKENIZERS, FILTERS, stores=stores, **OPTIONS)
     encode = TOKENIZERS.source.encode
-    wanted = build_store((encode(line), encode(line), 2.5) for line in ("ab", "b"))
+    wanted = weighted_store((encode(line), encode(line), 2.5) for line in ("ab", "b"))
     assert_same((store, report), (wanted, FilterReport(2, empty=1, too_long=1, duplicate=1)))
     assert store.target_ids is store.source_ids
     (folder,) = (path for path in stores.iterdir() if path.is_dir())

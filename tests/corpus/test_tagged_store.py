@@ -125,7 +125,7 @@ def test_tags_of_runs_stand_for_each_pair_of_a_run(runs):
 @given(runs, runs)
 def test_fingerprints_see_tags(one, other):
     def store(runs: Sequence[tuple[int, list[int]]]) -> TokenStore:
-        pairs = build_store(([20], [21], 1.0) for count, _ in runs for _ in range(count))
+        pairs = build_store(([20], [21]) for count, _ in runs for _ in range(count))
         if not any(tags for _, tags in runs):
             return pairs
         counts, tags = zip(*runs, strict=True)

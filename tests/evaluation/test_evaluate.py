@@ -19,7 +19,7 @@ def test_likelihood_is_the_mean_over_tokens_whatever_the_batches():
     config = EncoderDecoderConfig(dim=12, num_heads=3, feedforward_dim=16, dropout=0.5)
     model = build_model(config, source_size=V, target_size=V, seed=2)
     pairs = [([7, 8], [9, 10, 11]), ([12], [13]), ([], [14, 15]), ([16] * 9, [])]
-    store = build_store((source, target, 1.0) for source, target in pairs)
+    store = build_store(pairs)
     model.eval()
     nll, correct, count = 0.0, 0, 0
     for source, target in pairs:
@@ -50,7 +50,7 @@ def test_the_likelihood_of_an_ensemble_is_that_of_the_mean_probability():
     config = EncoderDecoderConfig(dim=12, num_heads=3, feedforward_dim=16, dropout=0.5)
     models = [build_model(config, source_size=V, target_size=V, seed=seed) for seed in (2, 3)]
     source, target = [7, 8, 3], [9, 10, 11, 3]
-    store = build_store([(source[:-1], target[:-1], 1.0)])
+    store = build_store([(source[:-1], target[:-1])])
     ids, inputs = torch.tensor([source]), torch.tensor([[2, *target[:-1]]])
     found = reference_likelihood(
         models,
@@ -74,7 +74,7 @@ def test_a_loss_whose_exponential_no_float_holds_has_a_perplexity():
 def test_a_batch_waits_for_the_device_once(monkeypatch):
     config = EncoderDecoderConfig(dim=12, num_heads=3, feedforward_dim=16)
     model = build_model(config, source_size=V, target_size=V, seed=2)
-    store = build_store(([7] * length, [9] * length, 1.0) for length in (5, 3, 2))
+    store = build_store(([7] * length, [9] * length) for length in (5, 3, 2))
     here, there = (list(batches_in_order(store, batch_tokens=9)) for _ in range(2))
     assert [len(batch.source) for batch in here] == [2, 1]
     moved = iter(there)
@@ -103,7 +103,7 @@ def limited_likelihood(most: int) -> Likelihood:
 
     model.forward = forward
     lengths = [(2, 3), (1, 1), (0, 2), (9, 0), (4, 4), (5, 1), (3, 7)]
-    store = build_store(([7] * source, [9] * target, 1.0) for source, target in lengths)
+    store = build_store(([7] * source, [9] * target) for source, target in lengths)
     return reference_likelihood(
         [model],
         batches_in_order(store, batch_tokens=4096),

@@ -500,9 +500,7 @@ def cost(batch: Batch) -> tuple[int, int]:
 
 
 def text(*rows: tuple[int, int]) -> TokenStore:
-    return build_store(
-        ([NUM_SPECIAL] * source, [NUM_SPECIAL] * target, 1.0) for source, target in rows
-    )
+    return build_store(([NUM_SPECIAL] * source, [NUM_SPECIAL] * target) for source, target in rows)
 
 
 budgets = st.builds(

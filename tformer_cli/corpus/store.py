@@ -53,11 +53,6 @@ class PairWeights:
             values=np.array([value for _, value in runs], dtype=np.float64),
         )
 
-    @classmethod
-    def of_pairs(cls, weights: Iterable[float]) -> Self:
-        runs = [(value, sum(1 for _ in run)) for value, run in itertools.groupby(weights)]
-        return cls.of_runs((n for _, n in runs), (value for value, _ in runs))
-
     def __len__(self) -> int:
         return int(self.stops[-1]) if len(self.stops) else 0
 
@@ -210,23 +205,21 @@ class BidirectionalStore:
         )
 
 
-def build_store(pairs: Iterable[tuple[list[int], list[int], float]]) -> TokenStore:
-    """Collect (source ids, target ids, weight) triples in memory."""
+def build_store(pairs: Iterable[tuple[list[int], list[int]]]) -> TokenStore:
+    """Collect the ids of pairs, each of weight 1, in memory."""
     source_ids, target_ids = array("I"), array("I")
     source_offsets, target_offsets = array("q", [0]), array("q", [0])
-    weights = array("d")
-    for source, target, weight in pairs:
+    for source, target in pairs:
         source_ids.extend(source)
         target_ids.extend(target)
         source_offsets.append(len(source_ids))
         target_offsets.append(len(target_ids))
-        weights.append(weight)
     return TokenStore(
         source_ids=np.asarray(source_ids, dtype=np.uint32),
         source_offsets=np.asarray(source_offsets, dtype=np.int64),
         target_ids=np.asarray(target_ids, dtype=np.uint32),
         target_offsets=np.asarray(target_offsets, dtype=np.int64),
-        weights=PairWeights.of_pairs(weights),
+        weights=PairWeights.of_runs([len(source_offsets) - 1], [1.0]),
     )
 
 

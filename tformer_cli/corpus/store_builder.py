@@ -92,10 +92,10 @@ def evaluation_store(
     refused.
     """
     store = build_store(
-        (source, target, 1.0)
+        pair
         for rows in chunks(read_rows(text), SHARD_LINES)
         for sides in [encode_sides(rows, tokenizers)]
-        for source, target in zip(sides[0], sides[-1], strict=True)
+        for pair in zip(sides[0], sides[-1], strict=True)
     )
     files = list(text.files.values())
     if len(store) == 0:

@@ -302,9 +302,7 @@ def worst_case_store(shape: BatchShape, tokenizers: Tokenizers, seed: int) -> To
         random.integers(NUM_SPECIAL, side.size, size).tolist()
         for side in (tokenizers.source, tokenizers.target)
     )
-    return build_store(
-        (source, target, 1.0) for source, target in zip(sources, targets, strict=True)
-    )
+    return build_store(zip(sources, targets, strict=True))
 
 
 def first_steps(trainer: Trainer, data: TrainingData, count: int) -> list[StepReport]:
