@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from toy import CONFIG, write_toy
 
@@ -340,6 +341,6 @@ def stored(source: Path, target: Path) -> tuple[Tokenizers, list[tuple[str, str]
     )
     tokenizers = build_tokenizers(CharConfig(), lambda: read_texts(data.train), 1)
     store, report = training_store(data, tokenizers)
-    examples = [store[i] for i in range(len(store))]
+    examples = store.examples(np.arange(len(store)))
     decode = tokenizers.source.decode, tokenizers.target.decode
     return tokenizers, [(decode[0](e.source), decode[1](e.target)) for e in examples], str(report)

@@ -1,6 +1,7 @@
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tformer_cli.config.schema.data import (
@@ -48,8 +49,8 @@ def tokenizers(data: DataConfig) -> Tokenizers:
 def test_training_store_holds_the_pairs_that_the_filters_keep(data, tokenizers):
     store, report = training_store(data, tokenizers)
     decoded = [
-        (tokenizers.source.decode(store[i].source), tokenizers.target.decode(store[i].target))
-        for i in range(len(store))
+        (tokenizers.source.decode(example.source), tokenizers.target.decode(example.target))
+        for example in store.examples(np.arange(len(store)))
     ]
     assert decoded == [("ab", "AB"), ("c", "C")]
     assert store.weights[:].tolist() == [1.0, 2.5]
@@ -65,16 +66,18 @@ def test_training_store_is_kept_where_that_is_asked(data, tokenizers, tmp_path):
 
 def test_evaluation_store_holds_every_line(data, tokenizers):
     store = evaluation_store(data.valid, tokenizers)
-    assert [tokenizers.target.decode(store[i].target) for i in range(3)] == ["AB", "X", "ABC"]
+    targets = [example.target for example in store.examples(np.arange(3))]
+    assert list(map(tokenizers.target.decode, targets)) == ["AB", "X", "ABC"]
     held = [i for batch in batches_in_order(store, batch_tokens=20) for i in batch.indices.tolist()]
     assert sorted(held) == [0, 1, 2]
 
 
 def test_a_text_alone_is_its_own_target(data, tokenizers, tmp_path):
     store = evaluation_store(PlainText(text=tmp_path / "a.src"), tokenizers)
-    for at, line in enumerate(["ab", "", "abc" * 5]):
+    lines = ["ab", "", "abc" * 5]
+    for example, line in zip(store.examples(np.arange(3)), lines, strict=True):
         ids = tokenizers.source.encode(line)
-        assert list(store[at].source) == list(store[at].target) == ids
+        assert list(example.source) == list(example.target) == ids
     plain = PlainTrainingText(text=tmp_path / "b.src")
     assert list(read_texts([plain])) == [("c", ""), ("ba", "")]
 

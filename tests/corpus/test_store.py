@@ -22,10 +22,11 @@ triples = st.lists(st.tuples(ids, ids, st.floats(0.1, 9.0)), max_size=12)
 def test_store_gives_back_what_was_put_in(pairs):
     store = weighted_store(iter(pairs))
     assert len(store) == len(pairs)
+    examples = store.examples(np.arange(len(pairs)))
     for index, (source, target, weight) in enumerate(pairs):
-        assert store[index].index == index
-        assert store[index].source.tolist() == source
-        assert store[index].target.tolist() == target
+        assert examples[index].index == index
+        assert examples[index].source.tolist() == source
+        assert examples[index].target.tolist() == target
         assert store.weights[index : index + 1].tolist() == [weight]
     assert store.source_lengths.tolist() == [len(source) for source, _, _ in pairs]
     assert store.target_lengths.tolist() == [len(target) for _, target, _ in pairs]

@@ -109,10 +109,6 @@ class TokenStore:
     def __len__(self) -> int:
         return len(self.weights)
 
-    def __getitem__(self, index: int) -> Example:
-        (example,) = self.examples(np.array([index]))
-        return example
-
     def examples(self, indices: np.ndarray) -> list[Example]:
         """Return the pairs at `indices`, in that order."""
         sources = _rows(self.source_ids, self.source_offsets, indices)
