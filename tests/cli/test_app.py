@@ -11,6 +11,7 @@ from tformer_cli.cli.entry import refusal, tell
 
 COMMANDS = [
     "",
+    "demo",
     "init",
     "train",
     "translate",

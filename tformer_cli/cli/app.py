@@ -8,12 +8,24 @@ from typing import Annotated
 import typer
 
 from tformer_cli import __version__
-from tformer_cli.cli import compare, config, eval, export, model, plot, synthesize, train, translate
+from tformer_cli.cli import (
+    compare,
+    config,
+    demo,
+    eval,
+    export,
+    model,
+    plot,
+    synthesize,
+    train,
+    translate,
+)
 from tformer_cli.cli.entry import new_app, run
 from tformer_cli.errors import StorageError
 from tformer_cli.process import tune_environment
 
 COMMANDS: dict[str, Callable[..., None]] = {
+    "demo": demo.demo,
     "init": config.init,
     "train": train.train,
     "translate": translate.translate,

@@ -1,9 +1,10 @@
 """First configurations: one for a text, from a template, and those that come with the package."""
 
+import itertools
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
@@ -15,7 +16,7 @@ from tformer_cli.storage.atomic import atomic_write, write_text
 _PACKAGE = Path(__file__).parents[1]
 _TEMPLATES = _PACKAGE / "config" / "templates"
 _SHIPPED = _PACKAGE / "shipped"
-_SHIPPED_FOLDERS = ("configs", "data/demo")
+SHIPPED = ("configs", "data/demo")
 # Template and minimum vocabulary size by the maximum number of pairs; so few pairs as those of the
 # first template teach no subwords.
 _SIZES = (
@@ -68,27 +69,37 @@ def check_replaceable(output: Path, given: Mapping[str, Path], *, overwrite: boo
         raise UsageError(str(output), "already exists", remedy=remedy)
 
 
-def write_shipped(folder: Path) -> dict[str, int]:
-    """Copy the example configs and the demo text into configs/ and data/demo/ of a folder.
+def write_shipped(folder: Path, names: Sequence[str] = SHIPPED) -> dict[str, int]:
+    """Copy what comes with the package into a folder: example configs and the demo text.
 
-    Existing copies are kept; if a file has other content, nothing is written. Returns the number of
-    files in each of the two.
+    Existing copies are kept; if a file has other content, nothing is written.
+
+    Args:
+        folder: where to write.
+        names: folders and files below `shipped/`, which get the same path below `folder`.
+
+    Returns:
+        The number of files of each name.
     """
-    files = {name: sorted((_SHIPPED / name).iterdir()) for name in _SHIPPED_FOLDERS}
+    files = {name: _files(_SHIPPED / name) for name in names}
     missing = []
-    for name in _SHIPPED_FOLDERS:
-        for file in files[name]:
-            copy = folder / name / file.name
-            if not copy.exists():
-                missing.append((file, copy))
-            elif not copy.is_file() or copy.read_bytes() != file.read_bytes():
-                raise UsageError(
-                    str(copy), "already exists with other content", remedy="name another folder"
-                )
+    for file in itertools.chain.from_iterable(files.values()):
+        copy = folder / file.relative_to(_SHIPPED)
+        if not copy.exists():
+            missing.append((file, copy))
+        elif not copy.is_file() or copy.read_bytes() != file.read_bytes():
+            raise UsageError(
+                str(copy), "already exists with other content", remedy="name another folder"
+            )
     for file, copy in missing:
         with atomic_write(copy) as temporary:
             shutil.copyfile(file, temporary)
     return {name: len(copies) for name, copies in files.items()}
+
+
+def _files(path: Path) -> list[Path]:
+    """Return a file, or the files of a folder."""
+    return sorted(path.iterdir()) if path.is_dir() else [path]
 
 
 def _aligned(line: str) -> str:
