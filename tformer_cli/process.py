@@ -8,6 +8,7 @@ import sys
 import threading
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 # What torch and its libraries read when they are imported.
 ENVIRONMENT = {
@@ -49,10 +50,20 @@ def trim_allocator() -> None:
     _call_libc("malloc_trim", 0)
 
 
+def can_tune_allocator() -> bool:
+    """Return whether the C library is one that `tune_allocator` has an effect on."""
+    return _libc_function("mallopt") is not None
+
+
 def _call_libc(name: str, *arguments: int) -> None:
-    function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+    function = _libc_function(name)
     if function is not None:
         function(*arguments)
+
+
+def _libc_function(name: str) -> Any:
+    """Return a function of the C library, or None where it has none of that name."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def num_cores() -> int:

@@ -13,6 +13,7 @@ COMMANDS = [
     "",
     "demo",
     "init",
+    "doctor",
     "train",
     "translate",
     "distill",

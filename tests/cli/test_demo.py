@@ -110,7 +110,7 @@ def test_what_is_shown_is_of_the_test_set_with_its_reference():
     known = references()
     assert shown() - known.keys() == set()
     for sentence in SENTENCES:
-        command = f'$ tformer translate runs/demo "{sentence}"'
+        command = f"$ tformer translate runs/demo {shlex.quote(sentence)}"
         assert f"    {command}\n    {known[sentence]}\n" in README
     assert f"['{known[SENTENCES[0]]}']" in (inspect.getdoc(Translator) or "")
 

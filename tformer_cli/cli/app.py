@@ -12,6 +12,7 @@ from tformer_cli.cli import (
     compare,
     config,
     demo,
+    doctor,
     eval,
     export,
     model,
@@ -27,6 +28,7 @@ from tformer_cli.process import tune_environment
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo.demo,
     "init": config.init,
+    "doctor": doctor.doctor,
     "train": train.train,
     "translate": translate.translate,
     "distill": synthesize.distill,

