@@ -2,11 +2,15 @@
 
 import errno
 import os
+import shlex
 import subprocess
 import sys
 
 import pytest
+import typer
+from toy import write_toy
 
+from tformer_cli.cli.app import app
 from tformer_cli.cli.entry import refusal, tell
 
 COMMANDS = [
@@ -47,6 +51,39 @@ def test_help_is_the_text_that_was_agreed_on(tformer, golden, monkeypatch, comma
     monkeypatch.setenv("COLUMNS", "100")
     output = tformer(*command.split(), "--help").stdout
     golden(f"help/{command.replace(' ', '-') or 'tformer'}.txt", output)
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "config"])
+def test_each_example_of_help_is_a_line_to_paste(tformer, command):
+    """Each parses: its commands exist and know its options."""
+    _, _, after = tformer(*command.split(), "--help").stdout.partition("\nExamples:\n")
+    examples = after.partition("\n\n")[0].splitlines()
+    assert examples
+    lines = [line for example in examples for line in example.split(" && ")]
+    assert any(line.strip().startswith(f"tformer {command}") for line in lines)
+    for line in lines:
+        program, *words = shlex.split(line.rpartition(" | ")[2])
+        assert program == "tformer"
+        command = typer.main.get_command(app)
+        while hasattr(command, "commands"):
+            name, *words = words
+            command = command.commands[name]
+        command.make_context(name, words)
+
+
+def test_quiet_leaves_results_and_errors(tformer, tmp_path, monkeypatch):
+    file = write_toy(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    commands = [("train", file), ("eval",), ("translate", "ab c")]
+    loud = [tformer(*words) for words in commands]
+    quiet = [tformer(*words, "--quiet") for words in commands]
+    assert all(result.stderr for result in loud)
+    assert [(result.exit_code, result.stderr) for result in quiet] == [(0, "")] * 3
+    assert [result.stdout for result in quiet] == [result.stdout for result in loud]
+    assert quiet[0].stdout == ""
+    assert "finished at step 24\n" in (tmp_path / "runs" / "toy" / "train.log").read_text()
+    for words in (("train", "no.yaml"), ("eval", "none"), ("translate", "--beam", "x")):
+        assert tformer(*words, "-q").stderr == tformer(*words).stderr != ""
 
 
 def test_help_loads_no_torch():

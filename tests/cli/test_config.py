@@ -328,11 +328,6 @@ def test_new_lets_errors_of_the_texts_through(folder: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("command", ["check", "show", "new"])
-def test_help_has_an_example(command: str) -> None:
-    assert f"Example: tformer config {command} " in " ".join(printed(command, "--help").split())
-
-
 def test_init_copies_configs_and_demo_text_and_may_be_repeated(tformer, tmp_path):
     folder = tmp_path / "new"
     for _ in range(2):

@@ -46,11 +46,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export": export.export,
 }
 
-app = new_app(
-    name="tformer",
-    help="Train and run Transformer translation models from a YAML file.",
-    no_args_is_help=True,
-)
+app = new_app(name="tformer", no_args_is_help=True)
 for name, command in COMMANDS.items():
     app.command(name)(command)
 app.add_typer(config.config_app, name="config")
@@ -72,7 +68,9 @@ def options(
 ) -> None:
     """Train and run Transformer translation models from a YAML file.
 
-    Example: tformer train configs/demo.yaml && tformer eval --bleu
+    Example: tformer demo
+
+    Example: tformer config new corpus.en corpus.de --output my.yaml && tformer train my.yaml
     """
     app.shows_tracebacks = debug
     # Without a current folder, torch ends the process silently.

@@ -1,6 +1,7 @@
 """A command line: parsing, what it prints for a person, errors and exit codes."""
 
 import contextlib
+import inspect
 import io
 import os
 import shlex
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from tformer_cli.cli.options import in_options
 from tformer_cli.cli.options import message as text_of
@@ -29,17 +30,55 @@ if TYPE_CHECKING:
 
 # Former names of options, which are still accepted.
 FORMER_OPTIONS = {"continue-from": "init-from"}
+# What begins a paragraph of a docstring that is a command to paste.
+EXAMPLE = "Example: "
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _show_any_warning = warnings.showwarning
 
 
-class PlainCommand(TyperCommand):
-    """A command that reports a wrong value of an option as a `UsageError`."""
+class PastableExamples:
+    """Help with each example in a line of its own, however long, that can be pasted."""
+
+    help: str | None
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Write the description, then the examples."""
+        paragraphs = inspect.cleandoc(self.help or "").split("\n\n")
+        examples = [text for text in paragraphs if text.startswith(EXAMPLE)]
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text("\n\n".join(x for x in paragraphs if x not in examples))
+        if not examples:
+            return
+        with formatter.section("Examples"):
+            for text in examples:
+                line = " ".join(text.removeprefix(EXAMPLE).split())
+                formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+class PlainGroup(PastableExamples, TyperGroup):
+    """A command with subcommands."""
+
+
+class PlainCommand(PastableExamples, TyperCommand):
+    """A command that reports a wrong value of an option as a `UsageError`, and may be --quiet."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; with --quiet, what it prints on stderr goes nowhere."""
+        if not ctx.params.get("quiet"):
+            return super().invoke(ctx)
+        nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the next line closes it
+        with nowhere, contextlib.redirect_stderr(nowhere):
+            return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments of the command line."""
+        """Parse the arguments of the command line.
+
+        Raises:
+            UsageError: an option has a wrong value.
+        """
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
@@ -138,6 +177,7 @@ def named_stdout() -> Iterator[None]:
 def new_app(**settings: Any) -> Application:
     """Return a command line with plain help and plain errors."""
     return Application(
+        cls=PlainGroup,
         pretty_exceptions_enable=False,
         context_settings={
             "help_option_names": ["-h", "--help"],

@@ -31,6 +31,7 @@ from tformer_cli.cli.options import (
     LengthPenaltyOption,
     MbrOption,
     PrecisionOption,
+    QuietOption,
     RunArgument,
     SearchSetOption,
     WorkersOption,
@@ -74,6 +75,7 @@ def evaluate(
     device: DeviceOption = "auto",
     precision: PrecisionOption = None,
     workers: WorkersOption = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Translate a test set and score it against raw references.
 

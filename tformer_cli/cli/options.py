@@ -34,6 +34,10 @@ RunOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+QuietOption = Annotated[
+    bool,
+    typer.Option("--quiet", "-q", help="Print results and errors only: no progress, no warnings."),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config; repeatable."),

@@ -14,6 +14,7 @@ from tformer_cli.cli.options import (
     DROP_ONE,
     DeviceOption,
     JsonOption,
+    QuietOption,
     RunArgument,
     RunOption,
     SetOption,
@@ -91,6 +92,7 @@ def train(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object (--dry-run, --find-batch).")
     ] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Train a model, or resume an interrupted run.
 

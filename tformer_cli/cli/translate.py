@@ -24,6 +24,7 @@ from tformer_cli.cli.options import (
     LengthPenaltyOption,
     MbrOption,
     PrecisionOption,
+    QuietOption,
     SearchSetOption,
     TagOption,
     WorkersOption,
@@ -147,6 +148,7 @@ def translate(
         Quantization | None,
         typer.Option(help="Number format of CTranslate2's matrices. Default: float32."),
     ] = None,
+    quiet: Annotated[QuietOption, Recorded.NOT] = False,
 ) -> None:
     """Translate text line by line: n lines in, n lines out, in the same order.
 
