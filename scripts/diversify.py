@@ -20,7 +20,6 @@ from tformer_cli import synthesize, train
 from tformer_cli.cli.entry import (
     extend,
     new_app,
-    progress_bar,
     run,
     suggest,
     tell,
@@ -33,6 +32,7 @@ from tformer_cli.config.schema.config import Config
 from tformer_cli.config.schema.data import ParallelText, TrainingText
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RUNS
+from tformer_cli.terminal import progress_bar
 from tformer_cli.translate.synthesis import RealSide
 
 OTHER_SIDE = {"source": "target", "target": "source"}

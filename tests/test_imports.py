@@ -14,7 +14,7 @@ PACKAGE = Path(tformer_cli.__file__).parent
 
 # Each rung may import from itself and from the rungs above it.
 LADDER = [
-    ["choices", "errors", "kernels", "process"],
+    ["choices", "errors", "kernels", "process", "terminal"],
     ["config.schema", "device", "distributed", "padding", "storage"],
     ["plotting"],
     ["config"],
@@ -33,7 +33,7 @@ LADDER = [
 ]
 # What a rung may not import although it stands below.
 APART = {
-    "kernels": ("errors", "process"),
+    "kernels": ("errors", "process", "terminal"),
     "plotting": ("config", "device", "distributed"),
     "text": ("model",),
     "model": ("text", "config.load", "config.parse", "inference"),

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import typer
+from terminals import open_terminal
 from toy import write_toy
 
 from tformer_cli.cli.app import app
@@ -84,6 +85,27 @@ def test_quiet_leaves_results_and_errors(tformer, tmp_path, monkeypatch):
     assert "finished at step 24\n" in (tmp_path / "runs" / "toy" / "train.log").read_text()
     for words in (("train", "no.yaml"), ("eval", "none"), ("translate", "--beam", "x")):
         assert tformer(*words, "-q").stderr == tformer(*words).stderr != ""
+
+
+def test_ctrl_c_is_answered_by_a_line(tformer, toy_run, monkeypatch):
+    def pressed(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tformer_cli.api.evaluate", pressed)
+    result = tformer("eval", toy_run)
+    message = "tformer eval: interrupted; re-run the command\n"
+    assert (result.exit_code, result.stderr) == (130, message)
+
+
+def test_a_terminal_gets_colors_unless_they_are_unwanted(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    message = "no.yaml: no such file; name a config, or create one with `tformer config new`"
+    for environment, where in (({}, "\x1b[31mno.yaml\x1b[0m"), ({"NO_COLOR": "1"}, "no.yaml")):
+        with open_terminal() as terminal:
+            words = [sys.executable, "-m", "tformer_cli", "config", "show", "no.yaml"]
+            subprocess.run(words, stderr=terminal.stream, env={**os.environ, **environment})
+            assert terminal.text() == f"{message}\r\n".replace("no.yaml", where)
 
 
 def test_help_loads_no_torch():

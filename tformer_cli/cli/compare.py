@@ -12,7 +12,6 @@ import typer
 
 from tformer_cli.cli.entry import (
     extend,
-    progress_bar,
     refuse_torchrun,
     table,
     tell,
@@ -27,6 +26,7 @@ from tformer_cli.cli.options import (
     chosen_run,
 )
 from tformer_cli.config.schema.config import BleuTokenizer
+from tformer_cli.terminal import progress_bar
 
 if TYPE_CHECKING:
     from tformer_cli.evaluation.compare import Comparison, SystemScore

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from tformer_cli.cli.entry import new_app, progress_bar, warn
+from tformer_cli.cli.entry import new_app, warn
 from tformer_cli.cli.options import FileArgument, SetOption
 from tformer_cli.cli.streams import reject_pipes
 from tformer_cli.config.load import as_plain, dump_config, load_config, load_with_texts
 from tformer_cli.config.schema.data import ParallelText, PlainText
 from tformer_cli.config.starter import check_replaceable, write_shipped, write_starter
 from tformer_cli.errors import UsageError
+from tformer_cli.terminal import progress_bar
 
 config_app = new_app(
     name="config", help="Check, show or create a configuration.", no_args_is_help=True

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from tformer_cli import __version__
-from tformer_cli.cli.entry import progress_bar, refuse_torchrun, table, tell, tell_stderr
+from tformer_cli.cli.entry import refuse_torchrun, table, tell, tell_stderr
 from tformer_cli.cli.options import JsonOption
 from tformer_cli.config.load import load_config
 from tformer_cli.config.starter import shipped_config
 from tformer_cli.errors import Problem
 from tformer_cli.process import ENVIRONMENT, can_tune_allocator, may_have_gpu, num_cores
 from tformer_cli.storage.run_directory import RUNS, RunDirectory
+from tformer_cli.terminal import progress_bar
 
 if TYPE_CHECKING:
     from tformer_cli.training.throughput import Throughput

@@ -5,6 +5,7 @@ import inspect
 import io
 import os
 import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,12 +19,14 @@ from tformer_cli.cli.options import message as text_of
 from tformer_cli.config.renamed import RenamedKeysWarning
 from tformer_cli.errors import (
     DeviceError,
+    Interrupted,
     Problem,
     StorageError,
     TformerError,
     UsageError,
     printable,
 )
+from tformer_cli.terminal import colored, is_terminal
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -66,12 +69,27 @@ class PlainCommand(PastableExamples, TyperCommand):
     """A command that reports a wrong value of an option as a `UsageError`, and may be --quiet."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; with --quiet, what it prints on stderr goes nowhere."""
-        if not ctx.params.get("quiet"):
-            return super().invoke(ctx)
-        nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - the next line closes it
-        with nowhere, contextlib.redirect_stderr(nowhere):
-            return super().invoke(ctx)
+        """Run the command; with --quiet, what it prints on stderr goes nowhere.
+
+        Raises:
+            Interrupted: Ctrl-C, which the command itself did not handle.
+        """
+        try:
+            if not ctx.params.get("quiet"):
+                return super().invoke(ctx)
+            nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - closed by `with`
+            with nowhere, contextlib.redirect_stderr(nowhere):
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            if is_terminal(sys.stderr):
+                # It has shown ^C.
+                typer.echo(err=True)
+            raise Interrupted(
+                f"tformer {self.name}",
+                "interrupted",
+                signal=signal.SIGINT,
+                remedy="re-run the command",
+            ) from None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments of the command line.
@@ -208,7 +226,7 @@ def run(app: Application) -> None:
         reported = error if isinstance(error, TformerError) else refusal(error)
         # The terminal may be closed.
         with contextlib.suppress(OSError):
-            typer.echo("\n".join(map(text_of, reported.problems)), err=True)
+            typer.echo("\n".join(_marked(x, "red") for x in reported.problems), err=True)
         sys.exit(reported.exit_code)
 
 
@@ -217,7 +235,7 @@ def _show_warning(message: Warning | str, *details: Any, **names: Any) -> None:
     if not isinstance(message, RenamedKeysWarning):
         _show_any_warning(message, *details, **names)
     elif is_main_process():
-        typer.echo(text_of(message.problem), err=True)
+        typer.echo(_marked(message.problem, "yellow"), err=True)
 
 
 def is_main_process() -> bool:
@@ -258,7 +276,13 @@ def tell_stderr(text: str) -> None:
 
 def warn(problem: Problem) -> None:
     """Print a warning on stderr, above a progress bar."""
-    _print_above_bars(text_of(problem))
+    _print_above_bars(_marked(problem, "yellow"))
+
+
+def _marked(problem: Problem, color: str) -> str:
+    """Return the message of a problem for stderr; a terminal gets what it is about in a color."""
+    where, colon, what = text_of(problem).partition(": ")
+    return colored(where, color, sys.stderr) + colon + what
 
 
 def _print_above_bars(text: str) -> None:
@@ -266,13 +290,6 @@ def _print_above_bars(text: str) -> None:
 
     with tqdm.external_write_mode(file=sys.stderr):
         typer.echo(text, err=True)
-
-
-def progress_bar(unit: str) -> "tqdm[NoReturn]":
-    """Return a progress bar on stderr, which a terminal shows until it ends."""
-    from tqdm import tqdm
-
-    return tqdm(unit=unit, disable=not sys.stderr.isatty(), leave=False)
 
 
 def extend(bar: "tqdm[NoReturn]", count: int) -> None:

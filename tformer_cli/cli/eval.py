@@ -11,7 +11,6 @@ import typer
 from tformer_cli.choices import TuningMetric
 from tformer_cli.cli.entry import (
     extend,
-    progress_bar,
     refuse_torchrun,
     suggest,
     table,
@@ -44,6 +43,7 @@ from tformer_cli.config.load import save_decoding
 from tformer_cli.config.schema.data import ParallelText
 from tformer_cli.config.schema.decoding import BeamConfig
 from tformer_cli.errors import UsageError
+from tformer_cli.terminal import progress_bar
 
 if TYPE_CHECKING:
     from tformer_cli.evaluation.evaluate import Evaluation

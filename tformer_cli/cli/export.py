@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from tformer_cli.choices import FormatName, Quantization
-from tformer_cli.cli.entry import progress_bar, tell
+from tformer_cli.cli.entry import tell
 from tformer_cli.cli.options import CheckpointOption, LeadingRunArgument, chosen_run
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.terminal import progress_bar
 
 
 def export(

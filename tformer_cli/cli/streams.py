@@ -21,6 +21,7 @@ from tformer_cli.corpus.reader import has_pipe
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.atomic import atomic_write, file_checksum
 from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.terminal import is_terminal
 
 if TYPE_CHECKING:
     from tformer_cli.translate.preprocess import InputLine
@@ -54,7 +55,7 @@ def input_windows(
     if file is not None:
         left = itertools.islice(read_input_lines(file, *beside), num_done, None)
         return chunks(left, WINDOW_LINES * num_processes)
-    if is_terminal():
+    if is_interactive():
         typer.echo(f"{translator.description}; type a sentence, Ctrl-D ends", err=True)
         typed = typed_lines(f"{translator.config.data.source_language}> ")
         return ([InputLine(line)] for line in typed)
@@ -116,9 +117,9 @@ def stdin_lines() -> Iterator[str]:
     return decode_lines(sys.stdin.detach(), "<stdin>")
 
 
-def is_terminal() -> bool:
+def is_interactive() -> bool:
     """Return whether a person types the input and reads stderr."""
-    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+    return is_terminal(sys.stdin) and is_terminal(sys.stderr)
 
 
 def typed_lines(prompt: str) -> Iterator[str]:

@@ -11,7 +11,6 @@ import typer
 from tformer_cli.cli.entry import (
     extend,
     is_main_process,
-    progress_bar,
     tell,
     tell_stderr,
     warn,
@@ -32,6 +31,7 @@ from tformer_cli.cli.options import (
     chosen_mbr,
     chosen_run,
 )
+from tformer_cli.terminal import progress_bar
 
 if TYPE_CHECKING:
     from tformer_cli.translate.synthesis import RealSide, Synthesis

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -44,6 +43,7 @@ from tformer_cli.cli.streams import (
 )
 from tformer_cli.errors import UsageError
 from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.terminal import progress_bar
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -293,10 +293,8 @@ def _output(
 
 def _progress_bar(num_lines: int | None, num_done: int) -> "tqdm[NoReturn]":
     """Return a progress bar over a number of lines; it is hidden if there is none."""
-    from tqdm import tqdm
-
-    is_hidden = num_lines is None or not is_main_process() or not sys.stderr.isatty()
-    return tqdm(total=num_lines, initial=num_done, unit="line", disable=is_hidden)
+    is_shown = num_lines is not None and is_main_process()
+    return progress_bar("line", total=num_lines, initial=num_done, is_shown=is_shown)
 
 
 def _text_line(line: "TranslatedLine") -> str:

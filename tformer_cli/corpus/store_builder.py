@@ -12,7 +12,6 @@ import io
 import json
 import multiprocessing
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from tformer_cli.config.schema.data import (
     AnyTrainingText,
@@ -55,6 +53,7 @@ from tformer_cli.storage.atomic import (
     storage_errors,
 )
 from tformer_cli.storage.lock import exclusive_lock
+from tformer_cli.terminal import progress_bar
 from tformer_cli.text.tokenizer import Tokenizers, load_tokenizers
 from tformer_cli.text.vocabulary import tag_ids
 
@@ -191,9 +190,7 @@ class StoreWriter:
             for index, rows in enumerate(chunks(read_rows(text), shard_lines))
         )
         encoded = self._encode(jobs, num_processes)
-        with tqdm(
-            desc="encoding", unit="pair", disable=not sys.stderr.isatty(), leave=False
-        ) as bar:
+        with progress_bar("pair", desc="encoding") as bar:
             for number, path, report in encoded:
                 self.reports[number][path] = report
                 bar.update(report.seen)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tformer_cli.errors import StorageError
+from tformer_cli.terminal import is_terminal
 
 # Some network file systems have no locks: nothing is locked there. Lustre without the mount option
 # `flock` answers ENOSYS.
@@ -72,7 +73,7 @@ def exclusive_lock(path: Path, waiting: str) -> Iterator[None]:
 
     with lock_file(path) as (descriptor, was_free):
         if not was_free:
-            before, after = (waiting, CLEAR_LINE) if sys.stderr.isatty() else ("", "")
+            before, after = (waiting, CLEAR_LINE) if is_terminal(sys.stderr) else ("", "")
             print(before, end="", file=sys.stderr, flush=True)
             lock_descriptor(descriptor)
             print(after, end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What a training reports: a progress bar or lines, train.log, metrics.jsonl, and TensorBoard."""
+"""What a training reports: lines, train.log, metrics.jsonl, and TensorBoard."""
 
 import json
 import shutil
@@ -17,6 +17,8 @@ from tformer_cli.evaluation.evaluate import perplexity
 from tformer_cli.storage.atomic import parse_json, storage_errors, write_text
 from tformer_cli.storage.run_directory import RunDirectory
 from tformer_cli.storage.state import TrainingProgress
+from tformer_cli.terminal import colored, fitted, is_terminal
+from tformer_cli.training.display import ProgressDisplay, summary, token_mean
 from tformer_cli.training.step import NonFiniteStep, StepReport
 from tformer_cli.training.validation import Validation
 
@@ -27,30 +29,29 @@ if TYPE_CHECKING:
 class TrainingLogger:
     """Reports a training; without a run folder, in all processes but the first, it is silent.
 
-    A terminal gets a progress bar; anything else gets a line every `report_every` steps. The same
-    lines go into train.log, and their numbers into metrics.jsonl, one JSON object per line.
+    A terminal shows the progress; anything else gets a line every `report_every` steps. All lines
+    go into train.log, and their numbers into metrics.jsonl, one JSON object per line.
     """
 
     def __init__(self, run: RunDirectory | None, training: TrainingConfig) -> None:
         self.run = run
+        self.training = training
         self.max_steps = training.max_steps
-        self.report_every = training.report_every
-        self.has_tensorboard = training.tensorboard
         self._reports: list[StepReport] = []
         self._has_run_out_of_memory = False
-        self._bar: tqdm[Any] = tqdm(disable=True)
+        self._display = ProgressDisplay(training, is_shown=False)
         self._writer: SummaryWriter | None = None
 
     def __enter__(self) -> Self:
         if self.run is not None:
-            if self.has_tensorboard:
+            if self.training.tensorboard:
                 summary_writer()
             with storage_errors(self.run.path):
                 self.run.path.mkdir(parents=True, exist_ok=True)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bar.close()
+        self._display.close()
         if self._writer is not None:
             self._writer.close()
 
@@ -58,27 +59,25 @@ class TrainingLogger:
         """Print a line, and append it to train.log; control characters are escaped."""
         if self.run is None:
             return
-        line = "\n".join(map(printable, line.split("\n")))
+        line = _escaped(line)
         tqdm.write(line, file=sys.stderr)
+        self._append(line)
+
+    def _append(self, line: str) -> None:
+        """Append a line to train.log."""
+        assert self.run is not None
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         file = self.run.log_file
         with storage_errors(file), file.open("a", encoding="utf-8") as log:
             log.write(f"{stamp} {line}\n")
 
     def start(self, step: int) -> None:
-        """Start the progress bar after `step`, and TensorBoard's curves."""
+        """Show the progress from `step` on, and start TensorBoard's curves."""
         if self.run is None:
             return
-        if self.has_tensorboard:
+        if self.training.tensorboard:
             self._writer = rewrite_curves(self.run)
-        self._bar = tqdm(
-            total=self.max_steps,
-            initial=step,
-            unit="step",
-            dynamic_ncols=True,
-            smoothing=0.1,
-            disable=None,  # where there is no terminal
-        )
+        self._display = ProgressDisplay(self.training, step, is_shown=is_terminal(sys.stderr))
 
     def truncate(self, progress: TrainingProgress) -> None:
         """Remove reports and samples after `progress`: those steps are taken again."""
@@ -94,15 +93,14 @@ class TrainingLogger:
             # Other names are the user's own.
             if number.isdecimal() and int(number) > progress.step:
                 sample.unlink()
-        self._bar.n = progress.step
-        self._bar.refresh()
+        self._display.rewind(progress.step)
         if self._writer is not None:
             self._writer.close()
             self._writer = rewrite_curves(self.run)
 
     def log_step(self, report: StepReport) -> None:
         self._reports.append(report)
-        self._bar.update()
+        self._display.update(report)
         if report.num_oom_micro_batches > 0:
             num_pieces = report.num_oom_micro_batches
             self._record({"kind": "memory", "step": report.step, "num_pieces": num_pieces})
@@ -113,7 +111,7 @@ class TrainingLogger:
                     "every step that needs it; a larger training.gradient_accumulation_steps saves "
                     "the time"
                 )
-        if report.step % self.report_every == 0:
+        if report.step % self.training.report_every == 0:
             self.flush()
 
     def flush(self) -> None:
@@ -122,42 +120,40 @@ class TrainingLogger:
             return
         reports, self._reports = self._reports, []
         last = reports[-1]
-        num_tokens = sum(report.num_tokens for report in reports)
         seconds = sum(report.seconds for report in reports)
-        speed = num_tokens / seconds
-
-        def mean(name: str) -> float:
-            total: float = sum(getattr(x, name) * x.num_tokens for x in reports)
-            return total / num_tokens
-
-        loss, nll, accuracy = map(mean, ("loss", "nll", "accuracy"))
         numbers: dict[str, Any] = {
             "kind": "train",
             "step": last.step,
             "epoch": last.next_position.epoch,
-            "loss": loss,
-            "perplexity": perplexity(nll),
-            "accuracy": accuracy,
+            "loss": token_mean(reports, "loss"),
+            "perplexity": perplexity(token_mean(reports, "nll")),
+            "accuracy": token_mean(reports, "accuracy"),
             "learning_rate": last.learning_rate,
             "grad_norm": last.grad_norm,
             "loss_scale": last.loss_scale.factor,
-            "tokens_per_second": speed,
+            "tokens_per_second": sum(report.num_tokens for report in reports) / seconds,
             "seconds": seconds,
         }
         if last.divergence is not None:
-            numbers["divergence"] = mean("divergence")
+            numbers["divergence"] = token_mean(reports, "divergence")
         if last.parts:
             numbers["parts"] = {part: report._asdict() for part, report in last.parts.items()}
         self._record(numbers)
-        summary = (
-            f"loss {loss:.3f}  ppl {perplexity(nll):.2f}  acc {accuracy:.1%}  "
-            f"lr {last.learning_rate:.2e}  {speed:,.0f} tok/s"
-        )
-        self._bar.set_postfix_str(summary)
-        if self._bar.disable:
-            left = (self.max_steps - last.step) * seconds / len(reports)
-            eta = tqdm.format_interval(round(left)).removeprefix("0")
-            self.log(f"step {last.step}/{self.max_steps}  {summary}  ETA {eta}")
+        left = (self.max_steps - last.step) * seconds / len(reports)
+        eta = tqdm.format_interval(round(left)).removeprefix("0")
+        line = f"step {last.step}/{self.max_steps}  {summary(reports)}  ETA {eta}"
+        if not self._display.is_shown:
+            self.log(line)
+        elif self.run is not None:
+            self._append(line)
+
+    def start_validation(self, num_lines: int) -> None:
+        """Show that the validation of so many lines begins."""
+        self._display.start_validation(num_lines)
+
+    def advance_validation(self, num_lines: int) -> None:
+        """Show that so many more lines are validated."""
+        self._display.advance_validation(num_lines)
 
     def log_skipped(self, step: NonFiniteStep) -> None:
         position = step.batch.position
@@ -211,17 +207,22 @@ class TrainingLogger:
             numbers |= {score.name.lower(): score.score, "signature": score.signature}
         self._record({**numbers, "is_best": best})
         scores = "".join(f"  {score.name} {score.score:.2f}" for score in validation.scores)
-        self.log(
+        line = (
             f"valid {step}  loss {likelihood.loss:.3f}  ppl {likelihood.perplexity:.2f}  "
             f"acc {likelihood.accuracy:.1%}{scores}{'  (best so far)' if best else ''}"
         )
+        self._append(line)
+        tqdm.write(colored(line, "green", sys.stderr) if best else line, file=sys.stderr)
         text = "\n".join(
             f"  source      {source}\n  reference   {reference}\n  translation {translation}\n"
             for source, reference, translation in samples
         )
         if text:
-            self.log(text.rstrip())
+            shown = _escaped(text.rstrip())
+            self._append(shown)
+            tqdm.write(fitted(shown, sys.stderr), file=sys.stderr)
             write_text(self.run.samples / f"step-{step:06d}.txt", text)
+        self._display.end_validation(validation.scores[0] if best and validation.scores else None)
 
     def log_end(self, progress: TrainingProgress, device: torch.device) -> None:
         if self.run is None:
@@ -246,6 +247,11 @@ class TrainingLogger:
         if self._writer is not None:
             with storage_errors(self.run.tensorboard):
                 add_to_curves(self._writer, numbers)
+
+
+def _escaped(text: str) -> str:
+    """Return lines whose control characters are escaped."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _lines_until(lines: list[str], progress: TrainingProgress) -> Iterator[str]:

@@ -50,13 +50,19 @@ class GracefulShutdown:
         """Set `signal` if one has come to any process."""
         self.signal = self.world.all_reduce_max(self._received) or None
 
-    def raise_if_requested(self, *progress: object) -> None:
-        """Callback of work that is repeated later: raise ShutdownRequested if a signal has come.
+    def interrupting(self, on_done: Callable[[int], object]) -> Callable[[int], None]:
+        """Return a callback of work that is repeated later: `on_done`, and an end on a signal.
 
-        Several processes finish it all the same, as they wait for each other's results.
+        It raises ShutdownRequested. Several processes finish the work all the same, as they wait
+        for each other's results.
         """
-        if self._received and self.world.size == 1:
-            raise ShutdownRequested
+
+        def call(count: int) -> None:
+            on_done(count)
+            if self._received and self.world.size == 1:
+                raise ShutdownRequested
+
+        return call
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self._received and number == signal.SIGINT:

@@ -321,7 +321,8 @@ class Trainer:
                 state.precision,
                 max_source_sentences=state.progress.max_source_sentences,
                 world=state.world,
-                on_done=shutdown.raise_if_requested,
+                on_start=self.logger.start_validation,
+                on_done=shutdown.interrupting(self.logger.advance_validation),
             )
         except ShutdownRequested:
             return

@@ -51,17 +51,20 @@ def validate(
     *,
     max_source_sentences: int | None = None,
     world: World = SINGLE_PROCESS,
+    on_start: Callable[[int], object] = lambda count: None,
     on_done: Callable[[int], object] = lambda count: None,
 ) -> Validation:
     """Translate and score the validation text by `training.validation_decoding`.
 
     A masked encoder is scored by the same masked tokens each time. Lines of more sentences than
-    `max_source_sentences` are translated in segments. `on_done` is called with the number of lines
-    whenever some are done.
+    `max_source_sentences` are translated in segments. `on_start` is called with the number of lines
+    before the first is done, and `on_done` with the number of those done whenever some are, as if
+    all processes were equally fast.
     """
     text = config.data.valid
     if not isinstance(text, ParallelText):
         store = evaluation_store(text, tokenizers, max_length=model.max_length)
+        on_start(len(store))
         batches = _masked_batches(store, tokenizers, config, on_done)
         return Validation(
             reference_likelihood([model], batches, device=device, precision=precision, world=world)
@@ -75,7 +78,8 @@ def validate(
         [build_metric("bleu", config.evaluation, config.data.target_language)],
         decoding=config.training.validation_decoding,
         world=world,
-        on_done=on_done,
+        on_start=on_start,
+        on_done=lambda count: on_done(count * world.size),
     )
     return Validation(
         evaluation.likelihood, tuple(evaluation.scores.values()), evaluation.hypotheses

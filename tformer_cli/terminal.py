@@ -1,0 +1,60 @@
+"""What a terminal gets and a file or a pipe does not: colors, progress bars, lines of its width."""
+
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn, TextIO
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+# Parameters of the control function SGR (ECMA-48, section 8.3.117).
+COLORS = {"red": 31, "green": 32, "yellow": 33}
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream, which the shell may have closed, is a terminal."""
+    return stream is not None and stream.isatty()
+
+
+def colored(text: str, color: str, stream: TextIO) -> str:
+    """Return a text in a color for a terminal, unless NO_COLOR (no-color.org) is set."""
+    is_plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    if is_plain or not is_terminal(stream):
+        return text
+    return f"\x1b[{COLORS[color]}m{text}\x1b[0m"
+
+
+def fitted(text: str, stream: TextIO) -> str:
+    """Return a text whose lines are cut to the width of a terminal; for a file it is unchanged."""
+    from tqdm.utils import disp_len, disp_trim
+
+    if not is_terminal(stream):
+        return text
+    # In the last column some terminals wrap.
+    width = os.get_terminal_size(stream.fileno()).columns - 1
+    return "\n".join(
+        line if disp_len(line) <= width else f"{disp_trim(line, width - 1)}…"
+        for line in text.split("\n")
+    )
+
+
+def progress_bar(
+    unit: str,
+    *,
+    total: int | None = None,
+    initial: int = 0,
+    desc: str | None = None,
+    is_shown: bool = True,
+) -> "tqdm[NoReturn]":
+    """Return a progress bar on stderr, which a terminal shows until it ends, if at all."""
+    from tqdm import tqdm
+
+    return tqdm(
+        total=total,
+        initial=initial,
+        desc=desc,
+        unit=f" {unit}s",
+        dynamic_ncols=True,
+        leave=False,
+        disable=not is_shown or not is_terminal(sys.stderr),
+    )

@@ -1,0 +1,106 @@
+"""The progress of a training at a terminal."""
+
+import sys
+from collections import deque
+from collections.abc import Collection
+from typing import Any
+
+from tqdm import tqdm
+
+from tformer_cli.config.schema.training import TrainingConfig
+from tformer_cli.evaluation.evaluate import perplexity
+from tformer_cli.evaluation.metrics import Score
+from tformer_cli.terminal import fitted
+from tformer_cli.training.step import StepReport
+
+STEPS_FORMAT = "step {n_fmt}/{total_fmt} {percentage:3.0f}% |{bar}| {remaining} left"
+
+
+class ProgressDisplay:
+    """Two lines at the bottom of a terminal, or nothing.
+
+    The second has the means of the last `report_every` steps, or the progress of a validation:
+
+        step 350/750  47% |█████████████████████████                    | 01:14 left
+        loss 1.408  ppl 1.43  acc 94.1%  lr 4.08e-03  10,390 tok/s  best BLEU 91.02
+    """
+
+    def __init__(self, training: TrainingConfig, step: int = 0, *, is_shown: bool) -> None:
+        self.is_shown = is_shown
+        self._recent: deque[StepReport] = deque(maxlen=training.report_every)
+        self._best = ""
+        self._num_validated = self._num_to_validate = 0
+        self._steps: tqdm[Any] = tqdm(
+            total=training.max_steps,
+            initial=step,
+            bar_format=STEPS_FORMAT,
+            dynamic_ncols=True,
+            smoothing=0.1,
+            leave=False,
+            disable=not is_shown,
+        )
+        self._state: tqdm[Any] = tqdm(
+            bar_format="{desc}", miniters=1, leave=False, disable=not is_shown
+        )
+        self._show("the first step")
+
+    def close(self) -> None:
+        """Remove both lines."""
+        self._state.close()
+        self._steps.close()
+
+    def rewind(self, step: int) -> None:
+        """Show that the training is after `step` again."""
+        self._recent.clear()
+        self._steps.n = step
+        self._steps.refresh()
+
+    def update(self, report: StepReport) -> None:
+        """Show a step, at most ten times a second."""
+        self._recent.append(report)
+        if self._steps.update():
+            self._show(f"{summary(self._recent)}{self._best}")
+
+    def start_validation(self, num_lines: int) -> None:
+        """Show that a validation of so many lines begins."""
+        self._num_validated, self._num_to_validate = 0, num_lines
+        self._steps.refresh()
+        self.advance_validation(0)
+        self._state.refresh()
+
+    def advance_validation(self, num_lines: int) -> None:
+        """Show that so many more lines are validated, at most ten times a second."""
+        self._num_validated += num_lines
+        self._describe(f"validating {self._num_validated:,}/{self._num_to_validate:,}")
+        self._state.update()
+
+    def end_validation(self, best: Score | None) -> None:
+        """Show the figures of the steps again, and the best score if there is a new one."""
+        if best is not None:
+            self._best = f"  best {best.name} {best.score:.2f}"
+        self._show(f"{summary(self._recent)}{self._best}" if self._recent else "")
+
+    def _show(self, text: str) -> None:
+        self._describe(text)
+        self._state.refresh()
+
+    def _describe(self, text: str) -> None:
+        if self.is_shown:
+            self._state.set_description_str(fitted(text, sys.stderr), refresh=False)
+
+
+def summary(reports: Collection[StepReport]) -> str:
+    """Return the means of some steps, the last learning rate, and the speed."""
+    loss, nll, accuracy = (token_mean(reports, name) for name in ("loss", "nll", "accuracy"))
+    *_, last = reports
+    speed = sum(x.num_tokens for x in reports) / sum(x.seconds for x in reports)
+    return (
+        f"loss {loss:.3f}  ppl {perplexity(nll):.2f}  acc {accuracy:.1%}  "
+        f"lr {last.learning_rate:.2e}  {speed:,.0f} tok/s"
+    )
+
+
+def token_mean(reports: Collection[StepReport], name: str) -> float:
+    """Return the mean of a figure of some steps, weighted by their target tokens."""
+    total: float = sum(getattr(report, name) * report.num_tokens for report in reports)
+    return total / sum(report.num_tokens for report in reports)
