@@ -175,7 +175,7 @@ def test_a_terminal_shows_how_far_a_text_is_read(folder: Path, words: list[str])
     command = [sys.executable, "-m", "tformer_cli", "config", *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=terminal, check=True)
     os.close(terminal)
-    assert os.read(shown, 1000).startswith(b"\r0pair [00:00, ")
+    assert os.read(shown, 1000).startswith(b"\r0 pairs [00:00, ")
     os.close(shown)
     assert b"pair [" not in done.stdout
 
