@@ -64,6 +64,19 @@ def test_lines_fit_and_those_that_do_are_unchanged(lines, columns):
             assert columns - 3 <= width(shown) < columns
 
 
+class Console(io.StringIO):
+    """A terminal without a file."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_that_does_not_tell_its_width_has_80_columns():
+    line = "x" * 100
+    with open_terminal(columns=0) as terminal:
+        assert fitted(line, terminal.stream) == fitted(line, Console()) == f"{'x' * 78}…"
+
+
 def test_a_bar_is_for_a_terminal_and_counts_lines(monkeypatch):
     with open_terminal() as terminal:
         monkeypatch.setattr(sys, "stderr", terminal.stream)

@@ -1,5 +1,6 @@
 """What a terminal gets and a file or a pipe does not: colors, progress bars, lines of its width."""
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, NoReturn, TextIO
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
 
 # Parameters of the control function SGR (ECMA-48, section 8.3.117).
 COLORS = {"red": 31, "green": 32, "yellow": 33}
+
+DEFAULT_COLUMNS = 80
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -31,11 +34,19 @@ def fitted(text: str, stream: TextIO) -> str:
     if not is_terminal(stream):
         return text
     # In the last column some terminals wrap.
-    width = os.get_terminal_size(stream.fileno()).columns - 1
+    width = _num_columns(stream) - 1
     return "\n".join(
         line if disp_len(line) <= width else f"{disp_trim(line, width - 1)}…"
         for line in text.split("\n")
     )
+
+
+def _num_columns(stream: TextIO) -> int:
+    """Return the width of a terminal, or 80 where it does not tell."""
+    # A stream of another program's console may have no file.
+    with contextlib.suppress(OSError):
+        return os.get_terminal_size(stream.fileno()).columns or DEFAULT_COLUMNS
+    return DEFAULT_COLUMNS
 
 
 def progress_bar(
