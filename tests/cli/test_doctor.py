@@ -22,6 +22,7 @@ MACHINE = Machine(
     instructions="AVX2",
     num_cores=4,
     load=0.1,
+    core_quota=None,
     num_threads=4,
     precision="float32",
     device="cpu",
@@ -116,6 +117,12 @@ def problems(machine: Machine) -> list[str]:
     [
         ({}, None),
         ({"load": 2.0}, None),
+        ({"core_quota": 4.0}, None),
+        (
+            {"core_quota": 2.5},
+            "threads: are more than the cores of this container (4 on 2.5 cores); "
+            "set OMP_NUM_THREADS=2",
+        ),
         (
             {"load": 2.5},
             "processor: is busy with other programs (load 2.5 on 4 cores); "
@@ -141,6 +148,15 @@ def problems(machine: Machine) -> list[str]:
 def test_what_slows_or_ends_a_training_is_named(change, problem, monkeypatch):
     monkeypatch.setattr(doctor, "may_have_gpu", lambda: False)
     assert problems(replace(MACHINE, **change)) == ([] if problem is None else [problem])
+
+
+@pytest.mark.parametrize(
+    ("content", "quota"), [(None, None), ("max 100000\n", None), ("150000 100000\n", 1.5)]
+)
+def test_the_quota_of_a_container_is_that_of_its_control_group(tmp_path, content, quota):
+    if content is not None:
+        (tmp_path / "cpu.max").write_text(content)
+    assert doctor._core_quota(tmp_path) == quota
 
 
 def test_a_gpu_that_torch_does_not_find_is_named(monkeypatch):

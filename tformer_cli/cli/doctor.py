@@ -1,5 +1,6 @@
 """`tformer doctor`."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -52,6 +53,7 @@ CONFIGS = ("demo.yaml", "multi30k-tiny.yaml")
 SECONDS_PER_CONFIG = 7.0
 # Below it, a training may end early.
 MIN_FREE_BYTES = 2 << 30
+CGROUP = Path("/sys/fs/cgroup")
 THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 MACHINE_ROWS = {
     "system": "{0.system}",
@@ -91,6 +93,7 @@ class Machine:
     instructions: str  # of torch's own kernels, such as AVX2
     num_cores: int  # that this process may run on
     load: float  # mean number of busy processes in the last minute
+    core_quota: float | None  # cores that a container may use at a time; None without a limit
     num_threads: int  # of torch
     precision: str
     device: str  # that `auto` means
@@ -202,6 +205,7 @@ def _machine() -> Machine:
         instructions=torch.backends.cpu.get_cpu_capability(),
         num_cores=num_cores(),
         load=os.getloadavg()[0],
+        core_quota=_core_quota(),
         num_threads=torch.get_num_threads(),
         precision=str(resolve_precision("auto", device)).removeprefix("torch."),
         device=str(device),
@@ -212,6 +216,15 @@ def _machine() -> Machine:
         keeps_freed_memory=can_tune_allocator(),
         environment={name: os.environ.get(name) for name in (*ENVIRONMENT, *THREAD_LIMITS)},
     )
+
+
+def _core_quota(cgroup: Path = CGROUP) -> float | None:
+    """Return how many cores the control group of this process may use at a time (cgroups(7))."""
+    # Without a limit the file is absent, or has `max` for a number.
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = map(int, (cgroup / "cpu.max").read_text(encoding="ascii").split())
+        return quota / period
+    return None
 
 
 def _machine_problems(machine: Machine) -> Iterator[Problem]:
@@ -225,6 +238,10 @@ def _machine_problems(machine: Machine) -> Iterator[Problem]:
         if limit.isdecimal() and int(limit) < machine.num_cores:
             got = f"{limit} of {machine.num_cores} cores"
             yield Problem(name, "leaves cores unused", got, "unset it")
+    if machine.core_quota is not None and machine.core_quota < machine.num_threads:
+        got = f"{machine.num_threads} on {machine.core_quota:g} cores"
+        remedy = f"set OMP_NUM_THREADS={max(1, int(machine.core_quota))}"
+        yield Problem("threads", "are more than the cores of this container", got, remedy)
     if machine.load > machine.num_cores / 2:
         got = f"load {machine.load:.1f} on {machine.num_cores} cores"
         yield Problem(
