@@ -11,8 +11,8 @@ from typer.main import get_command
 
 import tformer_cli
 from tformer_cli.cli.app import app
-from tformer_cli.cli.options import _ARGUMENT, OF_ARGUMENTS, in_options, message
-from tformer_cli.errors import Problem
+from tformer_cli.cli.options import OF_ARGUMENTS, in_options, message
+from tformer_cli.errors import ARGUMENT, Problem
 
 PACKAGE = Path(tformer_cli.__file__).parent
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
@@ -81,7 +81,7 @@ def test_messages_name_all_arguments_that_have_options():
         name
         for _, tree in library()
         for _, text in texts(tree)
-        for name, _ in _ARGUMENT.findall(text)
+        for name, _ in ARGUMENT.findall(text)
     }
     assert set(OF_ARGUMENTS) <= named
 

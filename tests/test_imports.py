@@ -29,6 +29,7 @@ LADDER = [
     ["evaluation"],
     ["training"],
     ["__init__", "api"],
+    ["serve"],
     ["cli", "__main__"],
 ]
 # What a rung may not import although it stands below.
@@ -42,6 +43,7 @@ APART = {
     "corpus": ("model",),
     "storage": ("corpus", "search"),
     "training": ("export",),
+    "serve": ("api", "evaluation", "export", "model", "training"),
 }
 
 

@@ -6,8 +6,9 @@ broken invariant is an assert.
 """
 
 import errno
+import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,25 @@ class Problem:
         value = "" if self.got is None else f" ({self.got})"
         remedy = "" if self.remedy is None else f"; {self.remedy}"
         return printable(f"{self.where}: {self.what}{value}{remedy}")
+
+
+# `workers`, `workers=1`, `decoding.beam_size`, `BeamConfig(beam_size=5)`.
+ARGUMENT = re.compile(r'`(?:\w+[.(])?(\w+)(?:="?([^`]*?)"?)?\)?`')
+
+
+def rename_arguments(text: str, rename: Callable[[str, str], str | None]) -> str:
+    """Return a text with other words for the Python arguments in backticks.
+
+    `rename` is called with a name, and its value or the empty text; None leaves the argument as it
+    is.
+    """
+
+    def renamed(argument: re.Match[str]) -> str:
+        name, value = argument.groups("")
+        words = rename(name, value)
+        return argument[0] if words is None else words
+
+    return ARGUMENT.sub(renamed, text)
 
 
 class TformerError(Exception):

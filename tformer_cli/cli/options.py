@@ -1,13 +1,12 @@
 """Options that several commands share, how they change a config, and their Python names."""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tformer_cli.choices import Backend, MetricName, Utility
-from tformer_cli.errors import Problem, UsageError
+from tformer_cli.errors import Problem, UsageError, rename_arguments
 from tformer_cli.storage.run_directory import (
     RUNS,
     RunDirectory,
@@ -131,8 +130,6 @@ OF_ARGUMENTS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAMES} | {
     "utility": "--mbr",
     "valid": "--valid-source and --valid-target",
 }
-# `workers`, `workers=1`, `decoding.beam_size`, `BeamConfig(beam_size=5)`.
-_ARGUMENT = re.compile(r'`(?:\w+[.(])?(\w+)(?:="?([^`]*?)"?)?\)?`')
 
 
 def message(problem: Problem) -> str:
@@ -148,13 +145,12 @@ def in_options(text: str) -> str:
     `workers=1` becomes --workers 1, and `fresh=True` becomes --fresh.
     """
 
-    def option(argument: re.Match[str]) -> str:
-        name, value = argument.groups("")
+    def option(name: str, value: str) -> str | None:
         if name not in OF_ARGUMENTS:
-            return argument[0]
+            return None
         return f"{OF_ARGUMENTS[name]} {value.removeprefix('True')}".rstrip()
 
-    return _ARGUMENT.sub(option, text)
+    return rename_arguments(text, option)
 
 
 def chosen_run(run: Path | None, checkpoint: str = "best") -> RunDirectory:

@@ -1,0 +1,263 @@
+"""Jobs of many clients are translated together, and each is answered as if it were alone."""
+
+import shutil
+import threading
+import time
+
+import pytest
+
+from tformer_cli.config.schema.decoding import BeamConfig, GreedyConfig, SampleConfig
+from tformer_cli.errors import DataError
+from tformer_cli.serve.model import ServedModel, find_version
+from tformer_cli.serve.queue import BATCH_CHARACTERS, Job, JobOptions, TranslationQueue, next_batch
+from tformer_cli.serve.refusal import Failed, Overloaded
+from tformer_cli.storage.run_directory import RunDirectory
+from tformer_cli.text.segments import Terminology
+from tformer_cli.translate.preprocess import InputLine
+from tformer_cli.translate.translator import Translator
+
+GREEDY = JobOptions(GreedyConfig(max_length=20))
+BEAM = JobOptions(BeamConfig(beam_size=2, max_length=20))
+SECONDS = 60
+
+
+def job(*texts: str, options: JobOptions = GREEDY) -> Job:
+    return Job([InputLine(text) for text in texts], options)
+
+
+@pytest.fixture(scope="module")
+def translator(toy_run) -> Translator:
+    return Translator.load(toy_run, backend="native")
+
+
+class Gate:
+    """A translator that waits until it is opened, and notes what it is given."""
+
+    def __init__(self, translator: Translator) -> None:
+        self.translator = translator
+        self.config = translator.config
+        self.device = translator.device
+        self.is_open = threading.Event()
+        self.has_begun = threading.Event()
+        self.windows: list[list[str]] = []
+
+    def translate_windows(self, windows, *arguments, **options):
+        self.windows += [[line.text for line in window] for window in windows]
+        self.has_begun.set()
+        assert self.is_open.wait(SECONDS)
+        return self.translator.translate_windows(windows, *arguments, **options)
+
+
+@pytest.fixture
+def gate(translator) -> Gate:
+    return Gate(translator)
+
+
+@pytest.fixture
+def queue(toy_run, gate):
+    """A queue whose thread is at the gate, with one job."""
+    queue = TranslationQueue(ServedModel(RunDirectory(toy_run), "best", lambda: gate), 5)
+    first = job("a")
+    queue.submit(first)
+    assert gate.has_begun.wait(SECONDS)
+    yield queue
+    gate.is_open.set()
+    queue.close()
+    assert first.future.done()
+
+
+def texts(job: Job) -> list[str]:
+    return [line.translations[0].text for line in job.future.result(SECONDS)]
+
+
+def test_jobs_with_equal_options_are_translated_together(queue, gate, translator):
+    jobs = [job("ab"), job("cd", "e"), job("fg", options=BEAM), job("", "g")]
+    for each in jobs:
+        queue.submit(each)
+    gate.is_open.set()
+    for each in jobs:
+        lines = [line.text for line in each.lines]
+        assert texts(each) == translator.translate(lines, decoding=each.options.decoding)
+    assert gate.windows == [["a"], ["ab", "cd", "e", "", "g"], ["fg"]]
+    assert queue.num_lines == 7
+
+
+def test_a_job_that_fails_fails_alone(queue, gate, translator):
+    bad = Job([InputLine("ab", prefix="<s>")], GREEDY)
+    good = [job("ab"), job("cd")]
+    for each in (good[0], bad, good[1]):
+        queue.submit(each)
+
+    def translate_windows(windows, *arguments, **options):
+        if any(line.prefix for line in windows[0]):
+            raise DataError("the prefix of text:1", "has a token that no translation can contain")
+        return translator.translate_windows(windows, *arguments, **options)
+
+    gate.translate_windows = translate_windows
+    gate.is_open.set()
+    assert [texts(each) for each in good] == [translator.translate([x]) for x in ("ab", "cd")]
+    with pytest.raises(DataError, match="no translation can contain"):
+        bad.future.result(SECONDS)
+
+
+def test_a_bug_is_logged_and_the_thread_translates_on(toy_run, gate):
+    log = []
+    queue = TranslationQueue(
+        ServedModel(RunDirectory(toy_run), "best", lambda: gate), 5, log.append
+    )
+    gate.is_open.set()
+    wrong = job("ab", options=JobOptions(decoding=None, count="x"))
+    queue.submit(wrong)
+    with pytest.raises(Failed, match="has not been translated"):
+        wrong.future.result(SECONDS)
+    assert "Traceback" in log[0]
+    right = job("ab")
+    queue.submit(right)
+    assert texts(right)
+    queue.close()
+
+
+def test_beyond_its_room_a_queue_refuses_and_loses_nothing(queue, gate, translator):
+    jobs = [job(text) for text in ("a", "b", "c", "d", "e")]
+    for each in jobs:
+        queue.submit(each)
+    assert len(queue) == 5
+    with pytest.raises(Overloaded, match=r"has too many requests that wait \(5\)"):
+        queue.submit(job("f"))
+    # A client that is gone makes room.
+    assert jobs[2].future.cancel()
+    assert len(queue) == 4
+    jobs.append(job("g"))
+    queue.submit(jobs[-1])
+    gate.is_open.set()
+    queue.close()
+    del jobs[2]
+    assert all(each.future.done() for each in jobs)
+    assert [texts(each) for each in jobs] == [
+        translator.translate([text], decoding=GREEDY.decoding) for text in ("a", "b", "d", "e", "g")
+    ]
+    assert gate.windows[1:] == [["a", "b", "d", "e", "g"]]
+    with pytest.raises(Overloaded, match="is being stopped"):
+        queue.submit(job("h"))
+
+
+def test_a_batch_has_room_for_so_many_characters():
+    half = "a" * (BATCH_CHARACTERS // 2)
+    jobs = [job(half), job(half, "b"), job(half, options=BEAM), job("c"), job("d")]
+    assert next_batch(jobs) == [jobs[0], jobs[3], jobs[4]]
+    assert next_batch([job(half * 3)])[0].num_characters > BATCH_CHARACTERS
+
+
+def test_samples_are_those_of_the_library_whoever_waits_beside(queue, gate, translator):
+    sample = SampleConfig(max_length=20, temperature=2.0)
+    jobs = [job("ab cd", "e", options=JobOptions(sample)) for _ in range(2)]
+    for each in jobs:
+        queue.submit(each)
+    gate.is_open.set()
+    expected = translator.translate(["ab cd", "e"], decoding=sample)
+    assert [texts(each) for each in jobs] == [expected, expected]
+
+
+def test_terms_are_required(queue, gate, translator):
+    options = JobOptions(BEAM.decoding, terminology=("ab\tGG",))
+    each = job("ab cd", "cd", options=options)
+    queue.submit(each)
+    gate.is_open.set()
+    terms = Terminology(["ab\tGG"], "terms", source_language="source")
+    assert texts(each) == translator.translate(
+        ["ab cd", "cd"], decoding=BEAM.decoding, terminology=terms
+    )
+    assert "GG" in texts(each)[0]
+
+
+# ----------------------------------------------------------------------------------------- reload
+
+
+@pytest.fixture
+def run(toy_run, tmp_path) -> RunDirectory:
+    return RunDirectory(shutil.copytree(toy_run, tmp_path / "run"))
+
+
+def wait_for_loader(model: ServedModel) -> None:
+    model._loader.join(SECONDS)
+    assert not model._loader.is_alive()
+
+
+def test_a_newer_checkpoint_takes_over(run):
+    best = run.pointed("best")
+    older = next(path for path in run.step_checkpoints() if path != best)
+    run.point("best", older)
+    log = []
+    model = ServedModel(
+        run, "best", lambda: Translator.load(run.path, backend="native"), log.append
+    )
+    before = model.translator
+    model.reload()
+    assert model.translator is before
+    run.point("best", best)
+    model.reload()
+    wait_for_loader(model)
+    assert model.translator is not before
+    assert model.version.folder == best
+    assert log == [f"{run.path}: loaded {best.name}"]
+    expected = Translator.load(run.path, backend="native").translate(["ab cd"])
+    assert model.translator.translate(["ab cd"]) == expected
+    model.reload()
+    assert len(log) == 1
+
+
+def test_a_checkpoint_that_fails_to_load_is_logged_once(run):
+    log = []
+    model = ServedModel(
+        run, "best", lambda: Translator.load(run.path, backend="native"), log.append
+    )
+    before = model.translator
+    broken = shutil.copytree(run.pointed("best"), run.checkpoint(999))
+    (broken / "model.safetensors").write_bytes(b"broken")
+    run.point("best", broken)
+    model.reload()
+    wait_for_loader(model)
+    for _ in range(3):
+        model.reload()
+    wait_for_loader(model)
+    assert model.translator is before
+    (line,) = log
+    assert line.startswith(f"{run.path}: keeps its checkpoint, as a newer one fails to load: ")
+
+
+def test_the_old_one_translates_until_the_new_one_is_loaded(run, translator):
+    may_load = threading.Event()
+    calls = []
+
+    def load() -> Translator:
+        calls.append(1)
+        assert len(calls) == 1 or may_load.wait(SECONDS)
+        return translator
+
+    queue = TranslationQueue(ServedModel(run, "best", load), 5)
+    best = run.pointed("best")
+    run.point("best", shutil.copytree(best, run.checkpoint(999)))
+    first = job("ab")
+    queue.submit(first)
+    assert texts(first) == translator.translate(["ab"], decoding=GREEDY.decoding)
+    assert queue.model.version.folder == best
+    may_load.set()
+    wait_for_loader(queue.model)
+    assert queue.model.version.folder == run.checkpoint(999)
+    queue.close()
+
+
+@pytest.mark.parametrize("checkpoint", ["best", "last", "999", "step-000999"])
+def test_versions_are_those_of_the_checkpoint_that_is_named(run, checkpoint):
+    before = find_version(run, checkpoint)
+    new = shutil.copytree(run.pointed("best"), run.checkpoint(999))
+    if checkpoint in ("best", "last"):
+        assert find_version(run, checkpoint) == before
+        run.point(checkpoint, new)
+    else:
+        assert before is None
+    assert find_version(run, checkpoint).folder == new
+    time.sleep(0.01)
+    (new / "model.safetensors").write_bytes(b"")
+    shutil.rmtree(new)
+    assert find_version(run, checkpoint) is None

@@ -1,0 +1,96 @@
+"""A model that is served: its translator, replaced when the run has a newer checkpoint."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tformer_cli.storage.run_directory import MODEL_FILE, RunDirectory
+from tformer_cli.storage.trained_model import EXPORT_FILE
+from tformer_cli.translate.translator import Translator
+
+
+class Version(NamedTuple):
+    """What tells the weights in a folder from all that were there before."""
+
+    folder: Path
+    inode: int
+    nanoseconds: int  # time of the last change
+
+
+class ServedModel:
+    """A run with its translator.
+
+    A newer checkpoint is loaded in another thread while the old one translates. One that cannot be
+    loaded is logged once, and the old one stays.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        checkpoint: str,
+        load: Callable[[], Translator],
+        log: Callable[[str], object] = lambda line: None,
+    ) -> None:
+        """Load the translator of a run.
+
+        Args:
+            run: the run folder.
+            checkpoint: best, last, or a name; one with a name has no newer one.
+            load: returns the translator of the run as it is now.
+            log: called with a line when a checkpoint is loaded, or cannot be.
+        """
+        self.run = run
+        self.name = run.path.resolve().name
+        self.checkpoint = checkpoint
+        self._load = load
+        self._log = log
+        self._loader: threading.Thread | None = None
+        self._tried = self.version = find_version(run, checkpoint)
+        self.translator = load()
+
+    @property
+    def direction(self) -> tuple[str, str]:
+        """Source and target language."""
+        data = self.translator.config.data
+        return data.source_language, data.target_language
+
+    def reload(self) -> None:
+        """Begin to load a checkpoint that is newer, unless one is being loaded."""
+        if self._loader is not None and self._loader.is_alive():
+            return
+        newest = find_version(self.run, self.checkpoint)
+        if newest is None or newest == self._tried:
+            return
+        self._tried = newest
+        self._loader = threading.Thread(target=self._replace, args=(newest,), daemon=True)
+        self._loader.start()
+
+    def _replace(self, version: Version) -> None:
+        try:
+            translator = self._load()
+        except Exception as error:
+            # Whatever is wrong with it, the old one still translates.
+            self._log(
+                f"{self.run.path}: keeps its checkpoint, as a newer one fails to load: {error}"
+            )
+            return
+        self.translator, self.version = translator, version
+        self._log(f"{self.run.path}: loaded {version.folder.name}")
+
+
+def find_version(run: RunDirectory, checkpoint: str) -> Version | None:
+    """Return the version of the weights that `checkpoint` names now; None if it is not known."""
+    folder = run.path
+    if checkpoint in ("best", "last"):
+        folder = run.pointed(checkpoint) or run.pointed("last") or folder
+    elif checkpoint.isdecimal():
+        folder = run.checkpoint(int(checkpoint))
+    else:
+        folder = run.checkpoints / checkpoint
+    for name in (MODEL_FILE, EXPORT_FILE):
+        with contextlib.suppress(OSError):
+            status = (folder / name).stat()
+            return Version(folder, status.st_ino, status.st_mtime_ns)
+    return None

@@ -1,0 +1,207 @@
+"""Queue of a model: a thread translates what waits, requests of many clients together."""
+
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from tformer_cli.config.schema.decoding import DecodingConfig, SampleConfig
+from tformer_cli.errors import Problem, TformerError
+from tformer_cli.serve.model import ServedModel
+from tformer_cli.serve.refusal import Failed, Overloaded
+from tformer_cli.text.segments import Terminology
+from tformer_cli.translate.options import MBR
+from tformer_cli.translate.preprocess import InputLine
+from tformer_cli.translate.translator import TranslatedLine, Translator
+
+# Characters of the requests that are translated together: about as many sentences as our own engine
+# has slots, few enough that a short request does not wait long for long ones.
+BATCH_CHARACTERS = 1 << 14
+# An idle thread looks for a newer checkpoint so often.
+IDLE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """How the lines of a job are translated; jobs with equal options are translated together.
+
+    Attributes:
+        decoding: the search.
+        count: translations of each line.
+        mbr: minimum-Bayes-risk decoding; None ranks by the search.
+        tags: tags that each source begins with.
+        banned: phrases that no translation contains.
+        terminology: lines of a source term, a tab and a target term.
+        has_phrases: whether lines have required phrases.
+        scored: whether to compute scores.
+        aligned: whether to compute word alignments.
+    """
+
+    decoding: DecodingConfig
+    count: int = 1
+    mbr: MBR | None = None
+    tags: tuple[str, ...] = ()
+    banned: tuple[str, ...] = ()
+    terminology: tuple[str, ...] = ()
+    has_phrases: bool = False
+    scored: bool = True
+    aligned: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """The lines of a request, and the future of their translations."""
+
+    lines: Sequence[InputLine]
+    options: JobOptions
+    future: "Future[list[TranslatedLine]]" = field(default_factory=Future)
+
+    @property
+    def num_characters(self) -> int:
+        """Characters of all lines."""
+        return sum(len(line.text) for line in self.lines)
+
+
+class TranslationQueue:
+    """Translates the jobs of a model, in a thread of its own."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        max_waiting: int,
+        log: Callable[[str], object] = lambda line: None,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            model: translates.
+            max_waiting: jobs that may wait, apart from those that are being translated.
+            log: called with a line when memory runs out, and with the traceback of a bug.
+        """
+        self.model = model
+        self.max_waiting = max_waiting
+        self.num_lines = 0  # translated so far
+        self.num_tokens = 0  # of their best translations
+        self._log = log
+        self._waiting: deque[Job] = deque()
+        self._is_open = True
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name=model.name, daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        """Return the number of jobs that wait, those without a client excluded."""
+        with self._changed:
+            return sum(not job.future.cancelled() for job in self._waiting)
+
+    def submit(self, job: Job) -> None:
+        """Let a job wait for its turn; whoever cancels its future withdraws it.
+
+        Raises:
+            Overloaded: there is no room, or the queue is closed.
+        """
+        with self._changed:
+            if not self._is_open:
+                raise Overloaded(self.model.name, "is being stopped")
+            self._waiting = deque(one for one in self._waiting if not one.future.cancelled())
+            if len(self._waiting) >= self.max_waiting:
+                what = "has too many requests that wait"
+                got = str(len(self._waiting))
+                raise Overloaded(self.model.name, what, got=got, remedy="repeat it later")
+            self._waiting.append(job)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Refuse further jobs, and wait until all others are done."""
+        with self._changed:
+            self._is_open = False
+            self._changed.notify()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (batch := self._next_batch()) is not None:
+            self.model.reload()
+            if batch:
+                self._translate(batch)
+
+    def _next_batch(self) -> list[Job] | None:
+        """Return the next jobs: an empty list if there is none for a while, None at the end."""
+        with self._changed:
+            if not self._waiting and self._is_open:
+                self._changed.wait(IDLE_SECONDS)
+            if not self._waiting:
+                return [] if self._is_open else None
+            batch = next_batch(self._waiting)
+            self._waiting = deque(job for job in self._waiting if job not in batch)
+        # From here on a job cannot be withdrawn.
+        return [job for job in batch if job.future.set_running_or_notify_cancel()]
+
+    def _translate(self, batch: list[Job]) -> None:
+        """Answer the jobs of a batch; if it fails, each of them alone, so that only one fails."""
+        try:
+            translated = iter(self._translated(batch))
+        except Exception as error:
+            if len(batch) > 1:
+                for job in batch:
+                    self._translate([job])
+                return
+            if not isinstance(error, TformerError):
+                self._log(traceback.format_exc())
+                error = Failed("text", "has not been translated", remedy="see the server's log")
+            batch[0].future.set_exception(error)
+            return
+        for job in batch:
+            job.future.set_result([next(translated) for _ in job.lines])
+
+    def _translated(self, batch: list[Job]) -> list[TranslatedLine]:
+        translator = self.model.translator
+        options = batch[0].options
+        window = [line for job in batch for line in job.lines]
+        (lines,) = translator.translate_windows(
+            [window],
+            options.count,
+            has_phrases=options.has_phrases,
+            decoding=options.decoding,
+            mbr=options.mbr,
+            tags=options.tags,
+            banned=options.banned,
+            terminology=_terminology(options.terminology, translator),
+            scored=options.scored,
+            aligned=options.aligned,
+            name="text",
+            on_warning=self._warn,
+        )
+        self.num_lines += len(lines)
+        self.num_tokens += sum(len(line.translations[0].tokens) for line in lines)
+        return lines
+
+    def _warn(self, problem: Problem) -> None:
+        """Log what concerns the whole server: what becomes of a long text, its client sees."""
+        if problem.where == self.model.translator.device:
+            self._log(str(problem))
+
+
+def next_batch(waiting: Sequence[Job]) -> list[Job]:
+    """Return the first job, and others with the same options while there is room.
+
+    Samples depend on the number of a line, so a job that samples is translated alone.
+    """
+    first, *others = waiting
+    batch = [first]
+    room = BATCH_CHARACTERS - first.num_characters
+    if isinstance(first.options.decoding, SampleConfig):
+        return batch
+    for job in others:
+        if job.options == first.options and job.num_characters <= room:
+            batch.append(job)
+            room -= job.num_characters
+    return batch
+
+
+def _terminology(lines: tuple[str, ...], translator: Translator) -> Terminology | None:
+    if not lines:
+        return None
+    language = translator.config.data.source_language
+    return Terminology(lines, "terminology", source_language=language)
